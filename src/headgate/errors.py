@@ -1,0 +1,111 @@
+"""The one tree of errors, sorted by who must act on them.
+
+Never: raise a bare ``RuntimeError`` elsewhere in the package, or let a foreign library's error reach the user
+without one of these around it (the original stays as ``__cause__``).
+
+    HeadgateError
+      OptionError (and ValueError)     the user: an option, its value, what is allowed
+      UserFunctionError                the user: a function of theirs raised
+      SourceError                      the world outside
+        BadDataError                   data that contradicts its format or schema: file and byte offset
+        DataLossError                  data that was there is gone: a deleted, shrunken or replaced file
+        SourceUnavailableError         the system does not answer; trying again may help
+      StoredStateError                 stored bytes of ours
+        CorruptStateError              they cannot be read
+        UnsupportedVersionError        they were written by another version
+      ConnectorContractError           the connector's author: a promise of the contract is broken
+        UnsupportedOperationError      the source cannot do what was asked
+      InternalError                    us: never caught
+        InvalidTransitionError         a state machine was given what its table does not have
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HeadgateError(Exception):
+    """Root of all errors that Headgate raises on purpose.
+
+    Parameters
+    ----------
+    message
+        What happened, where, and what to do about it: one sentence each.
+    **facts
+        The same facts as values. They become attributes of the error and survive pickling, so that a
+        program can act on them without reading the message.
+    """
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.facts))
+
+
+def _rebuild(cls: type[HeadgateError], message: str, facts: dict[str, Any]) -> HeadgateError:
+    return cls(message, **facts)
+
+
+class OptionError(HeadgateError, ValueError):
+    """An option has an unknown name, a bad value, or a value that may not change. Facts: option, value."""
+
+
+class UserFunctionError(HeadgateError):
+    """A function of the user's raised. Facts: function; the original is ``__cause__``."""
+
+
+class SourceError(HeadgateError):
+    """The system that is read from failed. Facts: source, split, position where known."""
+
+    retryable = False
+
+
+class BadDataError(SourceError):
+    """Data contradicts its format or the schema. Facts: path and byte_offset, or partition and offset."""
+
+
+class DataLossError(SourceError):
+    """Data that was promised is no longer there. Facts: path or split, wanted and available range."""
+
+
+class SourceUnavailableError(SourceError):
+    """The system does not answer or refuses for now. Facts: source, address."""
+
+    retryable = True
+
+
+class StoredStateError(HeadgateError):
+    """Stored bytes of Headgate's own cannot be used. Facts: what, path where known."""
+
+
+class CorruptStateError(StoredStateError):
+    """Stored bytes cannot be read: truncated, changed, or not ours. Facts: what, expected, found."""
+
+
+class UnsupportedVersionError(StoredStateError):
+    """Stored bytes have a version that this Headgate does not know. Facts: what, expected, found."""
+
+
+class ConnectorContractError(HeadgateError):
+    """A connector broke a promise of the contract. Facts: connector, method."""
+
+
+class UnsupportedOperationError(ConnectorContractError):
+    """A source was asked for something that it cannot do. Facts: source, operation."""
+
+
+class InternalError(HeadgateError):
+    """A bug in Headgate. Please report it with the message."""
+
+
+class InvalidTransitionError(InternalError):
+    """A state machine got an event that its state does not allow. Facts: state, event, history."""

@@ -1,0 +1,176 @@
+"""The split enumerator: finds work and hands it out. One per source, however many readers.
+
+Never: read data. All methods of an enumerator, and the handlers it gives to `call_async`, are called on one
+thread, one at a time, so an enumerator needs no lock.
+
+A split's life: discovered by the enumerator (its state) -> assigned (on its way, remembered by the coordinator
+until a checkpoint holds it) -> in a reader's state -> finished; or given back by `add_splits_back` when the reader
+fails. It is in exactly one of these places at every instant, and in every completed checkpoint.
+
+Follows FLIP-27, "Separating Work Discovery from Reading" and "Split Enumerator"; FLIP-537 for recovery.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from headgate.source.events import ReaderInfo, SourceEvent
+from headgate.source.split import Split
+
+SplitT = TypeVar("SplitT", bound=Split)
+StateT = TypeVar("StateT")
+ResultT = TypeVar("ResultT")
+
+
+class Boundedness(Enum):
+    """Whether a source is read to an end. Chosen by the front door, known to the enumerator only."""
+
+    BOUNDED = "bounded"
+    """What is there when the enumerator starts is read, then the source ends."""
+    CONTINUOUS_UNBOUNDED = "continuous_unbounded"
+    """The source is read for ever, new work included."""
+
+
+class SplitEnumeratorContext(ABC, Generic[SplitT]):
+    """What an enumerator may ask of the runtime. Given to it at construction; used on its thread only."""
+
+    @property
+    @abstractmethod
+    def boundedness(self) -> Boundedness:
+        """How the source is read."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns that are read, partition columns included."""
+
+    @property
+    @abstractmethod
+    def current_parallelism(self) -> int:
+        """How many readers there are when all are registered."""
+
+    @property
+    @abstractmethod
+    def registered_readers(self) -> Mapping[int, ReaderInfo]:
+        """The readers registered now, by subtask."""
+
+    @abstractmethod
+    def assign_splits(self, assignment: Mapping[int, Sequence[SplitT]]) -> None:
+        """Hand splits to registered readers. They leave the enumerator's state with this call.
+
+        Raises
+        ------
+        ConnectorContractError
+            A subtask is not registered, or a split id is assigned while a reader already has it.
+        """
+
+    def assign_split(self, split: SplitT, subtask: int) -> None:
+        """Hand one split to one reader: `assign_splits` with a single entry."""
+        self.assign_splits({subtask: [split]})
+
+    @abstractmethod
+    def signal_no_more_splits(self, subtask: int) -> None:
+        """Promise that ``subtask`` gets no more splits: it ends once it has read those it holds."""
+
+    @abstractmethod
+    def send_event_to_source_reader(self, subtask: int, event: SourceEvent) -> None:
+        """Send an event to a registered reader."""
+
+    @abstractmethod
+    def call_async(
+        self,
+        work: Callable[[], ResultT],
+        handler: Callable[[ResultT | None, Exception | None], None],
+        *,
+        initial_delay_ms: int = 0,
+        period_ms: int | None = None,
+    ) -> None:
+        """Run slow work off the enumerator's thread and hand its outcome back on it.
+
+        Parameters
+        ----------
+        work
+            May block; must not touch the enumerator's state. Periodic work never overlaps itself.
+        handler
+            Called on the enumerator's thread with (result, None) or (None, error). May touch the state.
+        initial_delay_ms
+            Time before the first run, in milliseconds.
+        period_ms
+            Time from one run to the next, in milliseconds; None runs it once.
+        """
+
+
+class SplitEnumerator(ABC, Generic[SplitT, StateT]):
+    """Discovers splits and assigns them to readers; implemented by a connector.
+
+    No method may block (`SplitEnumeratorContext.call_async` is for that). An error raised by any of them, or by a
+    handler, fails the enumerator.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin discovery. Called once, after construction or restoration and before any other method."""
+
+    @abstractmethod
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        """Answer a reader that has nothing left to read: assign, or signal that there is no more, or note it.
+
+        Parameters
+        ----------
+        subtask
+            Who asks. The request stands until it is answered: an enumerator that has nothing now remembers it.
+        host
+            Where the reader runs, for assignments by locality; None when unknown.
+        """
+
+    @abstractmethod
+    def add_reader(self, subtask: int) -> None:
+        """Note a newly registered reader. `SplitEnumeratorContext.registered_readers` already holds it.
+
+        Called again after the reader failed and came back: it holds nothing then but what it reported.
+        """
+
+    @abstractmethod
+    def add_splits_back(self, splits: Sequence[SplitT], subtask: int) -> None:
+        """Take back splits whose assignment is lost because ``subtask`` failed.
+
+        Called before the reader's next `add_reader`. The splits belong to the enumerator's state again at once, and
+        readers that wait for work are served from them.
+        """
+
+    def handle_source_event(self, subtask: int, event: SourceEvent) -> None:
+        """Receive an event from a reader; override it if the connector has any.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            By default: the connector sends events but does not handle them.
+        """
+        from headgate.errors import UnsupportedOperationError
+
+        raise UnsupportedOperationError(
+            f"{type(self).__name__} got {type(event).__name__} from reader {subtask} but does not implement "
+            "handle_source_event.",
+            operation="handle_source_event",
+        )
+
+    @abstractmethod
+    def snapshot_state(self, checkpoint_id: int) -> StateT:
+        """Return everything needed to go on: what is discovered and not assigned, and what discovery must know.
+
+        Assigned splits are not part of it, finished ones neither. A start position that was resolved ("latest") is
+        part of it, so that it is never resolved twice. The returned value must not change afterwards: it is
+        serialised on another thread.
+        """
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Note that everything up to ``checkpoint_id`` is durable. Not promised for every checkpoint."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release clients and files. Called at most once, after the last other call; not promised in a crash."""

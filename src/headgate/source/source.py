@@ -1,0 +1,155 @@
+"""The source: a factory of enumerators and readers, and what it can do besides.
+
+Never: hold a client, a thread or a file: a source is pickled to every reader. Optional abilities are protocols found
+by `isinstance`, so that a source without one does not have to say no.
+
+Follows FLIP-27, "Core Public Interfaces"; FLIP-537 for `SupportsSplitReassignmentOnRecovery`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+import pyarrow as pa
+
+from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+from headgate.source.options import Options, OptionSpec
+from headgate.source.reader import SourceReader, SourceReaderContext
+from headgate.source.serialization import VersionedSerializer
+from headgate.source.split import Split
+
+SplitT = TypeVar("SplitT", bound=Split)
+SplitInT = TypeVar("SplitInT", bound=Split, contravariant=True)
+StateT = TypeVar("StateT")
+
+
+class Source(ABC, Generic[SplitT, StateT]):
+    """Makes the enumerator and the readers of one input.
+
+    Parameters
+    ----------
+    options
+        What the user set, by name, without regard to case. The constructor validates all of it, against
+        ``option_specs``, and does nothing else: no file is opened and no connection made.
+
+    Raises
+    ------
+    OptionError
+        From the constructor: an unknown option (with the near names), a bad value (with what is allowed).
+    """
+
+    name: ClassVar[str]
+    """The format's name, for ``spark.read.format(name)``."""
+    option_specs: ClassVar[Sequence[OptionSpec]] = ()
+    """The options of this source; those that every source has are added to them."""
+    split_serializer: ClassVar[VersionedSerializer]  # type: ignore[type-arg]
+    """Writes and reads the splits."""
+    state_serializer: ClassVar[VersionedSerializer]  # type: ignore[type-arg]
+    """Writes and reads the enumerator's state."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = Options.parse(self.name, self.option_specs, options)
+
+    @abstractmethod
+    def schema(self) -> str | pa.Schema:
+        """Return the columns, as Spark's DDL text or an Arrow schema, when the user gave none. May block."""
+
+    def supports(self, boundedness: Boundedness) -> bool:
+        """Return whether the source can be read in this way. The default is both."""
+        return True
+
+    @abstractmethod
+    def create_enumerator(self, context: SplitEnumeratorContext[SplitT]) -> SplitEnumerator[SplitT, StateT]:
+        """Return an enumerator that starts afresh. Must not block: discovery begins in its ``start``."""
+
+    @abstractmethod
+    def restore_enumerator(
+        self, context: SplitEnumeratorContext[SplitT], state: StateT
+    ) -> SplitEnumerator[SplitT, StateT]:
+        """Return an enumerator that goes on from ``state``. Must not block."""
+
+    @abstractmethod
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[SplitT]:
+        """Return a reader without splits. Must not block."""
+
+
+class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one plan may hold. None is no limit. At least one range is planned whatever its size.
+
+    Parameters
+    ----------
+    max_rows, max_bytes, max_files
+        Upper bounds; the smallest of them counts.
+    """
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    max_files: int | None = None
+
+
+class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
+    """A range of one split, fixed for ever: reading it twice gives the same rows.
+
+    Parameters
+    ----------
+    split
+        The split from its position up to a stop. A reader that is given it finishes it.
+    rest
+        The split as it is behind the range, or None when the range reads it to its end.
+    """
+
+    split: SplitT
+    rest: SplitT | None = None
+
+
+@runtime_checkable
+class SupportsBoundedPlans(Protocol[SplitT]):
+    """A source whose splits can be read in ranges fixed beforehand. The micro-batch door needs it."""
+
+    def plan_ranges(self, splits: Sequence[SplitT], limits: PlanLimits, now_ms: int) -> Sequence[PlannedRange[SplitT]]:
+        """Fix what the next micro-batch reads of the splits in progress. May block.
+
+        Parameters
+        ----------
+        splits
+            The splits in progress, in the order in which they were assigned.
+        limits
+            Upper bounds over all ranges together.
+        now_ms
+            The time, in milliseconds since 1970-01-01 UTC.
+
+        Returns
+        -------
+        Ranges, at most one per split; none for a split that has nothing new. An empty answer plans no batch.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsLag(Protocol[SplitInT]):
+    """A source that can tell how far behind its input a query is. Shown in Spark's ``lastProgress``."""
+
+    def lag(self, splits: Sequence[SplitInT], now_ms: int) -> Mapping[str, int]:
+        """Return figures like ``{"rowsBehind": 7}`` for the splits in progress. May block."""
+        ...
+
+
+@runtime_checkable
+class SupportsEventTimeSeek(Protocol[SplitT]):
+    """A source that knows the position of an event time without reading up to it (an index, statistics)."""
+
+    def seek_event_time(self, split: SplitT, timestamp_ms: int) -> SplitT | None:
+        """Return ``split`` at its first row with this event time or a later one; None if there is no such row."""
+        ...
+
+
+class SupportsSplitReassignmentOnRecovery:
+    """A marker: after recovery readers report their splits instead of keeping them (FLIP-537).
+
+    The splits that a reader was restored with go to the enumerator, in
+    `ReaderInfo.reported_splits_on_registration`, which alone decides who reads them. Splits reported and not yet
+    assigned again are part of the enumerator's snapshot.
+    """

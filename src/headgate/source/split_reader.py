@@ -1,0 +1,90 @@
+"""The split reader: what most connectors implement instead of a whole source reader. It may block.
+
+Never: be called by two threads at once, save for `wake_up`, which exists to be called from another one.
+
+Follows FLIP-27, "High-level Readers"; FLIP-217 for `pause_or_resume_splits`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from headgate.errors import UnsupportedOperationError
+from headgate.source.split import Split
+
+SplitT = TypeVar("SplitT", bound=Split)
+
+
+class FetchedBatch(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
+    """Rows of one split, and the split as it is once they are emitted.
+
+    Parameters
+    ----------
+    split
+        The split with its position behind the rows of ``batch``. Becomes the split's state when the batch leaves
+        the reader, not before.
+    batch
+        The rows, or None when only the position moved or the split finished.
+    finished
+        Nothing more will ever come of the split: it leaves the reader.
+    watermark_ms
+        A watermark that the source itself knows to hold behind these rows, in milliseconds; None: it knows none.
+    idle
+        The source knows that nothing will come for a while and nobody should wait for this split.
+    """
+
+    split: SplitT
+    batch: pa.RecordBatch | None = None
+    finished: bool = False
+    watermark_ms: int | None = None
+    idle: bool = False
+
+
+class SplitReader(ABC, Generic[SplitT]):
+    """Reads one or more splits, blocking. All methods but `wake_up` are called on the fetcher's thread."""
+
+    @abstractmethod
+    def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[SplitT]]:
+        """Read on in any of the splits at hand that are not paused, in the order of each split.
+
+        May block, but must return within ``timeout_ms`` (empty-handed if need be), and at once after `wake_up`. If
+        it raises, nothing of this call counts: the reader fails and is restored. Batches should stay below 16 MiB.
+
+        Parameters
+        ----------
+        timeout_ms
+            The longest time to wait for data, in milliseconds.
+        """
+
+    @abstractmethod
+    def handle_splits_changes(self, added: Sequence[SplitT]) -> None:
+        """Take further splits, each to be read from its position on. Called between two fetches."""
+
+    def pause_or_resume_splits(self, splits_to_pause: Sequence[SplitT], splits_to_resume: Sequence[SplitT]) -> None:
+        """Stop and resume fetching of splits (FLIP-217). Called between two fetches.
+
+        A split that is unknown or finished is ignored: finishing and pausing may cross on their way.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            By default: this split reader cannot pause single splits.
+        """
+        raise UnsupportedOperationError(
+            f"{type(self).__name__} does not support pausing and resuming of splits. Implement "
+            "pause_or_resume_splits to align the splits of this source in event time.",
+            operation="pause_or_resume_splits",
+        )
+
+    @abstractmethod
+    def wake_up(self) -> None:
+        """Make a `fetch` that blocks return soon. The only method called from another thread, at any time."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release clients and files. Called once, on the fetcher's thread, after the last fetch."""
