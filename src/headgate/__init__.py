@@ -1,3 +1,31 @@
-"""Headgate: write a source once, read it from Spark as a batch, a stream or a continuous pipeline."""
+"""Headgate: write a source once, read it from Spark as a batch, a stream or a continuous pipeline.
+
+The public names, nothing else. They are imported when first used: Spark imports every ``pyspark_*`` module to find
+formats, and one that fails to import hides them all (traps, 7).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headgate.source.simple import SimpleSource
+    from headgate.spark.registration import register
+
+_HOMES = {
+    "SimpleSource": "headgate.source.simple",
+    "register": "headgate.spark.registration",
+}
+
+__all__ = ["SimpleSource", "__version__", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'headgate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,6 +5,7 @@ without one of these around it (the original stays as ``__cause__``).
 
     HeadgateError
       OptionError (and ValueError)     the user: an option, its value, what is allowed
+      DeploymentError                  the user: executors run other code than the driver
       UserFunctionError                the user: a function of theirs raised
       SourceError                      the world outside
         BadDataError                   data that contradicts its format or schema: file and byte offset
@@ -57,6 +58,10 @@ def _rebuild(cls: type[HeadgateError], message: str, facts: dict[str, Any]) -> H
 
 class OptionError(HeadgateError, ValueError):
     """An option has an unknown name, a bad value, or a value that may not change. Facts: option, value."""
+
+
+class DeploymentError(HeadgateError):
+    """An executor runs another Headgate, Python or Arrow than the driver. Facts: driver, executor."""
 
 
 class UserFunctionError(HeadgateError):

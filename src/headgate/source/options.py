@@ -139,7 +139,7 @@ def choice(*allowed: str) -> Parser:
 
 COMMON_OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec("maxRowsPerTrigger", integer(1), None, "most rows in a micro-batch"),
-    OptionSpec("stateLocation", text, None, "folder for what is too large for Spark's offset log", False),
+    OptionSpec("stateLocation", text, None, "folder for what is too large for Spark's offset log"),
     OptionSpec("eventTimeColumn", text, None, "the column that holds event time"),
     OptionSpec("scan.watermark.idle-timeout", duration_ms, None, "silence after which a split holds nobody back"),
     OptionSpec("scan.watermark.alignment.group", text, None, "sources of a group are aligned in event time"),
@@ -160,10 +160,14 @@ class Options(Mapping[str, Any]):
     (3, {'a': 'random'})
     """
 
-    def __init__(self, source: str, values: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, values: Mapping[str, Any], given: Mapping[str, str], fixed: Mapping[str, Any]
+    ) -> None:
         self.source = source
         self._values = dict(values)
         self._given = dict(given)
+        self.fixed = dict(fixed)
+        """The values that a restarted query must have again, by option name."""
 
     @classmethod
     def parse(cls, source: str, specs: Sequence[OptionSpec], raw: Mapping[str, str]) -> Options:
@@ -206,7 +210,8 @@ class Options(Mapping[str, Any]):
                 values[spec.name] = parsed
             else:
                 values[spec.name][star] = parsed
-        return cls(source, values, given)
+        fixed = {spec.name: values[spec.name] for spec in specs if not spec.changeable}
+        return cls(source, values, given, fixed)
 
     def matching(self, pattern: str) -> dict[str, Any]:
         """Return the values of a specified pattern by what its ``*`` stood for, as the user wrote that."""

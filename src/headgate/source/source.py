@@ -83,11 +83,15 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     max_rows, max_bytes, max_files
         Upper bounds; the smallest of them counts.
+    max_planning_ms
+        How long to look for a stop per split where that means reading ahead, in milliseconds. None: until all that
+        is there now has been seen.
     """
 
     max_rows: int | None = None
     max_bytes: int | None = None
     max_files: int | None = None
+    max_planning_ms: int | None = None
 
 
 class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
@@ -123,7 +127,8 @@ class SupportsBoundedPlans(Protocol[SplitT]):
 
         Returns
         -------
-        Ranges, at most one per split; none for a split that has nothing new. An empty answer plans no batch.
+        Ranges, at most one per split; none for a split that has nothing new. An empty answer plans no batch. A split
+        that already has a stop is never planned beyond it, and has no rest once that is reached.
         """
         ...
 

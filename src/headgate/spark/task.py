@@ -1,0 +1,140 @@
+"""Reads splits in a Spark task: an ordinary source reader, whose batches are made to fit what Spark was promised.
+
+Never: plan, or hand the JVM a batch that was not checked: Spark checks the first one only (traps, 9).
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+import headgate
+from headgate.errors import ConnectorContractError, DeploymentError, UnsupportedOperationError
+from headgate.source import InputStatus, Source, SourceEvent, SourceReaderContext, Split
+from headgate.task.outputs import BatchOutput
+
+LARGEST_BATCH_BYTES = 32 << 20
+"""Larger record batches are cut: the JVM holds each one as a whole."""
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """What driver and executors must have in common."""
+
+    headgate: str
+    python: str
+    pyarrow: str
+
+    @classmethod
+    def here(cls) -> Versions:
+        """Return the versions of this process."""
+        return cls(headgate.__version__, ".".join(platform.python_version_tuple()[:2]), pa.__version__)
+
+
+def check_versions(driver: Versions) -> None:
+    """Raise `DeploymentError` if this task runs other code than the driver that planned it."""
+    here = Versions.here()
+    if here != driver:
+        raise DeploymentError(
+            f"This executor ({socket.gethostname()}) has headgate {here.headgate}, Python {here.python} and pyarrow "
+            f"{here.pyarrow}; the driver has headgate {driver.headgate}, Python {driver.python} and pyarrow "
+            f"{driver.pyarrow}. Ship the driver's environment to the executors: see docs/deploy.md.",
+            driver=msgspec.to_builtins(driver),
+            executor=msgspec.to_builtins(here),
+        )
+
+
+def read_splits(
+    source: Source[Any, Any], schema: pa.Schema, splits: Sequence[Split], subtask: int, time_zone: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ``splits`` in ``schema``, then end.
+
+    Parameters
+    ----------
+    source
+        Makes the reader.
+    schema
+        The columns that Spark was promised.
+    splits
+        What to read; every one of them has an end.
+    subtask
+        The number of this task among those of the read.
+    time_zone
+        The time zone of times without one (an IANA name).
+    """
+
+    def send_event(event: SourceEvent) -> None:
+        raise UnsupportedOperationError(
+            f"A reader of {source.name} sent {type(event).__name__}: only continuous queries deliver events.",
+            source=source.name,
+            operation="send_event",
+        )
+
+    context = SourceReaderContext(
+        subtask=subtask,
+        schema=schema,
+        host=socket.gethostname(),
+        request_split=lambda: None,
+        send_event=send_event,
+        time_zone=time_zone,
+    )
+    reader = source.create_reader(context)
+    output = BatchOutput()
+    try:
+        reader.start()
+        reader.add_splits(splits)
+        reader.notify_no_more_splits()
+        while True:
+            status = reader.poll_next(output)
+            for batch in output.drain():
+                yield from fit(batch, schema, source.name)
+            if status is InputStatus.END_OF_INPUT:
+                return
+            if status is InputStatus.NOTHING_AVAILABLE:
+                reader.available().result()
+    finally:
+        reader.close()
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema, source_name: str) -> Iterator[pa.RecordBatch]:
+    """Yield a batch with exactly the columns of ``schema``, in pieces that are not too large.
+
+    Raises
+    ------
+    ConnectorContractError
+        A column is missing or cannot become what was promised.
+    """
+    if batch.num_rows == 0:
+        return
+    if not batch.schema.equals(schema):
+        columns = []
+        for field in schema:
+            index = batch.schema.get_field_index(field.name)
+            if index < 0:
+                raise _mismatch(source_name, field, f"it has only {batch.schema.names}")
+            column = batch.column(index)
+            try:
+                columns.append(column if column.type == field.type else column.cast(field.type))
+            except pa.ArrowException as error:
+                raise _mismatch(source_name, field, f"it has {column.type}: {error}") from error
+            if not field.nullable and column.null_count:
+                raise _mismatch(source_name, field, "it has nulls in a column that may have none")
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    pieces = -(-batch.nbytes // LARGEST_BATCH_BYTES)
+    rows = -(-batch.num_rows // max(pieces, 1))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def _mismatch(source_name: str, field: pa.Field, found: str) -> ConnectorContractError:
+    return ConnectorContractError(
+        f"{source_name} yielded a batch that does not fit the schema: the column {field.name!r} should be "
+        f"{field.type}, but {found}.",
+        connector=source_name,
+        method="read",
+        column=field.name,
+    )
