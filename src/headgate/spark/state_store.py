@@ -20,7 +20,7 @@ from pyarrow import fs
 
 from headgate.errors import CorruptStateError, OptionError
 
-INLINE_BYTES = 4096
+INLINE_BYTES = 1024
 """Text up to this length stays in the offset."""
 _REFERENCE = "$file"
 

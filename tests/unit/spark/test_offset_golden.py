@@ -1,0 +1,25 @@
+"""Offsets of every version that was ever written can still be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headgate.spark.offsets import Offset, SplitInProgress, offset_serializer
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+VERSION_1 = Offset(
+    source="headgate.files",
+    options={"fileFormat": "csv"},
+    number=3,
+    enumerator={"v": 1, "seen": []},
+    splits=[SplitInProgress(split={"v": 1, "split_id": "a", "stop": 9}, then={"v": 1, "split_id": "a", "stop": None})],
+    plan=[{"v": 1, "split_id": "a", "stop": 4}],
+    state_id="0123",
+)
+
+
+def test_version_1_is_read_and_written_as_it_was() -> None:
+    golden = (GOLDEN / "offset-v1.json").read_bytes()
+    assert offset_serializer.deserialize(golden) == VERSION_1
+    assert offset_serializer.serialize(VERSION_1) == golden
