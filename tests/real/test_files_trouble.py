@@ -20,6 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 SCHEMA = "id bigint, name string"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm(spark: SparkSession) -> None:
+    """Let Spark find the formats and start its workers before any time is taken."""
+    spark.read.format("headgate.datagen").option("numRows", 10).load().count()
+
+
 @contextmanager
 def fails_soon(pattern: str) -> Iterator[None]:
     began = time.monotonic()

@@ -48,7 +48,7 @@ class StateStore:
         """Return ``value`` (JSON) with its long parts in files, all of them durable."""
         if isinstance(value, dict):
             return {key: self.move_out(each) for key, each in value.items()}
-        if isinstance(value, list):
+        if isinstance(value, (list, tuple)):
             value = [self.move_out(each) for each in value]
         elif not isinstance(value, str) or len(value) <= INLINE_BYTES:
             return value

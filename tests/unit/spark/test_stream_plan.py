@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headgate.errors import ConnectorContractError, CorruptStateError, OptionError, UnsupportedVersionError
 from headgate.source import PlanLimits
 from headgate.spark.offsets import INITIAL
+from headgate.spark.state_store import StateStore
 from headgate.spark.stream_plan import StreamPlanner
 
 NO_LIMITS = PlanLimits()
@@ -258,3 +259,13 @@ def test_discovery_keeps_its_period_however_often_spark_asks() -> None:
     assert world.listings == 1
     plans.plan(end, NO_LIMITS, 1000)
     assert world.listings == 2
+
+
+def test_long_texts_are_moved_out_wherever_they_stand_and_come_back(tmp_path: Any) -> None:
+    store = StateStore(str(tmp_path), "query")
+    value = {"segments": ("a" * 5000, "short", ["b" * 2000]), "n": 3}
+    moved = store.move_out(value)
+    assert len(json.dumps(moved)) < 300
+    assert moved["segments"][1] == "short"
+    assert store.bring_in(through_the_log(moved)) == {"segments": ["a" * 5000, "short", ["b" * 2000]], "n": 3}
+    assert store.move_out({**value, "n": 4})["segments"] == moved["segments"], "what did not change keeps its file"
