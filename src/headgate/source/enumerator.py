@@ -13,7 +13,7 @@ Follows FLIP-27, "Separating Work Discovery from Reading" and "Split Enumerator"
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -166,6 +166,12 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         Assigned splits are not part of it, finished ones neither. A start position that was resolved ("latest") is
         part of it, so that it is never resolved twice. The returned value must not change afterwards: it is
         serialised on another thread.
+        """
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        """Note that splits are read to their end, and that the next snapshot is taken with that knowledge.
+
+        For enumerators that remember what they assigned; not promised, so that nothing may depend on it but memory.
         """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

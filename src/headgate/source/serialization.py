@@ -73,7 +73,7 @@ class VersionedSerializer(Generic[T]):
         CorruptStateError
             It is no such object; the message names the field that is wrong.
         """
-        if not isinstance(data, dict) or not isinstance(data.get(_VERSION_KEY), int):
+        if not isinstance(data, dict) or type(data.get(_VERSION_KEY)) is not int:  # a boolean is an int, too
             raise CorruptStateError(
                 f"{self.what} cannot be read: expected a JSON object with a version, found {str(data)[:200]!r}.",
                 what=self.what,
@@ -90,7 +90,15 @@ class VersionedSerializer(Generic[T]):
                     expected=self.version,
                     found=found,
                 )
-            fields = upgrade(fields)
+            try:
+                fields = upgrade(fields)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise CorruptStateError(
+                    f"{self.what} of version {found} cannot be read: upgrading it from version {version} failed with "
+                    f"{type(error).__name__}: {error}.",
+                    what=self.what,
+                    found=str(fields)[:1000],
+                ) from error
             version += 1
         try:
             return msgspec.convert(fields, self.value_type)

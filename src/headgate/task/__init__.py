@@ -1,1 +1,23 @@
-"""TODO"""
+"""What runs a `SourceReader`: the mailbox loop of one task, its outputs, and watermarks per split.
+
+Never: import a transport or Spark. Connector code called from here never needs a lock: one thread calls all of it.
+
+Follows FLIP-27, "Reader Interface and Threading Model" and "SourceOutput and Watermarking".
+"""
+
+from headgate.task.mailbox import Letter, Mailbox
+from headgate.task.outputs import BatchOutput, Downstream, StreamingOutput, TaskOutput
+from headgate.task.source_task import SourceTask
+from headgate.task.watermarks import MAX_WATERMARK_MS, SplitWatermarks
+
+__all__ = [
+    "MAX_WATERMARK_MS",
+    "BatchOutput",
+    "Downstream",
+    "Letter",
+    "Mailbox",
+    "SourceTask",
+    "SplitWatermarks",
+    "StreamingOutput",
+    "TaskOutput",
+]

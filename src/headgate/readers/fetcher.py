@@ -1,0 +1,249 @@
+"""A thread that calls one `SplitReader` and hands what it fetches to the task's thread.
+
+Never: busy-wait: without a split to read, or with all of them paused, it sleeps until a letter comes. The task's
+thread never waits for it either, and abandons it (a daemon) when it does not end.
+
+Letters go in by `add_splits`, `pause_or_resume` and `begin_close`; they are applied between two fetches. A fetch
+that blocks meanwhile is woken by `SplitReader.wake_up`, which should be remembered by a reader that is only about to
+block: if it is not, the letter waits for the fetch's time-out.
+
+Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from headgate.errors import ConnectorContractError, HeadgateError, SourceError
+from headgate.readers.hand_over import HandOverQueue
+from headgate.source.split import Split
+from headgate.source.split_reader import FetchedBatch, SplitReader
+
+SplitT = TypeVar("SplitT", bound=Split)
+
+_log = logging.getLogger(__name__)
+
+_REST_AFTER_EMPTY_FETCH_S = 0.005
+"""Keeps a split reader that returns empty-handed at once, instead of blocking, from using up a core."""
+
+
+class SplitFetcher(Generic[SplitT]):
+    """Runs a split reader on its own daemon thread, from construction until `begin_close`.
+
+    Parameters
+    ----------
+    name
+        The thread's name.
+    split_reader
+        Called on the new thread only, save for ``wake_up``.
+    queue
+        Takes what is fetched, and the error that ended the fetcher.
+    fetch_timeout_ms
+        The longest a single fetch may wait for data, in milliseconds.
+    one_at_a_time
+        Give the split reader its next split only when it finished, or was to pause, the one before.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        split_reader: SplitReader[SplitT],
+        queue: HandOverQueue[SplitT],
+        fetch_timeout_ms: int,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        self._split_reader = split_reader
+        self._queue = queue
+        self._fetch_timeout_ms = fetch_timeout_ms
+        self._one_at_a_time = one_at_a_time
+        # On the fetcher's thread only. Positions are those after what was fetched.
+        self._splits: dict[str, SplitT] = {}
+        self._waiting: deque[SplitT] = deque()
+        self._paused: set[str] = set()
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._letter_came = threading.Condition(self._lock)
+        self._letters: deque[Callable[[], None]] = deque()
+        self._fetching = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add_splits(self, splits: Sequence[SplitT]) -> None:
+        """Read these splits too. Does not block."""
+        self._send(lambda: self._waiting.extend(splits))
+
+    def pause_or_resume(self, to_pause: Collection[str], to_resume: Collection[str]) -> None:
+        """Stop and resume fetching of splits by id; those unknown here, or finished, are ignored. Does not block.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The split reader does not implement it.
+        """
+        if type(self._split_reader).pause_or_resume_splits is SplitReader.pause_or_resume_splits:
+            SplitReader.pause_or_resume_splits(self._split_reader, [], [])  # raises: here, for the caller
+        self._send(lambda: self._pause_or_resume(to_pause, to_resume))
+
+    def begin_close(self) -> None:
+        """Let the thread close the split reader and end. Does not block."""
+        with self._lock:
+            self._closing = True
+            fetching = self._fetching
+            self._letter_came.notify_all()
+        if fetching:
+            try:
+                self._split_reader.wake_up()
+            except Exception:
+                _log.warning("%s: wake_up failed while closing", self._thread.name, exc_info=True)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end at most this long, in seconds; return whether it ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self._thread.is_alive()
+
+    def _send(self, letter: Callable[[], None]) -> None:
+        with self._lock:
+            self._letters.append(letter)
+            fetching = self._fetching
+            self._letter_came.notify_all()
+        if fetching:
+            self._split_reader.wake_up()
+
+    # From here on: on the fetcher's thread.
+
+    def _run(self) -> None:
+        try:
+            try:
+                while self._read_letters():
+                    if self._readable():
+                        self._fetch()
+            finally:
+                self._split_reader.close()
+        except BaseException as error:
+            # Whatever it is: an error that stayed in this thread would be a task that waits for ever.
+            _log.debug("%s ended by an error", self._thread.name, exc_info=True)
+            self._queue.fail(self._describe(error))
+
+    def _readable(self) -> bool:
+        return any(split_id not in self._paused for split_id in self._splits)
+
+    def _read_letters(self) -> bool:
+        """Apply all letters; sleep while there is nothing to read. Return False when it is time to close."""
+        with self._lock:
+            while not (self._closing or self._letters or self._readable()):
+                self._letter_came.wait()
+            if self._closing:
+                return False
+            letters = list(self._letters)
+            self._letters.clear()
+        for letter in letters:
+            letter()
+        self._begin_waiting()
+        return True
+
+    def _begin_waiting(self) -> None:
+        """Give the split reader the splits that it may read now."""
+        if self._one_at_a_time:
+            begun = [] if self._readable() else self._take_first_unpaused()
+        else:
+            begun = list(self._waiting)
+            self._waiting.clear()
+        if not begun:
+            return
+        self._splits.update((split.split_id, split) for split in begun)
+        self._split_reader.handle_splits_changes(begun)
+        paused = [split for split in begun if split.split_id in self._paused]
+        if paused:
+            self._split_reader.pause_or_resume_splits(paused, [])
+
+    def _take_first_unpaused(self) -> list[SplitT]:
+        for index, split in enumerate(self._waiting):
+            if split.split_id not in self._paused:
+                del self._waiting[index]
+                return [split]
+        return []
+
+    def _pause_or_resume(self, to_pause: Collection[str], to_resume: Collection[str]) -> None:
+        waiting = {split.split_id for split in self._waiting}
+        known = self._splits.keys() | waiting
+        pause = [split_id for split_id in to_pause if split_id in known and split_id not in self._paused]
+        resume = [split_id for split_id in to_resume if split_id in self._paused]
+        self._paused.update(pause)
+        self._paused.difference_update(resume)
+        paused_splits = [self._splits[split_id] for split_id in pause if split_id not in waiting]
+        resumed_splits = [self._splits[split_id] for split_id in resume if split_id not in waiting]
+        if paused_splits or resumed_splits:
+            self._split_reader.pause_or_resume_splits(paused_splits, resumed_splits)
+
+    def _fetch(self) -> None:
+        with self._lock:
+            if self._closing or self._letters:
+                return
+            self._fetching = True
+        try:
+            fetched = self._split_reader.fetch(self._fetch_timeout_ms)
+        finally:
+            with self._lock:
+                self._fetching = False
+        for each in fetched:
+            self._note(each)
+            if not self._queue.put(each):
+                return
+        self._begin_waiting()
+        if not fetched:
+            with self._lock:
+                if not (self._closing or self._letters):
+                    self._letter_came.wait(_REST_AFTER_EMPTY_FETCH_S)
+
+    def _note(self, fetched: FetchedBatch[SplitT]) -> None:
+        split_id = fetched.split.split_id
+        if split_id not in self._splits:
+            raise ConnectorContractError(
+                f"{type(self._split_reader).__name__}.fetch returned a batch of split {split_id!r}, which it was not "
+                "given or has reported as finished. It must return batches of the splits at hand only.",
+                connector=type(self._split_reader).__name__,
+                method="fetch",
+                split=split_id,
+            )
+        if fetched.finished:
+            del self._splits[split_id]
+            self._paused.discard(split_id)
+        else:
+            self._splits[split_id] = fetched.split
+
+    def _describe(self, error: BaseException) -> HeadgateError:
+        """Return the error as ours, with the split and the position at which it happened."""
+        facts = error.facts if isinstance(error, HeadgateError) else {}
+        split_id = facts.get("split")
+        if split_id is None:
+            read = [each for each in self._splits if each not in self._paused] or list(self._splits)
+            split_id = ", ".join(read)
+        positions = {
+            each: msgspec.to_builtins(self._splits[each]) for each in split_id.split(", ") if each in self._splits
+        }
+        position = next(iter(positions.values())) if len(positions) == 1 else positions
+        if isinstance(error, HeadgateError):
+            error.facts.setdefault("split", split_id)
+            error.facts.setdefault("position", position)
+            return error
+        doing = f"to read split {split_id!r} at {str(position)[:500]}" if split_id else "while it held no split"
+        described = SourceError(
+            f"{type(self._split_reader).__name__} failed {doing}: {type(error).__name__}: {error}",
+            split=split_id,
+            position=position,
+        )
+        described.__cause__ = error
+        return described

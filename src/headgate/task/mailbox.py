@@ -1,0 +1,109 @@
+"""The mailbox of a task: letters from any thread, handled one at a time on the task's own thread.
+
+Never: run a letter on the thread that posted it. No lock is ever held while a letter runs.
+
+Follows FLIP-27, "Reader Interface and Threading Model" (mailbox).
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """Something to do on the task's thread.
+
+    Parameters
+    ----------
+    run
+        Does it.
+    discard
+        Called instead when the task ended before its turn came, on any thread; None: nobody needs to know.
+    """
+
+    run: Callable[[], None]
+    discard: Callable[[], object] | None = None
+
+
+class Mailbox:
+    """Letters in the order in which they were posted, and timers.
+
+    Parameters
+    ----------
+    now_ms
+        Reads the clock, in milliseconds. A virtual one makes timers run when a test says so.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._timers: list[tuple[int, int, Letter]] = []  # on the task's thread only: (due, number, letter)
+        self._timer_count = 0
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._posted = threading.Condition(self._lock)
+        self._letters: deque[Letter] = deque()
+        self._closed = False
+
+    def post(self, letter: Letter) -> None:
+        """Queue a letter; called by any thread. After `close` it is discarded."""
+        with self._lock:
+            if not self._closed:
+                self._letters.append(letter)
+                self._posted.notify()
+                return
+        _discard(letter)
+
+    def run_after(self, delay_ms: int, letter: Letter) -> None:
+        """Run a letter once a time in milliseconds has passed; called on the task's thread."""
+        self._timer_count += 1
+        heapq.heappush(self._timers, (self._now_ms() + delay_ms, self._timer_count, letter))
+
+    def run_letters(self) -> int:
+        """Run the letters that are there and the timers that are due; return how many. Does not wait.
+
+        An error of a letter is raised; those behind it stay.
+        """
+        count = 0
+        with self._lock:
+            waiting = len(
+                self._letters
+            )  # those posted from here on have their turn next time: the reader's comes first
+        while waiting > count:
+            with self._lock:
+                letter = self._letters.popleft()
+            letter.run()
+            count += 1
+        now_ms = self._now_ms()
+        while self._timers and self._timers[0][0] <= now_ms:
+            heapq.heappop(self._timers)[2].run()
+            count += 1
+        return count
+
+    def wait(self) -> None:
+        """Wait until there is a letter or a timer is due; called on the task's thread."""
+        timeout_s = max(0, self._timers[0][0] - self._now_ms()) / 1000 if self._timers else None
+        with self._lock:
+            if not self._letters:
+                self._posted.wait(timeout_s)
+
+    def close(self) -> None:
+        """Discard all letters and timers, and those still to come; called on the task's thread."""
+        with self._lock:
+            self._closed = True
+            letters = list(self._letters)
+            self._letters.clear()
+        for letter in letters:
+            _discard(letter)
+        for _, _, letter in self._timers:
+            _discard(letter)
+        self._timers.clear()
+
+
+def _discard(letter: Letter) -> None:
+    if letter.discard is not None:
+        letter.discard()

@@ -1,0 +1,316 @@
+"""Decides the watermark of one reader from those of its splits: their minimum, leaving out the idle ones.
+
+Never: read a clock, look at a batch. Nothing of it is stored: after a restart watermarks are found anew from the rows.
+
+A split is *waiting* (it has no watermark, and holds the reader's), *active* (it has one) or *idle* (it has no vote).
+An *own* split is one whose source emits watermarks or idleness itself, which replaces the strategy for that split.
+Pausing changes no state: the split keeps its vote, and its idleness clock stands still.
+
+    split state                event             next        why
+    -------------------------  ----------------  ----------  ------------------------------------------------------
+    unknown                    SplitAdded        waiting     it votes before it has rows: nobody may overtake them
+    known                      SplitAdded        same        the reader asks for an output with every batch
+    waiting, active, idle      RowsEmitted       active      highest event time less disorder; it never goes back
+    waiting, active            RowsEmitted null  same        no event time in them, but the split is not silent
+    idle                       RowsEmitted null  waiting     it has a vote again; it never had a watermark
+    idle                       RowsEmitted null  active      it has a vote again, at the watermark it had
+    own active, own idle       RowsEmitted       same        the source says what its watermark is
+    own active, own idle       RowsEmitted null  same        the same
+    known                      WatermarkEmitted  own active  "active again with the next watermark"
+    known                      IdleMarked        own idle    nobody should wait for it
+    waiting, active            TimePassed late   idle        readable and without rows for the idle time-out
+    idle, own active, own idle TimePassed late   same        the strategy has no say, or has had it
+    known, unknown             TimePassed        same        not for long enough, or it could not be read
+    known, unknown             SplitPaused       same        unknown: finishing and pausing may cross
+    known, unknown             SplitResumed      same        the same
+    known, unknown             SplitFinished     unknown     it holds nobody back any longer
+
+    reader event     why
+    ---------------  ----------------------------------------------------------------------------------------------
+    Blocked          no split can be read (back pressure): all idleness clocks stand still until Unblocked
+    InputEnded       the final watermark is emitted, though there never was a split
+
+Without a split that votes the reader is idle: no split, no vote. What is emitted never goes back, so that a split
+that starts behind holds the watermark where it is.
+
+Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+
+from headgate.errors import InvalidTransitionError
+from headgate.source.watermark import WatermarkStrategy
+
+MAX_WATERMARK_MS = 2**63 - 1
+"""The final watermark: nothing follows at all."""
+MIN_WATERMARK_MS = -(2**63)
+"""Arithmetic on event times stops here."""
+
+
+class SplitEvent(msgspec.Struct, frozen=True):
+    """A fact about one split."""
+
+    split_id: str
+
+
+class SplitAdded(SplitEvent, frozen=True):
+    """The reader has got the split. Adding one again changes nothing."""
+
+
+class RowsEmitted(SplitEvent, frozen=True):
+    """Rows were emitted; their highest event time in milliseconds, or None when all of them are null."""
+
+    max_event_time_ms: int | None
+
+
+class WatermarkEmitted(SplitEvent, frozen=True):
+    """The source itself emitted a watermark, in milliseconds."""
+
+    timestamp_ms: int
+
+
+class IdleMarked(SplitEvent, frozen=True):
+    """The source itself said that nobody should wait for the split."""
+
+
+class SplitPaused(SplitEvent, frozen=True):
+    """Alignment paused the split. Unknown splits are ignored: finishing and pausing may cross."""
+
+
+class SplitResumed(SplitEvent, frozen=True):
+    """Alignment resumed the split. Unknown splits are ignored."""
+
+
+class SplitFinished(SplitEvent, frozen=True):
+    """The split left the reader. Unknown splits are ignored."""
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """Nothing happened, but time went on."""
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """Nothing can be emitted for a while."""
+
+
+class Unblocked(msgspec.Struct, frozen=True):
+    """It can again."""
+
+
+class InputEnded(msgspec.Struct, frozen=True):
+    """Nothing will ever come again."""
+
+
+class EmitWatermark(msgspec.Struct, frozen=True):
+    """Emit the reader's watermark, in milliseconds."""
+
+    timestamp_ms: int
+
+
+class EmitIdle(msgspec.Struct, frozen=True):
+    """Say that nobody should wait for this reader."""
+
+
+class EmitActive(msgspec.Struct, frozen=True):
+    """Say that the reader is to be waited for again, at the watermark it emitted last."""
+
+
+Event = SplitEvent | TimePassed | Blocked | Unblocked | InputEnded
+Action = EmitWatermark | EmitIdle | EmitActive
+
+
+class _SplitState(msgspec.Struct):
+    """What is known of one split. Clocks are in milliseconds of the readable clock."""
+
+    quiet_since: int
+    watermark_ms: int | None = None
+    idle: bool = False
+    own: bool = False
+    paused_at: int | None = None
+
+
+class SplitWatermarks:
+    """The watermark machine of one reader.
+
+    Parameters
+    ----------
+    strategy
+        The rule for splits whose source emits none; None: such splits have no watermark.
+
+    Examples
+    --------
+    >>> machine = SplitWatermarks(WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=10))
+    >>> machine.handle(SplitAdded("a"), 0), machine.handle(SplitAdded("b"), 0)
+    ([EmitActive()], [])
+    >>> machine.handle(RowsEmitted("a", 100), 0), machine.handle(RowsEmitted("b", 70), 0)
+    ([], [EmitWatermark(timestamp_ms=60)])
+    """
+
+    def __init__(self, strategy: WatermarkStrategy | None) -> None:
+        self._strategy = strategy
+        self._splits: dict[str, _SplitState] = {}
+        self._emitted_ms: int | None = None
+        self._idle = True
+        self._ended = False
+        self._blocked = False
+        self._now_ms: int | None = None
+        self._readable_ms = 0  # time in which the reader could be read: stands still while blocked
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Take note of an event at a time in milliseconds, and return what is to be emitted, in order.
+
+        Raises
+        ------
+        InvalidTransitionError
+            Rows, watermarks or idleness of a split that is not known, or anything but time after the end.
+        """
+        handler = self._HANDLERS[type(event)]
+        if self._ended and not isinstance(event, TimePassed | SplitFinished):
+            raise self._invalid(event, "the input has ended")
+        if self._now_ms is not None and now_ms > self._now_ms and not self._blocked:
+            self._readable_ms += now_ms - self._now_ms
+        self._now_ms = now_ms if self._now_ms is None else max(now_ms, self._now_ms)
+        if self._ended or not handler(self, event):
+            return []
+        return self._end() if self._ended else self._combine()
+
+    def check(self) -> None:
+        """Assert what always holds: idle means that no split votes, and the end is final."""
+        if self._ended:
+            assert self._emitted_ms == MAX_WATERMARK_MS
+        else:
+            assert self._idle == all(split.idle for split in self._splits.values())
+
+    def _combine(self) -> list[Action]:
+        """Find the minimum anew."""
+        was_idle = self._idle
+        voting = [split.watermark_ms for split in self._splits.values() if not split.idle]
+        self._idle = not voting
+        if not voting:
+            return [] if was_idle else [EmitIdle()]
+        actions: list[Action] = [EmitActive()] if was_idle else []
+        known = [watermark_ms for watermark_ms in voting if watermark_ms is not None]
+        if len(known) == len(voting) and (self._emitted_ms is None or min(known) > self._emitted_ms):
+            self._emitted_ms = min(known)
+            actions.append(EmitWatermark(self._emitted_ms))
+        return actions
+
+    def _end(self) -> list[Action]:
+        """Make the final watermark, though there was never a split."""
+        actions: list[Action] = [EmitActive()] if self._idle else []
+        if self._emitted_ms != MAX_WATERMARK_MS:
+            self._emitted_ms = MAX_WATERMARK_MS
+            actions.append(EmitWatermark(MAX_WATERMARK_MS))
+        return actions
+
+    # Handlers return whether the minimum may have changed.
+
+    def _on_split_added(self, event: SplitAdded) -> bool:
+        if event.split_id in self._splits:
+            return False
+        self._splits[event.split_id] = _SplitState(quiet_since=self._readable_ms)
+        return True
+
+    def _on_rows_emitted(self, event: RowsEmitted) -> bool:
+        split = self._known(event)
+        split.quiet_since = self._readable_ms
+        if split.own:
+            return False
+        changed, split.idle = split.idle, False
+        if self._strategy is None or event.max_event_time_ms is None:
+            return changed
+        watermark_ms = event.max_event_time_ms - self._strategy.max_out_of_orderness_ms
+        return self._raise_to(split, watermark_ms) or changed
+
+    def _on_watermark_emitted(self, event: WatermarkEmitted) -> bool:
+        split = self._known(event)
+        changed = split.idle
+        split.own, split.idle = True, False
+        return self._raise_to(split, event.timestamp_ms) or changed
+
+    def _on_idle_marked(self, event: IdleMarked) -> bool:
+        split = self._known(event)
+        changed = not split.idle
+        split.own, split.idle = True, True
+        return changed
+
+    def _on_split_paused(self, event: SplitPaused) -> bool:
+        split = self._splits.get(event.split_id)
+        if split is not None and split.paused_at is None:
+            split.paused_at = self._readable_ms
+        return False
+
+    def _on_split_resumed(self, event: SplitResumed) -> bool:
+        split = self._splits.get(event.split_id)
+        if split is not None and split.paused_at is not None:
+            split.quiet_since += self._readable_ms - max(split.paused_at, split.quiet_since)
+            split.paused_at = None
+        return False
+
+    def _on_split_finished(self, event: SplitFinished) -> bool:
+        return self._splits.pop(event.split_id, None) is not None
+
+    def _on_time_passed(self, event: TimePassed) -> bool:
+        timeout_ms = self._strategy.idle_timeout_ms if self._strategy is not None else None
+        if timeout_ms is None:
+            return False
+        changed = False
+        for split in self._splits.values():
+            quiet = split.paused_at is None and self._readable_ms - split.quiet_since >= timeout_ms
+            if quiet and not (split.own or split.idle):
+                split.idle = changed = True
+        return changed
+
+    def _on_blocked(self, event: Blocked) -> bool:
+        self._blocked = True
+        return False
+
+    def _on_unblocked(self, event: Unblocked) -> bool:
+        self._blocked = False
+        return False
+
+    def _on_input_ended(self, event: InputEnded) -> bool:
+        self._ended = True
+        return True
+
+    def _raise_to(self, split: _SplitState, watermark_ms: int) -> bool:
+        """Raise a split's watermark; return whether the minimum may have moved with it."""
+        watermark_ms = max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, watermark_ms))
+        before = split.watermark_ms
+        if before is not None and watermark_ms <= before:
+            return False
+        split.watermark_ms = watermark_ms
+        return before is None or self._emitted_ms is None or before <= self._emitted_ms
+
+    def _known(self, event: SplitEvent) -> _SplitState:
+        split = self._splits.get(event.split_id)
+        if split is None:
+            raise self._invalid(event, "the split was not added, or has finished")
+        return split
+
+    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
+        return InvalidTransitionError(
+            f"The watermarks of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}.",
+            state="ended" if self._ended else "running",
+            event=repr(event),
+            history=(),
+        )
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], bool]]] = {
+        SplitAdded: _on_split_added,
+        RowsEmitted: _on_rows_emitted,
+        WatermarkEmitted: _on_watermark_emitted,
+        IdleMarked: _on_idle_marked,
+        SplitPaused: _on_split_paused,
+        SplitResumed: _on_split_resumed,
+        SplitFinished: _on_split_finished,
+        TimePassed: _on_time_passed,
+        Blocked: _on_blocked,
+        Unblocked: _on_unblocked,
+        InputEnded: _on_input_ended,
+    }

@@ -1,0 +1,276 @@
+"""Checks a source against the promises of the contract: one function for each, usable without pytest.
+
+Never: need more than the source's factory and its columns. A check that does not apply to the source passes at once.
+
+The source should be small (tens of batches): most checks read it several times, and `check_restore_at_every_step`
+makes new readers after each batch. What is not checked: what the rows are, whether new work is found in an unbounded
+read, errors for bad input. Those are the connector's own tests, for which the harnesses are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.errors import UnsupportedOperationError
+from headgate.source.enumerator import Boundedness
+from headgate.source.source import PlanLimits, Source, SupportsBoundedPlans
+from headgate.testing.enumerator_harness import EnumeratorHarness, arrow_schema
+from headgate.testing.reader_harness import ReaderHarness
+from headgate.testing.rows import assert_same_rows
+from headgate.testing.source_harness import SourceHarness
+
+MakeSource = Callable[[], Source[Any, Any]]
+Check = Callable[..., None]
+
+_MAX_STEPS = 100_000
+_SPLITS_TO_PAUSE = 8
+_LATE_S = 0.05
+"""How long a paused split is watched, in seconds of real time."""
+
+
+def _bounded_only(check: Check) -> Check:
+    """Let a check pass for sources without a bounded read."""
+
+    @functools.wraps(check)
+    def checked(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+        if make_source().supports(Boundedness.BOUNDED):
+            check(make_source, schema=schema)
+
+    return checked
+
+
+def check_source(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """Run all checks.
+
+    Parameters
+    ----------
+    make_source
+        Makes the source afresh, with the same options over the same data each time.
+    schema
+        The columns to read; None: what the source says, if that is an Arrow schema.
+
+    Raises
+    ------
+    AssertionError
+        A promise is broken. Other errors are the source's own.
+    """
+    for check in ALL_CHECKS:
+        check(make_source, schema=schema)
+
+
+@_bounded_only
+def check_rows_and_splits_repeat(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """Two reads of the same data give the same rows, by splits of the same ids."""
+    reads = []
+    for _ in range(2):
+        with SourceHarness(make_source(), schema=schema) as harness:
+            harness.run_to_end()
+            reads.append((harness.rows(), sorted(harness.readers[0].finished)))
+    assert_same_rows(reads[1][0], reads[0][0], "rows of the second read")
+    assert reads[0][1] == reads[1][1], f"split ids differ: {reads[0][1]}, then {reads[1][1]}"
+    assert len(set(reads[0][1])) == len(reads[0][1]), f"a split id stands for two pieces of work: {reads[0][1]}"
+
+
+@_bounded_only
+def check_source_can_be_sent_to_readers(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """A source is pickled to every reader: the copy reads the same rows."""
+    from pyspark import cloudpickle
+
+    copy = cloudpickle.loads(cloudpickle.dumps(make_source()))  # type: ignore[no-untyped-call]
+    assert_same_rows(_read(copy, schema), _read(make_source(), schema), "rows of the pickled source")
+
+
+@_bounded_only
+def check_parallel_readers_read_the_same_rows(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """Several readers together read what one reads."""
+    expected = _read(make_source(), schema)
+    for parallelism in (2, 3):
+        with SourceHarness(make_source(), schema=schema, parallelism=parallelism) as harness:
+            harness.run_to_end()
+            assert_same_rows(harness.rows(), expected, f"rows of {parallelism} readers")
+
+
+@_bounded_only
+def check_threads(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """One thread calls everything but ``wake_up``, and work given to ``call_async`` touches no enumerator's method."""
+    with SourceHarness(make_source(), schema=schema, parallelism=2) as harness:
+        harness.run_to_end()
+
+
+def check_restore_at_every_step(
+    make_source: MakeSource, *, schema: pa.Schema | None = None, parallelism: tuple[int, ...] = (1, 2)
+) -> None:
+    """Checkpoint at every step, restore into new objects by way of bytes, and read the same rows in the end.
+
+    Parameters
+    ----------
+    make_source, schema
+        As for `check_source`.
+    parallelism
+        How many readers there are after each restore, in turn; the first number also after the first start.
+    """
+    if not make_source().supports(Boundedness.BOUNDED):
+        return
+    expected = _read(make_source(), schema)
+    rows: list[dict[str, Any]] = []
+    snapshot = None
+    for number in range(_MAX_STEPS):
+        with SourceHarness(
+            make_source(), schema=schema, parallelism=parallelism[number % len(parallelism)], snapshot=snapshot
+        ) as harness:
+            goes_on = True
+            while goes_on and not harness.row_count:  # a restored source must get on by itself: only rows count
+                goes_on = harness.step()
+            snapshot = harness.snapshot()
+            rows += harness.rows()
+        if not goes_on or len(rows) > len(expected):
+            break
+    assert_same_rows(rows, expected, "rows of a read that was restored after each batch")
+    with SourceHarness(make_source(), schema=schema, snapshot=snapshot) as harness:
+        harness.run_to_end()
+        assert_same_rows(harness.rows(), [], "rows of a read that was restored after its end")
+
+
+@_bounded_only
+def check_a_failed_readers_splits_are_read_again(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """A reader fails: what it was given since the last checkpoint goes back and is read again, by whoever asks."""
+    expected = _read(make_source(), schema)
+    for steps in (1, 2, 3, 5, 8, 13):
+        for checkpoint in (False, True):
+            with SourceHarness(make_source(), schema=schema, parallelism=2) as harness:
+                _steps(harness, steps)
+                if checkpoint:
+                    harness.snapshot()
+                    _steps(harness, steps)
+                harness.fail_reader(0)
+                _steps(harness, steps)
+                harness.fail_reader(1)
+                harness.run_to_end()
+                assert_same_rows(harness.rows(), expected, f"rows after failures every {steps} steps")
+
+
+@_bounded_only
+def check_pausing(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """A paused split emits nothing until it is resumed, then all of it; unknown and finished ones are ignored.
+
+    Passes if the source does not support pausing.
+    """
+    expected = _read(make_source(), schema)
+    with SourceHarness(make_source(), schema=schema) as harness:
+        reader = harness.readers[0]
+        reader.pause_or_resume(["no such split"], ["nor such a one"])
+        paused_once: set[str] = set()
+        while harness.step():
+            new = reader.splits - paused_once
+            if not new or len(paused_once) > _SPLITS_TO_PAUSE:
+                continue
+            paused_once |= new
+            emitted = len(reader.batches)
+            try:
+                reader.pause_or_resume(new, ())
+            except UnsupportedOperationError:
+                return
+            wait([reader.reader.available()], _LATE_S)  # what is fetched in spite of it has time to come
+            for _ in range(3):
+                harness.poll()
+            late = {split_id for split_id, _ in reader.batches[emitted:]} & new
+            assert not late, f"splits emitted rows while they were paused: {sorted(late)}"
+            reader.pause_or_resume((), new)
+        reader.pause_or_resume(reader.finished, reader.finished)
+        assert_same_rows(harness.rows(), expected, "rows of a read that was paused")
+
+
+def check_close_is_quick(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """A reader closes within a second, whatever its fetchers are doing; before it got a split, too."""
+    for boundedness in Boundedness:
+        if not make_source().supports(boundedness):
+            continue
+        for steps in (0, 1, 3):
+            harness = SourceHarness(make_source(), schema=schema, boundedness=boundedness)
+            _steps(harness, steps)
+            harness.close()  # which asserts it
+
+
+@_bounded_only
+def check_planned_ranges(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """Planned ranges, read twice, give the same rows twice, and together those of the whole source.
+
+    Applies to sources with `SupportsBoundedPlans`.
+    """
+    source = make_source()
+    if not isinstance(source, SupportsBoundedPlans):
+        return
+    expected = _read(make_source(), schema)
+    for limits in (PlanLimits(), PlanLimits(max_rows=1), PlanLimits(max_bytes=1), PlanLimits(max_files=1)):
+        rows: list[dict[str, Any]] = []
+        splits = list(_all_splits(source, schema))
+        for _ in range(_MAX_STEPS):
+            if not splits:
+                break
+            planned = source.plan_ranges(splits, limits, 0)
+            assert planned or limits == PlanLimits(), f"nothing was planned of {splits} with {limits}"
+            if not planned:
+                break
+            ids = [each.split.split_id for each in planned]
+            assert len(set(ids)) == len(ids), f"more than one range of a split in one plan: {ids}"
+            read = _read_ranges(source, schema, [each.split for each in planned])
+            assert_same_rows(
+                _read_ranges(make_source(), schema, [each.split for each in planned]), read, f"the replay of {planned}"
+            )
+            rows += read
+            rests = {each.split.split_id: each.rest for each in planned}
+            after = [rests.get(split.split_id, split) for split in splits]
+            splits = [split for split in after if split is not None]
+        assert_same_rows(rows, expected, f"rows of all ranges planned with {limits}")
+
+
+ALL_CHECKS: tuple[Check, ...] = (
+    check_rows_and_splits_repeat,
+    check_source_can_be_sent_to_readers,
+    check_threads,
+    check_parallel_readers_read_the_same_rows,
+    check_restore_at_every_step,
+    check_a_failed_readers_splits_are_read_again,
+    check_pausing,
+    check_close_is_quick,
+    check_planned_ranges,
+)
+"""All checks of the kit. Each is called with ``make_source`` and ``schema=``."""
+
+
+def _read(source: Source[Any, Any], schema: pa.Schema | None) -> list[dict[str, Any]]:
+    with SourceHarness(source, schema=schema) as harness:
+        harness.run_to_end()
+        return harness.rows()
+
+
+def _steps(harness: SourceHarness[Any, Any], count: int) -> None:
+    for _ in range(count):
+        harness.step()
+
+
+def _all_splits(source: Source[Any, Any], schema: pa.Schema | None) -> Iterator[Any]:
+    """Yield the splits of a bounded read, pulled or pushed."""
+    enumerator = EnumeratorHarness(source, schema=schema)
+    enumerator.start()
+    enumerator.register_reader(0)
+    while 0 not in enumerator.no_more_splits:
+        before = len(enumerator.outbox)
+        if 0 not in enumerator.requests:
+            enumerator.request_split(0)
+        if len(enumerator.outbox) == before:
+            assert enumerator.run_next_call(), "the enumerator neither assigns nor ends nor has work to do"
+    yield from enumerator.assigned[0].values()
+    enumerator.close()
+
+
+def _read_ranges(source: Source[Any, Any], schema: pa.Schema | None, splits: list[Any]) -> list[dict[str, Any]]:
+    columns = arrow_schema(source, schema)
+    with ReaderHarness(source.create_reader, source.split_serializer, columns) as harness:
+        harness.add_splits(*splits)
+        return harness.run_to_end()

@@ -1,0 +1,200 @@
+"""A split reader whose data a test feeds by hand, and an output that remembers; for the tests of the readers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from headgate.readers import ReaderOptions, SourceReaderBase
+from headgate.source import (
+    FetchedBatch,
+    InputStatus,
+    ReaderOutput,
+    SourceOutput,
+    SourceReaderContext,
+    Split,
+    SplitReader,
+)
+
+SCHEMA = pa.schema([("n", pa.int64())])
+TIMEOUT_S = 20
+
+
+class Numbers(Split, frozen=True, kw_only=True):
+    """The numbers of one split; the position is the number of those read."""
+
+    position: int = 0
+
+
+class Script:
+    """What a test feeds and what the split readers of one source reader did."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.fed: dict[str, list[list[int] | Exception | str]] = {}
+        self.fetches = 0
+        self.waiting = 0
+        self.wake_ups = 0
+        self.closed: list[ScriptedSplitReader] = []
+        self.made: list[ScriptedSplitReader] = []
+        self.ignores_wake_up = False
+        self.released = threading.Event()
+
+    def feed(self, split_id: str, *items: list[int] | Exception | str) -> None:
+        """Queue rows, an error or ``"end"`` for a split."""
+        with self.changed:
+            self.fed.setdefault(split_id, []).extend(items)
+            self.changed.notify_all()
+
+    def make(self) -> ScriptedSplitReader:
+        reader = ScriptedSplitReader(self)
+        self.made.append(reader)
+        return reader
+
+    def wait_for(self, what: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(what, TIMEOUT_S), "waited in vain"
+
+
+class ScriptedSplitReader(SplitReader[Numbers]):
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.splits: dict[str, Numbers] = {}
+        self.paused: set[str] = set()
+        self.woken = False
+        self.threads: set[str] = set()
+        self.calls: list[tuple[str, object]] = []
+
+    def _next(self) -> list[FetchedBatch[Numbers]]:
+        for split_id, split in list(self.splits.items()):
+            items = self.script.fed.get(split_id)
+            if not items or split_id in self.paused:
+                continue
+            item = items.pop(0)
+            if isinstance(item, Exception):
+                raise item
+            if item == "end":
+                return [FetchedBatch(split=self.splits.pop(split_id), finished=True)]
+            assert isinstance(item, list)
+            batch = pa.record_batch([pa.array(item, pa.int64())], schema=SCHEMA)
+            self.splits[split_id] = Numbers(split_id=split_id, position=split.position + len(item))
+            return [FetchedBatch(split=self.splits[split_id], batch=batch)]
+        return []
+
+    def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[Numbers]]:
+        self.threads.add(threading.current_thread().name)
+        script = self.script
+        if script.ignores_wake_up:
+            with script.changed:
+                script.waiting += 1
+                script.changed.notify_all()
+            script.released.wait(TIMEOUT_S)
+        with script.changed:
+            script.fetches += 1
+            fetched = self._next()
+            script.waiting += 1
+            script.changed.notify_all()
+            while not fetched and not self.woken:
+                script.changed.wait(TIMEOUT_S)
+                fetched = self._next()
+            script.waiting -= 1
+            self.woken = False
+            return fetched
+
+    def handle_splits_changes(self, added: Sequence[Numbers]) -> None:
+        self.threads.add(threading.current_thread().name)
+        with self.script.changed:
+            self.calls.append(("add", [split.split_id for split in added]))
+            self.splits.update((split.split_id, split) for split in added)
+            self.script.changed.notify_all()
+
+    def pause_or_resume_splits(self, splits_to_pause: Sequence[Numbers], splits_to_resume: Sequence[Numbers]) -> None:
+        self.threads.add(threading.current_thread().name)
+        with self.script.changed:
+            self.calls.append(("pause", (list(splits_to_pause), list(splits_to_resume))))
+            self.paused |= {split.split_id for split in splits_to_pause}
+            self.paused -= {split.split_id for split in splits_to_resume}
+            self.script.changed.notify_all()
+
+    def wake_up(self) -> None:
+        with self.script.changed:
+            self.script.wake_ups += 1
+            self.woken = True
+            self.script.changed.notify_all()
+
+    def close(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        with self.script.changed:
+            self.script.closed.append(self)
+            self.script.changed.notify_all()
+
+
+class CannotPause(ScriptedSplitReader):
+    pause_or_resume_splits = SplitReader.pause_or_resume_splits  # type: ignore[assignment]
+
+
+class _SplitOutput(SourceOutput):
+    def __init__(self, log: list[tuple[str, object]], split_id: str) -> None:
+        self.log = log
+        self.split_id = split_id
+
+    def emit_batch(self, batch: pa.RecordBatch) -> None:
+        self.log.append((self.split_id, batch.column(0).to_pylist()))
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        self.log.append((self.split_id, ("watermark", timestamp_ms)))
+
+    def mark_idle(self) -> None:
+        self.log.append((self.split_id, "idle"))
+
+
+class LoggingOutput(_SplitOutput, ReaderOutput):
+    """Remembers what was emitted and released, by split, in order."""
+
+    def __init__(self) -> None:
+        super().__init__([], "reader")
+
+    def create_output_for_split(self, split_id: str) -> SourceOutput:
+        return _SplitOutput(self.log, split_id)
+
+    def release_output_for_split(self, split_id: str) -> None:
+        self.log.append((split_id, "released"))
+
+    def rows(self, split_id: str | None = None) -> list[int]:
+        return [n for each, rows in self.log if isinstance(rows, list) and split_id in (None, each) for n in rows]
+
+
+class Driven:
+    """A source reader, its script, its output and what it requested."""
+
+    def __init__(self, reader_type: type[SourceReaderBase[Numbers]], options: ReaderOptions | None = None) -> None:
+        self.script = Script()
+        self.output = LoggingOutput()
+        self.requests = 0
+        context = SourceReaderContext(
+            subtask=0, schema=SCHEMA, host=None, request_split=self._request, send_event=lambda event: None
+        )
+        self.reader = reader_type(self.script.make, context, options)
+        self.reader.start()
+
+    def _request(self) -> None:
+        self.requests += 1
+
+    def add(self, *split_ids: str) -> None:
+        self.reader.add_splits([Numbers(split_id=split_id) for split_id in split_ids])
+
+    def poll(self) -> InputStatus:
+        return self.reader.poll_next(self.output)
+
+    def poll_until(self, what: Callable[[], bool]) -> None:
+        """Poll as a task does, waiting on `available`, until ``what`` holds."""
+        while not what():
+            if self.poll() is InputStatus.NOTHING_AVAILABLE and not what():
+                self.reader.available().result(TIMEOUT_S)
+
+    def poll_to_end(self) -> None:
+        while (status := self.poll()) is not InputStatus.END_OF_INPUT:
+            if status is InputStatus.NOTHING_AVAILABLE:
+                self.reader.available().result(TIMEOUT_S)
