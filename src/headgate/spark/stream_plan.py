@@ -121,8 +121,9 @@ class StreamPlanner:
         first = start == INITIAL and bool(self._in_progress)
         if not ranges and not first:
             return start
-        for planned in ranges:
-            self._advance(planned)
+        finished = [planned.split.split_id for planned in ranges if self._advance(planned)]
+        if finished:
+            enumerator.notify_splits_finished(finished)
         self._number += 1
         offset = Offset(
             source=self._source.name,
@@ -317,7 +318,8 @@ class StreamPlanner:
             )
         return ranges
 
-    def _advance(self, planned: PlannedRange[Split]) -> None:
+    def _advance(self, planned: PlannedRange[Split]) -> bool:
+        """Move a split behind what was planned of it; return whether it is finished."""
         split_id = planned.split.split_id
         each = self._in_progress[split_id]
         if planned.rest is not None:
@@ -328,6 +330,8 @@ class StreamPlanner:
                 self._at_target.add(split_id)
         else:
             del self._in_progress[split_id]
+            return True
+        return False
 
     # -- offsets --------------------------------------------------------------------------------------------------
 

@@ -1,1 +1,5 @@
-"""TODO"""
+"""The adapter that makes a `Source` of a `SimpleSource` class."""
+
+from headgate.connectors.simple.source import SimpleSourceAdapter, adapt
+
+__all__ = ["SimpleSourceAdapter", "adapt"]

@@ -1,0 +1,147 @@
+"""The enumerator of a `SimpleSource`: lists the author's splits, and hands out those that are new.
+
+Never: call the author's code on the enumerator's thread, or assign an id that is known already.
+
+A bounded read lists once and is pulled. An unbounded one lists again and again and is pushed: each new split goes to
+the reader with the fewest, as soon as every reader has registered.
+
+Follows FLIP-27, "Split Enumerator".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from headgate.connectors.simple.split import SimpleSplit, SimpleState
+from headgate.errors import InternalError
+from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+
+
+class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
+    """Hands out the splits of a `SimpleSource`.
+
+    Parameters
+    ----------
+    context
+        The runtime.
+    list_splits
+        Returns all split ids there are; may block.
+    discovery_interval_ms
+        Time from one listing to the next, in milliseconds.
+    finite_splits
+        Whether splits end by themselves in an unbounded read.
+    state
+        What to go on from, or None to start afresh.
+    """
+
+    def __init__(
+        self,
+        context: SplitEnumeratorContext[SimpleSplit],
+        list_splits: Callable[[], Sequence[str]],
+        *,
+        discovery_interval_ms: int,
+        finite_splits: bool,
+        state: SimpleState | None = None,
+    ) -> None:
+        state = state or SimpleState()
+        self._context = context
+        self._list_splits = list_splits
+        self._discovery_interval_ms = discovery_interval_ms
+        self._bounded = context.boundedness is Boundedness.BOUNDED
+        self._finite = self._bounded or finite_splits
+        self._known = dict.fromkeys(state.known)
+        self._pending = {split.split_id: split for split in state.pending}
+        self._listed = state.listed
+        self._finished = dict.fromkeys(state.finished)
+        self._waiting: dict[int, None] = {}
+        self._assigned: Counter[int] = Counter()
+
+    def start(self) -> None:
+        """Begin to list splits: once for a bounded read, for ever for an unbounded one."""
+        if not self._bounded:
+            self._context.call_async(self._list_splits, self._on_listed, period_ms=self._discovery_interval_ms)
+        elif not self._listed:
+            self._context.call_async(self._list_splits, self._on_listed)
+
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        """Assign the next split; say that there is none, if the read is bounded; else note the request."""
+        if self._bounded:
+            self._waiting[subtask] = None
+        self._assign()
+
+    def add_reader(self, subtask: int) -> None:
+        """Assign what is pending. The reader holds nothing, also if it was here before."""
+        self._assigned[subtask] = 0
+        self._waiting.pop(subtask, None)
+        self._assign()
+
+    def add_splits_back(self, splits: Sequence[SimpleSplit], subtask: int) -> None:
+        """Take splits back and give them to whoever waits. One that was finished in the meantime is not so any more."""
+        for split in splits:
+            self._pending[split.split_id] = split
+            self._known[split.split_id] = None
+            self._finished.pop(split.split_id, None)
+        self._assigned[subtask] = 0
+        self._waiting.pop(subtask, None)
+        self._assign()
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        """Note which ids to forget once the author lists them no more, so that the state stays small."""
+        for split_id in split_ids:
+            if split_id in self._known:
+                del self._known[split_id]
+                self._finished[split_id] = None
+
+    def snapshot_state(self, checkpoint_id: int) -> SimpleState:
+        """Return the ids that must not be assigned again, and the pending splits."""
+        return SimpleState(
+            known=tuple(self._known),
+            finished=tuple(self._finished),
+            pending=tuple(self._pending.values()),
+            listed=self._listed,
+        )
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _on_listed(self, listed: Sequence[str] | None, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+        if listed is None:
+            raise InternalError("A listing of splits ended with neither splits nor an error.")
+        self._listed = True
+        still_listed = set(listed)
+        self._finished = {split_id: None for split_id in self._finished if split_id in still_listed}
+        for split_id in listed:
+            if split_id not in self._known and split_id not in self._finished:
+                self._known[split_id] = None
+                self._pending[split_id] = SimpleSplit(split_id=split_id, finite=self._finite)
+        self._assign()
+
+    def _assign(self) -> None:
+        if self._bounded:
+            self._answer_requests()
+        elif len(self._context.registered_readers) >= self._context.current_parallelism:
+            self._push()
+
+    def _answer_requests(self) -> None:
+        for subtask in list(self._waiting):
+            if self._pending:
+                split = self._pending.pop(next(iter(self._pending)))
+                self._context.assign_split(split, subtask)
+            elif self._listed:
+                self._context.signal_no_more_splits(subtask)
+            else:
+                return
+            del self._waiting[subtask]
+
+    def _push(self) -> None:
+        assignment: dict[int, list[SimpleSplit]] = {}
+        for split in self._pending.values():
+            subtask = min(self._context.registered_readers, key=lambda each: (self._assigned[each], each))
+            self._assigned[subtask] += 1
+            assignment.setdefault(subtask, []).append(split)
+        self._pending.clear()
+        if assignment:
+            self._context.assign_splits(assignment)
