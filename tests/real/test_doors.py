@@ -155,9 +155,7 @@ def test_a_running_stream_finds_new_splits_and_stays_silent_when_idle(
 def test_read_limits_bound_every_batch(spark: SparkSession, lists: Lists, tmp_path: Path) -> None:
     headgate.register(spark, Numbers)
     lists.set(a=20, b=9)
-    frame = (
-        spark.readStream.format("numbers").option("folder", str(lists.folder)).option("maxRowsPerTrigger", 6).load()
-    )
+    frame = spark.readStream.format("numbers").option("folder", str(lists.folder)).option("maxRowsPerTrigger", 6).load()
     query = run_available_now(frame, tmp_path)
     sizes = [progress.numInputRows for progress in query.recentProgress]
     assert max(sizes) <= 6

@@ -160,9 +160,7 @@ def test_a_file_that_shrank_is_named(spark: SparkSession, tmp_path: Path) -> Non
     folder = tmp_path / "in"
     folder.mkdir()
     lines(folder / "shrinks.csv", 1000)
-    frame = (
-        spark.readStream.format("headgate.files").option("fileFormat", "csv").schema(SCHEMA).load(str(folder))
-    )
+    frame = spark.readStream.format("headgate.files").option("fileFormat", "csv").schema(SCHEMA).load(str(folder))
 
     def fail(_: DataFrame, __: int) -> None:
         raise RuntimeError("the sink is down")

@@ -72,6 +72,7 @@ class SimpleSourceAdapter(Source[SimpleSplit, SimpleState]):
         self._user_class = user_class
         self._clock_ms = clock_ms
         self._turn = 0
+        self._quiet_until_ms: dict[str, int] = {}
 
     def schema(self) -> str:
         """Return what the class declares."""
@@ -107,8 +108,12 @@ class SimpleSourceAdapter(Source[SimpleSplit, SimpleState]):
         """Find a stop for each split: by the class's ``latest``, or by reading ahead.
 
         A limit of rows is kept by reading ahead too, because only that counts rows. Of the other limits only
-        ``max_planning_ms`` means anything here.
+        ``max_planning_ms`` means anything here. A split that had nothing new is left alone for ``pollInterval``: Spark
+        plans a hundred times a second while nothing comes.
         """
+        began_ms = self._clock_ms()
+        if limits.max_planning_ms is not None:
+            splits = [split for split in splits if self._quiet_until_ms.get(split.split_id, began_ms) <= began_ms]
         source = self._user_source(None)
         has_latest = hasattr(self._user_class, "latest")
         ranges: dict[str, PlannedRange[SimpleSplit]] = {}
@@ -136,6 +141,10 @@ class SimpleSourceAdapter(Source[SimpleSplit, SimpleState]):
             stop = each.split.stop if done and each.split.has_stop else each.position
             if stop != each.split.position or done:
                 ranges[each.split.split_id] = _range(each.split, stop, done=done)
+        quiet_until_ms = began_ms + self.options["pollInterval"]
+        self._quiet_until_ms = {
+            each: until_ms for each, until_ms in self._quiet_until_ms.items() if until_ms > began_ms
+        } | {split.split_id: quiet_until_ms for split in splits if split.split_id not in ranges}
         return [ranges[split.split_id] for split in splits if split.split_id in ranges]
 
     def _enumerator(

@@ -460,3 +460,32 @@ def test_the_reader_refuses_batches_of_another_schema() -> None:
     harness = SourceHarness(adapt(of(Changing, {"a": [1]}))({}), schema=SCHEMA)
     with harness, pytest.raises(ConnectorContractError, match=r"Changing\.read of split 'a' .* the columns are n"):
         harness.run_to_end()
+
+
+@pytest.mark.parametrize("user_class", [Pages, WithLatest])
+def test_planning_leaves_a_quiet_split_alone_for_its_poll_interval(user_class: type[Pages]) -> None:
+    calls: list[str] = []
+
+    class Counted(user_class):  # type: ignore[misc, valid-type]
+        contents: ClassVar[dict[str, list[int]]] = {"a": []}
+
+        def read(self, split_id, position):
+            calls.append(split_id)
+            return super().read(split_id, position)
+
+        if hasattr(user_class, "latest"):
+
+            def latest(self, split_id):
+                calls.append(split_id)
+                return super().latest(split_id)
+
+    now_ms = [0]
+    source = SimpleSourceAdapter(Counted, {"pollInterval": "1 second"}, clock_ms=lambda: now_ms[0])
+    split = SimpleSplit(split_id="a")
+    for now_ms[0] in range(0, 1000, 10):
+        assert source.plan_ranges([split], PlanLimits(max_planning_ms=1000), now_ms[0]) == []
+    assert len(calls) == 1
+    Counted.contents["a"].append(3)
+    assert source.plan_ranges([split], PlanLimits(max_planning_ms=1000), 0) == []
+    now_ms[0] = 1000
+    assert len(source.plan_ranges([split], PlanLimits(max_planning_ms=1000), 0)) == 1

@@ -1,0 +1,84 @@
+"""Every program in examples/ runs as a script, and the ones about flights say what is in the data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+HEADER = "year,month,day,dep_delay,carrier,flight,origin,time_hour\n"
+LINES = {
+    "EWR": ["2013,1,1,2,UA,1545,EWR,2013-01-01T10:00:00Z", "2013,1,1,NA,UA,1714,EWR,2013-01-01T10:00:00Z"],
+    "JFK": ["2013,1,1,10,AA,1141,JFK,2013-01-01T10:00:00Z"],
+    "LGA": ["2013,1,1,-4,DL,461,LGA,2013-01-01T11:00:00Z", "2013,1,2,6,UA,1696,LGA,2013-01-02T10:00:00Z"],
+}
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Path:
+    """Return a folder with one small file per airport."""
+    folder = tmp_path / "flights"
+    folder.mkdir()
+    for airport, lines in LINES.items():
+        (folder / f"flights-{airport}.csv").write_text(HEADER + "\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Return a function that runs an example as a user would, in an empty folder, and returns what it printed."""
+
+    def run(name: str, *arguments: object) -> str:
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)],
+            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+        return done.stdout
+
+    return run
+
+
+def rows_of(shown: str) -> list[list[str]]:
+    """Return the cells of a table that `DataFrame.show` printed, without its heading."""
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def test_flights_batch(run: Run, flights: Path) -> None:
+    assert rows_of(run("flights_batch.py", flights)) == [
+        ["AA", "1", "10.0"],
+        ["UA", "3", "4.0"],
+        ["DL", "1", "-4.0"],
+    ]
+
+
+def test_flights_sql(run: Run, flights: Path) -> None:
+    assert rows_of(run("flights_sql.py", flights)) == [
+        ["EWR", "2", "2.0"],
+        ["JFK", "1", "10.0"],
+        ["LGA", "2", "1.0"],
+    ]
+
+
+def test_flights_stream_reads_only_what_is_new(run: Run, flights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "read 5 new flights; the table has 5" in run("flights_stream.py", flights, out)
+    (flights / "flights-more.csv").write_text(HEADER + "2013,2,1,1,B6,725,JFK,2013-02-01T10:00:00Z\n")
+    assert "read 1 new flights; the table has 6" in run("flights_stream.py", flights, out)
+
+
+@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith("flights_")])
+def test_other_examples(run: Run, name: str) -> None:
+    """The examples that need no input run to their end and print something."""
+    assert run(name).strip()

@@ -1,0 +1,134 @@
+"""The order of the package: imports point one way, and the public names are the ones that are documented."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headgate
+import headgate.source
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+PACKAGE = SRC / "headgate"
+
+# Each folder with what it may import of headgate: the data's way, from the contract down to Spark.
+MAY_IMPORT = {
+    "source": {"errors", "source"},
+    "readers": {"errors", "source", "readers"},
+    "assigners": {"errors", "source", "assigners"},
+    "connectors": {"errors", "source", "readers", "assigners", "connectors"},
+    "task": {"errors", "source", "readers", "task"},
+    "testing": {"errors", "source", "readers", "connectors", "task", "testing"},
+}
+WITHOUT_SPARK = ("source", "readers", "assigners", "connectors", "task", "errors.py")
+
+
+CONTRACT = [
+    "Boundedness",
+    "FetchedBatch",
+    "InputStatus",
+    "OptionSpec",
+    "Options",
+    "PlanLimits",
+    "PlannedRange",
+    "ReaderInfo",
+    "ReaderOutput",
+    "Remaining",
+    "Source",
+    "SourceEvent",
+    "SourceOutput",
+    "SourceReader",
+    "SourceReaderContext",
+    "Split",
+    "SplitEnumerator",
+    "SplitEnumeratorContext",
+    "SplitReader",
+    "SupportsBoundedPlans",
+    "SupportsEventTimeSeek",
+    "SupportsLag",
+    "SupportsSplitReassignmentOnRecovery",
+    "VersionedSerializer",
+    "WatermarkAlignment",
+    "WatermarkStrategy",
+]
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the full name of every module that a file imports, wherever in the file it does so."""
+    package = path.relative_to(SRC).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            yield name
+            if name == "headgate":
+                yield from (f"headgate.{alias.name}" for alias in node.names)
+
+
+def files_under(*names: str) -> list[Path]:
+    """Return the Python files of these folders or files of the package."""
+    found = []
+    for name in names:
+        path = PACKAGE / name
+        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return found
+
+
+def test_the_walker_sees_imports() -> None:
+    """Guards the tests below: a walker that finds nothing would let everything pass."""
+    assert "headgate.errors" in set(imported_modules(PACKAGE / "source" / "options.py"))
+    assert "pyarrow" in set(imported_modules(PACKAGE / "source" / "source.py"))
+
+
+@pytest.mark.parametrize("path", files_under(*WITHOUT_SPARK), ids=lambda path: str(path.relative_to(SRC)))
+def test_nothing_below_the_doors_imports_pyspark(path: Path) -> None:
+    """The contract, the readers, the connectors and the task are usable and testable without Spark."""
+    tops = {name.split(".")[0] for name in imported_modules(path)}
+    assert not tops & {"pyspark", "py4j"}, f"{path} imports {tops & {'pyspark', 'py4j'}}"
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_point_one_way(folder: str) -> None:
+    """A folder imports only what stands before it in the data's way."""
+    for path in files_under(folder):
+        parts = [name.split(".") for name in imported_modules(path)]
+        # The version is the one thing of the package's root that the folders below may ask for.
+        wanted = {part[1] for part in parts if part[0] == "headgate" and len(part) > 1} - {"__version__"}
+        assert wanted <= MAY_IMPORT[folder], f"{path.relative_to(SRC)} imports {sorted(wanted - MAY_IMPORT[folder])}"
+
+
+def test_connectors_do_not_import_one_another() -> None:
+    """A connector stands alone, so that one can be taken away or copied as a model."""
+    for path in files_under("connectors"):
+        own = path.relative_to(PACKAGE / "connectors").parts[0]
+        for name in imported_modules(path):
+            parts = name.split(".")
+            if parts[:2] == ["headgate", "connectors"] and len(parts) > 2:
+                assert parts[2] == own, f"{path.relative_to(SRC)} imports {name}"
+
+
+def test_shims_import_pyspark_and_headgate_only() -> None:
+    """Spark imports every module named pyspark_*: one that fails to import hides them all (traps, 7)."""
+    shims = sorted(SRC.glob("pyspark_*"))
+    assert shims, "no shim found"
+    for shim in shims:
+        for path in [shim] if shim.is_file() else sorted(shim.rglob("*.py")):
+            tops = {name.split(".")[0] for name in imported_modules(path)} - {"__future__"}
+            assert tops <= {"pyspark", "headgate"}, f"{path.relative_to(SRC)} imports {sorted(tops)}"
+
+
+def test_public_names_of_the_package() -> None:
+    """A name that users may rely on appears or goes only together with this line."""
+    assert sorted(headgate.__all__) == ["SimpleSource", "__version__", "register"]
+
+
+def test_public_names_of_the_contract() -> None:
+    """The contract is what connectors are written against: a change here is a change for all of them."""
+    assert sorted(headgate.source.__all__) == CONTRACT
+    for name in CONTRACT:
+        assert getattr(headgate.source, name).__doc__, f"{name} has no docstring"
