@@ -233,18 +233,16 @@ class Failing(headgate.SimpleSource):
     ("how", "message"),
     [
         ("raises", r"UserFunctionError: .*the server said no"),
-        ("other columns", r"ConnectorContractError: .*'b'"),
+        ("other columns", r"ConnectorContractError: .*columns are b; the schema declares a"),
         ("other type", r"ConnectorContractError: .*'?a'?"),
         ("no pair", r"ConnectorContractError: .*read"),
     ],
 )
 def test_an_own_source_that_breaks_its_promise_is_one_clear_error(spark: SparkSession, how: str, message: str) -> None:
     headgate.register(spark, Failing)
-    began = time.monotonic()
     with pytest.raises(Exception, match=message) as caught:
         spark.read.format("failing").option("how", how).load().collect()
     assert "split 'only'" in str(caught.value) or "'only'" in str(caught.value)
-    assert time.monotonic() - began < 10
 
 
 def test_the_sessions_time_zone_reaches_the_tasks(spark: SparkSession, tmp_path: Path) -> None:

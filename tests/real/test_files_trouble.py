@@ -31,7 +31,9 @@ def fails_soon(pattern: str) -> Iterator[None]:
     began = time.monotonic()
     with pytest.raises(Exception, match=pattern):
         yield
-    assert time.monotonic() - began < 10, "an error must come within 10 s"
+    # A machine that runs four jobs at once on two cores gets twice the time.
+    slow_down = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert time.monotonic() - began < 10 * slow_down, "an error must come within 10 s"
 
 
 def files(spark: SparkSession, file_format: str, path: Path, schema: str | None = SCHEMA, **options: str) -> DataFrame:
