@@ -3,6 +3,7 @@ import random
 
 import pyarrow as pa
 import pytest
+
 from headgate.connectors.files.formats import csv_document
 from headgate.connectors.files.formats.csv import OPTIONS, CsvDocumentFormat
 from headgate.errors import BadDataError, OptionError
@@ -36,7 +37,10 @@ def test_header_with_line_end():
 def test_batches_are_bounded_and_cut_records_are_put_together(monkeypatch, line_end: str, hard: bool):
     monkeypatch.setattr(csv_document, "_CHUNK_BYTES", 64)
     randomness = random.Random(7)
-    expected = [(index, "".join(randomness.choice('xy\n,') for _ in range(randomness.randint(1, 30))) + "z") for index in range(300)]
+    expected = [
+        (index, "".join(randomness.choice("xy\n,") for _ in range(randomness.randint(1, 30))) + "z")
+        for index in range(300)
+    ]
     if hard:
         expected = [(index, text + '"q') for index, text in expected]
     data = "".join(f'{index},"{text}"\n'.replace('"q', '\\"q') for index, text in expected)
@@ -59,6 +63,13 @@ def test_fail_fast_names_the_byte(monkeypatch, line_end: bytes):
     with pytest.raises(BadDataError, match=r"x\.csv") as caught:
         read(good + b'x,"y"' + line_end + good, mode="FAILFAST")
     assert caught.value.byte_offset == len(good)
+
+
+def test_a_byte_order_mark_is_no_data_but_counts_as_bytes():
+    assert rows(read(b"\xef\xbb\xbf1,a\n")) == [(1, "a")]
+    with pytest.raises(BadDataError) as caught:
+        read(b"\xef\xbb\xbf1,a\nx,b\n", mode="FAILFAST")
+    assert caught.value.byte_offset == 7
 
 
 def test_corrupt_records_keep_their_line_ends():

@@ -1,5 +1,6 @@
 import pyarrow as pa
 import pytest
+
 from headgate.connectors.files.formats.csv import OPTIONS, infer_csv_schema
 from headgate.source.options import Options
 

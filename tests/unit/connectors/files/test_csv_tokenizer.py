@@ -1,4 +1,5 @@
 import pytest
+
 from headgate.connectors.files.formats.csv_tokenizer import Dialect, Tokenizer
 from headgate.errors import BadDataError
 

@@ -135,6 +135,13 @@ def test_batches_of_wide_rows_are_short(monkeypatch):
     assert sum(batch.num_rows for batch in batches) == 500
 
 
+def test_batches_of_long_values_from_a_dictionary_are_short():
+    data = pa.table({"x": ["x" * 20_000] * 5000})
+    batches = list(parquet_units(parquet_bytes(data, 5000), data.schema).read_unit(0, 0))
+    assert max(batch.nbytes for batch in batches) <= parquet.BATCH_BYTES
+    assert sum(batch.num_rows for batch in batches) == 5000
+
+
 def test_rows_above_the_limit_are_an_error(monkeypatch):
     monkeypatch.setattr(parquet, "MAX_BATCH_BYTES", 500)
     data = pa.table({"x": [np.random.default_rng(n).bytes(1000) for n in range(3)]})

@@ -110,13 +110,13 @@ def test_latest_first_reverses_the_order(put, harness_of):
     assert held(harness) == ["c", "b", "a"]
 
 
-def test_latest_first_with_limits_never_takes_old_files_for_too_old(put, harness_of):
+def test_latest_first_never_takes_old_files_for_too_old(put, harness_of):
     put("old", 1)
     put("new", 30 * DAY_S)
-    harness = harness_of(latestFirst="true", maxFilesPerTrigger="1")
+    harness = harness_of(latestFirst="true")
     harness.run_next_call()
     harness.request_split(0)
-    again = harness_of(latestFirst="true", maxFilesPerTrigger="1", state=harness.snapshot())
+    again = harness_of(latestFirst="true", state=harness.snapshot())
     again.run_next_call()
     again.request_split(0)
     assert held(again) == ["old"]

@@ -128,3 +128,9 @@ def test_a_path_that_does_not_exist_is_an_error_that_names_it(tmp_path, listing_
 
 def test_a_glob_may_match_nothing_yet(tmp_path, listing_of):
     assert listing_of("d/*.csv", globs_may_be_empty=True).list_files() == []
+
+
+def test_the_innermost_run_of_partition_folders_counts(tmp_path, listing_of):
+    put(tmp_path, "d/sub/year=2026/a")
+    put(tmp_path, "d/sub/year=2027/deep/b")
+    assert [each.partitions for each in listing_of("d").list_files()] == [(("year", "2026"),), (("year", "2027"),)]

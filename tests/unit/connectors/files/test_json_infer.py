@@ -32,6 +32,7 @@ def test_nested_types_are_merged_field_by_field() -> None:
         ("99999999999999999999", "1.5", pa.float64()),
         ('""', "1", pa.int64()),
         ("[1]", "{}", pa.string()),
+        ("9" * 10_000, "1", pa.float64()),
     ],
 )
 def test_the_union_does_not_depend_on_the_order(one: str, other: str, both: pa.DataType) -> None:

@@ -48,6 +48,10 @@ class LineFormat(ABC):
     header: bool = False
     """Whether each file's first line is a header, kept out of the data and handed over with every block."""
 
+    def is_header(self, line: bytes) -> bool:
+        """Return whether a line may be the header; those before it are skipped. The default: it is not blank."""
+        return bool(line.strip())
+
     @abstractmethod
     def decode(self, block: LineBlock) -> pa.RecordBatch:
         """Return the rows of a block, with exactly the schema that the format was made for.
@@ -67,6 +71,10 @@ class UnitFile(ABC):
     @abstractmethod
     def num_units(self) -> int:
         """How many row groups, stripes or record batches the file has."""
+
+    @abstractmethod
+    def rows_of_unit(self, unit: int) -> int:
+        """Return how many rows a unit has, about where the file does not tell."""
 
     @abstractmethod
     def read_unit(self, unit: int, first_row: int) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,1 @@
+"""Benches: Headgate beside Spark's own readers, in one run, on the same data and with the same program."""

@@ -1,0 +1,76 @@
+"""Which column of the schema is where in the lines of a file, by its header.
+
+Never: read lines other than the header.
+
+Follows Spark 4.3's ``CSVHeaderChecker`` and ``CSVUtils.makeSafeHeader``, and ``docs/files-differences.md``: with a
+header, columns are found by name, where Spark goes by position and leaves it to the user that the order is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headgate.connectors.files.formats.csv_options import CsvSettings
+from headgate.connectors.files.formats.csv_rows import FileColumns
+from headgate.connectors.files.formats.csv_tokenizer import Tokenizer, Tokens
+from headgate.errors import BadDataError
+
+
+def header_names(header: bytes, settings: CsvSettings, tokenizer: Tokenizer) -> list[str]:
+    """Return the names of the columns of a file with a header line."""
+    text = header.decode(settings.encoding, "replace").removeprefix("\ufeff")
+    if settings.dialect.is_skipped(text):
+        return []
+    return safe_names(tokenizer.line(text), settings)
+
+
+def safe_names(tokens: Tokens, settings: CsvSettings) -> list[str]:
+    """Return usable names: one that is missing or that another column has too gets its number."""
+    if not settings.header:
+        return [f"_c{index}" for index in range(len(tokens))]
+    lower = [(token or "").lower() for token in tokens]
+    names = []
+    for index, token in enumerate(tokens):
+        if not token or token == settings.dialect.null_value:
+            names.append(f"_c{index}")
+        elif lower.count(token.lower()) > 1:
+            names.append(f"{token}{index}")
+        else:
+            names.append(token)
+    return names
+
+
+def map_columns(
+    schema: pa.Schema, corrupt_index: int | None, names: Sequence[str] | None, settings: CsvSettings, path: str
+) -> FileColumns:
+    """Return where each column of the schema is.
+
+    Raises
+    ------
+    BadDataError
+        The header has not every column, and not as many as the schema either.
+    """
+    wanted = [field.name for index, field in enumerate(schema) if index != corrupt_index]
+    if names is None or not names:
+        return _by_position(schema, corrupt_index, len(wanted))
+    places: dict[str, int] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name.lower(), place)
+    missing = [name for name in wanted if name.lower() not in places]
+    if not missing:
+        indexes = [None if i == corrupt_index else places[field.name.lower()] for i, field in enumerate(schema)]
+        return FileColumns(len(names), tuple(indexes))
+    if settings.enforce_schema and len(names) == len(wanted):
+        return _by_position(schema, corrupt_index, len(wanted))
+    raise BadDataError(
+        f"The header of {path} has not the columns {', '.join(map(repr, missing))}. It has: {', '.join(names)}. Name "
+        "the columns of the schema as the header does, or give as many as the header has, to match them by position.",
+        path=path, byte_offset=0, missing=missing, header=list(names),
+    )  # fmt: skip
+
+
+def _by_position(schema: pa.Schema, corrupt_index: int | None, count: int) -> FileColumns:
+    position = iter(range(count))
+    return FileColumns(count, tuple(None if i == corrupt_index else next(position) for i in range(len(schema))))

@@ -1,0 +1,214 @@
+"""Infers the schema of JSON records as Spark does: the narrowest type that holds every value seen, field by field.
+
+Never: read more than the sample it is given.
+
+Follows Spark 4.3's ``JsonInferSchema``. The types that only exist while inferring are Arrow's null type (nothing but
+null or empty strings so far) and struct types without fields; both are replaced or dropped at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.connectors.files.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
+from headgate.connectors.files.formats.json_parser import big_decimal
+from headgate.connectors.files.formats.json_records import records_of
+from headgate.connectors.files.formats.shared_options import DROPMALFORMED, FAILFAST
+from headgate.connectors.files.formats.values import cast_strings
+from headgate.errors import BadDataError
+
+_MOST_DIGITS = 38
+_UTC_TIMESTAMP = pa.timestamp("us", "UTC")
+_EMPTY = pa.struct([])
+
+
+def infer_json_schema(sample: bytes, options: Mapping[str, Any]) -> pa.Schema:
+    """Return the schema of a sample: its fields in the order of their names.
+
+    Parameters
+    ----------
+    sample
+        Whole lines of a file, or a whole document with ``multiLine``; a byte order mark is already gone.
+    options
+        Parsed values of the format's ``OPTIONS``, by name.
+
+    Raises
+    ------
+    BadDataError
+        A record is malformed and ``mode`` is ``FAILFAST``, or two fields differ in nothing but case.
+    """
+    infer = _Inference(options)
+    root: pa.DataType = _EMPTY
+    for start, record in records_of(sample, options):
+        root = infer.with_record(root, record, start)
+    final = infer.final_type(root)
+    fields = list(final.fields) if final is not None and pa.types.is_struct(final) else []
+    _refuse_ambiguity(fields)
+    return pa.schema(fields)
+
+
+def _refuse_ambiguity(fields: list[pa.Field]) -> None:
+    seen: dict[str, str] = {}
+    for field in fields:
+        twin = seen.get(field.name.lower())
+        seen[field.name.lower()] = field.name
+        if twin is not None:
+            raise BadDataError(
+                f"The JSON fields {twin!r} and {field.name!r} would be one column in Spark, which does not tell names "
+                "by case: give a schema that has one of them.",
+                path=None, byte_offset=None,
+            )  # fmt: skip
+
+
+class _Inference:
+    """The types of values and of their union, under one set of options."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._dialect = JsonDialect.of(options)
+        self._corrupt_column: str = options["columnNameOfCorruptRecord"]
+        self._corrupt_type = pa.struct([pa.field(self._corrupt_column, pa.string())])
+        self._is_timestamp = functools.lru_cache(maxsize=4096)(self._read_timestamp)
+
+    def with_record(self, root: pa.DataType, record: bytes, start: int) -> pa.DataType:
+        """Return the type of all records so far and one more."""
+        try:
+            cursor = JsonCursor(record, self._dialect)
+            found = self._type_of(cursor) if cursor.peek() else pa.null()
+        except (MalformedRecordError, RecursionError):
+            found = None
+        while found is not None and pa.types.is_list(found):
+            found = found.value_type
+        if found is not None and pa.types.is_null(found):
+            return root
+        if found is None or not pa.types.is_struct(found):
+            if self._options["mode"] == FAILFAST:
+                shown = record[:80].decode("utf-8", "replace")
+                raise BadDataError(
+                    f"The JSON record at byte {start} of the sample is no object: {shown!r}. Correct the file, or set "
+                    "mode to PERMISSIVE or DROPMALFORMED.",
+                    path=None, byte_offset=start,
+                )  # fmt: skip
+            if self._options["mode"] == DROPMALFORMED:
+                return root
+            found = self._corrupt_type
+        return self._union(root, found)
+
+    def _type_of(self, cursor: JsonCursor) -> pa.DataType:
+        character = cursor.peek()
+        if character == "{":
+            return self._object_type(cursor)
+        if character == "[":
+            element = pa.null()
+
+            def on_element() -> None:
+                nonlocal element
+                element = self._union(element, self._type_of(cursor))
+
+            cursor.elements(on_element)
+            return pa.list_(pa.field("element", element))
+        return self._token_type(cursor.token())
+
+    def _object_type(self, cursor: JsonCursor) -> pa.DataType:
+        types: dict[str, pa.DataType] = {}
+
+        def on_field(name: str) -> None:
+            found = self._type_of(cursor)
+            types[name] = self._union(types[name], found) if name in types else found
+
+        cursor.fields(on_field)
+        return _struct(types)
+
+    def _token_type(self, token: JsonToken) -> pa.DataType:
+        if token.kind == "null" or (token.kind == "string" and not token.text):
+            return pa.null()
+        if token.kind == "string":
+            return self._string_type(token.text)
+        if self._options["primitivesAsString"]:
+            return pa.string()
+        if token.kind == "boolean":
+            return pa.bool_()
+        if token.kind == "integer":
+            is_long = len(token.text) <= 20 and -(2**63) <= int(token.text) < 2**63
+            return pa.int64() if is_long else _decimal_type(token.text) or pa.float64()
+        if self._options["prefersDecimal"]:
+            if not token.text[-1].isdigit():
+                raise MalformedRecordError  # NaN and Infinity are no decimals, which Spark takes for a bad record
+            return _decimal_type(token.text) or pa.float64()
+        return pa.float64()
+
+    def _string_type(self, text: str) -> pa.DataType:
+        if self._options["prefersDecimal"]:
+            found = _decimal_type(text.replace(",", ""))
+            if found is not None:
+                return found
+        if self._options["inferTimestamp"] and self._is_timestamp(text):
+            return _UTC_TIMESTAMP
+        return pa.string()
+
+    def _read_timestamp(self, text: str) -> bool:
+        _, bad = cast_strings(pa.array([text]), _UTC_TIMESTAMP, self._options, "UTC")
+        return bad is None
+
+    def _union(self, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+        """Return the narrowest type that holds the values of both."""
+        if one == other or pa.types.is_null(other):
+            return one
+        if pa.types.is_null(one):
+            return other
+        if pa.types.is_struct(one) and pa.types.is_struct(other):
+            types = {field.name: field.type for field in one.fields}
+            for field in other.fields:
+                types[field.name] = self._union(types[field.name], field.type) if field.name in types else field.type
+            return _struct(types)
+        if pa.types.is_list(one) and pa.types.is_list(other):
+            return pa.list_(pa.field("element", self._union(one.value_type, other.value_type)))
+        return _number_union(one, other) or pa.string()
+
+    def final_type(self, data_type: pa.DataType) -> pa.DataType | None:
+        """Return a type without the parts that only exist while inferring; None if nothing is left."""
+        if pa.types.is_struct(data_type):
+            kept = [(field.name, self.final_type(field.type)) for field in data_type.fields if field.name]
+            fields = [pa.field(name, found) for name, found in kept if found is not None]
+            return pa.struct(fields) if fields else None
+        if pa.types.is_list(data_type):
+            element = self.final_type(data_type.value_type)
+            return None if element is None else pa.list_(pa.field("element", element))
+        if pa.types.is_null(data_type):
+            return None if self._options["dropFieldIfAllNull"] else pa.string()
+        return data_type
+
+
+def _struct(types: Mapping[str, pa.DataType]) -> pa.DataType:
+    return pa.struct([pa.field(name, types[name]) for name in sorted(types)])
+
+
+def _decimal_type(text: str) -> pa.DataType | None:
+    """Return the decimal type that just holds a number, None if there is none or the text is no number."""
+    value = big_decimal(text)
+    if value is None:
+        return None
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)
+    digits = len(value.as_tuple().digits)
+    if exponent > 0:
+        digits, exponent = digits + exponent, 0
+    precision = max(digits, -exponent)
+    return pa.decimal128(precision, -exponent) if precision <= _MOST_DIGITS else None
+
+
+def _number_union(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds two kinds of numbers, None if one of them is no number."""
+    pair = (one, other)
+    if not all(t == pa.int64() or t == pa.float64() or pa.types.is_decimal(t) for t in pair):
+        return None
+    if pa.float64() in pair:
+        return pa.float64()
+    decimals = [pa.decimal128(20, 0) if t == pa.int64() else t for t in pair]
+    scale = max(t.scale for t in decimals)
+    whole = max(t.precision - t.scale for t in decimals)
+    return pa.decimal128(whole + scale, scale) if whole + scale <= _MOST_DIGITS else pa.float64()

@@ -1,0 +1,237 @@
+"""The source `headgate.files`: files in folders, as they are or as they come.
+
+Never: open a file in the constructor, or keep one open.
+
+Follows FLIP-27, "Core Public Interfaces"; Spark 4.3's file sources for what the options mean.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+
+from headgate.connectors.files.compression import codec_of
+from headgate.connectors.files.enumerator import STATE_SERIALIZER, EnumeratorSettings, FilesEnumerator, FilesState
+from headgate.connectors.files.file_cursor import FileReadSettings, Format
+from headgate.connectors.files.file_systems import resolve_paths
+from headgate.connectors.files.formats.arrow_ipc import ArrowFormat
+from headgate.connectors.files.formats.base import DocumentFormat, LineFormat
+from headgate.connectors.files.formats.csv import CsvDocumentFormat, CsvFormat
+from headgate.connectors.files.formats.json import JsonDocumentFormat, JsonFormat
+from headgate.connectors.files.formats.orc import OrcFormat
+from headgate.connectors.files.formats.parquet import ParquetFormat
+from headgate.connectors.files.formats.text import TextDocumentFormat, TextFormat
+from headgate.connectors.files.inference import infer_data_schema
+from headgate.connectors.files.lines import BLOCK_BYTES, can_be_cut
+from headgate.connectors.files.listing import FileListing
+from headgate.connectors.files.options import FORMAT_OPTIONS, GENERAL_OPTIONS, NAME, specs_for
+from headgate.connectors.files.partitions import infer_partition_fields
+from headgate.connectors.files.row_filter import RowFilter
+from headgate.connectors.files.row_limits import plan_rows
+from headgate.connectors.files.split import SPLIT_SERIALIZER, FileSplit
+from headgate.connectors.files.split_reader import FileSplitReader
+from headgate.readers import SequentialReader
+from headgate.source.enumerator import Boundedness, SplitEnumeratorContext
+from headgate.source.options import Options, OptionSpec
+from headgate.source.reader import SourceReader, SourceReaderContext
+from headgate.source.serialization import VersionedSerializer
+from headgate.source.source import PlanLimits, PlannedRange, Source
+
+_ANY_COLUMN = pa.schema([pa.field("value", pa.string())])
+
+
+def _all_specs() -> tuple[OptionSpec, ...]:
+    by_name = {spec.name: spec for specs in (GENERAL_OPTIONS, *FORMAT_OPTIONS.values()) for spec in specs}
+    return tuple(by_name.values())
+
+
+class FilesSource(Source[FileSplit, FilesState]):
+    """Reads text, CSV, JSON lines, Parquet, ORC and Arrow IPC files.
+
+    Parameters
+    ----------
+    options
+        See ``docs/files.md``.
+    """
+
+    name: ClassVar[str] = NAME
+    option_specs: ClassVar[Sequence[OptionSpec]] = _all_specs()
+    split_serializer: ClassVar[VersionedSerializer[FileSplit]] = SPLIT_SERIALIZER
+    state_serializer: ClassVar[VersionedSerializer[FilesState]] = STATE_SERIALIZER
+    block_bytes: ClassVar[int] = BLOCK_BYTES
+    """How much of a file of lines becomes one batch, about."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = Options.parse(self.name, specs_for(options), options)
+        if self.options["fileFormat"] is None:
+            raise self.options.error("fileFormat", f"is required: one of {', '.join(FORMAT_OPTIONS)}.")
+        if not self._paths():
+            raise self.options.error("path", "is required: a file, a folder or a glob.")
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of the files and of their folders, as Spark would infer them. Reads files."""
+        file_system, listing = self._listing(Boundedness.BOUNDED)
+        files = listing.list_files()
+        if not files:
+            raise self.options.error(
+                "path", f"names no file with content ({', '.join(listing.roots)}), so that columns cannot be told. "
+                "Give a schema."
+            )  # fmt: skip
+        fmt = self._format(_ANY_COLUMN, "UTC", None)
+        data = infer_data_schema(files, file_system, self.options, fmt if isinstance(fmt, LineFormat) else None)
+        folders = infer_partition_fields((each.partitions for each in files), self._time_zone() or "UTC")
+        by_lower = {field.name.lower(): field for field in folders}
+        # As in Spark, a column that both have stands where the file has it and has the folder's type and values.
+        fields = [by_lower.pop(field.name.lower(), field) for field in data]
+        return pa.schema([field.with_nullable(True) for field in (*fields, *by_lower.values())])
+
+    def create_enumerator(self, context: SplitEnumeratorContext[FileSplit]) -> FilesEnumerator:
+        """Return an enumerator that has seen no file."""
+        return self._enumerator(context, None)
+
+    def restore_enumerator(self, context: SplitEnumeratorContext[FileSplit], state: FilesState) -> FilesEnumerator:
+        """Return an enumerator that has seen the files of ``state``."""
+        return self._enumerator(context, state)
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[FileSplit]:
+        """Return a reader that pulls one split after the other."""
+        time_zone = self._time_zone() or context.time_zone or "UTC"
+        row_filter = self._row_filter(context.schema, time_zone)
+        file_system, _ = resolve_paths(self._paths(), "path")
+        settings = FileReadSettings(
+            file_system=file_system,
+            schema=context.schema,
+            time_zone=time_zone,
+            row_filter=row_filter,
+            block_bytes=self.block_bytes,
+            ignore_missing_files=self.options["ignoreMissingFiles"],
+            ignore_corrupt_files=self.options["ignoreCorruptFiles"],
+        )
+
+        @functools.lru_cache(maxsize=16)
+        def format_for_folders(names: frozenset[str]) -> Format:
+            data = pa.schema([field for field in context.schema if field.name.lower() not in names])
+            if not len(data) and self.options["fileFormat"] == "csv":
+                raise self.options.error(
+                    "schema", f"has only the folders' columns {sorted(names)}. Add one of the files."
+                )
+            # Rows must be counted even where all columns that are wanted are folders.
+            return self._format(data if len(data) else _ANY_COLUMN, time_zone, row_filter)
+
+        def format_for(split: FileSplit) -> Format:
+            return format_for_folders(frozenset(name.lower() for name in split.partitions))
+
+        return SequentialReader(lambda: FileSplitReader(format_for, settings), context)
+
+    def plan_ranges(
+        self, splits: Sequence[FileSplit], limits: PlanLimits, now_ms: int
+    ) -> Sequence[PlannedRange[FileSplit]]:
+        """Plan splits in their order until a limit is reached; at least one range. Reads files for ``max_rows``."""
+        planned: list[PlannedRange[FileSplit]] = []
+        files: set[str] = set()
+        total_bytes = 0
+        rows_left = limits.max_rows
+        fmt = self._format(_ANY_COLUMN, "UTC", None)
+        for split in splits:
+            files.add(split.path)
+            total_bytes += split.remaining().bytes or 0
+            over = (limits.max_files is not None and len(files) > limits.max_files) or (
+                limits.max_bytes is not None and total_bytes > limits.max_bytes
+            )
+            if (over and planned) or (rows_left is not None and rows_left <= 0):
+                break
+            if rows_left is None:
+                planned.append(PlannedRange(split=split))
+                continue
+            file_system, _ = resolve_paths(self._paths(), "path")
+            each, rows = plan_rows(split, fmt, file_system, rows_left, first=not planned)
+            if each is None:
+                break
+            planned.append(each)
+            rows_left -= rows
+        return planned
+
+    def lag(self, splits: Sequence[FileSplit], now_ms: int) -> Mapping[str, int]:
+        """Return the files and bytes of splits that are not read yet."""
+        return {
+            "filesBehind": len({split.path for split in splits}),
+            "bytesBehind": sum(split.remaining().bytes or 0 for split in splits),
+        }
+
+    def _paths(self) -> tuple[str, ...]:
+        single: str | None = self.options["path"]
+        return (*([single] if single else []), *(self.options["paths"] or ()))
+
+    def _time_zone(self) -> str | None:
+        zone: str | None = self.options.get("timeZone")
+        return zone
+
+    def _row_filter(self, schema: pa.Schema, time_zone: str) -> RowFilter | None:
+        comparisons = self.options["rowFilter"]
+        return RowFilter(comparisons, schema, time_zone) if comparisons else None
+
+    def _listing(self, boundedness: Boundedness) -> tuple[pa_fs.FileSystem, FileListing]:
+        base = self.options["basePath"]
+        file_system, paths = resolve_paths([*self._paths(), *([base] if base else [])], "path")
+        return file_system, FileListing(
+            file_system=file_system,
+            roots=paths[: len(self._paths())],
+            base_path=paths[-1] if base else None,
+            recursive=self.options["recursiveFileLookup"],
+            name_filter=self.options["pathGlobFilter"],
+            modified_after_ms=self._milliseconds(self.options["modifiedAfter"]),
+            modified_before_ms=self._milliseconds(self.options["modifiedBefore"]),
+            globs_may_be_empty=boundedness is Boundedness.CONTINUOUS_UNBOUNDED,
+        )
+
+    def _milliseconds(self, moment: datetime.datetime | None) -> int | None:
+        if moment is None:
+            return None
+        zone = self._time_zone()
+        if moment.tzinfo is None and zone is not None:
+            moment = moment.replace(tzinfo=ZoneInfo(zone))
+        return int(moment.timestamp() * 1000)  # without any zone: the machine's, which is Spark's default too
+
+    def _enumerator(self, context: SplitEnumeratorContext[FileSplit], state: FilesState | None) -> FilesEnumerator:
+        _, listing = self._listing(context.boundedness)
+        fmt = self._format(_ANY_COLUMN, "UTC", None)
+        latest_first = self.options["latestFirst"]
+        settings = EnumeratorSettings(
+            split_size=self.options["splitSize"],
+            can_be_cut=functools.partial(_can_be_cut, fmt),
+            discovery_interval_ms=self.options["discovery.interval"],
+            # The old files come last, and would be taken for too old. Spark keeps the age if there are no limits.
+            max_file_age_ms=None if latest_first else self.options["maxFileAge"],
+            latest_first=latest_first,
+            file_name_only=self.options["fileNameOnly"],
+        )
+        return FilesEnumerator(context, listing, settings, state)
+
+    def _format(self, schema: pa.Schema, time_zone: str, row_filter: RowFilter | None) -> Format:
+        options: Mapping[str, Any] = self.options
+        match options["fileFormat"]:
+            case "text":
+                return (TextDocumentFormat if options["wholetext"] else TextFormat)(schema, options, time_zone)
+            case "csv":
+                return (CsvDocumentFormat if options["multiLine"] else CsvFormat)(schema, options, time_zone)
+            case "json":
+                return (JsonDocumentFormat if options["multiLine"] else JsonFormat)(schema, options, time_zone)
+            case "parquet":
+                return ParquetFormat(schema, options, time_zone, row_filter)
+            case "orc":
+                return OrcFormat(schema, options, time_zone)
+            case _:
+                return ArrowFormat(schema, options, time_zone)
+
+
+def _can_be_cut(file_format: Format, path: str) -> bool:
+    """Return whether a file may be read in pieces."""
+    if isinstance(file_format, LineFormat):
+        return codec_of(path) is None and can_be_cut(file_format.line_separator)
+    return not isinstance(file_format, DocumentFormat)

@@ -1,0 +1,91 @@
+"""The table that compares Headgate with Spark: inputs, and what both readers make of them.
+
+A case is a few files and options. It is read by Spark's own reader and by Headgate; both outcomes must be equal, or the
+case carries the reason why they are not, which also stands in ``docs/files-differences.md``.
+"""
+
+import datetime
+import decimal
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SESSION_TIME_ZONE = "America/New_York"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Parameters
+    ----------
+    name
+        Unique among the cases of a format.
+    format
+        Spark's name of the format, and the value of the option ``fileFormat``.
+    files
+        Path under the folder that is read, and content.
+    options
+        Options that both readers get.
+    schema
+        DDL that both readers get; None: both infer.
+    difference
+        A sentence that stands in ``docs/files-differences.md``; None: the outcomes are equal.
+    """
+
+    name: str
+    format: str
+    files: dict[str, bytes]
+    options: dict[str, str] = field(default_factory=dict)
+    schema: str | None = None
+    difference: str | None = None
+
+    def write(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a reader made of a case: columns and rows, or an error. Errors are equal to each other."""
+
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, int], ...]
+    failed: bool = False
+    error: str = field(default="", compare=False)
+
+
+def read(reader: Any, case: Case, folder: Path) -> Outcome:
+    """Read the folder through a DataFrameReader that already has its format."""
+    reader = reader.options(**case.options)
+    if case.schema is not None:
+        reader = reader.schema(case.schema)
+    try:
+        frame = reader.load(str(folder))
+        columns = tuple((column.name, column.dataType.simpleString()) for column in frame.schema.fields)
+        rows = Counter(canonical(tuple(row)) for row in frame.collect())
+    except Exception as error:
+        return Outcome((), (), True, f"{type(error).__name__}: {error}")
+    return Outcome(columns, tuple(sorted(rows.items(), key=repr)))
+
+
+def canonical(value: Any) -> Any:
+    """Return a value that can be hashed, and that equals itself where it is not-a-number."""
+    match value:
+        case float() if math.isnan(value):
+            return "NaN"
+        case float():
+            return ("float", value, math.copysign(1, value))
+        case bytearray():
+            return bytes(value)
+        case dict():
+            return tuple(sorted((canonical(key), canonical(each)) for key, each in value.items()))
+        case list() | tuple():
+            return tuple(canonical(each) for each in value)
+        case None | bool() | int() | str() | bytes() | decimal.Decimal() | datetime.date() | datetime.timedelta():
+            return value
+    return repr(value)

@@ -1,0 +1,66 @@
+"""Files read by Spark's own readers and by Headgate give the same rows, or the docs say why not."""
+
+import importlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from spark_table import SESSION_TIME_ZONE, Case, Outcome, read
+
+TABLES = ("spark_table_csv", "spark_table_json", "spark_table_bulk")
+HERE = Path(__file__).parent
+CASES: list[Case] = [
+    case for table in TABLES if (HERE / f"{table}.py").exists() for case in importlib.import_module(table).CASES
+]
+DIFFERENCES = HERE.parent.parent / "docs" / "files-differences.md"
+
+
+@pytest.fixture(scope="module")
+def spark():
+    zone = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"  # collect() turns timestamps into local time, in which some do not exist
+    time.tzset()
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("files equal Spark")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", SESSION_TIME_ZONE)
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    if zone is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = zone
+    time.tzset()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.format}: {case.name}" for case in CASES])
+def test_same_outcome_as_spark(case: Case, spark: SparkSession, tmp_path: Path):
+    case.write(tmp_path / "input")
+    expected = read(spark.read.format(case.format), case, tmp_path / "input")
+    found = read(spark.read.format("headgate.files").option("fileFormat", case.format), case, tmp_path / "input")
+    if case.difference is None:
+        assert _readable(found) == _readable(expected), found.error or expected.error
+    else:
+        assert found != expected, "the outcomes are equal: the difference is no longer true"
+
+
+@pytest.mark.parametrize("sentence", sorted({case.difference for case in CASES if case.difference}))
+def test_each_difference_is_documented(sentence: str):
+    assert sentence in " ".join(DIFFERENCES.read_text().split())
+
+
+def test_the_table_is_large_enough():
+    assert len(CASES) >= 60
+    assert len({(case.format, case.name) for case in CASES}) == len(CASES)
+
+
+def _readable(outcome: Outcome) -> object:
+    """Return what is compared; of an error only that there is one, but show the text where they differ."""
+    return "an error" if outcome.failed else (outcome.columns, outcome.rows)
