@@ -25,6 +25,7 @@ from rich.table import Table
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bench"
 CORES = 2
+QUICK_NOTE = " With so few rows the fixed cost of a query (starting Python) counts for more than reading."
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bench import data
-from bench.frame import Case, WorkerMemory, chosen, measure, report, session
+from bench.frame import QUICK_NOTE, Case, WorkerMemory, chosen, measure, report, session
 
 SUMMARY = "batch reads of CSV, JSON lines and Parquet"
 FORMATS = ("csv", "json", "parquet")
@@ -69,6 +69,5 @@ def run(arguments: argparse.Namespace) -> None:
         results = [measure(case, arguments.rounds, memory) for case in cases]
     finally:
         spark.stop()
-    report(
-        "scan", results, memory, f"{rows:,} rows of five columns in {FILES} files, local[2], {arguments.rounds} rounds."
-    )
+    footer = f"{rows:,} rows of five columns in {FILES} files, local[2], {arguments.rounds} rounds."
+    report("scan", results, memory, footer + (QUICK_NOTE if arguments.quick else ""))

@@ -20,7 +20,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bench import data
-from bench.frame import CACHE, Case, WorkerMemory, chosen, console, measure, report, session
+from bench.frame import CACHE, QUICK_NOTE, Case, WorkerMemory, chosen, console, measure, report, session
 
 SUMMARY = "AvailableNow over 1,000 files; planning 100,000 files"
 FILES_PER_TRIGGER = 250
@@ -134,6 +134,6 @@ def run(arguments: argparse.Namespace) -> None:
         spark.stop()
     footer = (
         f"{rows:,} rows of {arguments.format} in {files:,} files, maxFilesPerTrigger {FILES_PER_TRIGGER}, local[2], "
-        f"{arguments.rounds} rounds. Planning is without the listing."
+        f"{arguments.rounds} rounds. Planning is without the listing." + (QUICK_NOTE if arguments.quick else "")
     )
     report("stream", results, memory, footer)
