@@ -208,11 +208,11 @@ def test_state_files_are_durable_before_the_offset_names_them_and_pruned_when_it
     first = plans.plan(INITIAL, NO_LIMITS, 0)
     files = {each.name for each in tmp_path.rglob("*") if each.is_file()}
     assert files
-    world.lengths = {name: 2 for name in world.lengths}
+    world.lengths = dict.fromkeys(world.lengths, 2)
     second = plans.plan(first, NO_LIMITS, 1)
     plans.committed(first)
     assert files <= {each.name for each in tmp_path.rglob("*") if each.is_file()}, "a restart may need the first"
-    world.lengths = {name: 3 for name in world.lengths}
+    world.lengths = dict.fromkeys(world.lengths, 3)
     plans.plan(second, NO_LIMITS, 2)
     plans.committed(second)
     assert len(plans.ranges(first, second, 3)) == 100

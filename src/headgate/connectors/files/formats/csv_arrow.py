@@ -258,7 +258,8 @@ class ArrowReader:
             return places
         if (dialect.escape + dialect.escape_of_escape).encode() in data or data.endswith(dialect.escape.encode()):
             return None
-        return places[(places == 0) | (raw[places - 1] != ord(dialect.escape))]
+        unescaped: np.ndarray = places[(places == 0) | (raw[places - 1] != ord(dialect.escape))]
+        return unescaped
 
     def _inexact_numbers(self, data: bytes) -> bool:
         """Return whether there may be white space around numbers, or numbers that Arrow takes for hexadecimal."""

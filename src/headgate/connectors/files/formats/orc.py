@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as pa_dataset
 from pyarrow import orc
 
 from headgate.connectors.files.formats.base import UnitFile, UnitFormat
@@ -86,6 +85,8 @@ class OrcUnits(UnitFile):
 
     def _stream(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         self._raw.seek(0)
+        from pyarrow import dataset as pa_dataset  # imports pandas, which every other read can do without
+
         fragment = pa_dataset.OrcFileFormat().make_fragment(self._raw)
         scanner = fragment.scanner(
             columns=columns, batch_size=_BATCH_ROWS, batch_readahead=0, fragment_readahead=0, use_threads=False
