@@ -350,8 +350,8 @@ class StreamPlanner:
         if len(text) > LARGEST_OFFSET_BYTES:
             raise OptionError(
                 f"{self._source.name}: the offset of this micro-batch would have {len(text):,} bytes, more than "
-                f"Spark's offset log should hold ({LARGEST_OFFSET_BYTES:,}). Set the option 'stateLocation' to a folder "
-                "that the driver can write and restart; it may be added to a running query's checkpoint.",
+                f"Spark's offset log should hold ({LARGEST_OFFSET_BYTES:,}). Set the option 'stateLocation' to a "
+                "folder that the driver can write and restart; it may be added to a running query's checkpoint.",
                 option="stateLocation",
                 value=None,
             )
