@@ -40,7 +40,8 @@ def pack(splits: Sequence[SplitT], parallelism: int) -> list[list[SplitT]]:
     known = [size for size in sizes if size is not None]
     average = sum(known) // len(known) if known else 0
     weights = [OPEN_COST_BYTES + (average if size is None else size) for size in sizes]
-    wanted = max(parallelism, -(-sum(weights) // (TASK_BYTES + OPEN_COST_BYTES)))
+    wanted = max(1, -(-sum(weights) // (TASK_BYTES + OPEN_COST_BYTES)))
+    wanted = -(-wanted // parallelism) * parallelism  # full rounds: no core waits while another reads one task more
     tasks = [(0, number) for number in range(min(len(splits), wanted))]
     groups: list[list[int]] = [[] for _ in tasks]
     for index in sorted(range(len(splits)), key=lambda each: (-weights[each], each)):
