@@ -263,11 +263,10 @@ class ArrowReader:
 
     def _inexact_numbers(self, data: bytes) -> bool:
         """Return whether there may be white space around numbers, or numbers that Arrow takes for hexadecimal."""
-        for letter in (b"x", b"X"):
-            if letter in data:
-                raw = np.frombuffer(data, np.uint8)
-                if (raw[np.flatnonzero(raw[1:] == letter[0])] == ord("0")).any():
-                    return True
+        if b"x" in data or b"X" in data:
+            raw = np.frombuffer(data, np.uint8)
+            if (((raw[1:] | 32) == ord("x")) & (raw[:-1] == ord("0"))).any():
+                return True
         return self._white_at_edges(data, control=False)
 
     def _white_at_edges(self, data: bytes, *, control: bool) -> bool:
@@ -275,20 +274,20 @@ class ArrowReader:
         if not control and b" " not in data and b"\t" not in data:
             return False
         raw = np.frombuffer(data, np.uint8)
-        white = raw <= 32 if control else (raw == 32) | (raw == 9)
         if control:
+            white = raw <= 32
             white &= (raw != 10) & (raw != 13)
+        else:
+            white = raw == 32
+            if b"\t" in data:
+                white |= raw == 9
         if self._separator[0] <= 32:
             white &= raw != self._separator[0]
-        places = np.flatnonzero(white)
-        if not len(places):
-            return False
-        edge = np.zeros(256, np.bool_)
-        edge[[self._separator[0], 10, 13, self._quote[0]]] = True
-        last = len(raw) - 1
-        if places[0] == 0 or places[-1] == last:
-            return True
-        return bool(edge[raw[places - 1]].any() or edge[raw[places + 1]].any())
+        edge = (raw == self._separator[0]) | (raw == 10)
+        for other in (b"\r", self._quote):
+            if other in data:
+                edge |= raw == other[0]
+        return bool(white[0] or white[-1] or (white[1:] & edge[:-1]).any() or (white[:-1] & edge[1:]).any())
 
     def _parse(
         self, data: bytes, columns: FileColumns, escape_char: str | Literal[False], is_document: bool = False

@@ -288,27 +288,12 @@ class JsonFormat(_Records, LineFormat):
                 return None
             mask = array.is_null() if array.null_count else None
             return pa.ListArray.from_arrays(array.offsets, values, type=data_type, mask=mask)
-        if pa.types.is_timestamp(data_type) and data_type.tz and self._options["timestampFormat"] is None:
-            instants = _utc_timestamps(array, data_type)
-            if instants is not None:
-                return instants
         casted, bad = cast_strings(array, data_type, self._options, self._time_zone)
         return None if bad is not None and pc.any(bad).as_py() else casted
 
 
 def _children(array: pa.StructArray) -> list[pa.Array]:
     return [array.field(index) for index in range(array.type.num_fields)]
-
-
-def _utc_timestamps(array: pa.StringArray, data_type: pa.DataType) -> pa.Array | None:
-    """Cast texts like ``2026-01-31T12:00:00.000Z`` the fast way; None if one of them looks otherwise."""
-    zulu = pc.ends_with(array, "Z")
-    if zulu.true_count != len(array) - array.null_count or (pc.min(pc.binary_length(array)).as_py() or 0) < 20:
-        return None
-    try:
-        return array.cast(data_type)
-    except pa.ArrowInvalid:
-        return None
 
 
 def _read_type(data_type: pa.DataType) -> pa.DataType | None:

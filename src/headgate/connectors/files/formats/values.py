@@ -51,6 +51,10 @@ def cast_strings(
         return array, None
     if pa.types.is_binary(to) or pa.types.is_large_string(to):
         return array.cast(to), None
+    if pa.types.is_timestamp(to):
+        alike = _cast_like_timestamps(array, to, options, time_zone)
+        if alike is not None:
+            return alike, None
     ways, parse, storage = _rules(to, options, time_zone)
     return _cast(array, to, ways, parse, storage)
 
@@ -252,6 +256,29 @@ def _date_rules(options: Mapping[str, Any]) -> tuple[Sequence[_EasyWay], Callabl
     way = pattern.easy_way(pa.date32())
     ways = [] if way is None else [way]
     return ways, parse, pa.int32()
+
+
+def _cast_like_timestamps(
+    array: pa.Array, to: pa.DataType, options: Mapping[str, Any], time_zone: str
+) -> pa.Array | None:
+    """Cast ``2026-01-31 12:00:00`` (or ``T``, a fraction, ``Z``) without a look at each; None if one is not like it.
+
+    A text of this length that Arrow accepts has a date and a time up to seconds at least, and means the same to Spark.
+    """
+    zoned = to.tz is not None
+    if _pattern(options, "timestampFormat" if zoned else "timestampNTZFormat") is not None:
+        return None
+    shortest = pc.min(pc.binary_length(array)).as_py()
+    zulu = pc.ends_with(array, "Z").true_count
+    if shortest is None or shortest < 19 or zulu not in (0, len(array) - array.null_count if zoned else 0):
+        return None
+    try:
+        if zulu:
+            return array.cast(pa.timestamp("us", "UTC")).cast(to)
+        local = array.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return None
+    return dt.local_to_utc(local, session_zone(options, time_zone)).cast(to) if zoned else local.cast(to)
 
 
 def _timestamp_rules(
