@@ -3,19 +3,19 @@
 Never: change or reuse a file. A file is complete and durable before an offset names it, and is deleted only when no
 offset that Spark may still restart from names it (traps, 2).
 
-Any long text in an offset is moved out, wherever it stands: ``{"$file": "<sha256>"}`` takes its place. Lists are moved
-as one text when they are long. Equal text has an equal name, so what did not change is not written again.
+Long texts and long lists in an offset are moved out: ``{"$file": "<sha256>"}`` takes their place. Equal content has an
+equal name, so what did not change is not written again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from pyarrow import fs
 
 from headgate.errors import CorruptStateError, OptionError
@@ -49,11 +49,13 @@ class StateStore:
         if isinstance(value, dict):
             return {key: self.move_out(each) for key, each in value.items()}
         if isinstance(value, (list, tuple)):
-            value = [self.move_out(each) for each in value]
+            # A list of objects, such as a plan of 100,000 files, goes as one: it is not searched for long parts.
+            if not any(isinstance(each, dict) for each in value):
+                value = [self.move_out(each) for each in value]
         elif not isinstance(value, str) or len(value) <= INLINE_BYTES:
             return value
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-        return {_REFERENCE: self._write(text.encode())} if len(text) > INLINE_BYTES else value
+        text = msgspec.json.encode(value, order="sorted")
+        return {_REFERENCE: self._write(text)} if len(text) > INLINE_BYTES else value
 
     def bring_in(self, value: Any) -> Any:
         """Return ``value`` with the files it names in their places again.
@@ -64,11 +66,11 @@ class StateStore:
             A file is missing or its content does not match its name.
         """
         if isinstance(value, list):
-            return [self.bring_in(each) for each in value]
+            return [each if _is_object(each) else self.bring_in(each) for each in value]
         if not isinstance(value, dict):
             return value
-        if value.keys() == {_REFERENCE}:
-            return self.bring_in(json.loads(self._read(value[_REFERENCE])))
+        if _REFERENCE in value:
+            return self.bring_in(msgspec.json.decode(self._read(value[_REFERENCE])))
         return {key: self.bring_in(each) for key, each in value.items()}
 
     def prune(self, offsets: Iterable[Any]) -> None:
@@ -86,20 +88,18 @@ class StateStore:
     def _collect(self, value: Any, names: set[str]) -> None:
         if isinstance(value, list):
             for each in value:
-                self._collect(each, names)
-        elif isinstance(value, dict):
-            if value.keys() == {_REFERENCE}:
-                name = value[_REFERENCE]
-                if name not in names:
-                    names.add(name)
-                    if name not in self._inside:
-                        inside: set[str] = set()
-                        self._collect(json.loads(self._read(name)), inside)
-                        self._inside[name] = inside
-                    names |= self._inside[name]
-            else:
-                for each in value.values():
+                if not _is_object(each):
                     self._collect(each, names)
+        elif isinstance(value, dict) and _REFERENCE in value:
+            name = value[_REFERENCE]
+            if name not in self._inside:
+                inside: set[str] = set()
+                self._collect(msgspec.json.decode(self._read(name)), inside)
+                self._inside[name] = inside
+            names |= {name, *self._inside[name]}
+        elif isinstance(value, dict):
+            for each in value.values():
+                self._collect(each, names)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._folder, name)
@@ -138,6 +138,11 @@ class StateStore:
                 found=found,
             )
         return data
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value is a JSON object that stands for itself, not for a file."""
+    return isinstance(value, dict) and _REFERENCE not in value
 
 
 def _open(location: str) -> tuple[fs.FileSystem, str]:

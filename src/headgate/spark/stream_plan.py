@@ -282,16 +282,18 @@ class StreamPlanner:
         budget = _Budget(limits)
         for each in self._in_progress.values():
             budget.add(each.split)
+        pulled: list[str] = []
         while not budget.spent:
             enumerator.handle_split_request(VIRTUAL_READER, None)
             context.run_due(now_ms)
             new = self._take_assigned()
             if not new:
-                return
-            if context.frozen:
-                self._set_targets(new, now_ms)
+                break
+            pulled += new
             for split_id in new:
                 budget.add(self._in_progress[split_id].split)
+        if context.frozen and pulled:
+            self._set_targets(pulled, now_ms)
 
     def _set_targets(self, split_ids: Sequence[str], now_ms: int) -> None:
         """Give each split a stop where its data ends now."""

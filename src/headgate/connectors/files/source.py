@@ -137,7 +137,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         files: set[str] = set()
         total_bytes = 0
         rows_left = limits.max_rows
-        fmt = self._format(_ANY_COLUMN, "UTC", None)
+        fmt = None if rows_left is None else self._format(_ANY_COLUMN, "UTC", None)
         for split in splits:
             files.add(split.path)
             total_bytes += split.remaining().bytes or 0
@@ -146,7 +146,7 @@ class FilesSource(Source[FileSplit, FilesState]):
             )
             if (over and planned) or (rows_left is not None and rows_left <= 0):
                 break
-            if rows_left is None:
+            if rows_left is None or fmt is None:
                 planned.append(PlannedRange(split=split))
                 continue
             file_system, _ = resolve_paths(self._paths(), "path")

@@ -15,7 +15,7 @@ What the looks exclude, because Arrow reads it otherwise than univocity or ``Int
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -33,6 +33,7 @@ _BLANK = re.compile(rb"(?m)^[\x00-\x09\x0b\x0c\x0e-\x20]*(?:\n|\r\n?|\Z)")
 _BLANK_INSIDE = re.compile(rb"(?:^|[\r\n])[\x00-\x09\x0b-\x0c\x0e-\x20]+(?:[\r\n]|$)")
 _BLANKS = bytes(range(33))
 _FAILED_COLUMN = re.compile(r"In CSV column #(\d+)")
+_PIECE_BYTES = 128 << 10
 _BLOCKS_AS_TEXT = 16
 """For how many blocks a column is read as text after a cell of it needed that."""
 
@@ -264,30 +265,35 @@ class ArrowReader:
     def _inexact_numbers(self, data: bytes) -> bool:
         """Return whether there may be white space around numbers, or numbers that Arrow takes for hexadecimal."""
         if b"x" in data or b"X" in data:
-            raw = np.frombuffer(data, np.uint8)
-            if (((raw[1:] | 32) == ord("x")) & (raw[:-1] == ord("0"))).any():
-                return True
+            for raw in _overlapping(data):
+                if (((raw[1:] | 32) == ord("x")) & (raw[:-1] == ord("0"))).any():
+                    return True
         return self._white_at_edges(data, control=False)
 
     def _white_at_edges(self, data: bytes, *, control: bool) -> bool:
         """Return whether white space touches a separator, a quote or a line end."""
-        if not control and b" " not in data and b"\t" not in data:
+        tabs, separator = b"\t" in data, self._separator[0]
+        if not control and b" " not in data and not tabs:
             return False
-        raw = np.frombuffer(data, np.uint8)
-        if control:
-            white = raw <= 32
-            white &= (raw != 10) & (raw != 13)
-        else:
-            white = raw == 32
-            if b"\t" in data:
-                white |= raw == 9
-        if self._separator[0] <= 32:
-            white &= raw != self._separator[0]
-        edge = (raw == self._separator[0]) | (raw == 10)
-        for other in (b"\r", self._quote):
-            if other in data:
-                edge |= raw == other[0]
-        return bool(white[0] or white[-1] or (white[1:] & edge[:-1]).any() or (white[:-1] & edge[1:]).any())
+        blanks = (set(range(33)) - {10, 13} if control else {9, 32}) - {separator}
+        if data[0] in blanks or data[-1] in blanks:
+            return True
+        edges = [separator, 10, *(other[0] for other in (b"\r", self._quote) if other in data)]
+        for raw in _overlapping(data):
+            if control:
+                white = (raw <= 32) & (raw != 10) & (raw != 13)
+            else:
+                white = raw == 32
+                if tabs:
+                    white |= raw == 9
+            if separator <= 32:
+                white &= raw != separator
+            edge = raw == edges[0]
+            for other in edges[1:]:
+                edge |= raw == other
+            if (white[1:] & edge[:-1]).any() or (white[:-1] & edge[1:]).any():
+                return True
+        return False
 
     def _parse(
         self, data: bytes, columns: FileColumns, escape_char: str | Literal[False], is_document: bool = False
@@ -389,3 +395,10 @@ def _is_doubtful(array: pa.Array) -> bool:
         except pa.ArrowInvalid:
             return True  # more digits than its precision: Arrow does not check that when it adds digits of the scale
     return False
+
+
+def _overlapping(data: bytes) -> Iterator[np.ndarray]:
+    """Yield the bytes in pieces that fit a core's cache, each with the last byte of the one before it."""
+    raw = np.frombuffer(data, np.uint8)
+    for start in range(0, len(raw), _PIECE_BYTES):
+        yield raw[max(0, start - 1) : start + _PIECE_BYTES]
