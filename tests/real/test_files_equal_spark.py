@@ -3,6 +3,7 @@
 import importlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,21 +19,16 @@ DIFFERENCES = HERE.parent.parent / "docs" / "files-differences.md"
 
 
 @pytest.fixture(scope="module")
-def spark():
-    zone = os.environ.get("TZ")
+def spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """Return the session that all tests share, with the table's time zone while they run."""
+    zone, session_zone = os.environ.get("TZ"), spark.conf.get("spark.sql.session.timeZone")
     os.environ["TZ"] = "UTC"  # collect() turns timestamps into local time, in which some do not exist
     time.tzset()
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("files equal Spark")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", SESSION_TIME_ZONE)
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    spark.conf.set("spark.sql.session.timeZone", SESSION_TIME_ZONE)
+    spark.sparkContext.setLogLevel("OFF")
+    yield spark
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.conf.set("spark.sql.session.timeZone", session_zone)
     if zone is None:
         del os.environ["TZ"]
     else:
