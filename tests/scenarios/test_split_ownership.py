@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,12 +12,30 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.datagen import DatagenSource
+from headgate.connectors.datagen.enumerator import DatagenEnumerator
+from headgate.connectors.datagen.split import DatagenSplit, DatagenState
 from headgate.connectors.files.source import FilesSource
 from headgate.connectors.simple import adapt
-from headgate.source import Boundedness, PlanLimits, Source, SupportsSplitReassignmentOnRecovery
+from headgate.errors import InvalidTransitionError
+from headgate.source import (
+    Boundedness,
+    PlanLimits,
+    Source,
+    SplitEnumeratorContext,
+    SupportsSplitReassignmentOnRecovery,
+)
 from headgate.source.simple import SimpleSource
 from headgate.spark.offsets import INITIAL
 from headgate.spark.stream_plan import StreamPlanner
+from headgate.task.watermarks import (
+    InputEnded,
+    RowsEmitted,
+    SplitAdded,
+    SplitEvent,
+    SplitFinished,
+    SplitPaused,
+    SplitWatermarks,
+)
 from headgate.testing import EnumeratorHarness, SourceHarness, VirtualClock, assert_same_rows
 
 UNBOUNDED = Boundedness.CONTINUOUS_UNBOUNDED
@@ -113,6 +132,62 @@ def test_a_reader_that_fails_before_the_first_checkpoint_loses_none_of_the_split
                 harness.fail_reader(subtask)
             harness.run_to_end()
             assert_same_rows(before + harness.rows(), expected, f"rows after readers {failing} failed")
+
+
+class HesitantEnumerator(DatagenEnumerator):
+    """Keeps one of the splits that its reader reported until it is ``willing``."""
+
+    willing: ClassVar[bool] = True
+
+    def _push(self) -> None:
+        kept = {} if self.willing else {"partition-1": self._pending.pop("partition-1")}
+        super()._push()
+        self._pending |= kept
+
+
+class Hesitant(DatagenSource):
+    def restore_enumerator(
+        self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState
+    ) -> HesitantEnumerator:
+        return HesitantEnumerator(context, self._make_splits, state)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["in the same process", "after another restart"])
+def test_a_split_reported_and_assigned_later_goes_on_behind_its_stop(
+    restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLINK-40469: between report and assignment a split is in the snapshot, with all that a restart needs of it.
+
+    Here a run of ``AvailableNow`` was stopped half way, so that the splits have a stop, and go on behind it.
+    """
+
+    def planner() -> StreamPlanner:
+        return StreamPlanner(Hesitant({"numPartitions": "2"}, VirtualClock(0)), ROWS)
+
+    plans = planner()
+    plans.freeze()
+    offset, now_ms = plans.plan(INITIAL, PlanLimits(max_rows=4), 10_000), 10_000
+    read = plans.ranges(INITIAL, offset, now_ms)
+    assert all(each["then"] for each in offset["splits"]), "the run was stopped half way"
+    monkeypatch.setattr(HesitantEnumerator, "willing", False)
+    offset = restart(plans, offset)
+    plans = planner()
+    for step in range(6):
+        if step == 3:
+            assert {split.partition for split in read[2:]} == {0}
+            monkeypatch.setattr(HesitantEnumerator, "willing", True)
+            if restarted:
+                offset = restart(plans, offset)
+                plans = planner()
+        now_ms += 10_000
+        end = plans.plan(offset, NO_LIMITS, now_ms)
+        read += plans.ranges(offset, end, now_ms)
+        offset = end
+    for partition in range(2):
+        stops = [(each.position, each.stop) for each in read if each.partition == partition]
+        assert [start for start, _ in stops] == [0, *(stop for _, stop in stops[:-1])]
+        assert stops[-1][1] == now_ms // 2000
+    assert "behind_stops" not in offset, "nothing is left behind when all are assigned"
 
 
 def test_a_start_time_is_resolved_once_though_the_query_is_killed_before_its_first_batch_commits() -> None:
@@ -225,7 +300,7 @@ def test_files_of_the_same_name_in_different_folders_are_different_splits(tmp_pa
         numbers = range(1000 * number, 1000 * number + 100)
         (folder / "part-0.csv").write_text("n\n" + "".join(f"{n:06}\n" for n in numbers))
         expected += [{"n": n} for n in numbers]
-    options = {"path": json.dumps([str(each) for each in folders]), "fileFormat": "csv", "header": "true"}
+    options = {"paths": json.dumps([str(each) for each in folders]), "fileFormat": "csv", "header": "true"}
     source = FilesSource({**options, "splitSize": "200"})
     with SourceHarness(source, schema=ROWS, parallelism=2) as harness:
         harness.run_to_end()
@@ -263,3 +338,34 @@ def test_the_faster_reader_of_a_bounded_read_takes_the_next_split(
         ask(harness, 0)
     assert (len(harness.assigned[0]), len(harness.assigned[1])) == (COUNT - 1, 1)
     assert harness.no_more_splits == {0}
+
+
+@pytest.mark.parametrize(
+    ("late", "history"),
+    [
+        (RowsEmitted("a", 9), ["SplitAdded at 1 ms", "SplitPaused at 3 ms", "SplitFinished at 4 ms"]),
+        (RowsEmitted("c", 9), []),
+    ],
+    ids=["a finished split", "an unknown split"],
+)
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_impossible_transition_is_an_error_with_the_history_of_its_split(
+    late: SplitEvent, history: list[str], ended: bool
+) -> None:
+    """FLINK-39073: invalid transitions of splits went unnoticed."""
+    machine = SplitWatermarks(None)
+    for now_ms, event in enumerate(
+        (SplitAdded("a"), SplitAdded("b"), SplitPaused("a"), SplitFinished("a"), SplitFinished("b")), 1
+    ):
+        machine.handle(event, now_ms)
+    for now_ms in range(10, 1000):  # what comes with every batch does not push the history out
+        machine.handle(SplitAdded("d"), now_ms)
+        machine.handle(RowsEmitted("d", now_ms), now_ms)
+    if ended:
+        machine.handle(InputEnded(), 1000)
+        history = [*history, "InputEnded at 1000 ms"]
+    with pytest.raises(InvalidTransitionError, match="cannot take RowsEmitted") as caught:
+        machine.handle(late, 2000)
+    found = pickle.loads(pickle.dumps(caught.value)).history
+    assert [f"{each.partition('(')[0]} {each[each.rindex('at ') :]}" for each in found] == history
+    assert all("'b'" not in each and "'d'" not in each for each in found)

@@ -54,6 +54,9 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
         The ranges that this micro-batch reads, as splits with a stop.
     state_id
         Names the query's folder under ``stateLocation``; None without that option.
+    behind_stops
+        How splits go on behind a stop that `Trigger.AvailableNow` set, for those that were reported to the enumerator
+        after a restart and are not assigned again yet. Left out where there are none.
     """
 
     source: str
@@ -63,6 +66,7 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
     splits: list[SplitInProgress]
     plan: list[dict[str, Any]]
     state_id: str | None = None
+    behind_stops: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 
 
 offset_serializer: VersionedSerializer[Offset] = VersionedSerializer(

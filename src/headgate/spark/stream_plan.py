@@ -86,6 +86,7 @@ class StreamPlanner:
         self._state_id: str | None = None
         self._in_progress: dict[str, _InProgress] = {}
         self._at_target: set[str] = set()
+        self._behind_stops: dict[str, Split] = {}
         self._number = 0
         self._last: dict[str, Any] | None = None
         self._recent: list[dict[str, Any]] = []
@@ -138,6 +139,7 @@ class StreamPlanner:
             ],
             plan=[self._write(planned.split) for planned in ranges],
             state_id=self._state_id,
+            behind_stops=[self._write(split) for split in self._behind_stops.values()] or msgspec.UNSET,
         )
         end = self._encode(offset)
         self._last = end
@@ -194,6 +196,7 @@ class StreamPlanner:
         self.close()
         context = PlannerContext(self._source.name, Boundedness.CONTINUOUS_UNBOUNDED, self._schema, now_ms)
         self._in_progress, self._at_target, self._number, self._state_id = {}, set(), 0, None
+        self._behind_stops = {}
         reported: list[Split] = []
         if start == INITIAL:
             self._open_store(None)
@@ -206,6 +209,9 @@ class StreamPlanner:
                 split = self._read(each.split)
                 then = None if each.then is None else self._read(each.then)
                 self._in_progress[split.split_id] = _InProgress(split, then)
+            for data in offset.behind_stops or ():
+                split = self._read(data)
+                self._behind_stops[split.split_id] = split
             state = self._source.state_serializer.from_json(offset.enumerator)
             enumerator = self._source.restore_enumerator(context, state)
             if isinstance(self._source, SupportsSplitReassignmentOnRecovery):
@@ -223,15 +229,14 @@ class StreamPlanner:
         """Let the enumerator decide which of the restored splits are read on (FLIP-537)."""
         context, enumerator = self._running()
         before, self._in_progress = self._in_progress, {}
+        # The enumerator may assign a split again later; what is behind its stop must not be forgotten until then.
+        self._behind_stops.update((name, each.then) for name, each in before.items() if each.then is not None)
         context.register_reader(reported)
         enumerator.add_reader(VIRTUAL_READER)
         self._take_assigned()
-        for split_id, each in self._in_progress.items():
-            if split_id in before:
-                each.then = before[split_id].then
-        dropped = sorted(before.keys() - self._in_progress.keys())
-        if dropped:
-            logger.warning("%s no longer reads these splits: %s", self._source.name, ", ".join(dropped))
+        waiting = sorted(before.keys() - self._in_progress.keys())
+        if waiting:
+            logger.warning("%s does not go on with these splits for now: %s", self._source.name, ", ".join(waiting))
 
     def _open_store(self, state_id: str | None) -> None:
         if self._location is not None:
@@ -271,7 +276,7 @@ class StreamPlanner:
                     method="assign_splits",
                     split=split.split_id,
                 )
-            self._in_progress[split.split_id] = _InProgress(split)
+            self._in_progress[split.split_id] = _InProgress(split, self._behind_stops.pop(split.split_id, None))
             new.append(split.split_id)
         context.assigned.clear()
         return new

@@ -121,9 +121,11 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, source_name: str) -> Iterator[
                 columns.append(column if column.type == field.type else column.cast(field.type))
             except pa.ArrowException as error:
                 raise _mismatch(source_name, field, f"it has {column.type}: {error}") from error
-            if not field.nullable and column.null_count:
-                raise _mismatch(source_name, field, "it has nulls in a column that may have none")
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    for index, field in enumerate(schema):
+        # A batch may say of itself that a column has no nulls: Arrow does not check it, and Spark believes it.
+        if not field.nullable and batch.column(index).null_count:
+            raise _mismatch(source_name, field, "it has nulls in a column that may have none")
     pieces = -(-batch.nbytes // BATCH_BYTES)
     rows = -(-batch.num_rows // max(pieces, 1))
     for start in range(0, batch.num_rows, rows):

@@ -38,6 +38,7 @@ Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -50,6 +51,7 @@ MAX_WATERMARK_MS = 2**63 - 1
 """The final watermark: nothing follows at all."""
 MIN_WATERMARK_MS = -(2**63)
 """Arithmetic on event times stops here."""
+_HISTORY = 64
 
 
 class SplitEvent(msgspec.Struct, frozen=True):
@@ -159,6 +161,8 @@ class SplitWatermarks:
         self._ended = False
         self._blocked = False
         self._now_ms: int | None = None
+        # For errors: (time, event) of what changed lately, without what comes with every batch.
+        self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)
         self._readable_ms = 0  # time in which the reader could be read: stands still while blocked
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -214,6 +218,7 @@ class SplitWatermarks:
         if event.split_id in self._splits:
             return False
         self._splits[event.split_id] = _SplitState(quiet_since=self._readable_ms)
+        self._note(event)
         return True
 
     def _on_rows_emitted(self, event: RowsEmitted) -> bool:
@@ -237,12 +242,15 @@ class SplitWatermarks:
         split = self._known(event)
         changed = not split.idle
         split.own, split.idle = True, True
+        if changed:
+            self._note(event)
         return changed
 
     def _on_split_paused(self, event: SplitPaused) -> bool:
         split = self._splits.get(event.split_id)
         if split is not None and split.paused_at is None:
             split.paused_at = self._readable_ms
+            self._note(event)
         return False
 
     def _on_split_resumed(self, event: SplitResumed) -> bool:
@@ -250,10 +258,14 @@ class SplitWatermarks:
         if split is not None and split.paused_at is not None:
             split.quiet_since += self._readable_ms - max(split.paused_at, split.quiet_since)
             split.paused_at = None
+            self._note(event)
         return False
 
     def _on_split_finished(self, event: SplitFinished) -> bool:
-        return self._splits.pop(event.split_id, None) is not None
+        known = self._splits.pop(event.split_id, None) is not None
+        if known:
+            self._note(event)
+        return known
 
     def _on_time_passed(self, event: TimePassed) -> bool:
         timeout_ms = self._strategy.idle_timeout_ms if self._strategy is not None else None
@@ -276,6 +288,7 @@ class SplitWatermarks:
 
     def _on_input_ended(self, event: InputEnded) -> bool:
         self._ended = True
+        self._note(event)
         return True
 
     def _raise_to(self, split: _SplitState, watermark_ms: int) -> bool:
@@ -293,12 +306,23 @@ class SplitWatermarks:
             raise self._invalid(event, "the split was not added, or has finished")
         return split
 
+    def _note(self, event: Event) -> None:
+        self._history.append((self._now_ms, event))
+
     def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
+        """Make the error, with the history of the event's split and, for any, the end of the input."""
+        about = getattr(event, "split_id", None)
+        history = [
+            f"{past!r} at {at_ms} ms"
+            for at_ms, past in self._history
+            if about is None or getattr(past, "split_id", about) == about
+        ]
         return InvalidTransitionError(
-            f"The watermarks of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}.",
+            f"The watermarks of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}. "
+            f"Before: {', '.join(history[-10:]) or 'nothing'}.",
             state="ended" if self._ended else "running",
             event=repr(event),
-            history=(),
+            history=tuple(history),
         )
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], bool]]] = {
