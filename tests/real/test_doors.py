@@ -292,3 +292,9 @@ def test_spark_connect(tmp_path: Path, lists: Lists) -> None:
         "[Row(a=1, b='one'), Row(a=2, b='two')]",
         "[0, 1, 2, 3, 4]",
     ]
+
+
+def test_a_column_named_twice_is_an_error_that_names_it(spark: SparkSession) -> None:
+    frame = spark.read.format("headgate.datagen").option("numRows", 3).schema("a int, b int, a int").load()
+    with pytest.raises(Exception, match=r"OptionError: .*names 'a' more than once"):
+        frame.collect()

@@ -102,6 +102,17 @@ class _Reader:
     def _arrow_schema(self) -> pa.Schema:
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        from headgate.errors import OptionError
+
+        names = self._schema.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise OptionError(
+                f"{self._source.name}: the schema names {', '.join(map(repr, twice))} more than once. "
+                "Name each column once.",
+                option="schema",
+                value=twice,
+            )
         return to_arrow_schema(self._schema, timezone="UTC")
 
     def _pack(self, splits: Sequence[Split]) -> list[InputPartition]:

@@ -34,6 +34,7 @@ from headgate.source import (
     SupportsBoundedPlans,
     SupportsLag,
     SupportsSplitReassignmentOnRecovery,
+    VersionedSerializer,
 )
 from headgate.spark.offsets import INITIAL, Offset, SplitInProgress, offset_serializer
 from headgate.spark.planner import VIRTUAL_READER, PlannerContext, check_supported
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 LARGEST_OFFSET_BYTES = 1_000_000
 """An offset above this size is an error that names ``stateLocation``."""
+PLAN_BYTES = 400_000
+"""Splits that are pulled for a batch have this size in the offset at most, where there are limits at all."""
 FILES_PER_BATCH = 1000
 """Files in a micro-batch at most, where neither a limit nor ``stateLocation`` is set."""
 READ_AHEAD_MS = 1000
@@ -284,7 +287,8 @@ class StreamPlanner:
     def _pull(self, limits: PlanLimits, now_ms: int) -> None:
         """Ask the enumerator for splits until there is enough work for a batch."""
         context, enumerator = self._running()
-        budget = _Budget(limits)
+        limited = limits != PlanLimits() and self._store is None
+        budget = _Budget(limits, self._source.split_serializer if limited else None)
         for each in self._in_progress.values():
             budget.add(each.split)
         pulled: list[str] = []
@@ -396,12 +400,15 @@ class StreamPlanner:
 class _Budget:
     """How much work is at hand for a batch, against its limits."""
 
-    def __init__(self, limits: PlanLimits) -> None:
+    def __init__(self, limits: PlanLimits, serializer: VersionedSerializer[Any] | None) -> None:
         self._limits = limits
-        self._rows = self._bytes = 0
+        self._serializer = serializer
+        self._rows = self._bytes = self._plan_bytes = 0
         self._files: set[str] = set()
 
     def add(self, split: Split) -> None:
+        if self._serializer is not None:
+            self._plan_bytes += len(self._serializer.serialize(split))
         left = split.remaining()
         self._rows += left.rows or 0
         self._bytes += left.bytes or 0
@@ -412,7 +419,8 @@ class _Budget:
     def spent(self) -> bool:
         limits = self._limits
         return (
-            (limits.max_rows is not None and self._rows >= limits.max_rows)
+            self._plan_bytes >= PLAN_BYTES
+            or (limits.max_rows is not None and self._rows >= limits.max_rows)
             or (limits.max_bytes is not None and self._bytes >= limits.max_bytes)
             # One file more than allowed, so that all splits of the last one are seen.
             or (limits.max_files is not None and len(self._files) > limits.max_files)

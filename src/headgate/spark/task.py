@@ -125,7 +125,9 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, source_name: str) -> Iterator[
     for index, field in enumerate(schema):
         # A batch may say of itself that a column has no nulls: Arrow does not check it, and Spark believes it.
         if not field.nullable and batch.column(index).null_count:
-            raise _mismatch(source_name, field, "it has nulls in a column that may have none")
+            raise _mismatch(
+                source_name, field, "it has nulls. Declare the column without NOT NULL, or leave out such rows"
+            )
     pieces = -(-batch.nbytes // BATCH_BYTES)
     rows = -(-batch.num_rows // max(pieces, 1))
     for start in range(0, batch.num_rows, rows):

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.partitions import PartitionValues, partition_of_folder
-from headgate.errors import OptionError, SourceUnavailableError
+from headgate.errors import BadDataError, OptionError, SourceUnavailableError
 
 _MAGIC = re.compile(r"[*?\[{]")
 
@@ -200,6 +200,8 @@ class _LocalLister(_Lister):
                 for entry in entries:
                     if is_hidden(entry.name):
                         continue
+                    if not entry.name.isascii():
+                        _check_name(entry.path)
                     if entry.is_dir():
                         folders.append((entry.path, inside if blind else inside.enter(entry.name)))
                         continue
@@ -208,6 +210,18 @@ class _LocalLister(_Lister):
                     except FileNotFoundError:
                         continue  # it vanished since the folder was read, or is a link to nothing
                     yield FileStatus(entry.path, stat.st_size, stat.st_mtime_ns // 1_000_000, values, nested)
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path)
+        raise BadDataError(
+            f"headgate.files: the name {shown!r} is not UTF-8, so that it cannot be remembered. Rename the file; "
+            "names that begin with '_' are ignored.",
+            path=repr(shown), byte_offset=0,
+        ) from error  # fmt: skip
 
 
 class _RemoteLister(_Lister):

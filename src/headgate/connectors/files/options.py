@@ -74,7 +74,7 @@ GENERAL_OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec(
         "maxFileAge", duration_ms, 7 * 86_400_000, "how much older than the newest file a new file of a stream may be"
     ),
-    OptionSpec("latestFirst", boolean, False, "read the files modified last first"),
+    OptionSpec("latestFirst", boolean, False, "read the files modified last first", changeable=False),
     OptionSpec("fileNameOnly", boolean, False, "files of one name are one file, whatever their folder", False),
     OptionSpec(
         "maxCachedFiles", integer(0), None, status="no-op",

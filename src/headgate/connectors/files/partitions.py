@@ -13,10 +13,10 @@ import decimal
 import functools
 import re
 from collections.abc import Iterable
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from headgate.connectors.files.formats.values_datetime import tzinfo_of, zone_of
 from headgate.errors import BadDataError
 
 PartitionValues = tuple[tuple[str, str | None], ...]
@@ -166,4 +166,4 @@ def _parse_timestamp(text: str, target: pa.TimestampType, time_zone: str) -> dat
         moment = datetime.datetime(
             day.year, day.month, day.day, int(match[2]), int(match[3]), int(match[4] or 0), fraction
         )
-    return moment if target.tz is None else moment.replace(tzinfo=ZoneInfo(time_zone))
+    return moment if target.tz is None else moment.replace(tzinfo=tzinfo_of(zone_of(time_zone)))

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.connectors.files.formats.values_datetime import tzinfo_of, zone_of
 from headgate.errors import OptionError
 
 
@@ -217,11 +218,12 @@ class RowFilter:
 
 def _scalar(value: Any, to: pa.DataType, column: str, time_zone: str) -> pa.Scalar:
     try:
-        scalar = pa.scalar(value)
+        if pa.types.is_timestamp(to) and isinstance(value, str):
+            value = datetime.datetime.fromisoformat(value)
         if isinstance(value, datetime.datetime) and value.tzinfo is None and pa.types.is_timestamp(to) and to.tz:
-            scalar = pc.assume_timezone(scalar.cast(pa.timestamp("us")), time_zone)
-        return scalar.cast(to)
-    except pa.ArrowException as error:
+            value = value.replace(tzinfo=tzinfo_of(zone_of(time_zone)))
+        return pa.scalar(value).cast(to)
+    except (pa.ArrowException, ValueError) as error:
         raise OptionError(
             f"headgate.files: the option 'rowFilter' compares the column {column!r}, which is {to}, with {value!r}: "
             f"{error}.",

@@ -29,6 +29,7 @@ Hashes = npt.NDArray[np.uint64]
 Seconds = npt.NDArray[np.uint32]
 
 _ENTRY_BYTES = 12
+_LAST_SECOND = 2**32 - 1  # in 2106; it stands for all that come after it, which are never purged
 
 
 class SeenFilesState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,7 +161,7 @@ class SeenFiles:
             return
         bound_ms = self._newest_ms - self._max_file_age_ms
         self._ignored_before_ms = max(bound_ms, self._ignored_before_ms or bound_ms)
-        first = max(0, self._ignored_before_ms // 1000)
+        first = min(max(0, self._ignored_before_ms // 1000), _LAST_SECOND)
         kept = []
         for segment in self._segments:
             expired = int(np.count_nonzero(segment.seconds < first))
@@ -196,7 +197,7 @@ def first_seconds_of(times_ms: Sequence[int]) -> npt.NDArray[np.int64]:
 
 def _seconds(time_ms: int) -> int:
     # Rounded up, so that a file is never purged before it is ignored. 0 stands for all before 1970.
-    return min(max(0, -(-time_ms // 1000)), 2**32 - 1)
+    return min(max(0, -(-time_ms // 1000)), _LAST_SECOND)
 
 
 def _corrupt(found: str) -> CorruptStateError:

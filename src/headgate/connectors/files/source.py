@@ -11,7 +11,6 @@ import datetime
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -27,6 +26,7 @@ from headgate.connectors.files.formats.json import JsonDocumentFormat, JsonForma
 from headgate.connectors.files.formats.orc import OrcFormat
 from headgate.connectors.files.formats.parquet import ParquetFormat
 from headgate.connectors.files.formats.text import TextDocumentFormat, TextFormat
+from headgate.connectors.files.formats.values_datetime import tzinfo_of, zone_of
 from headgate.connectors.files.inference import infer_data_schema
 from headgate.connectors.files.lines import BLOCK_BYTES, can_be_cut
 from headgate.connectors.files.listing import FileListing
@@ -36,6 +36,7 @@ from headgate.connectors.files.row_filter import RowFilter
 from headgate.connectors.files.row_limits import plan_rows
 from headgate.connectors.files.split import SPLIT_SERIALIZER, FileSplit
 from headgate.connectors.files.split_reader import FileSplitReader
+from headgate.errors import HeadgateError
 from headgate.readers import SequentialReader
 from headgate.source.enumerator import Boundedness, SplitEnumeratorContext
 from headgate.source.options import Options, OptionSpec
@@ -150,7 +151,11 @@ class FilesSource(Source[FileSplit, FilesState]):
                 planned.append(PlannedRange(split=split))
                 continue
             file_system, _ = resolve_paths(self._paths(), "path")
-            each, rows = plan_rows(split, fmt, file_system, rows_left, first=not planned)
+            try:
+                each, rows = plan_rows(split, fmt, file_system, rows_left, first=not planned)
+            except (HeadgateError, OSError, pa.ArrowException):
+                # It is gone or damaged. The task that reads it says so, or passes over it, as the options say.
+                each, rows = PlannedRange(split=split), 0
             if each is None:
                 break
             planned.append(each)
@@ -195,7 +200,7 @@ class FilesSource(Source[FileSplit, FilesState]):
             return None
         zone = self._time_zone()
         if moment.tzinfo is None and zone is not None:
-            moment = moment.replace(tzinfo=ZoneInfo(zone))
+            moment = moment.replace(tzinfo=tzinfo_of(zone_of(zone)))
         return int(moment.timestamp() * 1000)  # without any zone: the machine's, which is Spark's default too
 
     def _enumerator(self, context: SplitEnumeratorContext[FileSplit], state: FilesState | None) -> FilesEnumerator:

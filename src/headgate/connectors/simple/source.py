@@ -123,7 +123,8 @@ class SimpleSourceAdapter(Source[SimpleSplit, SimpleState]):
                 target: tuple[Any, ...] = (split.stop,)
             else:
                 target = (source.latest(split.split_id),) if has_latest else ()
-            nothing_new = target in ((split.position,), (None,))
+            # A smaller number is an answer that lags behind what was read already, from a replica perhaps.
+            nothing_new = target in ((split.position,), (None,)) or _is_less(target, split.position)
             if target and (limits.max_rows is None or nothing_new):
                 if split.has_stop or split.finite or not nothing_new:
                     stop = split.position if nothing_new else target[0]
@@ -206,6 +207,11 @@ def _read_ahead(splits: Sequence[_ReadAhead], limits: PlanLimits, clock_ms: Call
             out_of_time = limits.max_planning_ms is not None and each.spent_ms >= limits.max_planning_ms
             if each.exhausted or out_of_time:
                 active.remove(each)
+
+
+def _is_less(target: tuple[Any, ...], position: Any) -> bool:
+    numbers = all(isinstance(each, int | float) for each in (*target, position))
+    return bool(target) and numbers and target[0] < position
 
 
 def _range(split: SimpleSplit, stop: Any, *, done: bool) -> PlannedRange[SimpleSplit]:

@@ -90,3 +90,15 @@ def test_state_stops_growing_over_a_million_files_in_thirty_days():
 def test_a_damaged_segment_is_refused(text):
     with pytest.raises(CorruptStateError, match="seen files"):
         SeenFiles(None, SeenFilesState(segments=(text,)))
+
+
+def test_a_file_dated_after_2106_stays_seen():
+    """Its time does not fit into a segment: it must not be purged while it is young enough to be found again."""
+    far_ms = 5_000_000_000_000
+    seen = SeenFiles(DAY_MS)
+    seen.add(7, far_ms)
+    for _ in range(3):
+        restored = SeenFiles(DAY_MS, seen.snapshot())
+        assert restored.lookup(np.array([7], np.uint64))[0] >= 0
+        restored.add(8, far_ms + 1)
+        seen = restored

@@ -489,3 +489,10 @@ def test_planning_leaves_a_quiet_split_alone_for_its_poll_interval(user_class: t
     assert source.plan_ranges([split], PlanLimits(max_planning_ms=1000), 0) == []
     now_ms[0] = 1000
     assert len(source.plan_ranges([split], PlanLimits(max_planning_ms=1000), 0)) == 1
+
+
+def test_a_latest_that_goes_back_plans_nothing() -> None:
+    """An answer of a replica that lags must not become a stop in the checkpoint, which no read could reach."""
+    source = SimpleSourceAdapter(of(WithLatest, {"a": [1, 1]}), {})
+    split = SimpleSplit(split_id="a", position=5)
+    assert source.plan_ranges([split], PlanLimits(), 0) == []

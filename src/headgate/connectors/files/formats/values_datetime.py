@@ -64,6 +64,11 @@ def zone_of(name: str) -> Zone:
         raise ValueError(f"there is no time zone {name!r}") from None
 
 
+def tzinfo_of(zone: Zone) -> datetime.tzinfo:
+    """Return a zone as Python's own."""
+    return datetime.timezone(datetime.timedelta(seconds=zone)) if isinstance(zone, int) else zone
+
+
 def local_to_utc(local: pa.Array, zone: Zone) -> pa.Array:
     """Turn ``timestamp[us]`` without zone, local time of ``zone``, into ``timestamp[us, UTC]``, as Java does."""
     utc = pa.timestamp("us", "UTC")
