@@ -190,7 +190,8 @@ def read_as_stream(stream: Stream) -> Timeline:
         if now >= restart_due:
             stream.start()
             restart_due = float("inf")
-        if timeline.killed_at is not None and timeline.resumed_at is None and read > timeline.read[-1]:
+        killed = timeline.killed_at is not None and timeline.resumed_at is None
+        if killed and stream.process is not None and read > timeline.read[-1]:
             timeline.resumed_at = now - began
         timeline.seconds.append(now - began)
         timeline.arrived.append(stream.arrived)
