@@ -1,1 +1,1 @@
-"""TODO"""
+"""The built-in connectors, one folder each: source, split, enumerator, split reader."""
