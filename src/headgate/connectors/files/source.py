@@ -139,6 +139,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         total_bytes = 0
         rows_left = limits.max_rows
         fmt = None if rows_left is None else self._format(_ANY_COLUMN, "UTC", None)
+        file_system, _ = resolve_paths(self._paths(), "path")
         for split in splits:
             files.add(split.path)
             total_bytes += split.remaining().bytes or 0
@@ -150,7 +151,6 @@ class FilesSource(Source[FileSplit, FilesState]):
             if rows_left is None or fmt is None:
                 planned.append(PlannedRange(split=split))
                 continue
-            file_system, _ = resolve_paths(self._paths(), "path")
             try:
                 each, rows = plan_rows(split, fmt, file_system, rows_left, first=not planned)
             except (HeadgateError, OSError, pa.ArrowException):
