@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from local.kafka import Broker, Certificates
     from pyspark.sql import SparkSession
 
 # Without these a worker takes the first python3 on the PATH, which has no pyarrow.
@@ -22,10 +25,12 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the session that all tests share; a test that changes a setting puts it back."""
+    from local.jars import jars
     from pyspark.sql import SparkSession  # unit tests must run without starting to import Spark
 
     session = (
         SparkSession.builder.master("local[2]")
+        .config("spark.jars", ",".join(map(str, jars("spark-kafka"))))  # the peer of headgate.kafka
         .appName("headgate-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
@@ -42,3 +47,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def repository() -> Path:
     """Return the folder that holds the project."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return a CA, a broker's certificate by it, and a CA that signed nothing."""
+    from local.kafka import Certificates
+
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
+    """Return the broker that all tests share, with all its listeners; a test that kills a broker starts its own."""
+    from local.kafka import running_broker
+
+    with running_broker(tmp_path_factory.mktemp("kafka"), certificates=certificates) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """Return a name for a topic that no other test has."""
+    return f"{re.sub(r'[^a-zA-Z0-9]+', '-', request.node.name)[:80]}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,1 @@
+"""Servers for tests, benches and people, on loopback: a Kafka broker, and AWS's interfaces by moto."""

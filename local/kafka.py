@@ -1,0 +1,226 @@
+"""A Kafka broker of one's own on loopback: ``./run kafka`` for a person, `Broker` for tests and benches.
+
+Never: leave a process behind (it is stopped by its process id), or touch a folder that it was not given.
+
+The recipe: one node that is broker and controller (KRaft), formatted with a cluster id of its own. Listeners beside the
+plain one: ``SASL`` (SASL/PLAIN), ``TLS`` (TLS, with certificates that `Certificates` made), ``SASL_TLS`` (both).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from local.jars import CACHE, jars, java
+from local.ports import free_ports
+
+USER, PASSWORD = "ferry", "s3cret-of-the-ferry"
+"""Who may log in at the SASL listeners."""
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in PEM, made anew by `make`: a CA, the broker's key and certificate by it, and a CA nobody used."""
+
+    ca: Path
+    broker: Path
+    other_ca: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Certificates:
+        """Write all of them into ``folder``."""
+        import trustme
+        from cryptography.hazmat.primitives import serialization
+
+        made = cls(folder / "ca.pem", folder / "broker.pem", folder / "other-ca.pem")
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(made.ca))
+        trustme.CA().cert_pem.write_to_path(str(made.other_ca))
+        issued = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
+        # Java reads keys in PKCS 8 only.
+        key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), password=None)
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
+        made.broker.write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()) + chain)
+        return made
+
+
+class Broker:
+    """A broker with its folder and ports. Start it, kill it, start it again: data and addresses stay.
+
+    Parameters
+    ----------
+    folder
+        Where its data and log are; made if missing.
+    port
+        The port of the plain listener; None: any free one.
+    certificates
+        With them the three secured listeners are opened as well.
+    auto_create_topics
+        Whether the broker makes topics that a careless client asks for.
+    """
+
+    def __init__(
+        self, folder: Path, port: int | None = None, *, certificates: Certificates | None = None,
+        auto_create_topics: bool = True,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        ports = free_ports(5)
+        self.plain = f"127.0.0.1:{port or ports[0]}"
+        self.sasl, self.tls, self.sasl_tls = (f"127.0.0.1:{each}" for each in ports[1:4])
+        listeners = {"PLAINTEXT": self.plain, "CONTROLLER": f"127.0.0.1:{ports[4]}"}
+        protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{listeners['CONTROLLER']}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": str(folder / "data"),
+            "auto.create.topics.enable": str(auto_create_topics).lower(),
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "log.segment.delete.delay.ms": "1000",
+            "log.retention.check.interval.ms": "1000",
+            "log.cleaner.backoff.ms": "500",
+            "num.partitions": "1",
+            # Records of tests have any time stamp: retention works on it.
+            "log.retention.ms": "-1",
+        }
+        if certificates is not None:
+            listeners |= {"SASL": self.sasl, "TLS": self.tls, "SASL_TLS": self.sasl_tls}
+            protocols |= {"SASL": "SASL_PLAINTEXT", "TLS": "SSL", "SASL_TLS": "SASL_SSL"}
+            plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
+            for name in ("sasl", "sasl_tls"):
+                settings[f"listener.name.{name}.plain.sasl.jaas.config"] = (
+                    f'{plain} required username="{USER}" password="{PASSWORD}" user_{USER}="{PASSWORD}";'
+                )
+                settings[f"listener.name.{name}.sasl.enabled.mechanisms"] = "PLAIN"
+            for name in ("tls", "sasl_tls"):
+                settings[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
+                settings[f"listener.name.{name}.ssl.keystore.location"] = str(certificates.broker)
+        settings["listeners"] = ",".join(f"{name}://{address}" for name, address in listeners.items())
+        settings["listener.security.protocol.map"] = ",".join(f"{name}:{each}" for name, each in protocols.items())
+        folder.mkdir(parents=True, exist_ok=True)
+        self._properties = folder / "server.properties"
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self._classpath = os.pathsep.join(map(str, jars("kafka-broker")))
+
+    @property
+    def log(self) -> Path:
+        """What the broker printed."""
+        return self.folder / "broker.log"
+
+    def start(self, timeout_s: float = 60) -> None:
+        """Start it, and wait until it answers."""
+        identity = self.folder / "cluster-id"
+        if not identity.exists():
+            cluster_id = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+            self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties))
+            identity.write_text(cluster_id)
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [java(), "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
+                 "kafka.Kafka", str(self._properties)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self._wait(timeout_s)
+
+    def kill(self) -> None:
+        """End it by SIGKILL, in the middle of whatever it does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+    def _wait(self, timeout_s: float) -> None:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        assert self.process is not None
+        admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 0})
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(KafkaException):
+                if admin.list_topics(timeout=1).brokers:
+                    return
+        tail = self.log.read_text(errors="replace")[-2000:]
+        self.kill()
+        raise RuntimeError(f"The Kafka broker in {self.folder} did not answer within {timeout_s} s:\n{tail}")
+
+    def _java(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [java(), "-Xmx256m", "-cp", self._classpath, *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}")
+
+
+@contextlib.contextmanager
+def running_broker(folder: Path | None = None, port: int | None = None, **settings: object) -> Iterator[Broker]:
+    """Run a broker; without a folder, in a temporary one that goes with it."""
+    home = folder or Path(tempfile.mkdtemp(prefix="headgate-kafka-"))
+    broker = Broker(home, port, **settings)  # type: ignore[arg-type]
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+        if folder is None:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def main() -> None:
+    """Run a broker until Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="./run kafka", description="A Kafka broker on 127.0.0.1 until Ctrl-C. Its data is kept in .cache/kafka."
+    )
+    parser.add_argument("--port", type=int, default=9092, help="the port that it listens on (9092)")
+    parser.add_argument("--fresh", action="store_true", help="forget the data of earlier runs")
+    chosen = parser.parse_args()
+    folder = CACHE / "kafka"
+    if chosen.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), running_broker(folder, chosen.port) as broker:
+        print(f"run: Kafka listens on {broker.plain}; its data is in {folder}. Ctrl-C ends it.", flush=True)
+        assert broker.process is not None
+        broker.process.wait()
+        raise SystemExit(f"The broker ended by itself. The end of {broker.log}:\n{broker.log.read_text()[-2000:]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Makes and fills topics, for tests and benches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+
+@dataclass(frozen=True)
+class Message:
+    """One record to produce; the names are Kafka's."""
+
+    value: bytes | None
+    key: bytes | None = None
+    partition: int = 0
+    timestamp_ms: int = 0
+    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+
+def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -> str:
+    """Make a topic and return its name. Names of settings have ``_`` for ``.``."""
+    settings = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=30)[topic].result(30)
+    return topic
+
+
+def delete_topic(address: str, topic: str) -> None:
+    """Delete a topic, and wait until it is gone."""
+    AdminClient({"bootstrap.servers": address}).delete_topics([topic], operation_timeout=30)[topic].result(30)
+
+
+def produce(address: str, topic: str, messages: Iterable[Message], **config: str | int) -> None:
+    """Write records, and wait until the broker has all of them. Names of settings have ``_`` for ``.``."""
+    settings = {"bootstrap.servers": address, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
+    producer = Producer(settings | {name.replace("_", "."): value for name, value in config.items()})
+    failed: list[str] = []
+    for each in messages:
+        producer.produce(
+            topic, each.value, each.key, each.partition, timestamp=each.timestamp_ms, headers=each.headers or None,
+            on_delivery=lambda error, _: failed.append(str(error)) if error else None,
+        )  # fmt: skip
+        producer.poll(0)
+    left = producer.flush(60)
+    if left or failed:
+        raise RuntimeError(f"{topic}: {left} records were not written, {len(failed)} failed: {failed[:3]}")
