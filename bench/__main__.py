@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import scan, stream
+from bench import kafka, scan, stream
 
-BENCHES = {"scan": scan, "stream": stream}
+BENCHES = {"scan": scan, "stream": stream, "kafka": kafka}
 
 
 def main() -> int:

@@ -165,7 +165,7 @@ def _resident_mb(pid: int) -> float | None:
     return None
 
 
-def session(name: str) -> SparkSession:
+def session(name: str, jars: Sequence[Path] = ()) -> SparkSession:
     """Return a session on two cores, quiet: Java's messages go to ``.cache/bench/spark.log``."""
     CACHE.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -182,6 +182,7 @@ def session(name: str) -> SparkSession:
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.shuffle.partitions", str(CORES))
             .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.jars", ",".join(map(str, jars)))
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from local.kafka import Broker, Certificates
     from pyspark.sql import SparkSession
+
+    from local.kafka import Broker, Certificates
 
 # Without these a worker takes the first python3 on the PATH, which has no pyarrow.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -25,8 +26,9 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the session that all tests share; a test that changes a setting puts it back."""
-    from local.jars import jars
     from pyspark.sql import SparkSession  # unit tests must run without starting to import Spark
+
+    from local.jars import jars
 
     session = (
         SparkSession.builder.master("local[2]")

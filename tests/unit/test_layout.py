@@ -50,6 +50,7 @@ CONTRACT = [
     "SupportsEventTimeSeek",
     "SupportsLag",
     "SupportsSplitReassignmentOnRecovery",
+    "SupportsTaskGroups",
     "VersionedSerializer",
     "WatermarkAlignment",
     "WatermarkStrategy",

@@ -23,6 +23,7 @@ from headgate.source.source import (
     SupportsEventTimeSeek,
     SupportsLag,
     SupportsSplitReassignmentOnRecovery,
+    SupportsTaskGroups,
 )
 from headgate.source.split import Remaining, Split
 from headgate.source.split_reader import FetchedBatch, SplitReader
@@ -52,6 +53,7 @@ __all__ = [
     "SupportsEventTimeSeek",
     "SupportsLag",
     "SupportsSplitReassignmentOnRecovery",
+    "SupportsTaskGroups",
     "VersionedSerializer",
     "WatermarkAlignment",
     "WatermarkStrategy",

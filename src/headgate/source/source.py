@@ -86,12 +86,17 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_planning_ms
         How long to look for a stop per split where that means reading ahead, in milliseconds. None: until all that
         is there now has been seen.
+    min_rows, max_delay_ms
+        A plan waits until it has so many rows, but not longer than this since the plan before, in milliseconds. The
+        planner sees to it; a source need not.
     """
 
     max_rows: int | None = None
     max_bytes: int | None = None
     max_files: int | None = None
     max_planning_ms: int | None = None
+    min_rows: int | None = None
+    max_delay_ms: int | None = None
 
 
 class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
@@ -129,6 +134,19 @@ class SupportsBoundedPlans(Protocol[SplitT]):
         -------
         Ranges, at most one per split; none for a split that has nothing new. An empty answer plans no batch. A split
         that already has a stop is never planned beyond it, and has no rest once that is reached.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsTaskGroups(Protocol[SplitT]):
+    """A source that decides which of its splits share a Spark task. Others are packed by size."""
+
+    def group_splits(self, splits: Sequence[SplitT]) -> Sequence[Sequence[SplitT]]:
+        """Return the splits of a read, all of which have an end, by task. Must not block.
+
+        A split may be cut into several, whose ids are then their own; together they read what it would have read.
+        Splits with nothing to read may be left out.
         """
         ...
 

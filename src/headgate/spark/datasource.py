@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxBytes,
     ReadMaxFiles,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -116,13 +117,15 @@ class _Reader:
         return to_arrow_schema(self._schema, timezone="UTC")
 
     def _pack(self, splits: Sequence[Split]) -> list[InputPartition]:
+        from headgate.source import SupportsTaskGroups
         from headgate.spark.packing import pack
 
         serialize = self._source.split_serializer.serialize
-        return [
-            SplitsPartition([serialize(split) for split in group], number)
-            for number, group in enumerate(pack(splits, os.cpu_count() or 1))
-        ]
+        if isinstance(self._source, SupportsTaskGroups):
+            groups = self._source.group_splits(splits)
+        else:
+            groups = pack(splits, os.cpu_count() or 1)
+        return [SplitsPartition([serialize(split) for split in group], number) for number, group in enumerate(groups)]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from headgate.spark.task import check_versions, read_splits
@@ -173,6 +176,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return ReadMaxBytes(limits.max_bytes)
         if limits.max_rows is not None:
             return ReadMaxRows(limits.max_rows)
+        if limits.min_rows is not None:
+            return ReadMinRows(limits.min_rows)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -222,8 +227,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         max_files = options.get("maxFilesPerTrigger")
         if max_files is None and "maxFilesPerTrigger" in options and options["stateLocation"] is None:
             max_files = FILES_PER_BATCH
+        max_rows = [options["maxRowsPerTrigger"], options.get("maxOffsetsPerTrigger")]
         return PlanLimits(
-            max_rows=options["maxRowsPerTrigger"], max_bytes=options.get("maxBytesPerTrigger"), max_files=max_files
+            max_rows=min((each for each in max_rows if each is not None), default=None),
+            max_bytes=options.get("maxBytesPerTrigger"),
+            max_files=max_files,
+            min_rows=options.get("minOffsetsPerTrigger"),
+            max_delay_ms=options.get("maxTriggerDelay"),
         )
 
 

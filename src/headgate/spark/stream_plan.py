@@ -91,6 +91,8 @@ class StreamPlanner:
         self._at_target: set[str] = set()
         self._behind_stops: dict[str, Split] = {}
         self._number = 0
+        self._planned_ms: int | None = None
+        self._state_at_start: Any = None
         self._last: dict[str, Any] | None = None
         self._recent: list[dict[str, Any]] = []
 
@@ -122,18 +124,19 @@ class StreamPlanner:
         self._discover(now_ms)
         self._pull(limits, now_ms)
         ranges = self._plan_ranges(limits, now_ms)
-        first = start == INITIAL and bool(self._in_progress)
-        if not ranges and not first:
+        first = start == INITIAL and self._discovered()
+        if not first and (not ranges or self._waits_for_more(ranges, limits, now_ms)):
             return start
         finished = [planned.split.split_id for planned in ranges if self._advance(planned)]
         if finished:
             enumerator.notify_splits_finished(finished)
         self._number += 1
+        self._planned_ms = now_ms
         offset = Offset(
             source=self._source.name,
             options=msgspec.to_builtins(self._source.options.fixed),
             number=self._number,
-            enumerator=self._source.state_serializer.to_json(enumerator.snapshot_state(self._number)),
+            enumerator=self._enumerator_state(),
             splits=[
                 SplitInProgress(
                     split=self._write(each.split), then=None if each.then is None else self._write(each.then)
@@ -221,6 +224,7 @@ class StreamPlanner:
                 reported = [each.split for each in self._in_progress.values()]
         self._context, self._enumerator = context, enumerator
         enumerator.start()
+        self._state_at_start = self._enumerator_state() if start == INITIAL else None
         if reported:
             self._reassign(reported)
         else:
@@ -256,6 +260,10 @@ class StreamPlanner:
     def _running(self) -> tuple[PlannerContext, SplitEnumerator[Any, Any]]:
         assert self._context is not None and self._enumerator is not None, "not restored"
         return self._context, self._enumerator
+
+    def _enumerator_state(self) -> Any:
+        _, enumerator = self._running()
+        return self._source.state_serializer.to_json(enumerator.snapshot_state(self._number))
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -313,6 +321,19 @@ class StreamPlanner:
             self._at_target.discard(split_id)
             if planned.rest is not None:
                 self._in_progress[split_id] = _InProgress(planned.split, planned.rest)
+
+    def _discovered(self) -> bool:
+        """Whether something was found, be it that there is nothing, that a restart must not resolve once more."""
+        return bool(self._in_progress) or self._enumerator_state() != self._state_at_start
+
+    def _waits_for_more(self, ranges: Sequence[PlannedRange[Split]], limits: PlanLimits, now_ms: int) -> bool:
+        """Whether a plan is too small yet. Nothing waits for ever under `Trigger.AvailableNow` (traps, 10)."""
+        if limits.min_rows is None or self._freezing or self._planned_ms is None:
+            return False
+        if limits.max_delay_ms is not None and now_ms - self._planned_ms >= limits.max_delay_ms:
+            return False
+        rows = [planned.split.remaining().rows for planned in ranges]
+        return None not in rows and sum(each or 0 for each in rows) < limits.min_rows
 
     def _plan_ranges(self, limits: PlanLimits, now_ms: int) -> Sequence[PlannedRange[Split]]:
         frozen = self._running()[0].frozen

@@ -70,6 +70,35 @@ def test_an_empty_world_makes_no_batch() -> None:
     assert plans.ranges(INITIAL, INITIAL, 0) == []
 
 
+def test_a_small_plan_waits_for_more_rows_but_not_for_ever() -> None:
+    world = World(a=5)
+    plans = planner(world)
+    limits = PlanLimits(min_rows=10, max_delay_ms=60_000)
+    first = plans.plan(INITIAL, limits, 0)
+    assert rows(plans.ranges(INITIAL, first, 0)) == everything(World(a=5))  # as in Spark, the first batch waits for none
+    world.lengths["a"] = 14
+    assert plans.plan(first, limits, 30_000) == first
+    world.lengths["a"] = 15
+    second = plans.plan(first, limits, 30_001)
+    assert len(rows(plans.ranges(first, second, 30_001))) == 10
+    world.lengths["a"] = 16
+    assert plans.plan(second, limits, 90_000) == second
+    third = plans.plan(second, limits, 90_001)
+    assert len(rows(plans.ranges(second, third, 90_001))) == 1
+
+
+def test_available_now_waits_for_no_minimum() -> None:
+    """Else a query that should end would wait for rows that never come (traps, 10)."""
+    world = World(a=5)
+    limits = PlanLimits(min_rows=10, max_rows=3)
+    plans = planner(world)
+    first = plans.plan(INITIAL, limits, 0)
+    later = planner(world)
+    later.freeze()
+    second = later.plan(first, limits, 10)
+    assert len(rows(later.ranges(first, second, 10))) == 2
+
+
 def test_a_replay_in_a_new_process_reads_the_same_rows() -> None:
     world = World(a=5, b=3)
     end = planner(world).plan(INITIAL, PlanLimits(max_rows=6), 0)

@@ -1,0 +1,78 @@
+"""What a decoder hands over: consecutive records of one partition as columns.
+
+Never: hold a message object. The columns own their memory; librdkafka's is given back before they are handed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headgate.connectors.kafka.split import TopicPartition
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is needed of each record; the rest is neither copied nor decoded.
+
+    Parameters
+    ----------
+    keys, values, timestamps, headers
+        Whether these columns are wanted. Offsets always are.
+    lines
+        Whether a line end is put behind each value, so that the values' memory as a whole is text in lines.
+    """
+
+    keys: bool = True
+    values: bool = True
+    timestamps: bool = True
+    headers: bool = False
+    lines: bool = False
+
+
+@dataclass(frozen=True)
+class Records:
+    """Some consecutive records of one partition, in order; offsets may have gaps.
+
+    Parameters
+    ----------
+    source
+        The partition.
+    offsets
+        The records' offsets.
+    keys, values
+        Binary arrays with nulls; None where they are not wanted. With `Wanted.lines` each value that is not null
+        ends with a line feed that is not part of it, and a null is a lone line feed under its null bit.
+    timestamps_ms, timestamp_types
+        Milliseconds since 1970-01-01 UTC, and Kafka's number for their kind (0 created, 1 appended, -1 none);
+        None where they are not wanted.
+    headers
+        ``list<struct<key: string, value: binary>>``, null where a record has none; None where they are not wanted.
+    """
+
+    source: TopicPartition
+    offsets: npt.NDArray[np.int64]
+    keys: pa.BinaryArray | None = None
+    values: pa.BinaryArray | None = None
+    timestamps_ms: npt.NDArray[np.int64] | None = None
+    timestamp_types: npt.NDArray[np.int32] | None = None
+    headers: pa.ListArray | None = None
+
+    def slice(self, start: int, stop: int) -> Records:
+        """Return the records numbered ``start`` to ``stop`` (not included), without a copy."""
+
+        def part(array: pa.Array | None) -> pa.Array | None:
+            return None if array is None else array.slice(start, stop - start)
+
+        return Records(
+            self.source,
+            self.offsets[start:stop],
+            part(self.keys),
+            part(self.values),
+            None if self.timestamps_ms is None else self.timestamps_ms[start:stop],
+            None if self.timestamp_types is None else self.timestamp_types[start:stop],
+            part(self.headers),
+        )
