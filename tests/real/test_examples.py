@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from local.kafka import Broker
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -78,7 +80,18 @@ def test_flights_stream_reads_only_what_is_new(run: Run, flights: Path, tmp_path
     assert "read 1 new flights; the table has 6" in run("flights_stream.py", flights, out)
 
 
-@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith("flights_")])
+def test_kafka_windows_and_kafka_to_kafka(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
+    shown = run("kafka_windows.py", kafka.plain, topic_name)
+    assert rows_of(shown) == [
+        [f"2026-01-01 00:0{second // 60}:{second % 60:02}", "100", str(sum(n % 50 for n in range(100)))]
+        for second in range(0, 60, 10)
+    ]
+    copy = ("kafka_to_kafka.py", kafka.plain, topic_name, f"{topic_name}-large", tmp_path / "checkpoint")
+    assert "has 120 large rides" in run(*copy)
+    assert "has 120 large rides" in run(*copy)
+
+
+@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith(("flights_", "kafka_"))])
 def test_other_examples(run: Run, name: str) -> None:
     """The examples that need no input run to their end and print something."""
     assert run(name).strip()

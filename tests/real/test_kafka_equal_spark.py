@@ -1,0 +1,248 @@
+"""The same options over the same topics: ``headgate.kafka`` gives what Spark's ``kafka`` gives, column by column."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import Row, SparkSession
+
+from local.kafka import Broker
+from local.topics import Message, create_topic, produce
+
+PARTITIONS = 3
+COUNT = 300
+NOON = 1_767_268_800_000
+"""Time of the first record, in milliseconds; each is a second later than the one before."""
+
+
+def records(seed: int) -> list[Message]:
+    """Return records of every kind: nulls, empty and large values, headers, in uneven partitions."""
+    draw = random.Random(seed)
+    values = [None, b"", b"\x00\xff\xfe", b"plain", b"x" * 3000, "gr\u00fc\u00dfe".encode()]
+    headers: list[list[tuple[str, bytes | None]]] = [[], [], [("a", b"1")], [("a", b"1"), ("a", None), ("", b"")]]
+    return [
+        Message(
+            value=draw.choice(values),
+            key=draw.choice([None, b"", b"key-%d" % number]),
+            partition=min(PARTITIONS - 1, draw.randrange(PARTITIONS + 3)),
+            timestamp_ms=NOON + number * 1000,
+            headers=draw.choice(headers),
+        )
+        for number in range(COUNT)
+    ]
+
+
+@pytest.fixture(scope="module")
+def topics(kafka: Broker) -> tuple[str, str]:
+    """Return two topics of the same kind; the second with the broker's time stamps."""
+    mark = uuid.uuid4().hex[:8]
+    first = create_topic(kafka.plain, f"equal-{mark}-one", PARTITIONS)
+    second = create_topic(kafka.plain, f"equal-{mark}-two", PARTITIONS, message_timestamp_type="LogAppendTime")
+    produce(kafka.plain, first, records(1))
+    produce(kafka.plain, second, records(2))
+    return first, second
+
+
+def offsets(topic: str, *each: int) -> str:
+    return json.dumps({topic: {str(partition): offset for partition, offset in enumerate(each)}})
+
+
+def read(spark: SparkSession, kind: str, kafka: Broker, **options: object) -> list[Row]:
+    frame = spark.read.format(kind).option("kafka.bootstrap.servers", kafka.plain).options(**options).load()
+    return frame.orderBy("topic", "partition", "offset").collect()
+
+
+def by_time(*each: int) -> str:
+    """Return the JSON of positions in the topic ``one``, for `filled`."""
+    return offsets("{one}", *each).replace("{", "{{").replace("}", "}}").replace("{{one}}", "{one}")
+
+
+CASES: dict[str, dict[str, object]] = {
+    "subscribe": {"subscribe": "{one}"},
+    "subscribe two": {"subscribe": " {one} , {two}"},
+    "subscribePattern": {"subscribePattern": "equal-{mark}-.*"},
+    "subscribePattern matches whole names": {"subscribePattern": "{one}|two"},
+    "assign": {"assign": '{{"{one}": [0, 2]}}'},
+    "includeHeaders": {"subscribe": "{one},{two}", "includeHeaders": "true"},
+    "startingOffsets": {"subscribe": "{one}", "startingOffsets": '{{"{one}": {{"0": 3, "1": -2, "2": 20}}}}'},
+    "both offsets": {
+        "subscribe": "{one}",
+        "startingOffsets": '{{"{one}": {{"0": 3, "1": 5, "2": 7}}}}',
+        "endingOffsets": '{{"{one}": {{"0": 9, "1": 5, "2": -1}}}}',
+    },
+    "startingTimestamp": {"subscribe": "{one}", "startingTimestamp": NOON + 100_000},
+    "endingTimestamp": {"subscribe": "{one}", "endingTimestamp": NOON + 100_000},
+    "timestamps between records": {
+        "subscribe": "{one}",
+        "startingTimestamp": NOON + 99_500,
+        "endingTimestamp": NOON + 200_500,
+    },
+    "startingOffsetsByTimestamp": {
+        "subscribe": "{one}",
+        "startingOffsetsByTimestamp": by_time(NOON, NOON + 50_000, NOON + 1000),
+    },
+    "endingOffsetsByTimestamp": {
+        "subscribe": "{one}",
+        "endingOffsetsByTimestamp": by_time(NOON, NOON + 50_000, NOON * 2),
+    },
+    "a time stamp wins over offsets": {
+        "subscribe": "{one}",
+        "startingTimestamp": NOON + 100_000,
+        "startingOffsets": "earliest",
+    },
+    "startingOffsetsByTimestampStrategy latest": {
+        "subscribe": "{one}",
+        "startingTimestamp": NOON * 2,
+        "startingOffsetsByTimestampStrategy": "latest",
+    },
+    "minPartitions": {"subscribe": "{one}", "minPartitions": "11"},
+    "case does not matter": {"SUBSCRIBE": "{one}", "StartingOffsets": "EARLIEST"},
+    "failOnDataLoss false": {
+        "subscribe": "{one}",
+        "failOnDataLoss": "false",
+        "startingOffsets": '{{"{one}": {{"0": 0, "1": 0, "2": 0}}}}',
+    },
+}
+
+
+def filled(options: dict[str, object], topics: tuple[str, str]) -> dict[str, object]:
+    one, two = topics
+    mark = one.split("-")[1]
+    return {
+        name: value.format(one=one, two=two, mark=mark) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_has_the_rows_and_columns_of_sparks_source(
+    spark: SparkSession, kafka: Broker, topics: tuple[str, str], case: str
+) -> None:
+    options = filled(CASES[case], topics)
+    theirs = read(spark, "kafka", kafka, **options)
+    assert read(spark, "headgate.kafka", kafka, **options) == theirs
+    assert theirs or "latest" in case
+
+
+def test_schemas_are_equal_nullability_included(spark: SparkSession, kafka: Broker, topics: tuple[str, str]) -> None:
+    for headers in ("false", "true"):
+        ours, theirs = (
+            spark.read.format(kind)
+            .options(subscribe=topics[0], includeHeaders=headers)
+            .option("kafka.bootstrap.servers", kafka.plain)
+            .load()
+            .schema
+            for kind in ("headgate.kafka", "kafka")
+        )
+        assert ours == theirs
+
+
+def test_tasks_are_as_many_as_sparks(spark: SparkSession, kafka: Broker, topics: tuple[str, str]) -> None:
+    """A task per partition, unless ``minPartitions`` asks for more; so a user's parallelism does not change."""
+    for more in ({}, {"minPartitions": "2"}, {"minPartitions": "10"}, {"minPartitions": "60"}):
+        ours, theirs = (
+            spark.read.format(kind)
+            .options(subscribe=topics[0], **more)
+            .option("kafka.bootstrap.servers", kafka.plain)
+            .load()
+            .rdd.getNumPartitions()
+            for kind in ("headgate.kafka", "kafka")
+        )
+        assert ours == theirs, more
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": "earliest"},
+        {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "70"},
+        {"startingTimestamp": str(NOON + 100_000), "includeHeaders": "true"},
+    ],
+)
+def test_a_stream_has_the_rows_of_sparks_source(
+    spark: SparkSession, kafka: Broker, topics: tuple[str, str], tmp_path: Path, options: dict[str, str]
+) -> None:
+    found = []
+    for kind in ("kafka", "headgate.kafka"):
+        frame = spark.readStream.format(kind).option("kafka.bootstrap.servers", kafka.plain)
+        query = (
+            frame.option("subscribe", topics[0])
+            .options(**options)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / kind / "rows"))
+            .option("checkpointLocation", str(tmp_path / kind / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        most = max(progress["numInputRows"] for progress in query.recentProgress)
+        assert most <= int(options.get("maxOffsetsPerTrigger", COUNT)) + (2 if kind == "kafka" else 0)
+        found.append(spark.read.parquet(str(tmp_path / kind / "rows")).orderBy("partition", "offset").collect())
+    assert found[0] == found[1]
+    assert found[0]
+
+
+WRONG: dict[str, dict[str, object]] = {
+    "no subscription": {},
+    "two subscriptions": {"subscribe": "{one}", "assign": '{{"{one}": [0]}}'},
+    "no servers": {"subscribe": "{one}", "kafka.bootstrap.servers": ""},
+    "a batch from latest": {"subscribe": "{one}", "startingOffsets": "latest"},
+    "a batch to earliest": {"subscribe": "{one}", "endingOffsets": "earliest"},
+    "a missing partition": {"subscribe": "{one}", "startingOffsets": '{{"{one}": {{"0": 3}}}}'},
+    "a partition too many": {"assign": '{{"{one}": [0]}}', "startingOffsets": '{{"{one}": {{"0": 3, "1": 0}}}}'},
+    "no JSON": {"assign": "{one}"},
+    "a deserializer": {"subscribe": "{one}", "kafka.key.deserializer": "x"},
+    "auto.offset.reset": {"subscribe": "{one}", "kafka.auto.offset.reset": "earliest"},
+    "a time stamp behind all": {"subscribe": "{one}", "startingTimestamp": NOON * 2},
+    "minPartitions 0": {"subscribe": "{one}", "minPartitions": "0"},
+    "no such topic": {"subscribe": "no-such-topic-anywhere"},
+    "an offset out of range": {"subscribe": "{one}", "startingOffsets": '{{"{one}": {{"0": 9999, "1": 0, "2": 0}}}}'},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_sparks_source_refuses_is_refused_here(
+    spark: SparkSession, kafka: Broker, topics: tuple[str, str], case: str
+) -> None:
+    options = filled(WRONG[case], topics)
+    servers = options.pop("kafka.bootstrap.servers", kafka.plain)
+    for kind in ("headgate.kafka", "kafka"):
+        if kind == "kafka" and case in ("no such topic", "an offset out of range"):
+            continue  # Spark's source tries for minutes, or reads to the end of its own time-out
+        with pytest.raises(PySparkException) as caught:
+            reader = spark.read.format(kind).options(**options)
+            (reader.option("kafka.bootstrap.servers", servers) if servers else reader).load().collect()
+        if kind == "headgate.kafka":
+            assert "headgate" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end(
+    spark: SparkSession, kafka: Broker, topics: tuple[str, str], tmp_path: Path, name: str
+) -> None:
+    value = {"endingOffsets": "latest", "endingTimestamp": "1"}.get(name, offsets(topics[0], 1, 1, 1))
+    with pytest.raises((PySparkException, StreamingQueryException), match=name):
+        frame = spark.readStream.format("headgate.kafka").option("kafka.bootstrap.servers", kafka.plain)
+        query = (
+            frame.option("subscribe", topics[0])
+            .option(name, value)
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path))
+            .start()
+        )
+        query.awaitTermination()
+
+
+@pytest.fixture(autouse=True)
+def _stop_queries(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()

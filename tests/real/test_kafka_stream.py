@@ -1,0 +1,277 @@
+"""Streams over a real broker: restarts, trouble and change, with nothing lost and nothing repeated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from local.kafka import Broker, running_broker
+from local.topics import Message, create_topic, delete_topic, produce
+
+
+class Stream:
+    """A stream of a topic's values into Parquet, to be stopped and started again."""
+
+    def __init__(self, spark: SparkSession, broker: Broker, folder: Path) -> None:
+        self._spark, self._broker, self._folder = spark, broker, folder
+
+    def start(self, *, available_now: bool = False, **options: object) -> StreamingQuery:
+        source = self._spark.readStream.format("headgate.kafka").option("kafka.bootstrap.servers", self._broker.plain)
+        names = {name.replace("__", "."): value for name, value in options.items()}
+        writer = (
+            source.options(**names)
+            .load()
+            .selectExpr("topic", "partition", "offset", "cast(value AS string) AS value")
+            .writeStream.format("parquet")
+            .option("path", str(self._folder / "rows"))
+            .option("checkpointLocation", str(self.checkpoint))
+        )
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def run(self, **options: object) -> StreamingQuery:
+        """Read what is there now."""
+        query = self.start(available_now=True, **options)
+        query.awaitTermination()
+        return query
+
+    @property
+    def checkpoint(self) -> Path:
+        return self._folder / "checkpoint"
+
+    def values(self) -> list[str]:
+        rows = self._folder / "rows"
+        if not (rows / "_spark_metadata").exists():
+            return []
+        return sorted(row.value for row in self._spark.read.parquet(str(rows)).collect())
+
+    def forget_last_commit(self) -> None:
+        """Leave the checkpoint as a kill after planning and before committing leaves it."""
+        last = max(int(each.name) for each in (self.checkpoint / "commits").iterdir() if each.name.isdigit())
+        for each in (self.checkpoint / "commits" / str(last), self.checkpoint / "commits" / f".{last}.crc"):
+            each.unlink(missing_ok=True)
+        for each in (self._folder / "rows" / "_spark_metadata").glob(f"*{last}*"):
+            each.unlink()
+
+
+@pytest.fixture
+def stream(spark: SparkSession, kafka: Broker, tmp_path: Path) -> Iterator[Stream]:
+    yield Stream(spark, kafka, tmp_path)
+    for query in spark.streams.active:
+        query.stop()
+
+
+def values(*numbers: int) -> list[str]:
+    return sorted(str(number) for number in numbers)
+
+
+def send(broker: Broker, topic: str, *numbers: int, partitions: int = 1) -> None:
+    produce(broker.plain, topic, [Message(b"%d" % number, partition=number % partitions) for number in numbers])
+
+
+def until(condition: Callable[[], Any], query: StreamingQuery | None = None, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if query is not None and not query.isActive:
+            raise AssertionError(f"the query ended: {query.exception()}")
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def test_latest_is_resolved_once_though_batch_0_never_committed(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    """Traps, 1: Spark asks for the first offset again after a kill; ``latest`` must mean the same then."""
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, *range(10))
+    query = stream.start(subscribe=topic_name)
+    until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    query.stop()
+    stream.forget_last_commit()
+    send(kafka, topic_name, *range(10, 15))
+    stream.run(subscribe=topic_name)
+    assert stream.values() == values(*range(10, 15))
+
+
+def test_a_replayed_batch_reads_the_same_rows(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name, 2)
+    send(kafka, topic_name, *range(20), partitions=2)
+    stream.run(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    stream.forget_last_commit()
+    send(kafka, topic_name, *range(20, 25), partitions=2)
+    stream.run(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=8)
+    assert stream.values() == values(*range(25))
+
+
+def test_new_partitions_are_read_from_their_start(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name, 1)
+    query = stream.start(subscribe=topic_name, partition__discovery__interval="200 ms")
+    until(lambda: query.lastProgress, query)
+    admin = AdminClient({"bootstrap.servers": kafka.plain})
+    admin.create_partitions([NewPartitions(topic_name, 3)])[topic_name].result(30)
+    send(kafka, topic_name, *range(12), partitions=3)
+    until(lambda: len(stream.values()) == 12, query)
+    assert stream.values() == values(*range(12))
+
+
+def test_a_topic_that_comes_after_an_empty_start_is_read_from_its_start(
+    stream: Stream, kafka: Broker, topic_name: str
+) -> None:
+    """FLIP-537: initial discovery is over when it found nothing; and it is over for the next run, too."""
+    pattern = {"subscribePattern": f"{topic_name}-.*", "startingOffsets": "latest"}
+    stream.run(**pattern)
+    create_topic(kafka.plain, f"{topic_name}-a")
+    send(kafka, f"{topic_name}-a", 1, 2, 3)
+    stream.run(**pattern)
+    assert stream.values() == values(1, 2, 3)
+
+
+def test_topics_come_and_go_with_the_options(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    one, two, three = (create_topic(kafka.plain, f"{topic_name}-{each}") for each in "abc")
+    for number, topic in enumerate((one, two, three)):
+        send(kafka, topic, number)
+    stream.run(subscribe=f"{one},{two}", startingOffsets="earliest")
+    assert stream.values() == values(0, 1)
+    for number, topic in enumerate((one, two, three), 10):
+        send(kafka, topic, number)
+    stream.run(subscribe=f"{two},{three}", startingOffsets="latest")
+    assert stream.values() == values(0, 1, 11, 2, 12), "the removed topic is not read, the added one from its start"
+
+
+def test_a_deleted_topic_is_data_loss_unless_allowed(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    gone, kept = create_topic(kafka.plain, f"{topic_name}-gone"), create_topic(kafka.plain, f"{topic_name}-kept")
+    send(kafka, gone, 1)
+    send(kafka, kept, 2)
+    options = {"subscribe": f"{gone},{kept}", "startingOffsets": "earliest"}
+    stream.run(**options)
+    delete_topic(kafka.plain, gone)
+    send(kafka, kept, 3)
+    with pytest.raises(StreamingQueryException, match=f"(?s)DataLossError.*{gone}.*failOnDataLoss"):
+        stream.run(**options)
+    stream.run(**options, failOnDataLoss="false")
+    assert stream.values() == values(1, 2, 3)
+
+
+@pytest.mark.parametrize("rows_after", [1, 5])
+def test_a_topic_that_was_made_again_is_data_loss_unless_allowed(
+    stream: Stream, kafka: Broker, topic_name: str, rows_after: int
+) -> None:
+    """Also where the new topic has as many records: its offsets look right, and its id tells."""
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, 1, 2, 3)
+    options = {"subscribe": topic_name, "startingOffsets": "earliest"}
+    stream.run(**options)
+    delete_topic(kafka.plain, topic_name)
+    until(lambda: topic_name not in AdminClient({"bootstrap.servers": kafka.plain}).list_topics(timeout=10).topics)
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, *range(10, 10 + rows_after))
+    with pytest.raises(StreamingQueryException, match=f"(?s)DataLossError.*{topic_name}.*failOnDataLoss"):
+        stream.run(**options)
+    stream.run(**options, failOnDataLoss="false")
+    assert stream.values() == values(1, 2, 3, *range(10, 10 + rows_after))
+
+
+def test_records_deleted_before_they_were_read_are_data_loss_unless_allowed(
+    stream: Stream, kafka: Broker, topic_name: str
+) -> None:
+    from confluent_kafka import TopicPartition
+
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, *range(5))
+    options = {"subscribe": topic_name, "startingOffsets": "earliest"}
+    stream.run(**options)
+    send(kafka, topic_name, *range(5, 20))
+    admin = AdminClient({"bootstrap.servers": kafka.plain})
+    for future in admin.delete_records([TopicPartition(topic_name, 0, 12)]).values():
+        future.result(30)
+    with pytest.raises(StreamingQueryException, match=f"(?s)DataLossError.*{topic_name}.*failOnDataLoss"):
+        stream.run(**options)
+    stream.run(**options, failOnDataLoss="false")
+    assert stream.values() == values(*range(5), *range(12, 20))
+
+
+def test_an_idle_stream_makes_no_batch_and_no_rows_wait_for_long(
+    stream: Stream, kafka: Broker, topic_name: str
+) -> None:
+    """Traps, 3: an offset that changes without data would be an empty batch, again and again."""
+    create_topic(kafka.plain, topic_name, 2)
+    query = stream.start(subscribe=topic_name, partition__discovery__interval="100 ms")
+    until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    time.sleep(3)
+    batches = len(list((stream.checkpoint / "offsets").glob("[0-9]*")))
+    send(kafka, topic_name, 1, 2)
+    until(lambda: len(stream.values()) == 2, query)
+    assert batches == 1
+
+
+def test_a_minimum_of_offsets_waits_and_its_delay_ends_the_waiting(
+    stream: Stream, kafka: Broker, topic_name: str
+) -> None:
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, 0)
+    minimum = {"startingOffsets": "earliest", "minOffsetsPerTrigger": 10}
+    query = stream.start(subscribe=topic_name, **minimum, maxTriggerDelay="1 hour")
+    until(lambda: stream.values() == values(0), query)
+    send(kafka, topic_name, 1, 2, 3)
+    time.sleep(1.5)
+    assert stream.values() == values(0)
+    send(kafka, topic_name, *range(4, 11))
+    until(lambda: stream.values() == values(*range(11)), query)
+    query.stop()
+    send(kafka, topic_name, 11)
+    query = stream.start(subscribe=topic_name, **minimum, maxTriggerDelay="1 second")
+    until(lambda: stream.values() == values(*range(12)), query)
+
+
+def test_lag_is_in_the_progress(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, *range(30))
+    query = stream.run(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    behind = [json.loads(progress["sources"][0]["latestOffset"]) for progress in query.recentProgress]
+    assert next(each["rowsBehind"] for each in behind if each) == 20
+
+
+def test_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
+    spark: SparkSession, tmp_path: Path, topic_name: str
+) -> None:
+    with running_broker(tmp_path / "broker") as broker:
+        stream = Stream(spark, broker, tmp_path)
+        create_topic(broker.plain, topic_name, 2)
+        send(broker, topic_name, *range(2000), partitions=2)
+        query = stream.start(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=100)
+        try:
+            until(lambda: len(query.recentProgress) > 3, query)
+            broker.kill()
+            time.sleep(2)
+            broker.start()
+            send(broker, topic_name, *range(2000, 2500), partitions=2)
+            until(lambda: len(stream.values()) >= 2500, query, seconds=120)
+        finally:
+            query.stop()
+        assert stream.values() == values(*range(2500))
+
+
+def test_an_unreachable_broker_fails_in_time_and_the_query_can_be_started_again(
+    spark: SparkSession, tmp_path: Path, topic_name: str
+) -> None:
+    with running_broker(tmp_path / "broker") as broker:
+        stream = Stream(spark, broker, tmp_path)
+        create_topic(broker.plain, topic_name)
+        send(broker, topic_name, 1)
+        options = {"subscribe": topic_name, "startingOffsets": "earliest", "kafka__default__api__timeout__ms": "3000"}
+        stream.run(**options)
+        broker.stop()
+        with pytest.raises(StreamingQueryException, match=f"(?s)SourceUnavailableError.*{broker.plain}"):
+            stream.run(**options)
+        broker.start()
+        send(broker, topic_name, 2)
+        stream.run(**options)
+        assert stream.values() == values(1, 2)
+    shutil.rmtree(tmp_path / "broker")
