@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
@@ -25,12 +26,35 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
     settings = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=30)[topic].result(30)
+    # The controller has it; the broker, which clients ask, hears of it later on a busy machine.
+    _wait(lambda: _leaders(admin, topic) == partitions)
     return topic
 
 
 def delete_topic(address: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
-    AdminClient({"bootstrap.servers": address}).delete_topics([topic], operation_timeout=30)[topic].result(30)
+    admin = AdminClient({"bootstrap.servers": address})  # held: without it nothing is answered any more
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    _wait(lambda: _leaders(admin, topic) is None)
+
+
+def _leaders(admin: AdminClient, topic: str) -> int | None:
+    """Return how many partitions of a topic can be read and written; None: there is no such topic."""
+    try:
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=30)[topic].result(30)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise
+    return sum(each.leader is not None and each.leader.id >= 0 for each in described.partitions)
+
+
+def _wait(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"The broker has not heard of it within {timeout_s} s.")
+        time.sleep(0.01)
 
 
 def produce(address: str, topic: str, messages: Iterable[Message], **config: str | int) -> None:

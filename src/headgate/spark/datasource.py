@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,15 +52,24 @@ class HeadgateDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        from headgate.spark.registration import resolve
-
-        self._source: Source[Any, Any] = resolve(self.source_class)(dict(options))
         self._time_zone = local_time_zone()
+        self._validate()
 
     @classmethod
     def name(cls) -> str:
         """Return the format's name."""
         return cls.format_name
+
+    @cached_property
+    def _source(self) -> Source[Any, Any]:
+        from headgate.spark.registration import resolve
+
+        source: Source[Any, Any] = resolve(self.source_class)(dict(self.options))
+        return source
+
+    def _validate(self) -> None:
+        """Validate the options, by making the source: a format that can be written too does it later."""
+        _ = self._source
 
     def schema(self) -> StructType | str:
         """Return the columns, where the user gave none."""

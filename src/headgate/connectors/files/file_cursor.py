@@ -197,10 +197,18 @@ class FileCursor:
                 "'ignoreMissingFiles' to true to go on without it.",
                 path=path, wanted=self.split.size, available=0,
             )  # fmt: skip
-        if isinstance(error, OSError) and error.errno:
+        # Arrow's S3 has no error numbers: a refusal or a lost connection must not look like a damaged file.
+        if isinstance(error, OSError) and (error.errno or "AWS Error " in str(error)):
+            hint = ""
+            if "ACCESS_DENIED" in str(error):
+                hint = (
+                    " Credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or a role), on "
+                    "driver and executors, or stand in the path: s3://KEY:SECRET@bucket/folder."
+                )
             return SourceUnavailableError(
-                f"headgate.files cannot read {path} at byte {offset}: {error}.", source="headgate.files", path=path
-            )
+                f"headgate.files cannot read {path} at byte {offset}: {error}.{hint}",
+                source="headgate.files", path=path,
+            )  # fmt: skip
         return BadDataError(
             f"headgate.files: {path} cannot be read behind byte {offset}: {error}. The file is damaged or incomplete. "
             "Write it again, or set 'ignoreCorruptFiles' to true to go on without the rest of it.",

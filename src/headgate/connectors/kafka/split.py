@@ -78,11 +78,18 @@ class KafkaState(msgspec.Struct, frozen=True, kw_only=True):
         Splits discovered (at resolved positions), reported by readers or given back, and not assigned (again) yet.
     assigned
         The numbers of the partitions that were ever assigned, by topic, so that they are not discovered again.
+    parallelism
+        How many readers the splits were shared out among; None: they were not yet. With as many again, readers keep the
+        splits that they report, otherwise all splits are assigned afresh (FLIP-537, "Behaviour Changes").
+    owners
+        The reader of each unassigned split that has one already, by split id; void at another parallelism.
     """
 
     initial_discovery_finished: bool
     unassigned: tuple[KafkaSplit, ...] = ()
     assigned: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    parallelism: int | None = None
+    owners: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 SPLIT_SERIALIZER: VersionedSerializer[KafkaSplit] = VersionedSerializer(

@@ -78,19 +78,27 @@ class _Records:
         rows: list[dict[str, Any]] = []
         corrupt: list[str | None] = []
         for start, text in records:
-            try:
-                parsed, partial = self._parser.parse(text)
-                malformed = False
-            except (MalformedRecordError, RecursionError):
-                parsed, partial, malformed = [{}], False, True
-            if malformed or partial:
+            parsed, flaw = self.parse_record(text)
+            if flaw is not None:
                 if self._mode == FAILFAST:
-                    raise self._malformed(text, path, byte_offset + start, malformed)
+                    raise self._malformed(text, path, byte_offset + start, flaw)
                 if self._mode == DROPMALFORMED:
                     continue
-            raw = text.decode("utf-8", "replace") if malformed or partial else None
+            raw = None if flaw is None else text.decode("utf-8", "replace")
             rows.extend(parsed)
             corrupt.extend([raw] * len(parsed))
+        return self.batch_of(rows, corrupt)
+
+    def parse_record(self, text: bytes) -> tuple[list[dict[str, Any]], str | None]:
+        """Return the rows of one record, each a dict of columns, and what is wrong with it; None: nothing."""
+        try:
+            parsed, partial = self._parser.parse(text)
+        except (MalformedRecordError, RecursionError):
+            return [{}], "is no JSON object"
+        return parsed, "has a value that contradicts its column's type" if partial else None
+
+    def batch_of(self, rows: Sequence[Mapping[str, Any]], corrupt: Sequence[str | None]) -> pa.RecordBatch:
+        """Return parsed rows as a batch; ``corrupt`` has the texts for the column of corrupt records."""
         arrays = [
             pa.array(
                 corrupt if field.name == self._corrupt_column else [row.get(field.name) for row in rows], field.type
@@ -99,11 +107,10 @@ class _Records:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _malformed(self, text: bytes, path: str, byte_offset: int, malformed: bool) -> BadDataError:
-        what = "is no JSON object" if malformed else "has a value that contradicts its column's type"
+    def _malformed(self, text: bytes, path: str, byte_offset: int, flaw: str) -> BadDataError:
         shown = text[:80].decode("utf-8", "replace")
         return BadDataError(
-            f"The JSON record at byte {byte_offset} of {path} {what}: {shown!r}. Correct the file, or set mode to "
+            f"The JSON record at byte {byte_offset} of {path} {flaw}: {shown!r}. Correct the file, or set mode to "
             "PERMISSIVE (nulls in place of what is bad) or DROPMALFORMED (without the record).",
             path=path, byte_offset=byte_offset,
         )  # fmt: skip
@@ -151,7 +158,8 @@ class JsonFormat(_Records, LineFormat):
             if self._read_types and all(read is not None for _, read in self._read_types)
             else None
         )
-        self._refused_row: int | None = None  # where Arrow's reader stopped last, if it said so
+        self.refused_row: int | None = None
+        """The line at which the last bulk read stopped, if Arrow's reader said so."""
         self._uniform = UniformLines(self._read_schema) if self._read_schema is not None else None
 
     def decode(self, block: LineBlock) -> pa.RecordBatch:
@@ -159,14 +167,28 @@ class JsonFormat(_Records, LineFormat):
         data = bytes(block.data)
         lines = self._plain_lines(data)
         if lines is not None:
-            batch = self._read_uniform(lines)
-            if batch is None and _one_object_a_line(lines):
-                batch = self._read_arrow(lines)
+            batch = self.read_lines(lines)
             if batch is not None:
                 return batch
         batches: list[pa.RecordBatch] = []
         self._read_parts(records_of(data, self._options), block.path, block.byte_offset, batches)
         return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
+
+    def read_lines(self, lines: bytes) -> pa.RecordBatch | None:
+        r"""Return the rows of lines, read in bulk, or None if one of them is not plain enough for that.
+
+        Whoever wants a row for each line compares their number: blank lines at the end have none.
+
+        Parameters
+        ----------
+        lines
+            Lines in UTF-8 with ``\n`` between them, none at the end, and without ``\r``.
+        """
+        self.refused_row = None
+        batch = self._read_uniform(lines)
+        if batch is None and _one_object_a_line(lines):
+            batch = self._read_arrow(lines)
+        return batch
 
     def _plain_lines(self, data: bytes) -> bytes | None:
         r"""Return the block with ``\n`` between its lines and none at its end, or None if that is not so simple."""
@@ -217,7 +239,7 @@ class JsonFormat(_Records, LineFormat):
             batch = None if b"\r" in text else self._read_arrow(text)
             if batch is not None:
                 return batch, count
-            count = count // 2 if self._refused_row is None else min(self._refused_row, count - 1)
+            count = count // 2 if self.refused_row is None else min(self.refused_row, count - 1)
         return None, 0
 
     def _read_uniform(self, lines: bytes) -> pa.RecordBatch | None:
@@ -228,7 +250,7 @@ class JsonFormat(_Records, LineFormat):
 
     def _read_arrow(self, lines: bytes) -> pa.RecordBatch | None:
         """Read lines that are objects with Arrow's reader; None if it or a rule of Spark's refuses one of them."""
-        self._refused_row = None
+        self.refused_row = None
         if self._read_schema is None or not lines or not self._arrow_reads_alike(lines):
             return None
         try:
@@ -241,7 +263,7 @@ class JsonFormat(_Records, LineFormat):
             )
         except pa.ArrowInvalid as error:
             row = _ROW.search(str(error))
-            self._refused_row = int(row[1]) if row else None
+            self.refused_row = int(row[1]) if row else None
             return None
         if table.num_rows != lines.count(b"\n") + 1:
             return None

@@ -186,14 +186,27 @@ class JsonCursor:
         self.position = end
 
     def skip(self) -> None:
-        """Read any value and forget it."""
-        character = self.peek()
-        if character == "{":
-            self.fields(lambda _: self.skip())
-        elif character == "[":
-            self.elements(self.skip)
-        else:
-            self.token()
+        """Read any value and forget it, however deep it nests."""
+        closings: list[str] = []  # of the objects and arrays around what is next, the innermost last
+        while True:
+            character = self.peek()
+            if character == "{" or character == "[":
+                self.position += 1
+                closing = "}" if character == "{" else "]"
+                if not self.accept(closing):
+                    closings.append(closing)
+                    if closing == "}":
+                        self.name()
+                    continue
+            else:
+                self.token()
+            while closings and self.accept(closings[-1]):
+                closings.pop()
+            if not closings:
+                return
+            self.take(",")
+            if closings[-1] == "}":
+                self.name()
 
     def fields(self, on_field: Callable[[str], None]) -> None:
         """Read an object; ``on_field`` gets each name and reads its value."""

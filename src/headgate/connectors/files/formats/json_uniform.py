@@ -1,14 +1,14 @@
-"""Reads JSON lines that all look like the first one, by splitting them at their quotes: twice as fast as a JSON parser.
+"""Reads JSON lines that all look like the first one, by the places of their quotes: three times as fast as a parser.
 
 Never: accept a line that Spark would read differently; anything unexpected refuses the whole block.
 
-Lines without a backslash alternate between what is outside and what is inside quotes. Arrow's CSV reader, given the
-quote as its separator, puts each of these pieces into a column:
+Lines without a backslash alternate between what is outside and what is inside quotes. The first line says which of
+that is the same on every line, and what is a value, a string or a number, between two such constants:
 
-    {"id":7,"name":"x","flag":1}   ->   {   id   :7,   name   :   x   ,   flag   :1}
+    {"id":7,"name":"x","flag":1}   ->   {"id":   7   ,"name":"   x   ","flag":   1   }
 
-The first line says what is outside each pair of quotes (a key's colon, a number with what is around it) and which keys
-there are. Every other line must have the same pieces but for strings and numbers, and numbers must be JSON's.
+Every other line must have as many quotes, and the same bytes around its quotes; that gives the places of its values.
+Numbers must be JSON's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 
 _OPEN = re.compile(rb"\{[ \t]*")
 _COLON = re.compile(rb"[ \t]*:[ \t]*")
@@ -29,6 +30,8 @@ _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _NUMBER = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?$"
 _MOST_COLUMNS = 400
 _MOST_SKIPPED = 64
+_MOST_BYTES = 1 << 30
+_PIECE_BYTES = 64 * 1024
 
 
 class _Constant(msgspec.Struct, frozen=True):
@@ -52,6 +55,7 @@ class _Plain(msgspec.Struct, frozen=True):
 
 
 _Piece = _Constant | _String | _Plain
+_Places = npt.NDArray[np.int32]
 
 
 class UniformLines:
@@ -67,6 +71,7 @@ class UniformLines:
         self._schema = schema
         self._skip = 0
         self._skipped = 0
+        self._marks = _Marks()
         self._possible = not any(pa.types.is_nested(field.type) for field in schema)
 
     def read(self, lines: bytes) -> pa.RecordBatch | None:
@@ -91,32 +96,32 @@ class UniformLines:
         return batch
 
     def _read(self, lines: bytes) -> pa.RecordBatch | None:
-        if b"\\" in lines:
+        if b"\\" in lines or len(lines) > _MOST_BYTES or not _is_utf8(lines):
             return None
         end = lines.find(b"\n")
         pieces = _pieces(lines[: end if end >= 0 else len(lines)])
         if pieces is None:
             return None
-        table = _split(lines, pieces)
-        if table is None:
+        constants, fields = _layout(pieces)
+        starts = _places(lines, constants, self._marks)
+        if starts is None:
             return None
         columns: dict[str, pa.Array] = {}
-        for piece, column in zip(pieces, table.columns, strict=True):
-            array = column.chunk(0)
-            if isinstance(piece, _Constant):
-                if not _all_equal(array, piece.text):
+        for index, field in enumerate(fields):
+            wanted = self._type(field.name)
+            if isinstance(field, _String):
+                if wanted is None:
+                    continue
+                if not pa.types.is_string(wanted):
                     return None
-                continue
-            wanted = self._type(piece.name)
-            if isinstance(piece, _Plain):
-                array = _plain_values(array, piece, wanted)
+            array = _slices(lines, starts[index] + len(constants[index]), starts[index + 1])
+            if isinstance(field, _Plain):
+                array = _plain_values(array, wanted)
                 if array is None:
                     return None
-            elif _has_control_characters(array) or not (wanted is None or pa.types.is_string(wanted)):
-                return None
-            columns[piece.name] = array.view(pa.string()) if isinstance(piece, _String) else array
+            columns[field.name] = array
         arrays = [
-            columns[field.name] if field.name in columns else pa.nulls(table.num_rows, field.type)
+            columns[field.name] if field.name in columns else pa.nulls(len(starts[0]), field.type)
             for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -159,24 +164,111 @@ def _pieces(line: bytes) -> list[_Piece] | None:
     return pieces
 
 
-def _split(lines: bytes, pieces: list[_Piece]) -> pa.Table | None:
-    """Split lines at their quotes, a column for each piece; None if a line has more or fewer."""
-    names = [str(index) for index in range(len(pieces))]
-    types = dict.fromkeys(names, pa.binary())
-    if b"\r" in lines or not _is_utf8(lines):
+def _layout(pieces: list[_Piece]) -> tuple[list[bytes], list[_String | _Plain]]:
+    """Return what is the same on every line, and the values between: one fewer."""
+    constants = [b""]
+    fields: list[_String | _Plain] = []
+    for index, piece in enumerate(pieces):
+        if index:
+            constants[-1] += b'"'
+        if isinstance(piece, _Constant):
+            constants[-1] += piece.text
+            continue
+        fields.append(piece)
+        if isinstance(piece, _Plain):
+            constants[-1] += piece.prefix
+            constants.append(piece.suffix)
+        else:
+            constants.append(b"")
+    return constants, fields
+
+
+class _Marks:
+    """Finds quotes and control characters, piece by piece into memory that is kept: new memory costs more than that."""
+
+    def __init__(self) -> None:
+        self._quotes = np.empty(0, np.int32)
+        self._controls = np.empty(0, np.int32)
+
+    def find(self, lines: bytes) -> tuple[_Places, _Places]:
+        """Return the places of quotes and of characters below the space; they are valid until the next call."""
+        if len(self._quotes) < len(lines):
+            self._quotes = np.empty(len(lines), np.int32)
+            self._controls = np.empty(len(lines), np.int32)
+        data = np.frombuffer(lines, np.uint8)
+        quotes = controls = 0
+        for base in range(0, len(data), _PIECE_BYTES):
+            piece = data[base : base + _PIECE_BYTES]
+            found = np.flatnonzero(piece == ord('"'))
+            np.add(found, base, out=self._quotes[quotes : quotes + len(found)], casting="unsafe")
+            quotes += len(found)
+            found = np.flatnonzero(piece < ord(" "))
+            np.add(found, base, out=self._controls[controls : controls + len(found)], casting="unsafe")
+            controls += len(found)
+        return self._quotes[:quotes], self._controls[:controls]
+
+
+def _places(lines: bytes, constants: list[bytes], marks: _Marks) -> list[_Places] | None:
+    """Return where each constant starts, line by line; None if one is not there or anything else is."""
+    quotes, breaks = marks.find(lines)
+    quotes_a_line = sum(text.count(b'"') for text in constants)
+    rows, remainder = divmod(len(quotes), quotes_a_line)
+    if remainder or len(breaks) != rows - 1 or not bool(np.all(np.frombuffer(lines, np.uint8)[breaks] == ord("\n"))):
         return None
-    try:
-        table = pacsv.read_csv(
-            pa.BufferReader(lines),
-            read_options=pacsv.ReadOptions(use_threads=False, block_size=len(lines) + 1, column_names=names),
-            parse_options=pacsv.ParseOptions(
-                delimiter='"', quote_char=False, escape_char=False, double_quote=False, ignore_empty_lines=False
-            ),
-            convert_options=pacsv.ConvertOptions(column_types=types, strings_can_be_null=False, check_utf8=False),
-        )
-    except pa.ArrowInvalid:
+    ends = np.append(breaks, np.int32(len(lines)))
+    by_line = quotes.reshape(rows, quotes_a_line)
+    if not ((by_line[:, -1] < ends).all() and (by_line[1:, 0] > breaks).all()):
         return None
-    return table if all(column.num_chunks == 1 for column in table.columns) else None
+    starts: list[_Places] = []
+    number = before = 0
+    for text in constants:
+        if b'"' in text:
+            start = by_line[:, number] - text.index(b'"')
+            number += text.count(b'"')
+        else:
+            start = ends - len(text)  # only the last one, behind a number
+        if starts and not np.all(starts[-1] + before <= start):
+            return None
+        if not _all_have(lines, start, text):
+            return None
+        starts.append(start)
+        before = len(text)
+    if (
+        starts[0][0] != 0
+        or not np.array_equal(starts[0][1:], breaks + 1)
+        or not np.array_equal(start + len(text), ends)
+    ):
+        return None
+    return starts
+
+
+def _all_have(lines: bytes, starts: _Places, text: bytes) -> bool:
+    """Whether a text stands at each of some places: compared eight bytes at a time, but for the last place."""
+    last = int(starts[-1])
+    if lines[last : last + len(text)] != text:
+        return False
+    if len(starts) == 1:
+        return True
+    most = len(lines) - 8
+    words = np.ndarray((most + 1,), np.dtype("<u8"), lines, strides=(1,))  # from each byte on
+    for offset in range(0, len(text), 8):
+        first = max(0, min(offset, len(text) - 8))
+        part = text[first : first + 8]
+        found = words[np.minimum(starts[:-1] + first, most)]
+        if len(part) < 8:
+            found &= np.uint64((1 << 8 * len(part)) - 1)
+        if not (found == np.uint64(int.from_bytes(part, "little"))).all():
+            return False
+    return True
+
+
+def _slices(lines: bytes, starts: _Places, stops: _Places) -> pa.StringArray:
+    """Return the texts between ascending places: with the texts between them they are an Arrow array."""
+    offsets = np.empty(2 * len(starts), np.int32)
+    offsets[::2] = starts
+    offsets[1::2] = stops
+    both = pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
+    return both.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -189,14 +281,6 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _has_control_characters(array: pa.BinaryArray) -> bool:
-    """Whether a string has a byte below the space, which JSON wants escaped."""
-    size = array.total_values_length
-    assert array.offset == 0
-    values = pa.Array.from_buffers(pa.uint8(), size, [None, array.buffers()[2]])
-    return bool(size > 0 and pc.min(values).as_py() < 0x20)
-
-
 def _all_equal(array: pa.Array, text: bytes) -> bool:
     """Whether every value is ``text``: all begin with it, and together they are no longer than that."""
     return array.total_values_length == len(text) * len(array) and _count(pc.starts_with(array, text)) == len(array)
@@ -207,12 +291,9 @@ def _count(mask: pa.BooleanArray) -> int:
     return count
 
 
-def _plain_values(array: pa.Array, piece: _Plain, wanted: pa.DataType | None) -> pa.Array | None:
-    """Take the numbers or booleans out of their pieces; None if one is not JSON's or not of the wanted type."""
-    rows = len(array)
-    if _count(pc.starts_with(array, piece.prefix)) != rows or _count(pc.ends_with(array, piece.suffix)) != rows:
-        return None
-    values = pc.binary_slice(array, len(piece.prefix), -len(piece.suffix)).view(pa.string())
+def _plain_values(values: pa.Array, wanted: pa.DataType | None) -> pa.Array | None:
+    """Return numbers or booleans of their texts; None if one is not JSON's or not of the wanted type."""
+    rows = len(values)
     nulls = pc.starts_with(values, "n")
     if nulls.true_count:
         if not _all_equal(values.filter(nulls).view(pa.binary()), b"null"):
@@ -221,7 +302,7 @@ def _plain_values(array: pa.Array, piece: _Plain, wanted: pa.DataType | None) ->
     if values.null_count == rows:
         return values.cast(wanted or pa.string())
     if wanted is None:
-        if _numbers(values, pa.float64()) is not None:
+        if _numbers(values, pa.int64()) is not None or _numbers(values, pa.float64()) is not None:
             return values
         return values if _count(pc.is_in(values, pa.array(["true", "false", None]))) == rows else None
     if pa.types.is_boolean(wanted):

@@ -1,0 +1,184 @@
+"""Makes record batches of records: Spark's columns of Kafka, or with ``valueFormat`` ``json`` those of the values.
+
+Never: look at one record at a time, or parse a value; `values` does that.
+
+Follows Spark 4.3, "Structured Streaming + Kafka Integration Guide", "Reading Data from Kafka" (the schema), and its
+``KafkaRecordToRowConverter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.connectors.files.formats.shared_options import PERMISSIVE
+from headgate.connectors.kafka.records import Records, Wanted
+from headgate.connectors.kafka.values import JsonValues
+from headgate.errors import BadDataError, OptionError
+
+_HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_TYPES: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestampType": pa.int32(),
+    "headers": _HEADERS,
+}
+_ANY_COLUMN = pa.schema([("", pa.string())])
+"""What is parsed where only `mode` wants to know about values: a batch without columns would have no rows."""
+_SQL_TYPES = {
+    "key": "BINARY",
+    "value": "BINARY",
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+    "timestampType": "INT",
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+}
+
+
+def kafka_schema(include_headers: bool) -> pa.Schema:
+    """Return the columns of Spark's ``kafka`` format, all nullable; ``headers`` only if they are included."""
+    return pa.schema([(name, kind) for name, kind in _TYPES.items() if include_headers or name != "headers"])
+
+
+class KafkaColumns:
+    """The columns of a read; one instance makes many batches, on one thread.
+
+    Parameters
+    ----------
+    schema
+        The columns to return. With ``valueFormat`` ``binary`` some or all of `kafka_schema`, in any order; with
+        ``json`` fields of the values, and of Kafka's own columns those that it names with an underscore before them
+        (``_key``, ``_topic``, ``_partition``, ``_offset``, ``_timestamp``, ``_timestampType``, ``_headers``).
+    options
+        Parsed options of headgate.kafka.
+    time_zone
+        The session's time zone, for timestamps in values that name none; None: UTC.
+
+    Raises
+    ------
+    OptionError
+        A column has a name or a type that there is not, or an option of the values cannot be used.
+    """
+
+    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str | None) -> None:
+        self._schema = schema
+        json = options["valueFormat"] == "json"
+        own = _own_columns(schema, options["includeHeaders"], json)
+        self._own = [(index, name) for index, name in enumerate(own) if name is not None]
+        self._parsed = [index for index, name in enumerate(own) if name is None]
+        self._values = None
+        if json:
+            parsed = pa.schema([schema.field(index) for index in self._parsed])
+            if len(parsed) or options["mode"] != PERMISSIVE:
+                self._values = JsonValues(parsed if len(parsed) else _ANY_COLUMN, options, time_zone or "UTC")
+        names = {name for _, name in self._own}
+        parse = self._values is not None
+        self.wanted = Wanted(
+            keys="key" in names,
+            values="value" in names or parse,
+            timestamps=not names.isdisjoint(("timestamp", "timestampType")),
+            headers="headers" in names,
+            lines=parse,
+        )
+
+    def batch(self, records: Records) -> pa.RecordBatch | None:
+        """Return the rows of records: one each, in order, but for those that ``DROPMALFORMED`` drops.
+
+        Parameters
+        ----------
+        records
+            Records with what `wanted` wants.
+
+        Returns
+        -------
+        pyarrow.RecordBatch or None
+            None: there are no rows.
+
+        Raises
+        ------
+        BadDataError
+            A value is malformed and ``mode`` is ``FAILFAST``, or a timestamp is out of Spark's range; with ``topic``,
+            ``partition`` and ``offset``.
+        """
+        if not len(records.offsets):
+            return None
+        arrays: list[pa.Array] = [None] * len(self._schema)
+        kept = None
+        if self._values is not None:
+            values, kept = self._values.decode(records)
+            if not values.num_rows:
+                return None
+            for index, array in zip(self._parsed, values.columns, strict=bool(self._parsed)):
+                arrays[index] = array
+        for index, name in self._own:
+            array = _COLUMNS[name](records)
+            arrays[index] = array if kept is None else array.filter(kept)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _own_columns(schema: pa.Schema, include_headers: bool, json: bool) -> list[str | None]:
+    """Return for each column which of Kafka's own it is, None if it is a field of the values."""
+    prefix = "_" if json else ""
+    allowed = [name for name in _TYPES if (json and name != "value") or (not json and name != "headers")]
+    if not json and include_headers:
+        allowed.append("headers")
+    own: list[str | None] = []
+    for field in schema:
+        name = field.name.removeprefix(prefix) if field.name.startswith(prefix) else None
+        if name not in allowed:
+            if not json:
+                raise _no_column(field, allowed, include_headers)
+            name = None
+        elif field.type != _TYPES[name]:
+            raise OptionError(
+                f"headgate.kafka: the column {field.name!r} of the schema is {field.type}, but Kafka's is "
+                f"{_SQL_TYPES[name]}: give it that type, and cast the column afterwards.",
+                option="schema", value=str(field.type), column=field.name,
+            )  # fmt: skip
+        own.append(name)
+    return own
+
+
+def _no_column(field: pa.Field, allowed: list[str], include_headers: bool) -> OptionError:
+    columns = ", ".join(f"{name} {_SQL_TYPES[name]}" for name in allowed)
+    hint = (
+        "set includeHeaders to true to have it"
+        if field.name == "headers" and not include_headers
+        else "leave it out, or set valueFormat to json if it is a field of JSON values"
+    )
+    return OptionError(
+        f"headgate.kafka has no column {field.name!r}: {hint}. The columns are: {columns}.",
+        option="schema", value=str(field.type), column=field.name,
+    )  # fmt: skip
+
+
+def _timestamps(records: Records) -> pa.Array:
+    millis = pa.array(records.timestamps_ms, pa.timestamp("ms", "UTC"))
+    try:
+        return millis.cast(_TYPES["timestamp"])
+    except pa.ArrowInvalid as error:
+        raise BadDataError(
+            f"A record of {records.source} between the offsets {records.offsets[0]} and {records.offsets[-1]} has a "
+            "timestamp that is too large for Spark: leave the timestamp column out.",
+            topic=records.source.topic, partition=records.source.partition, offset=int(records.offsets[0]),
+        ) from error  # fmt: skip
+
+
+_COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
+    "key": lambda records: records.keys,
+    "value": lambda records: records.values,
+    "topic": lambda records: pa.repeat(pa.scalar(records.source.topic), len(records.offsets)),
+    "partition": lambda records: pa.repeat(pa.scalar(records.source.partition, pa.int32()), len(records.offsets)),
+    "offset": lambda records: pa.array(records.offsets),
+    "timestamp": _timestamps,
+    "timestampType": lambda records: pa.array(records.timestamp_types),
+    "headers": lambda records: records.headers.cast(_HEADERS) if records.headers is not None else None,
+}

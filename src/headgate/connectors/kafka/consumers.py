@@ -1,0 +1,268 @@
+"""The consumers of this process, kept from task to task: Spark reuses Python workers, and connecting anew takes longer
+than a small micro-batch.
+
+Never: hand one consumer to two owners, or one that failed for good to anybody. A consumer belongs to the process that
+made it: a child that was forked leaves its parent's alone.
+
+A consumer is one of two kinds: `bulk.BulkConsumer`, or where that cannot be had `plain.PlainConsumer`. Both give the
+same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pyarrow as pa
+
+from headgate.connectors.kafka.records import Records, Wanted
+from headgate.connectors.kafka.split import TopicPartition
+
+if TYPE_CHECKING:
+    from headgate.connectors.kafka.client_config import ClientConfig
+
+Decoder = Literal["auto", "plain"]
+
+IDLE_SECONDS = 180.0
+"""One that was idle for longer is closed when the next is asked for: brokers drop idle connections in time too."""
+MOST_IDLE = 4
+"""So many are kept: tasks of one process run one at a time, of a few queries."""
+
+_log = logging.getLogger(__name__)
+
+
+class ClientLog:
+    """Takes what librdkafka would print to stderr, as news: what matters of it is told by errors."""
+
+    _log = logging.getLogger("headgate.kafka.librdkafka")
+
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """Log at no more than INFO. The arguments are those of `logging.Logger.log`."""
+        self._log.log(min(level, logging.INFO), message, *arguments)
+
+
+client_log = ClientLog()
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The type of `Records.headers`."""
+
+
+@dataclass(frozen=True)
+class ClientEvent:
+    """What a client told beside records: an error, or that a partition has nothing more for now.
+
+    Parameters
+    ----------
+    code
+        librdkafka's number: negative ones are the client's own, positive ones Kafka's.
+    text
+        What librdkafka says about it.
+    source
+        The partition that it is about, if it is about one.
+    offset
+        The offset that it is about; for the end of a partition, the offset of its next record.
+    """
+
+    code: int
+    text: str
+    source: TopicPartition | None = None
+    offset: int = -1
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """What one call of `KafkaConsumer.consume` brought.
+
+    Parameters
+    ----------
+    records
+        In the order of each partition; a partition may stand here more than once.
+    events
+        In the order in which they came. The end of a partition comes with or after the records before it.
+    """
+
+    records: list[Records]
+    events: list[ClientEvent]
+
+
+class KafkaConsumer(Protocol):
+    """A connected client. Its methods are called by one thread at a time, save for `wake_up`."""
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions as well, from these offsets on. Does not block for brokers."""
+
+    def unassign(self, sources: Iterable[TopicPartition]) -> None:
+        """Read these partitions no longer: nothing of them comes from here on."""
+
+    def consume(self, wanted: Wanted, at_most: int, timeout_ms: int) -> Consumed:
+        """Return up to ``at_most`` messages; blocks until the first comes, or nothing does within the time."""
+
+    def watermarks(self, source: TopicPartition, timeout_ms: int) -> tuple[int, int]:
+        """Ask the partition's leader for its first and its next offset. Raises ConnectionError with the reason."""
+
+    def partitions(self, timeout_ms: int) -> dict[str, int]:
+        """Ask for all topics: the number of partitions of each. Raises ConnectionError with the reason."""
+
+    def wake_up(self) -> None:
+        """Make a `consume` that blocks, or the next one, return at once. Called from any thread."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+@dataclass
+class _Pool:
+    """The idle consumers of one process.
+
+    Parameters
+    ----------
+    process
+        Whose they are.
+    """
+
+    process: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Guarded by lock; the longest idle first, each with the time at which it was given back:
+    idle: list[tuple[_Key, KafkaConsumer, float]] = field(default_factory=list)
+
+    def take(self, key: _Key | None, idle_since: float) -> tuple[KafkaConsumer | None, list[KafkaConsumer]]:
+        """Return an idle consumer, and those to be closed because they idled before ``idle_since``."""
+        with self.lock:
+            old = [each for each in self.idle if each[2] < idle_since]
+            self.idle = [each for each in self.idle if each[2] >= idle_since]
+            found = next((each for each in reversed(self.idle) if each[0] == key), None)
+            if found is not None:
+                self.idle.remove(found)
+        return (None if found is None else found[1]), [each[1] for each in old]
+
+    def put(self, key: _Key, consumer: KafkaConsumer, now: float) -> list[KafkaConsumer]:
+        """Keep an idle consumer; return those to be closed because there are too many."""
+        with self.lock:
+            self.idle.append((key, consumer, now))
+            surplus, self.idle = self.idle[:-MOST_IDLE], self.idle[-MOST_IDLE:]
+        return [each[1] for each in surplus]
+
+
+_Key = tuple["ClientConfig", tuple[tuple[str, object], ...], Decoder]
+_pool = _Pool(os.getpid())
+
+
+def _of_this_process() -> _Pool:
+    global _pool
+    if _pool.process != os.getpid():  # forked: what is in there has no threads here
+        _pool = _Pool(os.getpid())
+    return _pool
+
+
+@dataclass
+class Lease:
+    """A consumer in use. Give it back with `release`.
+
+    Parameters
+    ----------
+    key
+        By which it is found again.
+    consumer
+        The consumer.
+    """
+
+    key: _Key
+    consumer: KafkaConsumer
+
+    def release(self, *, assigned: Iterable[TopicPartition], failed: bool) -> None:
+        """Give the consumer back; one that failed is closed.
+
+        Parameters
+        ----------
+        assigned
+            The partitions that it still reads.
+        failed
+            Whether it must not be used again.
+        """
+        if not failed:
+            try:
+                self.consumer.unassign(assigned)
+            except Exception:
+                _log.debug("a consumer could not be unassigned", exc_info=True)
+                failed = True
+        surplus = [self.consumer] if failed else _of_this_process().put(self.key, self.consumer, time.monotonic())
+        _close(surplus)
+
+
+def acquire(client: ClientConfig, settings: Mapping[str, str | int | bool], decoder: Decoder) -> Lease:
+    """Return an idle consumer of this process with these very settings, or a new one. Does not wait for brokers.
+
+    Parameters
+    ----------
+    client
+        How to connect.
+    settings
+        librdkafka's settings on top of it.
+    decoder
+        ``auto``: decode in bulk if that can be had; ``plain``: message by message.
+
+    Raises
+    ------
+    OptionError
+        librdkafka refuses the settings.
+    """
+    key = (client, tuple(sorted(settings.items())), decoder)
+    consumer, old = _of_this_process().take(key, time.monotonic() - IDLE_SECONDS)
+    _close(old)
+    if consumer is None:
+        try:
+            consumer = _connect({**client.consumer(), **settings}, decoder)
+        except ValueError as error:
+            raise client.option_error(str(error)) from error
+    return Lease(key, consumer)
+
+
+def _connect(settings: dict[str, str | int | bool], decoder: Decoder) -> KafkaConsumer:
+    if decoder == "auto" and _bulk_is_possible():
+        from headgate.connectors.kafka.bulk import BulkConsumer
+
+        return BulkConsumer(settings)
+    from headgate.connectors.kafka.plain import PlainConsumer
+
+    return PlainConsumer(settings)
+
+
+_bulk_possible: bool | None = None
+
+
+def _bulk_is_possible() -> bool:
+    """Whether `bulk` can be used here; if not, say why in the log, once."""
+    global _bulk_possible
+    if _bulk_possible is None:
+        try:
+            from headgate.connectors.kafka.bulk import check_library
+
+            check_library()
+            _bulk_possible = True
+        except Exception as error:  # whatever it is: the plain way works
+            _bulk_possible = False
+            _log.warning(
+                "Kafka records are decoded one by one, which is slower by half: %s: %s", type(error).__name__, error
+            )
+    return _bulk_possible
+
+
+def _close(consumers: Iterable[KafkaConsumer]) -> None:
+    for each in consumers:
+        try:
+            each.close()
+        except Exception:
+            _log.debug("a consumer could not be closed", exc_info=True)
+
+
+@atexit.register
+def close_idle() -> None:
+    """Close the idle consumers of this process, whose threads would run while the interpreter ends."""
+    _, old = _of_this_process().take(None, float("inf"))
+    _close(old)

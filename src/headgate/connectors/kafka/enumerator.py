@@ -1,0 +1,366 @@
+"""Finds partitions and decides who reads them; bounded, unbounded, and unbounded with discovery.
+
+Never: ask a broker on the enumerator's thread (`discover` runs in `call_async`), resolve a start position twice, or
+move a partition from a reader to another while the number of readers stays.
+
+A partition's way. *Pending* ones are in the enumerator's state; *assigned* ones are with their reader, and the state
+knows their numbers only; *finished* ones are remembered until a checkpoint with that knowledge is complete.
+
+    place      event        next       why
+    ---------  -----------  ---------  --------------------------------------------------------------------------
+    (unknown)  discovered   pending    new; its position is resolved and part of the state from now on
+    (unknown)  reported     pending    a reader was restored with it
+    pending    reported     pending    its reader failed before it got it; what came first counts
+    pending    assigned     assigned   its owner is registered
+    assigned   reported     pending    its reader came back: it holds nothing but what it reports
+    assigned   given back   pending    its reader failed; it waits for that reader
+    assigned   finished     finished   read to its end, or its topic was deleted: it may be discovered again
+    finished   discovered   pending    as a new partition
+    finished   reported     pending    the checkpoint that knew of its end was never completed
+    finished   given back   pending    likewise
+
+A pair that is not there raises, and so does a partition that comes back from a reader that does not own it. What
+another reader than the owner *reports* is ignored: it has been assigned anew since (FLIP-537, section 3).
+
+Who owns a partition is decided once: its reporter owns it if there are as many readers as before, otherwise the
+assigner decides, when all readers have registered for the first time. Later ones are added without moving others.
+
+Follows FLIP-537, "Kafka connector" and "The Whole Contract of Kafka connector", sections 1 to 5.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headgate.assigners import SplitAssigner
+from headgate.connectors.kafka.split import KafkaSplit, KafkaState, TopicPartition
+from headgate.connectors.kafka.subscription import Subscription
+from headgate.errors import InvalidTransitionError, SourceUnavailableError
+from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+
+logger = logging.getLogger(__name__)
+
+_HISTORY = 8
+"""How many of the last events are kept for each partition, for errors."""
+
+Discover = Callable[[frozenset[TopicPartition], bool], Sequence[KafkaSplit]]
+"""Lists the partitions but the known ones, as splits at resolved positions; the second argument says whether it is the
+initial discovery, to which ``startingOffsets`` applies. Blocks."""
+
+
+class _Place(Enum):
+    PENDING = "pending"
+    ASSIGNED = "assigned"
+    FINISHED = "finished"
+
+
+_NEXT: dict[tuple[_Place | None, str], _Place] = {
+    (None, "discovered"): _Place.PENDING,
+    (None, "reported"): _Place.PENDING,
+    (_Place.PENDING, "reported"): _Place.PENDING,
+    (_Place.PENDING, "assigned"): _Place.ASSIGNED,
+    (_Place.ASSIGNED, "reported"): _Place.PENDING,
+    (_Place.ASSIGNED, "given back"): _Place.PENDING,
+    (_Place.ASSIGNED, "finished"): _Place.FINISHED,
+    (_Place.FINISHED, "discovered"): _Place.PENDING,
+    (_Place.FINISHED, "reported"): _Place.PENDING,
+    (_Place.FINISHED, "given back"): _Place.PENDING,
+}
+
+
+@dataclass
+class _Partition:
+    """What is known of one partition."""
+
+    split_id: str
+    partition: TopicPartition
+    place: _Place | None = None
+    split: KafkaSplit | None = None  # exactly while pending
+    owner: int | None = None  # None: not decided yet, or finished
+    reporter: int | None = None  # the reader a pending split came from
+    known_to_checkpoint: int | None = None  # the first that holds that it is finished
+    history: deque[str] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    def move(self, event: str, detail: str = "") -> None:
+        """Go where the table says; on an error nothing has changed."""
+        following = _NEXT.get((self.place, event))
+        if following is None:
+            raise self.invalid(event, detail)
+        self.place = following
+        self.history.append(f"{event}{detail}")
+
+    def invalid(self, event: str, detail: str) -> InvalidTransitionError:
+        """Return the error for an event that cannot be, with what happened before."""
+        state = "unknown" if self.place is None else self.place.value
+        owner = "" if self.owner is None else f" and belongs to reader {self.owner}"
+        return InvalidTransitionError(
+            f"headgate.kafka: the split {self.split_id} was {event}{detail}, but it is {state}{owner}. "
+            f"Before: {'; '.join(self.history) or 'nothing'}.",
+            source="headgate.kafka",
+            split=self.split_id,
+            state=state,
+            event=event,
+            history=tuple(self.history),
+        )
+
+
+class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
+    """Discovers partitions and pushes them to their owners.
+
+    Parameters
+    ----------
+    context
+        The runtime.
+    discover
+        Lists new partitions; called off the enumerator's thread. See `Discover`.
+    subscription
+        Says which partitions the options name: those of a restored state that they no longer name are dropped.
+    assigner
+        Decides who reads a partition.
+    discovery_interval_ms
+        Time between two discoveries of an unbounded read, in milliseconds; None: once at each start only. A bounded
+        read discovers once, and not again after a restore: its ends are fixed.
+    state
+        What to go on from, or None to start afresh.
+    release
+        Closes what ``discover`` opened; called by `close`.
+    """
+
+    def __init__(
+        self,
+        context: SplitEnumeratorContext[KafkaSplit],
+        discover: Discover,
+        subscription: Subscription,
+        assigner: SplitAssigner,
+        discovery_interval_ms: int | None,
+        state: KafkaState | None = None,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._release = release
+        state = state or KafkaState(initial_discovery_finished=False)
+        bounded = context.boundedness is Boundedness.BOUNDED
+        self._context = context
+        self._discover = discover
+        self._subscription = subscription
+        self._assigner = assigner
+        self._period_ms = None if bounded else discovery_interval_ms
+        self._initial_finished = state.initial_discovery_finished
+        self._may_find_more = not (bounded and self._initial_finished)
+        self._readers_stay = state.parallelism == context.current_parallelism  # then reporters are owners
+        self._shared_out = False  # whether all readers were there once, and every split got its owner
+        self._ended: set[int] = set()  # readers that were told that nothing follows
+        self._partitions: dict[str, _Partition] = {}
+        self._restore(state)
+        # Read by discovery on its thread: replaced as a whole, never changed.
+        self._known: tuple[frozenset[TopicPartition], bool] = (frozenset(), True)
+        self._publish_known()
+
+    def start(self) -> None:
+        """Begin discovery."""
+        if self._may_find_more:
+            self._context.call_async(self._run_discovery, self._on_discovered, period_ms=self._period_ms)
+
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        """Answer with what is pending for the reader, or that nothing follows; else it gets what is discovered."""
+        self._ended.discard(subtask)
+        self._assign()
+
+    def add_reader(self, subtask: int) -> None:
+        """Take what the reader reports, and assign what waits for it."""
+        self._ended.discard(subtask)
+        for split in self._context.registered_readers[subtask].reported_splits_on_registration:
+            assert isinstance(split, KafkaSplit), f"reader {subtask} reported {split!r}"
+            self._take_reported(split, subtask)
+        self._publish_known()
+        self._assign()
+
+    def add_splits_back(self, splits: Sequence[KafkaSplit], subtask: int) -> None:
+        """Keep splits for ``subtask`` until it registers again; others do not get them, which would unbalance them.
+
+        Raises
+        ------
+        InvalidTransitionError
+            ``subtask`` was not given one of them; the message holds what happened to it.
+        """
+        for split in splits:
+            partition = self._get(split)
+            detail = f" by reader {subtask} at {split.position}"
+            if partition.place is _Place.ASSIGNED and partition.owner != subtask:
+                raise partition.invalid("given back", detail)
+            partition.move("given back", detail)
+            partition.split, partition.owner, partition.reporter = split, subtask, subtask
+            partition.known_to_checkpoint = None
+        self._ended.discard(subtask)
+        self._publish_known()
+        self._assign()
+
+    def snapshot_state(self, checkpoint_id: int) -> KafkaState:
+        """Return the pending splits, and the numbers of the partitions that readers have."""
+        unassigned, owners = [], {}
+        assigned: dict[str, list[int]] = {}
+        for partition in sorted(self._partitions.values(), key=lambda each: each.partition):
+            if partition.split is not None:
+                unassigned.append(partition.split)
+                if partition.owner is not None:
+                    owners[partition.split_id] = partition.owner
+            elif partition.place is _Place.ASSIGNED:
+                assigned.setdefault(partition.partition.topic, []).append(partition.partition.partition)
+            elif partition.known_to_checkpoint is None:
+                partition.known_to_checkpoint = checkpoint_id
+        return KafkaState(
+            initial_discovery_finished=self._initial_finished,
+            unassigned=tuple(unassigned),
+            assigned={topic: tuple(numbers) for topic, numbers in assigned.items()},
+            parallelism=self._context.current_parallelism if self._shared_out or self._readers_stay else None,
+            owners=owners,
+        )
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        """Forget partitions that were read to their end: those of a deleted topic are new if they are there again."""
+        for split_id in split_ids:
+            partition = self._partitions.get(split_id)
+            if partition is None or partition.place is not _Place.ASSIGNED:
+                continue  # it was given back meanwhile, and is read again
+            partition.move("finished")
+            partition.owner = None
+        self._publish_known()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Drop what is known of finished partitions: no reader can come back with them any longer."""
+        for partition in list(self._partitions.values()):
+            known_to = partition.known_to_checkpoint
+            if partition.place is _Place.FINISHED and known_to is not None and known_to <= checkpoint_id:
+                del self._partitions[partition.split_id]
+
+    def close(self) -> None:
+        """Close the connections of discovery."""
+        self._release()
+
+    # -- discovery --------------------------------------------------------------------------------------------------
+
+    def _run_discovery(self) -> tuple[frozenset[TopicPartition], Sequence[KafkaSplit]]:
+        """Run on the discovery's thread: nothing but ``_known`` is read of the enumerator."""
+        known, initial = self._known
+        return known, self._discover(known, initial)
+
+    def _on_discovered(
+        self, found: tuple[frozenset[TopicPartition], Sequence[KafkaSplit]] | None, error: Exception | None
+    ) -> None:
+        if error is not None:
+            is_tried_again = self._initial_finished and self._period_ms is not None
+            if not (is_tried_again and isinstance(error, SourceUnavailableError)):
+                raise error
+            logger.warning("headgate.kafka: discovery failed and is tried again in %d ms: %s", self._period_ms, error)
+            return
+        assert found is not None
+        known, splits = found
+        came_back = self._known[0] - known  # with a reader, while discovery ran
+        for split in splits:
+            if split.topic_partition in came_back:
+                continue
+            partition = self._get(split)
+            partition.move("discovered", f" at {split.position}")
+            partition.split = split
+            partition.reporter = partition.known_to_checkpoint = None
+            self._partitions[split.split_id] = partition
+        self._initial_finished = True
+        self._may_find_more = self._period_ms is not None
+        self._publish_known()
+        self._assign()
+
+    def _publish_known(self) -> None:
+        known = frozenset(each.partition for each in self._partitions.values() if each.place is not _Place.FINISHED)
+        self._known = (known, not self._initial_finished)
+
+    # -- ownership --------------------------------------------------------------------------------------------------
+
+    def _restore(self, state: KafkaState) -> None:
+        """Take over a state, save for what the options no longer name."""
+        dropped = []
+        for split in state.unassigned:
+            if not self._subscription.matches(split.topic_partition):
+                dropped.append(split.topic_partition)
+                continue
+            partition = self._get(split)
+            partition.move("discovered", f" before this start, pending at {split.position}")
+            partition.split = split
+            partition.owner = state.owners.get(split.split_id) if self._readers_stay else None
+            self._partitions[split.split_id] = partition
+        for topic, numbers in state.assigned.items():
+            for number in numbers:
+                each = TopicPartition(topic, number)
+                if not self._subscription.matches(each):
+                    dropped.append(each)
+                    continue
+                restored = _Partition(str(each), each, _Place.ASSIGNED)
+                restored.history.append("assigned before this start")
+                self._partitions[restored.split_id] = restored
+        if dropped:
+            logger.warning(
+                "headgate.kafka: these partitions are not read any longer, as the options do not name them: %s. If "
+                "they are named again later, they are read from the earliest record.",
+                ", ".join(map(str, sorted(dropped))),
+            )
+
+    def _get(self, split: KafkaSplit) -> _Partition:
+        """Return what is known of a split's partition; a new one is not kept before it has moved."""
+        return self._partitions.get(split.split_id) or _Partition(split.split_id, split.topic_partition)
+
+    def _take_reported(self, split: KafkaSplit, subtask: int) -> None:
+        if not self._subscription.matches(split.topic_partition):
+            return  # named in the warning at the start
+        partition = self._get(split)
+        detail = f" by reader {subtask} at {split.position}"
+        if partition.owner not in (None, subtask):
+            partition.history.append(f"reported{detail}, ignored")
+            return
+        if partition.place is _Place.PENDING and partition.owner is None and partition.reporter != subtask:
+            raise partition.invalid("reported", detail)
+        was_pending = partition.place is _Place.PENDING
+        partition.move("reported", detail)
+        self._partitions[split.split_id] = partition
+        if not was_pending:
+            partition.split, partition.reporter, partition.known_to_checkpoint = split, subtask, None
+        if self._readers_stay or self._shared_out:
+            partition.owner = subtask
+
+    def _assign(self) -> None:
+        """Hand pending splits to those of their owners that are there, and end readers for which nothing can come."""
+        readers = self._context.registered_readers
+        parallelism = self._context.current_parallelism
+        if not self._shared_out:
+            if not readers.keys() >= set(range(parallelism)):
+                return
+            self._shared_out = True
+        pending = sorted(
+            (each for each in self._partitions.values() if each.split is not None), key=lambda each: each.partition
+        )
+        self._find_owners(pending, parallelism)
+        assignment: dict[int, list[KafkaSplit]] = {}
+        for partition in pending:
+            assert partition.owner is not None and partition.split is not None, partition
+            if partition.owner in readers:
+                assignment.setdefault(partition.owner, []).append(partition.split)
+                partition.move("assigned", f" to reader {partition.owner} at {partition.split.position}")
+                partition.split = partition.reporter = None
+        if assignment:
+            self._context.assign_splits(assignment)
+        if not self._may_find_more:
+            for subtask in sorted(readers.keys() - self._ended):
+                self._ended.add(subtask)
+                self._context.signal_no_more_splits(subtask)
+
+    def _find_owners(self, pending: Sequence[_Partition], parallelism: int) -> None:
+        new = [(each.partition.topic, each.split_id) for each in pending if each.owner is None]
+        if new:
+            owners = {
+                each.split_id: (each.partition.topic, each.owner)
+                for each in self._partitions.values()
+                if each.owner is not None
+            }
+            for split_id, subtask in self._assigner.assign(new, owners, parallelism).items():
+                self._partitions[split_id].owner = subtask

@@ -1,0 +1,238 @@
+"""`KafkaSource`: the format ``headgate.kafka``, with the options, the schema and the meaning of Spark's ``kafka``.
+
+Never: connect in the constructor or on an enumerator's thread, or carry a client into a pickle: the planner's client is
+made when it is first needed, tasks have their own.
+
+Follows FLIP-27, "Implementation Plan" (Kafka), and FLIP-537, "Kafka connector".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from headgate.assigners import ASSIGNERS
+from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.cluster import KafkaCluster
+from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
+from headgate.connectors.kafka.enumerator import KafkaEnumerator
+from headgate.connectors.kafka.options import OPTION_SPECS, check
+from headgate.connectors.kafka.positions import EndingPositions, StartingPositions, check_ranges
+from headgate.connectors.kafka.ranges import Available, lag, plan_ranges
+from headgate.connectors.kafka.split import (
+    SPLIT_SERIALIZER,
+    STATE_SERIALIZER,
+    KafkaSplit,
+    KafkaState,
+    TopicPartition,
+)
+from headgate.connectors.kafka.split_reader import KafkaSplitReader
+from headgate.connectors.kafka.subscription import Subscription
+from headgate.connectors.kafka.tasks import group
+from headgate.connectors.kafka.values import JSON_OPTIONS
+from headgate.errors import OptionError
+from headgate.readers import MultiplexedReader, ReaderOptions
+from headgate.source import (
+    Boundedness,
+    PlanLimits,
+    PlannedRange,
+    Source,
+    SourceReader,
+    SourceReaderContext,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    SupportsSplitReassignmentOnRecovery,
+)
+
+_LATEST_AGAIN_MS = 50
+"""An idle planner is asked a hundred times a second; the brokers are asked for their latest offsets less often."""
+_OTHERS_AGAIN_MS = 1000
+"""How often they are asked what tells of lost data: the earliest offsets, and which topic it is."""
+
+
+class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRecovery):
+    """Topics of a Kafka cluster.
+
+    Parameters
+    ----------
+    options
+        Those of Spark's ``kafka`` format and a few of our own: docs/kafka.md.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown, has a bad value, or contradicts another.
+    """
+
+    name = "headgate.kafka"
+    option_specs = (*OPTION_SPECS, *JSON_OPTIONS)
+    split_serializer = SPLIT_SERIALIZER
+    state_serializer = STATE_SERIALIZER
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        check(self.options)
+        self._is_json = self.options["valueFormat"] == "json"
+        if not self._is_json:
+            for spec in JSON_OPTIONS:
+                if self.options.is_set(spec.name):
+                    raise self.options.error(spec.name, "is for values that are parsed: set valueFormat to json.")
+        self._client = ClientConfig.of(self.options)
+        self._subscription = Subscription.of(self.options)
+        self._assigner = ASSIGNERS[self.options["scan.split-assigner"]]()
+        self._cluster: KafkaCluster | None = None
+        self._available = Available(latest={})
+        self._latest_asked_ms = self._others_asked_ms = -_OTHERS_AGAIN_MS
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cluster": None}
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of Spark's ``kafka`` format.
+
+        Raises
+        ------
+        OptionError
+            Values are to be parsed, and there is no schema to parse them with.
+        """
+        if self._is_json:
+            raise OptionError(
+                f"{self.name}: with valueFormat 'json' the values' fields must be given: "
+                'add .schema("user string, amount double"), with _key, _topic, _partition, _offset or _timestamp for '
+                "Kafka's own columns.",
+                option="valueFormat", value="json",
+            )  # fmt: skip
+        return kafka_schema(self.options["includeHeaders"])
+
+    def create_enumerator(self, context: SplitEnumeratorContext[KafkaSplit]) -> SplitEnumerator[KafkaSplit, KafkaState]:
+        """Return an enumerator that discovers afresh."""
+        return self._enumerator(context, None)
+
+    def restore_enumerator(
+        self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState
+    ) -> SplitEnumerator[KafkaSplit, KafkaState]:
+        """Return an enumerator that goes on from ``state``."""
+        return self._enumerator(context, state)
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[KafkaSplit]:
+        """Return a reader with one consumer for all its partitions."""
+        buffered_bytes: int = self.options["maxBufferedBytes"]
+        queue_bytes = buffered_bytes // 4
+        split_reader = partial(
+            KafkaSplitReader,
+            self._client,
+            KafkaColumns(context.schema, self.options, context.time_zone),
+            fail_on_data_loss=self.options["failOnDataLoss"],
+            poll_timeout_ms=self.options["kafkaConsumer.pollTimeoutMs"],
+            buffered_bytes=buffered_bytes - queue_bytes,
+        )
+        # Partitions are pushed to readers: none has to ask.
+        return MultiplexedReader(split_reader, context, ReaderOptions(queue_bytes=queue_bytes, request_splits=False))
+
+    def plan_ranges(
+        self, splits: Sequence[KafkaSplit], limits: PlanLimits, now_ms: int
+    ) -> Sequence[PlannedRange[KafkaSplit]]:
+        """Plan up to the latest offsets, each partition its share of the rows that are allowed."""
+        return plan_ranges(
+            splits, self._look(splits, now_ms), limits.max_rows, fail_on_data_loss=self.options["failOnDataLoss"]
+        )
+
+    def group_splits(self, splits: Sequence[KafkaSplit]) -> Sequence[Sequence[KafkaSplit]]:
+        """Return which ranges share a task: by default, as in Spark, none do."""
+        return group(
+            splits,
+            min_partitions=self.options["minPartitions"],
+            max_records_per_partition=self.options["maxRecordsPerPartition"],
+            parallelism=self.options["scan.parallelism"],
+            assigner=self._assigner,
+        )
+
+    def lag(self, splits: Sequence[KafkaSplit], now_ms: int) -> Mapping[str, int]:
+        """Return how many offsets lie behind the splits, with the names of Spark's metrics."""
+        return lag(splits, self._look(splits, now_ms).latest)
+
+    def seek_event_time(self, split: KafkaSplit, timestamp_ms: int) -> KafkaSplit | None:
+        """Return ``split`` at its first record with this time stamp or a later one, by the broker's index."""
+        offset = self._brokers().at_timestamps({split.topic_partition: timestamp_ms})[split.topic_partition]
+        if offset is None or (split.stop is not None and offset >= split.stop):
+            return None
+        return msgspec.structs.replace(split, position=max(split.position, offset))
+
+    def _enumerator(self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState | None) -> KafkaEnumerator:
+        # Validated here, when it is known how the source is read; resolved by the first discovery only.
+        starts = StartingPositions.of(self.options, context.boundedness)
+        ends = EndingPositions.of(self.options, context.boundedness)
+        bounded = context.boundedness is Boundedness.BOUNDED
+        return KafkaEnumerator(
+            context,
+            partial(self._discover, starts, ends if bounded else None),
+            self._subscription,
+            self._assigner,
+            self.options["partition.discovery.interval"] or None,
+            state,
+            self._disconnect,
+        )
+
+    def _discover(
+        self, starts: StartingPositions, ends: EndingPositions | None, known: frozenset[TopicPartition], initial: bool
+    ) -> list[KafkaSplit]:
+        """Return the partitions that are not known yet, as splits at resolved positions. Blocks."""
+        cluster = self._brokers()
+        topics = cluster.topics(self._subscription.topics)
+        missing = self._subscription.missing(topics)
+        if initial and missing:
+            raise OptionError(
+                f"{self.name}: {', '.join(missing)} does not exist on {self._client.address}. Create it, or correct "
+                "the option that names it; topics that come later are found by subscribePattern.",
+                source=self.name, option="subscribe", value=missing,
+            )  # fmt: skip
+        found = [each for each in self._subscription.select(topics) if each not in known]
+        if not found:
+            return []
+        positions = starts.resolve(cluster, found) if initial else cluster.earliest(found)
+        stops = {} if ends is None else ends.resolve(cluster, found)
+        check_ranges(positions, stops, source=self.name)
+        return [
+            KafkaSplit(
+                split_id=str(each),
+                topic=each.topic,
+                partition=each.partition,
+                position=positions[each],
+                stop=stops.get(each),
+                topic_id=topics[each.topic].topic_id,
+            )
+            for each in found
+            if each in positions and (ends is None or each in stops)
+        ]
+
+    def _look(self, splits: Sequence[KafkaSplit], now_ms: int) -> Available:
+        """Return what there is of the splits' partitions, not always as it is this instant. Blocks."""
+        partitions = {split.topic_partition: split for split in splits}
+        known = self._available.latest.keys() >= partitions.keys()
+        if known and now_ms - self._latest_asked_ms < _LATEST_AGAIN_MS:
+            return self._available
+        latest = self._brokers().latest(partitions)
+        odd = any(split.position > latest.get(partition, -1) for partition, split in partitions.items())
+        if odd or not known or now_ms - self._others_asked_ms >= _OTHERS_AGAIN_MS:
+            topics = self._brokers().topics({partition.topic for partition in partitions})
+            earliest = self._brokers().earliest(partitions)
+            topic_ids = {name: topic.topic_id for name, topic in topics.items()}
+            self._available = Available(latest=latest, earliest=earliest, topic_ids=topic_ids)
+            self._others_asked_ms = now_ms
+        else:
+            self._available = msgspec.structs.replace(self._available, latest=latest)
+        self._latest_asked_ms = now_ms
+        return self._available
+
+    def _brokers(self) -> KafkaCluster:
+        if self._cluster is None:
+            self._cluster = KafkaCluster(self._client)
+        return self._cluster
+
+    def _disconnect(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()

@@ -1,0 +1,451 @@
+"""Reads partitions and ranges of them: one consumer for all splits of a reader.
+
+Never: join a consumer group, commit an offset, or let the client choose a position: every partition is assigned at the
+split's own, and an offset that is not there is an error (`DataLossError`) unless the user chose otherwise.
+
+A split is added -> read: its partition is assigned at its position; one split of a partition at a time -> finished, and
+its partition unassigned, when a record at or beyond its stop is seen, or its last offset, or the partition's end at or
+beyond its stop: what is missing there (transactions' markers, aborted or compacted-away records) ends a range as well.
+A split that is paused is unassigned, one that is resumed is assigned again at its position: what the client had fetched
+ahead is fetched anew, so it is neither lost nor repeated, and there is no state to fall out of step (FLINK-39728).
+
+Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing. Semantics of ``failOnDataLoss`` are Spark's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headgate.connectors.kafka.consumers import ClientEvent, Decoder, KafkaConsumer, Lease, acquire
+from headgate.connectors.kafka.records import Records, Wanted
+from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+from headgate.source.split_reader import FetchedBatch, SplitReader
+
+if TYPE_CHECKING:
+    from headgate.connectors.kafka.client_config import ClientConfig
+
+_log = logging.getLogger(__name__)
+
+MOST_ROWS = 50_000
+"""The most records of one fetch: below it batches are small for what follows, beyond it nothing gets faster."""
+MOST_BYTES = 8 * 1024 * 1024
+"""About the most bytes of one fetched batch, if it has more than one record."""
+_FIRST_ROWS = 1000
+"""Records of the first fetch, before their size is known."""
+_BYTES_BESIDE_A_RECORD = 512
+"""What librdkafka needs for a record beside its key and value, rounded up; its own limit in bytes leaves it out."""
+_ASK_MS = 5000
+"""How long brokers may take to answer what an error is about."""
+
+# Numbers of librdkafka (negative) and Kafka.
+_PARTITION_EOF = -191
+_ALL_BROKERS_DOWN = -187
+_OUT_OF_RANGE = frozenset({-140, 1})
+_GONE = frozenset({-190, -188, 3, 100})
+_REFUSED = frozenset({-169, 31, 33, 34, 58})
+_SSL = -181
+_TOPIC_REFUSED = 29
+_DAMAGED = frozenset({-199, -198, -155, 2, 10})
+_FATAL = -150
+
+
+class Columns(Protocol):
+    """Makes rows of records."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is needed of each record."""
+
+    def batch(self, records: Records) -> pa.RecordBatch | None:
+        """Return the rows of these records; None if they have none."""
+
+
+def reading_settings(
+    given: dict[str, str | int | bool], buffered_bytes: int, bounded: bool
+) -> dict[str, str | int | bool]:
+    """Return librdkafka's settings for reading, on top of those for connecting.
+
+    Parameters
+    ----------
+    given
+        Those for connecting. What is set there of prefetching and waiting stays.
+    buffered_bytes
+        The memory that fetched records may take up before they are rows, about, in bytes.
+    bounded
+        Whether what is read ends: a micro-batch, of which the next follows soon.
+    """
+    tuned: dict[str, str | int | bool] = {
+        # A quarter each for fetched bytes, the client's records around them, a response, and the batch at hand.
+        "queued.max.messages.kbytes": min(1024**2, max(1, buffered_bytes // 4096)),
+        "queued.min.messages": min(10_000_000, max(1000, buffered_bytes // 2 // _BYTES_BESIDE_A_RECORD)),
+        "fetch.max.bytes": min(2**30, max(1_048_576, buffered_bytes // 4)),
+        # All of it is parsed, even if the range ends before: more makes small micro-batches slow, and nothing faster.
+        "max.partition.fetch.bytes": max(65_536, min(1_048_576, buffered_bytes // 16)),
+        # Soon after there is room again; the default of a second leaves the reader without data.
+        "fetch.queue.backoff.ms": 5,
+        # A broker that waits for records sends this client nothing else: the next task's would wait so long.
+        "fetch.wait.max.ms": 10 if bounded else 100,
+        "fetch.error.backoff.ms": 50,
+        "reconnect.backoff.ms": 50,
+        # A topic that brokers do not know any more is gone, not just being made: somebody discovered it.
+        "topic.metadata.propagation.max.ms": 5000,
+        "reconnect.backoff.max.ms": 1000,
+    }
+    return {
+        **{name: value for name, value in tuned.items() if name not in given},
+        "enable.partition.eof": True,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+    }
+
+
+class KafkaSplitReader(SplitReader[KafkaSplit]):
+    """Reads its splits at once, with one consumer of this process's cache.
+
+    Parameters
+    ----------
+    client
+        How to connect.
+    columns
+        Makes rows of records.
+    fail_on_data_loss
+        Whether offsets that are no longer there are an error; else they are passed over, with a warning.
+    poll_timeout_ms
+        How long to wait for records that must be there, in milliseconds.
+    buffered_bytes
+        The memory that fetched records may take up before they are rows, about, in bytes.
+    decoder
+        ``auto``: in bulk if that can be had; ``plain``: message by message.
+    """
+
+    def __init__(
+        self, client: ClientConfig, columns: Columns, *, fail_on_data_loss: bool, poll_timeout_ms: int,
+        buffered_bytes: int, decoder: Decoder = "auto",
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._columns = columns
+        self._fail_on_data_loss = fail_on_data_loss
+        self._poll_timeout_ms = poll_timeout_ms
+        self._buffered_bytes = buffered_bytes
+        self._decoder = decoder
+        self._splits: dict[str, KafkaSplit] = {}  # at the positions after what was fetched
+        self._paused: set[str] = set()
+        self._reading: dict[TopicPartition, str] = {}  # what is assigned, and for which split
+        self._changed = False  # whether something else should be assigned
+        self._lease: Lease | None = None
+        self._failed = False
+        self._woken = False
+        self._rows = _FIRST_ROWS
+        self._waited_ms = 0.0  # in fetches, since the client last told anything of a partition
+        self._brokers_down = False
+        self._last_error = "none"
+
+    # ---- called by the fetcher ----
+
+    def handle_splits_changes(self, added: Sequence[KafkaSplit]) -> None:
+        """Take splits, each to be read from its position on."""
+        self._splits.update((split.split_id, split) for split in added)
+        self._changed = True
+
+    def pause_or_resume_splits(
+        self, splits_to_pause: Sequence[KafkaSplit], splits_to_resume: Sequence[KafkaSplit]
+    ) -> None:
+        """Read splits no longer, and again from where they were left. Unknown and finished ones are ignored."""
+        self._paused.update(split.split_id for split in splits_to_pause if split.split_id in self._splits)
+        self._paused.difference_update(split.split_id for split in splits_to_resume)
+        self._changed = True
+
+    def wake_up(self) -> None:
+        """Make a `fetch` that blocks, or the next one, return soon."""
+        self._woken = True
+        lease = self._lease
+        if lease is not None:
+            lease.consumer.wake_up()
+
+    def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[KafkaSplit]]:
+        """Read on in all splits that are not paused.
+
+        Raises
+        ------
+        DataLossError
+            Offsets of a split are no longer there, and ``fail_on_data_loss`` is set.
+        SourceUnavailableError
+            Records that must be there did not come within ``poll_timeout_ms``.
+        SourceError
+            The brokers refuse this client, or sent what cannot be read.
+        """
+        try:
+            return self._fetch(timeout_ms)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def close(self) -> None:
+        """Give the consumer back."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release(assigned=list(self._reading), failed=self._failed)
+
+    # ---- reading ----
+
+    @property
+    def _consumer(self) -> KafkaConsumer:
+        if self._lease is None:
+            bounded = all(split.stop is not None for split in self._splits.values())
+            settings = reading_settings(self._client.consumer(), self._buffered_bytes, bounded)
+            self._lease = acquire(self._client, settings, self._decoder)
+        return self._lease.consumer
+
+    def _fetch(self, timeout_ms: int) -> list[FetchedBatch[KafkaSplit]]:
+        fetched = [
+            self._finish(split)
+            for split in list(self._splits.values())
+            if split.stop is not None and split.position >= split.stop and split.split_id not in self._paused
+        ]
+        if fetched:
+            self._assign()
+            return fetched
+        self._assign()
+        consumer = self._consumer
+        if self._woken:
+            timeout_ms = 0
+        self._woken = False
+        begin = time.monotonic()
+        consumed = consumer.consume(self._columns.wanted, self._at_most(), timeout_ms)
+        for records in consumed.records:
+            fetched += self._take(records)
+        self._waited_ms += (time.monotonic() - begin) * 1000
+        if consumed.records or any(each.code == _PARTITION_EOF for each in consumed.events):
+            self._waited_ms = 0.0
+            self._brokers_down = False
+        for event in consumed.events:
+            fetched += self._on_event(event)
+        if not consumed.records and self._waited_ms >= self._poll_timeout_ms:
+            fetched += self._on_silence()
+        self._assign()
+        return fetched
+
+    def _assign(self) -> None:
+        """Have the consumer read what should be read: of each partition the first split that is not paused."""
+        if not self._changed:
+            return
+        self._changed = False
+        if self._lease is None and not self._splits:
+            return
+        wanted: dict[TopicPartition, str] = {}
+        for split in self._splits.values():
+            source = split.topic_partition
+            if split.split_id not in self._paused and (
+                source not in wanted or self._reading.get(source) == split.split_id
+            ):
+                wanted[source] = split.split_id
+        left = [source for source, split_id in self._reading.items() if wanted.get(source) != split_id]
+        begun = [source for source, split_id in wanted.items() if self._reading.get(source) != split_id]
+        self._consumer.unassign(left)
+        self._reading = wanted
+        self._consumer.assign({source: self._splits[wanted[source]].position for source in begun})
+        if begun:
+            self._waited_ms = 0.0
+
+    def _reassign(self, source: TopicPartition) -> None:
+        """Have the partition assigned anew, at the position where its split is."""
+        if self._reading.pop(source, None) is not None:
+            self._consumer.unassign([source])
+        self._changed = True
+
+    def _at_most(self) -> int:
+        """Return how many records to ask for: a client that has all there are does not wait for more."""
+        left = 0
+        for split_id in self._reading.values():
+            split = self._splits[split_id]
+            if split.stop is None:
+                return self._rows
+            left += split.stop - split.position
+        return max(1, min(self._rows, left))
+
+    def _take(self, records: Records) -> list[FetchedBatch[KafkaSplit]]:
+        """Return the rows of the records that belong to the split being read."""
+        self._measure(records)
+        split = self._split_of(records.source)
+        if split is None:
+            return []
+        begin = int(np.searchsorted(records.offsets, split.position))
+        end = len(records.offsets) if split.stop is None else int(np.searchsorted(records.offsets, split.stop))
+        fetched = []
+        for piece in _pieces(records.slice(begin, end)):
+            split = msgspec.structs.replace(split, position=int(piece.offsets[-1]) + 1)
+            fetched.append(FetchedBatch(split=split, batch=self._columns.batch(piece)))
+        self._splits[split.split_id] = split
+        if split.stop is not None and (end < len(records.offsets) or split.position >= split.stop):
+            last = fetched.pop().batch if fetched else None
+            fetched.append(self._finish(split, last))
+        return fetched
+
+    def _measure(self, records: Records) -> None:
+        data_bytes = _bytes_of(records)
+        if data_bytes:
+            self._rows = max(1, min(MOST_ROWS, MOST_BYTES * len(records.offsets) // data_bytes))
+
+    def _finish(self, split: KafkaSplit, batch: pa.RecordBatch | None = None) -> FetchedBatch[KafkaSplit]:
+        del self._splits[split.split_id]
+        self._paused.discard(split.split_id)
+        self._changed = True
+        if split.stop is not None:
+            split = msgspec.structs.replace(split, position=max(split.position, split.stop))
+        return FetchedBatch(split=split, batch=batch, finished=True)
+
+    # ---- what clients tell beside records ----
+
+    def _on_event(self, event: ClientEvent) -> list[FetchedBatch[KafkaSplit]]:
+        if event.code == _PARTITION_EOF:
+            split = self._split_of(event.source)
+            ends = split is not None and split.stop is not None and event.offset >= split.stop
+            return [self._finish(split)] if ends and split is not None else []
+        if event.code != _ALL_BROKERS_DOWN:  # it follows the errors that say why
+            self._last_error = self._client.redact(event.text)
+        _log.debug("the Kafka client says (%d, %s): %s", event.code, event.source, event.text)
+        if event.code in _OUT_OF_RANGE and event.source is not None:
+            return self._look_again([event.source])
+        if event.code in _GONE:
+            return self._look_again(list(self._reading))
+        if event.code == _ALL_BROKERS_DOWN and not self._brokers_down:
+            self._brokers_down, self._waited_ms = True, 0.0
+        if event.code in _REFUSED or (event.code == _SSL and "verif" in event.text):
+            self._fail("refuse this client. Check user, password, certificates and kafka.security.protocol", event)
+        if event.code == _TOPIC_REFUSED:
+            self._fail("do not let this user read the topic. Grant READ and DESCRIBE on it", event)
+        if event.code in _DAMAGED:
+            self._fail("sent what cannot be read", event)
+        if event.code == _FATAL:
+            self._fail("made the client give up", event)
+        return []
+
+    def _fail(self, what: str, event: ClientEvent) -> NoReturn:
+        split = self._split_of(event.source)
+        facts = {"split": split.split_id, "position": split.position} if split is not None else {}
+        raise SourceError(
+            f"The Kafka brokers at {self._client.address} {what}: {self._client.redact(event.text)}",
+            source="kafka",
+            address=self._client.address,
+            **facts,
+        )
+
+    def _split_of(self, source: TopicPartition | None) -> KafkaSplit | None:
+        split_id = None if source is None else self._reading.get(source)
+        return None if split_id is None else self._splits.get(split_id)
+
+    def _on_silence(self) -> list[FetchedBatch[KafkaSplit]]:
+        """Find out why nothing comes."""
+        bounded = [source for source in self._reading if self._stop_of(source) is not None]
+        if bounded:
+            fetched = self._look_again(bounded)
+            if fetched or self._changed:
+                return fetched
+            self._unavailable(bounded[0], "The brokers answer, but send no records; is a transaction left open?")
+        if self._brokers_down and self._reading:
+            source = next(iter(self._reading))
+            try:
+                self._consumer.partitions(min(_ASK_MS, self._poll_timeout_ms))
+            except ConnectionError as error:
+                self._unavailable(source, f"They do not answer: {error}.")
+            self._brokers_down = False
+        self._waited_ms = 0.0
+        return []
+
+    def _stop_of(self, source: TopicPartition) -> int | None:
+        split = self._split_of(source)
+        return None if split is None else split.stop
+
+    def _unavailable(self, source: TopicPartition, why: str) -> NoReturn:
+        split = self._split_of(source)
+        assert split is not None
+        raise SourceUnavailableError(
+            f"The Kafka brokers at {self._client.address} sent nothing of {source} from offset {split.position} on for "
+            f"{self._poll_timeout_ms} ms (kafkaConsumer.pollTimeoutMs). {why} The client's last error: "
+            f"{self._last_error}.",
+            source="kafka",
+            address=self._client.address,
+            split=split.split_id,
+            position=split.position,
+        )
+
+    def _look_again(self, sources: Sequence[TopicPartition]) -> list[FetchedBatch[KafkaSplit]]:
+        """Ask which offsets there are, and go on within them if that is allowed."""
+        fetched = []
+        try:
+            there = self._consumer.partitions(min(_ASK_MS, self._poll_timeout_ms))
+            for source in sources:
+                if self._split_of(source) is None:
+                    continue
+                available = None
+                if source.partition < there.get(source.topic, 0):
+                    available = self._consumer.watermarks(source, min(_ASK_MS, self._poll_timeout_ms))
+                fetched += self._go_on(source, available)
+        except ConnectionError as error:
+            if self._waited_ms >= self._poll_timeout_ms:
+                self._unavailable(sources[0], f"They do not answer: {error}.")
+            for source in sources:
+                self._reassign(source)
+        return fetched
+
+    def _go_on(self, source: TopicPartition, available: tuple[int, int] | None) -> list[FetchedBatch[KafkaSplit]]:
+        """Read on where records are, given the first and the next offset there are (None: no such partition)."""
+        split = self._split_of(source)
+        assert split is not None
+        silent = self._waited_ms >= self._poll_timeout_ms
+        if available is None:
+            lost = "The topic or the partition does not exist any more"
+            position = split.stop
+        else:
+            low, high = available
+            lost = f"Available are {low} to {high} (not included)"
+            # With read_committed `high` is where the first open transaction begins: nothing is lost beyond it.
+            ends = (
+                split.stop if silent and split.stop is not None and not self._client.reads_committed else split.position
+            )
+            if low <= split.position and ends <= high:
+                if not silent:
+                    self._reassign(source)
+                return []
+            position = low if split.position < low else high
+            if split.stop is not None and (position >= split.stop or position == high):
+                position = split.stop
+        wanted = f"offsets {split.position} to {'the end' if split.stop is None else split.stop}"
+        message = f"Records of Kafka's partition {source} are gone: wanted are {wanted}. {lost}."
+        if self._fail_on_data_loss:
+            raise DataLossError(
+                f"{message} They were deleted by retention, or the topic was deleted or made again. To go on with what "
+                "is there, set the option failOnDataLoss to false.",
+                source="kafka", split=split.split_id, topic=source.topic, partition=source.partition,
+                wanted=(split.position, split.stop), available=available,
+            )  # fmt: skip
+        if position is None or position == split.stop:
+            _log.warning("%s failOnDataLoss is false: nothing more of it is read.", message)
+            return [self._finish(split)]
+        _log.warning("%s failOnDataLoss is false: reading goes on at %d.", message, position)
+        self._splits[split.split_id] = msgspec.structs.replace(split, position=position)
+        self._reassign(source)
+        return []
+
+
+def _bytes_of(records: Records) -> int:
+    return sum(array.nbytes for array in (records.keys, records.values, records.headers) if array is not None)
+
+
+def _pieces(records: Records) -> Iterator[Records]:
+    """Cut records into pieces of about `MOST_BYTES`."""
+    rows = len(records.offsets)
+    if rows == 0:
+        return
+    step = max(1, rows * MOST_BYTES // max(1, _bytes_of(records)))
+    for begin in range(0, rows, step):
+        yield records.slice(begin, min(rows, begin + step))

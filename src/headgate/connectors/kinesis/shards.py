@@ -1,0 +1,150 @@
+"""Which shards there are, where they are, and which may be read: a shard waits for those it was made from.
+
+Never: ask Kinesis or read a clock. `ShardTable` decides, the enumerator carries it out.
+
+A split makes two shards out of one, a merge one out of two; the old ones are closed then and keep their records until
+those expire. Records of one key stay in order if parents are read to their end before their children.
+
+    place       event       next
+    ----------  ----------  ----------------------------------------------------------------------------------------
+    (unknown)   discovered  unassigned, or finished where it is not to be read (closed before a start at ``latest``)
+    unassigned  assigned    assigned; not before all its parents are finished or unknown
+    assigned    finished    finished
+    assigned    given back  unassigned (its reader failed); likewise when finished, if no checkpoint knew of that
+    any         reported    unassigned, at the position that the reader was restored with; unless another one has it
+    finished    unlisted    (unknown): its records have expired
+
+Follows FLIP-27, "Split Enumerator"; FLINK-37627 and FLINK-37416 for shards that finish between two snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from headgate.connectors.kinesis.api import Shard
+from headgate.connectors.kinesis.options import StartingPosition
+from headgate.connectors.kinesis.split import TRIM_HORIZON, KinesisSplit, KinesisState, at_timestamp
+
+
+class Discovered(msgspec.Struct, frozen=True):
+    """What a look at the stream found.
+
+    Parameters
+    ----------
+    listed
+        All shards that Kinesis names.
+    splits
+        Those that are new and to be read.
+    skipped
+        Those that are new and not to be read.
+    """
+
+    listed: frozenset[str]
+    splits: tuple[KinesisSplit, ...]
+    skipped: frozenset[str] = frozenset()
+
+
+def new_shards(
+    listed: Sequence[Shard], known: Collection[str], start: StartingPosition | None, now_ms: int
+) -> Discovered:
+    """Return which shards are new, and where they are read from.
+
+    Parameters
+    ----------
+    listed
+        All shards that Kinesis names.
+    known
+        Those that were discovered before.
+    start
+        At the first look: where to start; later None, as what is new then is read from its beginning.
+    now_ms
+        When Kinesis listed them, by its clock: a start at ``latest`` is this time.
+    """
+    position = TRIM_HORIZON
+    if start is not None and start.kind != "trim_horizon":
+        position = at_timestamp(now_ms if start.timestamp_ms is None else start.timestamp_ms)
+    only_open = start is not None and start.kind == "latest"
+    # Should a listing have missed a shard that is long done with, it is no new one: its children are known.
+    parents_of_known = {parent for shard in listed if shard.shard_id in known for parent in shard.parents}
+    splits, skipped = [], []
+    for shard in listed:
+        if shard.shard_id in known:
+            continue
+        if (only_open and not shard.is_open) or shard.shard_id in parents_of_known:
+            skipped.append(shard.shard_id)
+        else:
+            splits.append(KinesisSplit(split_id=shard.shard_id, position=position, parents=shard.parents))
+    return Discovered(frozenset(shard.shard_id for shard in listed), tuple(splits), frozenset(skipped))
+
+
+class ShardTable:
+    """All shards that matter, each in one place.
+
+    Parameters
+    ----------
+    state
+        What to go on from.
+    """
+
+    def __init__(self, state: KinesisState) -> None:
+        self.initial_discovery_finished = state.initial_discovery_finished
+        self.unassigned: dict[str, KinesisSplit] = {split.split_id: split for split in state.unassigned}
+        self.assigned: dict[str, int | None] = dict.fromkeys(state.assigned)
+        """The readers of shards; None: one of before a restore, that has not reported yet."""
+        self.finished: dict[str, None] = dict.fromkeys(state.finished)
+
+    def known(self) -> frozenset[str]:
+        """Return the shards that are not new."""
+        return frozenset((*self.unassigned, *self.assigned, *self.finished))
+
+    def discovered(self, found: Discovered) -> None:
+        """Add what is new, and forget finished shards that Kinesis names no longer."""
+        known = self.known()  # a reader may have reported one meanwhile
+        self.unassigned.update((split.split_id, split) for split in found.splits if split.split_id not in known)
+        self.finished.update(dict.fromkeys(sorted(found.skipped - known)))
+        self.finished = {split_id: None for split_id in self.finished if split_id in found.listed}
+        self.initial_discovery_finished = True
+
+    def ready(self) -> list[KinesisSplit]:
+        """Return the unassigned splits whose parents are read, as far as there are any."""
+        unread = self.unassigned.keys() | self.assigned.keys()
+        return [split for split in self.unassigned.values() if unread.isdisjoint(split.parents)]
+
+    def assign(self, split_id: str, subtask: int) -> KinesisSplit:
+        """Note that a split goes to a reader, and return it."""
+        split = self.unassigned.pop(split_id)
+        self.assigned[split_id] = subtask
+        return split
+
+    def finish(self, split_ids: Iterable[str]) -> None:
+        """Note splits that are read to their end; those that were given back meanwhile are not."""
+        for split_id in split_ids:
+            if split_id in self.assigned:
+                del self.assigned[split_id]
+                self.finished[split_id] = None
+
+    def give_back(self, splits: Iterable[KinesisSplit]) -> None:
+        """Take splits back whose reader failed."""
+        for split in splits:
+            self.assigned.pop(split.split_id, None)
+            self.finished.pop(split.split_id, None)
+            self.unassigned[split.split_id] = split
+
+    def report(self, split: KinesisSplit, subtask: int) -> bool:
+        """Take a split that a reader was restored with; return False if it is somebody else's by now."""
+        if self.assigned.get(split.split_id) not in (None, subtask) or split.split_id in self.unassigned:
+            return False
+        self.give_back([split])
+        return True
+
+    def snapshot(self, parallelism: int) -> KinesisState:
+        """Return the state to be stored."""
+        return KinesisState(
+            initial_discovery_finished=self.initial_discovery_finished,
+            unassigned=tuple(self.unassigned.values()),
+            assigned=tuple(self.assigned),
+            finished=tuple(self.finished),
+            parallelism=parallelism,
+        )

@@ -1,0 +1,185 @@
+"""The format ``headgate.kafka`` as Spark sees it, with its two sinks: for batches and for Structured Streaming.
+
+Never: import anything at module level but pyspark, the standard library and `headgate.spark.datasource`: Spark imports
+this to find formats (traps, 7).
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from headgate.spark.datasource import HeadgateDataSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headgate.connectors.kafka.sink import KafkaSink
+
+_READ_BY = ("assign", "subscribe", "subscribepattern")
+"""One of these options, in lower case, is needed to read, and none is known to write."""
+
+
+class KafkaDataSource(HeadgateDataSource):
+    """Kafka as a source and a sink. Spark makes the same object for both and does not say for which."""
+
+    format_name = "headgate.kafka"
+    source_class = "headgate.connectors.kafka.source:KafkaSource"
+
+    def _validate(self) -> None:
+        """Validate the options at ``load()`` if they are a source's; those of a sink when there is a query to write."""
+        if any(name.lower() in _READ_BY for name in self.options):
+            super()._validate()
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the sink of a batch.
+
+        Raises
+        ------
+        OptionError
+            An option or a column is not what it must be; or the mode is ``overwrite``.
+        """
+        from headgate.errors import OptionError
+
+        if overwrite:
+            raise OptionError(
+                f"{self.format_name}: the save mode 'overwrite' is not possible: Kafka's records stay. Use 'append'.",
+                option="mode",
+                value="overwrite",
+            )
+        sink = self._sink(schema)
+        if sink.exactly_once:
+            raise OptionError(
+                f"{self.format_name}: the option 'guarantee' cannot be exactly-once for a batch (df.write, "
+                "foreachBatch): only a streaming query numbers its batches, so that a repeated one is known. "
+                "Use writeStream.",
+                option="guarantee",
+                value="exactly-once",
+            )
+        return BatchWriter(sink)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the sink of a streaming query. In the output mode ``complete`` every batch is appended, as in Spark's.
+
+        Raises
+        ------
+        OptionError
+            An option or a column is not what it must be.
+        """
+        return StreamWriter(self._sink(schema))
+
+    def _sink(self, schema: StructType) -> KafkaSink:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        from headgate.connectors.kafka.sink import KafkaSink
+
+        return KafkaSink.of(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a batch, at least once: a task that Spark tries again repeats its rows."""
+
+    def __init__(self, sink: KafkaSink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one task's rows, and wait until the brokers have them."""
+        from headgate.connectors.kafka.sink import write_batches
+
+        write_batches(self._sink, iterator)
+        return WriterCommitMessage()
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches. Nothing is left to be done on the driver: each task commits for itself."""
+
+    def __init__(self, sink: KafkaSink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write one task's rows of a micro-batch, and wait until the brokers have them, or have committed them."""
+        from headgate.connectors.kafka.sink import write_batches, write_epoch
+
+        if self._sink.exactly_once:
+            name, epoch = task_and_epoch()
+            write_epoch(self._sink, name, epoch, whole(iterator))
+        else:
+            write_batches(self._sink, iterator)
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: the tasks have committed."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: tasks that failed have aborted, and the others' rows are skipped by the replay."""
+
+
+def whole(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and raise at their end if they are not all of the task's rows.
+
+    When the operators before a sink fail, or the task is killed, Spark 4.3 just closes the socket, and the iterator
+    ends as if all rows had come: a sink that commits in its tasks would commit a part of them. What tells is Spark's
+    own mark behind the rows, which the worker reads when the sink has returned: it is looked at without being taken.
+
+    Raises
+    ------
+    SinkError
+        Rows are missing: the task has failed in Spark.
+    InternalError
+        This Spark hands rows over in another way.
+    """
+    from pyspark.serializers import SpecialLengths
+
+    from headgate.errors import InternalError, SinkError
+
+    stream = _worker_input()
+    if stream is None:
+        raise InternalError(
+            "headgate.kafka: with guarantee exactly-once the sink must see the end of Spark's rows, and this PySpark "
+            "hides it (4.3 is known). Use guarantee at-least-once."
+        )
+    yield from iterator
+    behind, mark = stream.peek(4)[:4], struct.pack("!i", SpecialLengths.END_OF_STREAM)
+    if not behind or not mark.startswith(behind):
+        raise SinkError(
+            "headgate.kafka: the task failed or was killed before all of its rows had come: nothing of it is "
+            "committed. The reason is with the operators before the sink.",
+            sink="headgate.kafka",
+        )
+
+
+def _worker_input() -> Any:
+    """Return the stream from which PySpark's worker reads: a local variable of its ``main``, which calls all this."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "main" and hasattr(frame.f_locals.get("infile"), "peek"):
+            return frame.f_locals["infile"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def task_and_epoch() -> tuple[str, int]:
+    """Return the name of this task, the same in every batch of the query and every run of it, and the batch's number.
+
+    Spark tells a sink neither; both are properties of the job that its tasks can read (traps, 15).
+    """
+    from headgate.errors import InternalError
+
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    if context is None or query is None or batch is None:
+        raise InternalError("headgate.kafka: this task has no streaming query, and so no batch to be written once.")
+    return f"headgate-{query}-{context.partitionId()}", int(batch)

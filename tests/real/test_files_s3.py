@@ -1,0 +1,124 @@
+"""Files on S3: batch, stream and restart over moto's server, by the address that docs/files.md tells users to write."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate.connectors.files.source import FilesSource
+from headgate.errors import OptionError, SourceUnavailableError
+from headgate.testing import SourceHarness
+from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer
+
+ARROW_SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string()})
+SCHEMA = "id bigint, name string"
+
+
+class Bucket:
+    """A bucket of a test's own."""
+
+    def __init__(self, server: MotoServer) -> None:
+        self.name = f"rides-{uuid.uuid4().hex[:8]}"
+        self.endpoint = server.url
+        self.s3 = server.client("s3")
+        self.s3.create_bucket(Bucket=self.name)
+
+    def put(self, key: str, body: bytes) -> None:
+        self.s3.put_object(Bucket=self.name, Key=key, Body=body)
+
+    def put_csv(self, key: str, ids: range) -> None:
+        self.put(key, "".join(f"{n},name-{n}\n" for n in ids).encode())
+
+    def path(self, path: str, credentials: str = f"{ACCESS_KEY}:{SECRET_KEY}@", scheme: str = "s3") -> str:
+        return f"{scheme}://{credentials}{self.name}/{path}?region={REGION}&endpoint_override={self.endpoint}"
+
+
+@pytest.fixture
+def bucket(aws: MotoServer) -> Bucket:
+    return Bucket(aws)
+
+
+def read(path: str, **options: str) -> list[dict[str, Any]]:
+    with SourceHarness(FilesSource({"fileFormat": "csv", **options, "path": path}), schema=ARROW_SCHEMA) as harness:
+        harness.run_to_end()
+        return harness.rows()
+
+
+def ids(rows: list[dict[str, Any]]) -> list[int]:
+    return sorted(row["id"] for row in rows)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, bucket: Bucket) -> Iterator[None]:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_DEFAULT_REGION": REGION,
+        "AWS_ENDPOINT_URL": bucket.endpoint,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    yield
+
+
+@pytest.mark.usefixtures("environment")
+def test_an_address_without_parameters_takes_everything_from_the_environment(bucket: Bucket) -> None:
+    bucket.put_csv("in/a.csv", range(10))
+    bucket.put_csv("in/b.csv", range(10, 20))
+    bucket.put_csv("other/c.csv", range(20, 30))
+    assert ids(read(f"s3://{bucket.name}/in")) == list(range(20))
+    assert ids(read(f"s3a://{bucket.name}/*/[bc].csv", splitSize="30")) == list(range(10, 30))
+    with pytest.raises(OptionError, match="does not exist"):
+        read(f"s3://{bucket.name}/none")
+
+
+def test_partition_folders_and_parquet(bucket: Bucket) -> None:
+    for day, numbers in {"2026-01-01": range(100), "2026-01-02": range(100, 300)}.items():
+        table = pa.table({"id": list(numbers), "name": [str(n) for n in numbers]})
+        target = io.BytesIO()
+        pq.write_table(table, target, row_group_size=50)
+        bucket.put(f"table/day={day}/part.parquet", target.getvalue())
+    path = bucket.path("table", scheme="s3n")
+    assert ids(read(path, fileFormat="parquet", splitSize="1000")) == list(range(300))
+    assert ids(read(path, fileFormat="parquet", rowFilter="id >= 250")) == list(range(250, 300))
+    assert FilesSource({"fileFormat": "parquet", "path": path}).schema().names == ["id", "name", "day"]
+
+
+def test_a_refusal_is_no_damaged_file(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    bucket.put_csv("in/a.csv", range(10))
+    with pytest.raises(SourceUnavailableError, match=r"ACCESS_DENIED.*s3://KEY:SECRET@bucket"):
+        read(bucket.path("in", credentials=""), ignoreCorruptFiles="true")
+
+
+def test_spark_reads_a_batch_and_a_stream_that_goes_on(spark: SparkSession, bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put_csv("in/a.csv", range(100))
+    bucket.put_csv("in/b.csv", range(100, 200))
+    reader = spark.read.format("headgate.files").option("fileFormat", "csv").schema(SCHEMA)
+    assert [row.id for row in reader.load(bucket.path("in")).orderBy("id").collect()] == list(range(200))
+
+    def run() -> None:
+        frame = (
+            spark.readStream.format("headgate.files").option("fileFormat", "csv").option("maxFilesPerTrigger", 1)
+            .schema(SCHEMA).load(bucket.path("in"))
+        )  # fmt: skip
+        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start(
+        ).awaitTermination()  # fmt: skip
+
+    run()
+    bucket.put_csv("in/c.csv", range(200, 300))
+    run()
+    table = spark.read.parquet(str(tmp_path / "out"))
+    assert sorted(row.id for row in table.collect()) == list(range(300))
+    offsets = [
+        path.read_text() for path in (tmp_path / "checkpoint").rglob("*") if path.suffix == "" and path.is_file()
+    ]
+    assert offsets and not any(SECRET_KEY in text or ACCESS_KEY in text for text in offsets)

@@ -1,0 +1,460 @@
+"""Partitions and ranges are read to their ends, once: whatever is missing in them, and whatever goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as Named
+from confluent_kafka.admin import AdminClient
+
+from headgate.connectors.kafka import consumers, split_reader
+from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.records import Records, Wanted
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.connectors.kafka.split_reader import KafkaSplitReader
+from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+from headgate.testing import SplitReaderHarness
+from local.kafka import PASSWORD, USER, Broker, Certificates, running_broker
+from local.ports import free_ports
+from local.topics import Message, create_topic, delete_topic, produce
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class OffsetsAndValues:
+    wanted = Wanted(keys=False, timestamps=False)
+
+    def batch(self, records: Records) -> pa.RecordBatch:
+        partitions = pa.array([records.source.partition] * len(records.offsets))
+        return pa.record_batch({"partition": partitions, "offset": records.offsets, "value": records.values})
+
+
+def client(address: str, **settings: str) -> ClientConfig:
+    named = {"bootstrap.servers": address} | {name.replace("_", "."): value for name, value in settings.items()}
+    return ClientConfig(tuple(sorted(named.items())))
+
+
+def reader(config: ClientConfig, **options: Any) -> SplitReaderHarness[KafkaSplit]:
+    settings = {"fail_on_data_loss": True, "poll_timeout_ms": 20_000, "buffered_bytes": 64 * 2**20} | options
+    return SplitReaderHarness(KafkaSplitReader(config, OffsetsAndValues(), **settings), timeout_ms=500)
+
+
+def split(topic: str, partition: int = 0, position: int = 0, stop: int | None = None) -> KafkaSplit:
+    name = f"{topic}-{partition}@{position}"
+    return KafkaSplit(split_id=name, topic=topic, partition=partition, position=position, stop=stop)
+
+
+def offsets(rows: Sequence[dict[str, Any]], partition: int = 0) -> list[int]:
+    return [row["offset"] for row in rows if row["partition"] == partition]
+
+
+def numbered(count: int, partition: int = 0) -> list[Message]:
+    return [Message(b"%d" % number, partition=partition) for number in range(count)]
+
+
+def fetch_until(harness: SplitReaderHarness[KafkaSplit], rows: int) -> list[dict[str, Any]]:
+    """Fetch until there are so many rows, for a split that does not end."""
+    for _ in range(200):
+        if len(harness.rows()) >= rows:
+            return harness.rows()
+        harness.fetch()
+    raise AssertionError(f"{len(harness.rows())} rows instead of {rows}")
+
+
+@pytest.fixture(scope="module")
+def four(kafka: Broker) -> str:
+    """A topic of four partitions with 10,000 records each."""
+    topic = create_topic(kafka.plain, "split-reader-four", 4)
+    produce(kafka.plain, topic, [each for number in range(4) for each in numbered(10_000, number)], linger_ms=50)
+    return topic
+
+
+@pytest.mark.parametrize("decoder", ["auto", "plain"])
+def test_partitions_are_read_to_their_stops(kafka: Broker, four: str, decoder: str) -> None:
+    with reader(client(kafka.plain), decoder=decoder) as harness:
+        harness.add_splits(split(four, 0, 0, 10_000), split(four, 1, 17, 4000), split(four, 2, 9999, 10_000))
+        rows = harness.fetch_all()
+    assert offsets(rows, 0) == list(range(10_000))
+    assert offsets(rows, 1) == list(range(17, 4000))
+    assert offsets(rows, 2) == [9999]
+    assert all(row["value"] == b"%d" % row["offset"] for row in rows)
+    assert {each.split.split_id: each.split.position for each in harness.fetched if each.finished} == {
+        f"{four}-0@0": 10_000, f"{four}-1@17": 4000, f"{four}-2@9999": 10_000,
+    }  # fmt: skip
+
+
+def test_positions_stand_behind_the_rows(kafka: Broker, four: str) -> None:
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(*(split(four, number, 0, 10_000) for number in range(4)))
+        harness.fetch_all()
+    for each in harness.fetched:
+        if each.batch is not None:
+            assert each.split.position == each.batch.column("offset")[-1].as_py() + 1
+
+
+def test_pieces_of_a_partition_are_read_one_after_another(kafka: Broker, four: str) -> None:
+    pieces = [split(four, 0, 6000, 10_000), split(four, 0, 0, 3000), split(four, 0, 3000, 6000)]
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(*pieces)
+        rows = harness.fetch_all()
+    assert offsets(rows) == [*range(6000, 10_000), *range(6000)]
+
+
+def test_an_empty_range_finishes_without_rows(kafka: Broker, four: str) -> None:
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(four, 0, 5, 5), split(four, 1, 10_000, 10_000))
+        assert harness.fetch_all() == []
+
+
+def test_a_split_without_a_stop_goes_on_with_what_comes(kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(topic_name))
+        assert harness.fetch() == []
+        produce(kafka.plain, topic_name, numbered(3))
+        assert offsets(fetch_until(harness, 3)) == [0, 1, 2]
+        produce(kafka.plain, topic_name, numbered(2))
+        assert offsets(fetch_until(harness, 5)) == [0, 1, 2, 3, 4]
+        assert harness.finished == []
+
+
+# ---- ranges with gaps ----
+
+
+@pytest.fixture(scope="module")
+def transactions(kafka: Broker) -> str:
+    """Offsets 0-4 committed, 6-10 aborted, 12-14 committed, 16-18 aborted; 5, 11, 15 and 19 are markers."""
+    topic = create_topic(kafka.plain, "split-reader-transactions")
+    producer = Producer({"bootstrap.servers": kafka.plain, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    for count, end in ((5, "commit"), (5, "abort"), (3, "commit"), (3, "abort")):
+        producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(topic, b"in a transaction", partition=0)
+        producer.flush(30)
+        getattr(producer, f"{end}_transaction")(30)
+    return topic
+
+
+COMMITTED = {*range(5), *range(12, 15)}
+WRITTEN = COMMITTED | {*range(6, 11), *range(16, 19)}
+
+
+@pytest.mark.parametrize(("isolation", "visible"), [("read_committed", COMMITTED), ("read_uncommitted", WRITTEN)])
+def test_ranges_end_though_transactions_leave_gaps(
+    kafka: Broker, transactions: str, isolation: str, visible: set[int]
+) -> None:
+    ranges = [
+        (0, 20),
+        (0, 5),
+        (0, 6),
+        (3, 13),
+        (5, 6),
+        (6, 11),
+        (6, 12),
+        (11, 12),
+        (12, 20),
+        (15, 20),
+        (19, 20),
+        (16, 19),
+    ]
+    for begin, stop in ranges:
+        with reader(client(kafka.plain, isolation_level=isolation)) as harness:
+            harness.add_splits(split(transactions, 0, begin, stop))
+            assert offsets(harness.fetch_all()) == sorted(visible & set(range(begin, stop))), (begin, stop)
+            assert harness.fetched[-1].split.position == stop
+
+
+def test_an_open_transaction_is_waited_for(kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    producer = Producer({"bootstrap.servers": kafka.plain, "transactional.id": topic_name, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(topic_name, b"", partition=0)
+    producer.flush(30)
+    with reader(client(kafka.plain, isolation_level="read_committed")) as harness:
+        harness.add_splits(split(topic_name, 0, 0, 3))
+        assert harness.fetch() == []
+        producer.commit_transaction(30)
+        assert offsets(harness.fetch_all()) == [0, 1, 2]
+    with reader(client(kafka.plain, isolation_level="read_committed"), poll_timeout_ms=1000) as harness:
+        producer.begin_transaction()
+        producer.produce(topic_name, b"", partition=0)
+        producer.flush(30)
+        harness.add_splits(split(topic_name, 0, 4, 5))
+        with pytest.raises(SourceUnavailableError, match=r"from offset 4 on for 1000 ms.*transaction left open"):
+            harness.fetch_all()
+    producer.abort_transaction(30)
+
+
+def test_ranges_end_though_their_tail_was_compacted_away(kafka: Broker, topic_name: str) -> None:
+    create_topic(
+        kafka.plain, topic_name, cleanup_policy="compact", segment_bytes="1048576", segment_ms="100",
+        min_cleanable_dirty_ratio="0.001", min_compaction_lag_ms="0", max_compaction_lag_ms="100",
+    )  # fmt: skip
+    for number in range(10):
+        produce(kafka.plain, topic_name, [Message(b"%d" % number, b"key", timestamp_ms=1_000_000 + 1000 * number)] * 5)
+    left = wait_for_compaction(kafka, topic_name, 50)
+    for begin, stop in [(0, 50), (0, 49), (0, 20), (3, 4), (10, 45)]:
+        with reader(client(kafka.plain)) as harness:
+            harness.add_splits(split(topic_name, 0, begin, stop))
+            assert set(offsets(harness.fetch_all())) <= {each for each in left if begin <= each < stop}
+            assert harness.fetched[-1].split.position == stop
+
+
+def wait_for_compaction(kafka: Broker, topic: str, stop: int) -> list[int]:
+    for _ in range(100):
+        with reader(client(kafka.plain)) as harness:
+            harness.add_splits(split(topic, 0, 0, stop))
+            left = offsets(harness.fetch_all())
+        if len(left) <= 10:
+            return left
+        time.sleep(0.2)
+    raise AssertionError(f"the broker did not compact {topic}: {len(left)} of {stop} records are left")
+
+
+# ---- pausing, waking, using consumers again ----
+
+
+def test_a_paused_split_goes_on_where_it_was_left(kafka: Broker, four: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_reader, "MOST_ROWS", 700)  # many fetches, and much that the client has fetched ahead
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(*(split(four, number, 0, 10_000) for number in range(3)))
+        harness.fetch()
+        rounds = 0
+        while harness.splits:
+            rounds += 1
+            for split_id in list(harness.splits)[rounds % 3 : rounds % 3 + 1] or list(harness.splits)[:1]:
+                harness.pause(split_id)
+                harness.fetch()
+                harness.resume(split_id)
+            harness.fetch()
+        assert rounds > 5
+    for number in range(3):
+        assert offsets(harness.rows(), number) == list(range(10_000))
+
+
+def test_pausing_what_is_not_there_is_no_error(kafka: Broker, four: str) -> None:
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(four, 0, 0, 10), split(four, 1, 0, 10))
+        first = [*harness.splits.values()]
+        harness.split_reader.pause_or_resume_splits([split("unknown")], [split("another")])
+        harness.fetch_all()
+        harness.split_reader.pause_or_resume_splits(first, [])  # crossed with their ends
+        harness.split_reader.pause_or_resume_splits([], first)
+        harness.add_splits(split(four, 0, 0, 20))  # the same id again
+        assert offsets(harness.fetch_all()) == list(range(20))
+
+
+def test_all_paused_brings_nothing(kafka: Broker, four: str) -> None:
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(four, 0, 0, 10))
+        harness.pause(f"{four}-0@0")
+        assert harness.fetch() == []
+        harness.resume(f"{four}-0@0")
+        assert offsets(harness.fetch_all()) == list(range(10))
+
+
+@pytest.mark.parametrize("decoder", ["auto", "plain"])
+def test_a_fetch_that_blocks_is_woken_up(kafka: Broker, topic_name: str, decoder: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    with reader(client(kafka.plain), decoder=decoder) as harness:
+        harness.add_splits(split(topic_name))
+        harness.fetch()
+        harness.timeout_ms = 10**6  # longer than the test may take
+        waker = threading.Timer(0.2, harness.split_reader.wake_up)
+        waker.start()
+        while waker.is_alive():
+            assert harness.fetch() == []
+        harness.split_reader.wake_up()  # before it blocks
+        assert harness.fetch() == []
+
+
+def test_a_consumer_used_again_shows_nothing_of_before(kafka: Broker, four: str) -> None:
+    config = client(kafka.plain, client_id="used-again")
+    used = set()
+    for position in (0, 5000, 100, 9000, 50):
+        with reader(config) as harness:
+            harness.add_splits(split(four, 0, position), split(four, 1, position))
+            rows = fetch_until(harness, 700)
+            used.add(id(harness.split_reader._lease.consumer))
+        for number in (0, 1):
+            found = offsets(rows, number)
+            assert found == list(range(position, position + len(found)))
+    assert len(used) == 1
+
+
+def test_a_consumer_that_failed_is_not_used_again(kafka: Broker, four: str) -> None:
+    config = client(kafka.plain, client_id="failed")
+    with reader(config) as harness:
+        harness.add_splits(split(four, 0, 10**6, 10**6 + 1))
+        with pytest.raises(DataLossError):
+            harness.fetch_all()
+    assert not any(key[0] == config for key, _, _ in consumers._of_this_process().idle)
+
+
+# ---- data loss ----
+
+
+@pytest.fixture
+def shortened(kafka: Broker, topic_name: str) -> str:
+    """Offsets 0 to 5 deleted, 6 to 9 there."""
+    create_topic(kafka.plain, topic_name)
+    produce(kafka.plain, topic_name, numbered(10))
+    admin = AdminClient({"bootstrap.servers": kafka.plain})
+    (deleted,) = admin.delete_records([Named(topic_name, 0, 6)]).values()
+    deleted.result(30)
+    return topic_name
+
+
+def test_deleted_records_are_an_error(kafka: Broker, shortened: str) -> None:
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(shortened, 0, 2, 8))
+        with pytest.raises(
+            DataLossError, match=r"offsets 2 to 8\. Available are 6 to 10.*failOnDataLoss to false"
+        ) as caught:
+            harness.fetch_all()
+    facts = caught.value.facts
+    assert (facts["topic"], facts["partition"], facts["wanted"], facts["available"]) == (shortened, 0, (2, 8), (6, 10))
+
+
+@pytest.mark.parametrize(
+    ("begin", "stop", "expected"),
+    [(2, 8, [6, 7]), (0, 4, []), (0, 6, []), (6, 10, [6, 7, 8, 9]), (8, 20, [8, 9]), (15, 20, [])],
+)
+def test_deleted_records_are_passed_over_if_that_is_allowed(
+    kafka: Broker, shortened: str, caplog: pytest.LogCaptureFixture, begin: int, stop: int, expected: list[int]
+) -> None:
+    with reader(client(kafka.plain), fail_on_data_loss=False, poll_timeout_ms=1000) as harness:
+        harness.add_splits(split(shortened, 0, begin, stop))
+        assert offsets(harness.fetch_all()) == expected
+        assert harness.fetched[-1].split.position == stop
+    assert len([each for each in caplog.records if "failOnDataLoss is false" in each.message]) == (
+        0 if begin >= 6 and stop <= 10 else 1
+    )
+
+
+def test_a_range_beyond_the_end_is_an_error(kafka: Broker, shortened: str) -> None:
+    with reader(client(kafka.plain), poll_timeout_ms=1000) as harness:
+        harness.add_splits(split(shortened, 0, 8, 20))
+        with pytest.raises(DataLossError, match="Available are 6 to 10"):
+            harness.fetch_all()
+
+
+@pytest.mark.parametrize("decoder", ["auto", "plain"])
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_deleted_while_it_is_read(kafka: Broker, topic_name: str, fail: bool, decoder: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    produce(kafka.plain, topic_name, numbered(5))
+    config = client(kafka.plain, topic_metadata_propagation_max_ms="300")
+    with reader(config, fail_on_data_loss=fail, decoder=decoder) as harness:
+        harness.add_splits(split(topic_name))
+        fetch_until(harness, 5)
+        delete_topic(kafka.plain, topic_name)
+        if fail:
+            with pytest.raises(DataLossError, match="does not exist any more") as caught:
+                harness.fetch_all(200)
+            assert caught.value.facts["wanted"] == (5, None)
+        else:
+            assert harness.fetch_all(200) == []
+
+
+# ---- brokers ----
+
+
+def test_brokers_that_are_not_there_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with reader(client(address), poll_timeout_ms=1000) as harness:
+        harness.add_splits(split("any", 0, 0, 10))
+        with pytest.raises(
+            SourceUnavailableError, match=rf"{address} sent nothing of any-0.*Connection refused"
+        ) as caught:
+            harness.fetch_all()
+    assert caught.value.retryable
+    assert not [each for each in caplog.records if each.levelname in ("WARNING", "ERROR")]
+
+
+def test_a_stream_whose_brokers_are_gone_fails_in_time(kafka: Broker) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    with reader(client(address), poll_timeout_ms=1000) as harness:
+        harness.add_splits(split("any"))
+        with pytest.raises(SourceUnavailableError, match="They do not answer"):
+            harness.fetch_all(100)
+
+
+@pytest.mark.parametrize("decoder", ["auto", "plain"])
+def test_a_wrong_password_is_said_and_not_shown(kafka: Broker, decoder: str) -> None:
+    config = client(
+        kafka.sasl, security_protocol="sasl_plaintext", sasl_mechanism="PLAIN", sasl_username=USER,
+        sasl_password="not-the-pass-word",
+    )  # fmt: skip
+    with reader(config, decoder=decoder) as harness:
+        harness.add_splits(split("any", 0, 0, 10))
+        with pytest.raises(SourceError, match="refuse this client") as caught:
+            harness.fetch_all()
+    assert "not-the-pass-word" not in repr(caught.value) + str(caught.value.facts)
+
+
+def test_a_wrong_authority_is_said(kafka: Broker, certificates: Certificates) -> None:
+    config = client(kafka.tls, security_protocol="ssl", ssl_ca_location=str(certificates.other_ca))
+    with reader(config) as harness:
+        harness.add_splits(split("any", 0, 0, 10))
+        with pytest.raises(SourceError, match=r"refuse this client.*certificate"):
+            harness.fetch_all()
+
+
+def test_the_right_password_over_tls_reads(kafka: Broker, certificates: Certificates, four: str) -> None:
+    config = client(
+        kafka.sasl_tls, security_protocol="sasl_ssl", ssl_ca_location=str(certificates.ca), sasl_mechanism="PLAIN",
+        sasl_username=USER, sasl_password=PASSWORD,
+    )  # fmt: skip
+    with reader(config) as harness:
+        harness.add_splits(split(four, 0, 0, 10))
+        assert offsets(harness.fetch_all()) == list(range(10))
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[Broker]:
+    with running_broker(tmp_path / "broker") as broker:
+        yield broker
+
+
+def test_a_broker_that_comes_back_is_read_on(own_broker: Broker) -> None:
+    topic = create_topic(own_broker.plain, "comes-back", 2)
+    value = b"x" * 500
+    count = 60_000
+    produce(own_broker.plain, topic, [Message(value, partition=each % 2) for each in range(count)])
+    with reader(client(own_broker.plain), poll_timeout_ms=60_000, buffered_bytes=2**20) as harness:
+        harness.add_splits(*(split(topic, number, 0, count // 2) for number in range(2)))
+        fetch_until(harness, 1000)
+        own_broker.kill()
+        for _ in range(3):
+            harness.fetch()
+        assert harness.splits
+        own_broker.start()
+        harness.fetch_all()
+    for number in range(2):
+        assert offsets(harness.rows(), number) == list(range(count // 2))
+
+
+# ---- sizes ----
+
+
+def test_large_records_are_read(kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name, max_message_bytes="12000000")
+    sizes = [1, 10_000_000, 5, 1_000_000, 1_000_000, 10_000_000, 7]
+    messages = [Message(b"%d" % (index % 10) * size) for index, size in enumerate(sizes)]
+    produce(kafka.plain, topic_name, messages, message_max_bytes=12_000_000)
+    with reader(client(kafka.plain), buffered_bytes=4 * 2**20) as harness:
+        harness.add_splits(split(topic_name, 0, 0, len(sizes)))
+        rows = harness.fetch_all()
+    assert [row["value"] for row in rows] == [each.value for each in messages]
+    assert all(each.batch is None or each.batch.nbytes < 2**24 or each.batch.num_rows == 1 for each in harness.fetched)

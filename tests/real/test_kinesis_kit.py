@@ -1,0 +1,86 @@
+"""Every promise of the contract, by the kit that connector authors use, over moto's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from headgate.connectors.kinesis.source import KinesisSource
+from headgate.source import Boundedness
+from headgate.testing import ALL_CHECKS, SourceHarness, assert_same_rows
+from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer, Stream
+
+SCHEMA = pa.schema({"shardId": pa.string(), "data": pa.binary()})
+
+
+class SmallCalls(KinesisSource):
+    """Gets few records a call, so that there are many places to restore at; moto has no quota to be kept."""
+
+    records_per_call = 3
+    call_interval_ms = 0
+    idle_interval_ms = 20
+
+
+def options(server: MotoServer, name: str) -> dict[str, str]:
+    return {
+        "streamName": name,
+        "region": REGION,
+        "endpointUrl": server.url,
+        "awsAccessKey": ACCESS_KEY,
+        "awsSecretKey": SECRET_KEY,
+    }
+
+
+@pytest.fixture(scope="module")
+def resharded(aws: MotoServer) -> Stream:
+    """Return a stream of 30 records whose first shard was split, and one half merged with the second."""
+    stream = Stream(aws, "kit-resharded", 2)
+    stream.put(range(12))
+    stream.split(0)
+    stream.put(range(12, 20))
+    stream.merge(3, 1)
+    stream.put(range(20, 30))
+    return stream
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
+def test_kinesis_keeps(check: Callable[..., None], aws: MotoServer, resharded: Stream) -> None:
+    check(lambda: SmallCalls(options(aws, resharded.name)), schema=SCHEMA)
+
+
+def test_all_of_a_resharded_stream_is_read(aws: MotoServer, resharded: Stream) -> None:
+    with SourceHarness(SmallCalls(options(aws, resharded.name)), schema=SCHEMA, parallelism=2) as harness:
+        harness.run_to_end()
+        assert sorted(int(row["data"]) for row in harness.rows()) == list(range(30))
+
+
+def test_unbounded_readers_get_children_when_the_parents_are_read(aws: MotoServer, resharded: Stream) -> None:
+    """Also when they are restored in between, with one reader more or fewer."""
+    unbounded = {"schema": SCHEMA, "boundedness": Boundedness.CONTINUOUS_UNBOUNDED}
+    chosen = {**options(aws, resharded.name), "startingPosition": "earliest"}
+    with SourceHarness(SmallCalls(chosen), **unbounded) as harness:  # type: ignore[arg-type]
+        while len(harness.readers[0].finished) < 3:
+            harness.step()
+            harness.snapshot()  # which tells the enumerator what is finished
+        harness.run_until_rows(30)
+        order = [split_id for split_id, _ in harness.readers[0].batches]
+        whole = harness.rows()
+    first, last = {each: order.index(each) for each in order}, {each: i for i, each in enumerate(order)}
+    for child, parents in {2: [0], 3: [0], 4: [3, 1]}.items():
+        name = f"shardId-{child:012}"
+        assert all(last.get(f"shardId-{parent:012}", -1) < first.get(name, 1 << 30) for parent in parents)
+
+    rows: list[dict[str, object]] = []
+    snapshot = None
+    for parallelism in (1, 2, 3, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1):
+        with SourceHarness(SmallCalls(chosen), parallelism=parallelism, snapshot=snapshot, **unbounded) as harness:  # type: ignore[arg-type]
+            finished = 0
+            while harness.row_count < 3 and len(rows) + harness.row_count < 30:
+                harness.step()
+                if finished != (finished := sum(len(reader.finished) for reader in harness.readers)):
+                    harness.snapshot()
+            snapshot = harness.snapshot()
+            rows += harness.rows()
+    assert_same_rows(rows, whole)

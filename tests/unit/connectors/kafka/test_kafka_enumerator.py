@@ -1,0 +1,451 @@
+"""The enumerator of `headgate.kafka`: discovery, ends, failures, and how both planners of Spark's door drive it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+import pytest
+
+from headgate.connectors.kafka import enumerator as module
+from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.errors import DataLossError, InvalidTransitionError, SourceUnavailableError
+from headgate.source import PlanLimits
+from headgate.spark.offsets import INITIAL
+from headgate.spark.planner import plan_batch
+from headgate.spark.stream_plan import StreamPlanner
+from tests.unit.connectors.kafka.partitions_source import (
+    BOUNDED,
+    Cluster,
+    PartitionsSource,
+    begin,
+    held,
+    positions,
+    register,
+    reports_of,
+    split,
+    state_of,
+)
+
+DOWN = SourceUnavailableError("no broker answers", source="headgate.kafka")
+
+
+def test_the_table_is_the_code() -> None:
+    row = re.compile(r"^    (\(unknown\)|pending|assigned|finished)  +(\w+(?: back)?)  +(\w+)  ", re.MULTILINE)
+    documented = {(place, event): following for place, event, following in row.findall(module.__doc__ or "")}
+    coded = {
+        ("(unknown)" if place is None else place.value, event): following.value
+        for (place, event), following in module._NEXT.items()
+    }
+    assert documented == coded
+
+
+# -- discovery ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_assigned_before_all_readers_have_registered() -> None:
+    harness = begin(Cluster(rides=[10, 20, 30]), 2)
+    harness.run_due_calls()
+    harness.register_reader(1)
+    assert not harness.outbox
+    assert [each.split_id for each in state_of(harness).unassigned] == ["rides-0", "rides-1", "rides-2"]
+    harness.register_reader(0)
+    assert positions(harness) == {"rides-0": 10, "rides-1": 20, "rides-2": 30}
+    assert [len(splits) for splits in held(harness).values()] in ([1, 2], [2, 1])
+
+
+def test_readers_that_registered_first_get_what_is_discovered_later() -> None:
+    harness = begin(Cluster(rides=[10]), 1)
+    register(harness)
+    harness.request_split(0)
+    assert harness.requests == {0}
+    harness.run_due_calls()
+    assert positions(harness) == {"rides-0": 10}
+    assert not harness.requests
+
+
+def test_a_bounded_read_stops_where_its_input_ended_at_the_start_and_does_not_look_again() -> None:
+    cluster = Cluster(rides=[10, 0])
+    harness = begin(cluster, 2, BOUNDED, startingOffsets="earliest", discovery="100")
+    harness.run_due_calls()
+    cluster.topics["rides"] = [99, 99, 99]
+    register(harness)
+    assert not harness.calls
+    assert sorted((each.position, each.stop) for splits in reports_of(harness).values() for each in splits) == [
+        (0, 0),
+        (0, 10),
+    ]
+    assert harness.no_more_splits == {0, 1}
+    again = begin(cluster, 2, BOUNDED, harness.snapshot(), startingOffsets="earliest")
+    register(again, reports_of(harness))
+    assert not again.calls
+    assert held(again) == held(harness)
+    assert again.no_more_splits == {0, 1}
+
+
+def test_without_an_interval_there_is_one_discovery_at_each_start_and_then_an_end() -> None:
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, 2)
+    register(harness)
+    assert not harness.no_more_splits, "a partition may still be found"
+    harness.run_due_calls()
+    assert harness.no_more_splits == {0, 1}
+    assert not harness.calls
+    cluster.topics["rides"].append(5)
+    again = begin(cluster, 2, state=harness.snapshot())
+    register(again, reports_of(harness))
+    assert not again.no_more_splits
+    again.run_due_calls()
+    assert positions(again) == {"rides-0": 10, "rides-1": 0}
+    assert again.no_more_splits == {0, 1}
+
+
+def test_with_an_interval_new_partitions_are_read_from_the_earliest_record_and_there_is_no_end() -> None:
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, 2, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    cluster.topics["rides"].append(7)
+    cluster.topics["fares"] = [3]
+    cluster.earliest[TopicPartition("fares", 0)] = 2
+    harness.run_next_call()
+    assert harness.clock() == 100
+    assert positions(harness) == {"rides-0": 10, "rides-1": 0, "fares-0": 2}
+    for subtask in (0, 1):
+        harness.request_split(subtask)
+    assert not harness.no_more_splits
+    assert cluster.discoveries[1] == (frozenset([TopicPartition("rides", 0)]), False)
+
+
+def test_the_first_discovery_is_finished_when_it_found_nothing() -> None:
+    """FLIP-537's flag: a topic that appears later is read from its earliest record, after a restart too."""
+    cluster = Cluster()
+    harness = begin(cluster, discovery="100")
+    register(harness)
+    assert not state_of(harness).initial_discovery_finished
+    harness.run_next_call()
+    state = harness.snapshot()
+    assert state_of(harness).initial_discovery_finished
+    cluster.topics["rides"] = [10]
+    harness.run_next_call()
+    assert positions(harness) == {"rides-0": 0}
+    again = begin(cluster, state=state)
+    register(again)
+    again.run_due_calls()
+    assert positions(again) == {"rides-0": 0}
+
+
+def test_a_failing_first_discovery_fails_the_enumerator_with_its_own_error() -> None:
+    harness = begin(Cluster(), discovery="100")
+    with pytest.raises(SourceUnavailableError) as raised:
+        harness.fail_next_call(DOWN)
+    assert raised.value is DOWN
+
+
+def test_later_discoveries_are_tried_again_while_no_broker_answers(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    with caplog.at_level(logging.WARNING):
+        harness.fail_next_call(DOWN)
+    assert "tried again in 100 ms: no broker answers" in caplog.text
+    cluster.topics["rides"].append(7)
+    harness.run_next_call()
+    assert positions(harness) == {"rides-0": 10, "rides-1": 0}
+    with pytest.raises(DataLossError):
+        harness.fail_next_call(DataLossError("gone"))
+
+
+def test_a_restored_read_that_looks_once_only_does_not_go_on_without_having_looked() -> None:
+    harness = begin(Cluster(rides=[10]))
+    harness.run_next_call()
+    again = begin(Cluster(rides=[10]), state=harness.snapshot())
+    with pytest.raises(SourceUnavailableError):
+        again.fail_next_call(DOWN)
+
+
+def test_a_finished_partition_may_be_discovered_again_as_a_new_one() -> None:
+    """Its topic was deleted (failOnDataLoss=false) and made again."""
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    (rides,) = reports_of(harness)[0]
+    del cluster.topics["rides"]
+    del harness.assigned[0]["rides-0"]
+    harness.enumerator.notify_splits_finished(["rides-0", "never heard of"])
+    assert state_of(harness).assigned == {}
+    cluster.topics["rides"] = [4]
+    harness.run_next_call()
+    assert positions(harness) == {"rides-0": 0}
+    assert rides.position == 10
+    assert state_of(harness).assigned == {"rides": (0,)}
+
+
+def test_what_is_found_anew_is_not_replaced_by_what_a_reader_remembers_of_it() -> None:
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    (rides,) = reports_of(harness)[0]
+    harness.enumerator.notify_splits_finished(["rides-0"])
+    harness.fail_reader(0, [])
+    harness.run_next_call()
+    harness.register_reader(0, reported_splits=[rides])
+    assert positions(harness) == {"rides-0": 0}
+
+
+@pytest.mark.parametrize("way", ["reported", "given back"])
+def test_a_finish_that_no_checkpoint_saw_is_undone(way: str) -> None:
+    harness = begin(Cluster(rides=[10]), boundedness=BOUNDED, startingOffsets="earliest")
+    register(harness)
+    harness.run_next_call()
+    (rides,) = reports_of(harness)[0]
+    del harness.assigned[0]["rides-0"]
+    harness.enumerator.notify_splits_finished(["rides-0"])
+    harness.enumerator.snapshot_state(7)
+    harness.fail_reader(0, [rides] if way == "given back" else [])
+    if way == "given back":
+        assert state_of(harness).unassigned == (rides,)
+    harness.register_reader(0, reported_splits=[rides] if way == "reported" else [])
+    assert reports_of(harness) == {0: [rides]}
+    assert harness.no_more_splits == {0}
+
+
+@pytest.mark.parametrize("complete", [6, 7])
+def test_finished_partitions_are_forgotten_when_a_checkpoint_knows(complete: int) -> None:
+    harness = begin(Cluster(rides=[10]))
+    register(harness)
+    harness.run_next_call()
+    (rides,) = reports_of(harness)[0]
+    del harness.assigned[0]["rides-0"]
+    harness.enumerator.snapshot_state(6)
+    harness.enumerator.notify_splits_finished(["rides-0"])
+    harness.enumerator.snapshot_state(7)
+    harness.enumerator.notify_checkpoint_complete(complete)
+    if complete == 6:
+        harness.fail_reader(0, [rides])
+        assert state_of(harness).unassigned == (rides,)
+    else:
+        with pytest.raises(InvalidTransitionError, match="but it is unknown"):
+            harness.fail_reader(0, [rides])
+
+
+def test_a_partition_that_came_back_finishes_again_as_if_for_the_first_time() -> None:
+    harness = begin(Cluster(rides=[10]))
+    register(harness)
+    harness.run_next_call()
+    (rides,) = reports_of(harness)[0]
+    for checkpoint in (1, 2):
+        harness.enumerator.notify_splits_finished(["rides-0"])
+        harness.enumerator.snapshot_state(checkpoint)
+        harness.enumerator.notify_checkpoint_complete(checkpoint - 1)
+        harness.fail_reader(0, [rides])
+        register(harness)
+        assert reports_of(harness) == {0: [rides]}
+    harness.enumerator.notify_splits_finished(["rides-0"])
+    harness.enumerator.notify_checkpoint_complete(2)
+    harness.fail_reader(0, [rides])
+    assert state_of(harness).unassigned == (rides,)
+
+
+# -- what cannot be (FLINK-39073) ---------------------------------------------------------------------------------
+
+
+def test_a_split_that_its_reader_does_not_own_cannot_come_back() -> None:
+    harness = begin(Cluster(rides=[10, 20]), 2)
+    register(harness)
+    harness.run_next_call()
+    owner = next(subtask for subtask, splits in held(harness).items() if splits == ["rides-0"])
+    rides = harness.assigned[owner]["rides-0"]
+    with pytest.raises(InvalidTransitionError, match=f"assigned to reader {owner} at 10") as raised:
+        harness.fail_reader(1 - owner, [rides])
+    assert raised.value.split == "rides-0"
+    assert raised.value.history == ("discovered at 10", f"assigned to reader {owner} at 10")
+    assert "rides-0 was given back" in str(raised.value)
+
+
+def test_what_is_pending_or_unknown_cannot_come_back() -> None:
+    harness = begin(Cluster(rides=[10]), 2)
+    harness.run_next_call()
+    before = harness.enumerator.snapshot_state(1)
+    for lost in (split("rides", 0, 10), split("rides", 7)):
+        with pytest.raises(InvalidTransitionError, match="given back by reader 0"):
+            harness.enumerator.add_splits_back([lost], 0)
+    assert harness.enumerator.snapshot_state(2) == before, "a rejected event leaves no trace"
+
+
+def test_a_split_cannot_be_discovered_twice() -> None:
+    harness = begin(Cluster(rides=[10]), discovery="100")
+    register(harness)
+    harness.run_next_call()
+    rides = split("rides", 0)
+    twice: list[tuple[Any, list[KafkaSplit]]] = [
+        (frozenset([rides.topic_partition]), [rides]),
+        (frozenset(), [split("new", 0), split("new", 0)]),
+    ]
+    for known, found in twice:
+        with pytest.raises(InvalidTransitionError, match="was discovered at 0, but it is"):
+            harness.enumerator._on_discovered((known, found), None)
+
+
+def test_two_readers_cannot_both_have_held_a_split() -> None:
+    state = json.dumps(
+        {"v": 1, "initial_discovery_finished": True, "assigned": {"rides": [0]}, "parallelism": 3}
+    ).encode()
+    harness = begin(Cluster(), 4, state=state)
+    harness.register_reader(0, reported_splits=[split("rides", 0, 5)])
+    harness.register_reader(0, reported_splits=[split("rides", 0, 5)])
+    with pytest.raises(InvalidTransitionError, match="reported by reader 0 at 5"):
+        harness.register_reader(1, reported_splits=[split("rides", 0, 9)])
+
+
+def test_a_history_is_short() -> None:
+    harness = begin(Cluster(rides=[10]))
+    register(harness)
+    harness.run_next_call()
+    for _ in range(50):
+        harness.fail_reader(0)
+        register(harness)
+    with pytest.raises(InvalidTransitionError) as raised:
+        harness.enumerator.add_splits_back([split("rides", 0)], 1)
+    assert len(raised.value.history) == 8
+
+
+def test_a_split_that_came_back_during_a_discovery_is_not_a_second_one() -> None:
+    """The discovery began before the reader came back with it, and does not know that it is known."""
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    (rides,) = reports_of(harness)[0]
+    harness.enumerator.notify_splits_finished(["rides-0"])
+    call = harness.calls[0]
+    call.run_work()
+    harness.fail_reader(0, [rides])
+    harness.finish_call(call)
+    register(harness)
+    assert positions(harness) == {"rides-0": 10}
+
+
+# -- Spark's door ---------------------------------------------------------------------------------------------------
+
+NO_LIMITS = PlanLimits()
+
+
+def planner_of(cluster: Cluster, **options: str) -> tuple[StreamPlanner, PartitionsSource]:
+    source = PartitionsSource(cluster, options)
+    return StreamPlanner(source, source.schema()), source
+
+
+def planned(planner: StreamPlanner, start: dict[str, Any], end: dict[str, Any]) -> dict[str, tuple[int, int | None]]:
+    ranges = planner.ranges(start, end, 0)
+    return {each.split_id: (each.position, each.stop) for each in ranges if isinstance(each, KafkaSplit)}
+
+
+def test_a_batch_read_gets_all_splits() -> None:
+    source = PartitionsSource(Cluster(rides=[10, 0], fares=[3]), {"startingOffsets": "earliest"})
+    splits = plan_batch(source, source.schema(), 0)
+    assert sorted((each.split_id, each.position, each.stop) for each in splits) == [
+        ("fares-0", 0, 3),
+        ("rides-0", 0, 10),
+        ("rides-1", 0, 0),
+    ]
+    assert plan_batch(PartitionsSource(Cluster(), {}), source.schema(), 0) == []
+
+
+def test_a_stream_reads_what_comes_and_finds_partitions_as_new_ones() -> None:
+    cluster = Cluster(rides=[10, 10])
+    planner, _ = planner_of(cluster, discovery="1000")
+    first = planner.plan(INITIAL, NO_LIMITS, 0)
+    assert planned(planner, INITIAL, first) == {}
+    cluster.topics["rides"] = [15, 10]
+    second = planner.plan(first, NO_LIMITS, 100)
+    assert planned(planner, first, second) == {"rides-0": (10, 15)}
+    cluster.topics["rides"] = [15, 10, 4]
+    assert planner.plan(second, NO_LIMITS, 900) == second, "discovery is not due"
+    third = planner.plan(second, NO_LIMITS, 1000)
+    assert planned(planner, second, third) == {"rides-2": (0, 4)}
+    assert planner.plan(third, NO_LIMITS, 5000) == third
+    assert planner.lag(5000) == {
+        "minOffsetsBehindLatest": 0, "maxOffsetsBehindLatest": 0, "avgOffsetsBehindLatest": 0, "rowsBehind": 0,
+    }  # fmt: skip
+
+
+def test_a_restarted_stream_goes_on_where_it_was_without_the_topics_that_are_not_named_any_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Cluster(rides=[10], fares=[10])
+    planner, _ = planner_of(cluster, subscribe="rides,fares", startingOffsets="earliest")
+    end = planner.plan(INITIAL, PlanLimits(max_rows=10), 0)
+    assert planned(planner, INITIAL, end) == {"rides-0": (0, 5), "fares-0": (0, 5)}
+    cluster.topics["tips"] = [7]
+    with caplog.at_level(logging.WARNING):
+        again, _ = planner_of(cluster, subscribe="fares,tips", startingOffsets="latest")
+        after = again.plan(end, NO_LIMITS, 0)
+    assert planned(again, end, after) == {"fares-0": (5, 10), "tips-0": (0, 7)}
+    assert "not read any longer, as the options do not name them: rides-0." in caplog.text
+
+
+def test_available_now_reads_up_to_what_was_there_and_a_later_run_goes_on() -> None:
+    cluster = Cluster(rides=[10])
+    planner, _ = planner_of(cluster, discovery="1000", startingOffsets="earliest")
+    planner.freeze()
+    first = planner.plan(INITIAL, PlanLimits(max_rows=6), 0)
+    cluster.topics["rides"] = [20, 5]
+    second = planner.plan(first, PlanLimits(max_rows=6), 5000)
+    assert [planned(planner, *each) for each in ((INITIAL, first), (first, second))] == [
+        {"rides-0": (0, 6)},
+        {"rides-0": (6, 10)},
+    ]
+    assert planner.plan(second, NO_LIMITS, 9000) == second
+    later, _ = planner_of(cluster, discovery="1000", startingOffsets="earliest")
+    third = later.plan(second, NO_LIMITS, 10_000)
+    assert planned(later, second, third) == {"rides-0": (10, 20), "rides-1": (0, 5)}
+
+
+def test_a_deleted_topic_ends_and_one_made_again_is_read_from_its_beginning() -> None:
+    cluster = Cluster(rides=[10], fares=[10])
+    planner, _ = planner_of(cluster, discovery="100", failOnDataLoss="false")
+    first = planner.plan(INITIAL, NO_LIMITS, 0)
+    del cluster.topics["rides"]
+    second = planner.plan(first, NO_LIMITS, 10)
+    assert planned(planner, first, second) == {"rides-0": (10, 10)}, "an empty range, so that it is finished"
+    cluster.topics["rides"] = [3]
+    third = planner.plan(second, NO_LIMITS, 100)
+    assert planned(planner, second, third) == {"rides-0": (0, 3)}
+
+
+def test_a_first_discovery_that_fails_fails_the_query_and_a_later_one_does_not() -> None:
+    cluster = Cluster(rides=[10])
+    planner, _ = planner_of(cluster, discovery="100")
+    cluster.error = DOWN
+    with pytest.raises(SourceUnavailableError):
+        planner.plan(INITIAL, NO_LIMITS, 0)
+    cluster.error = None
+    planner, _ = planner_of(cluster, discovery="100")
+    first = planner.plan(INITIAL, NO_LIMITS, 0)
+    cluster.error = DOWN
+    assert planner.plan(first, NO_LIMITS, 100) == first
+
+
+def test_a_stream_that_began_without_topics_reads_those_that_come_from_their_beginning_after_a_restart_too() -> None:
+    cluster = Cluster()
+    planner, _ = planner_of(cluster, discovery="100", startingOffsets="latest")
+    first = planner.plan(INITIAL, NO_LIMITS, 0)
+    assert planned(planner, INITIAL, first) == {}
+    cluster.topics["late"] = [10]
+    again, _ = planner_of(cluster, discovery="100", startingOffsets="latest")
+    for each in (planner, again):
+        end = each.plan(first, NO_LIMITS, 100)
+        assert planned(each, first, end) == {"late-0": (0, 10)}
+
+
+def test_an_idle_stream_writes_the_same_offset() -> None:
+    planner, _ = planner_of(Cluster(rides=[10, 11]), discovery="1000")
+    first = planner.plan(INITIAL, NO_LIMITS, 0)
+    for now_ms in range(0, 60_000, 500):
+        assert planner.plan(first, NO_LIMITS, now_ms) == first

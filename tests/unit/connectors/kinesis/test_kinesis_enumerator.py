@@ -1,0 +1,193 @@
+"""The enumerator of headgate.kinesis, driven step by step over a stream that is a list of shards."""
+
+import pyarrow as pa
+import pytest
+
+from headgate.connectors.kinesis.api import Shard
+from headgate.connectors.kinesis.shards import new_shards
+from headgate.connectors.kinesis.source import KinesisSource
+from headgate.connectors.kinesis.split import after
+from headgate.errors import SourceError, SourceUnavailableError
+from headgate.source import Boundedness
+from headgate.testing import EnumeratorHarness
+
+SCHEMA = pa.schema({"data": pa.binary()})
+NOW = 1_767_225_600_000
+
+
+class ListedSource(KinesisSource):
+    """Its stream is a list in memory: only the looking is replaced."""
+
+    shards: list[Shard]
+
+    def _discover(self, boundedness, known, initial):
+        start = self.options["startingPosition"] if initial else None
+        return new_shards(self.shards, known, start, NOW)
+
+
+def source(*shards, start="trim_horizon"):
+    made = ListedSource({"streamName": "rides", "startingPosition": start})
+    made.shards = list(shards)
+    return made
+
+
+def harness(of, parallelism=1, state=None, boundedness=Boundedness.CONTINUOUS_UNBOUNDED):
+    made = EnumeratorHarness(of, schema=SCHEMA, boundedness=boundedness, parallelism=parallelism, state=state)
+    made.start()
+    return made
+
+
+def held(of):
+    return {subtask: sorted(splits) for subtask, splits in of.assigned.items()}
+
+
+def finish(of, subtask, split_id):
+    of.finish_split(subtask, split_id)
+    of.enumerator.notify_splits_finished([split_id])
+
+
+def test_nothing_is_assigned_before_all_readers_are_there_then_counts_differ_by_one_at_most():
+    enumerator = harness(source(*(Shard(str(number)) for number in range(5))), parallelism=2)
+    enumerator.register_reader(0)
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: []}
+    enumerator.register_reader(1)
+    assert held(enumerator) == {0: ["0", "2", "4"], 1: ["1", "3"]}
+
+
+def test_children_follow_their_parents_and_a_snapshot_between_the_two_holds_them():
+    stream = source(Shard("0"), Shard("1"))
+    enumerator = harness(stream)
+    enumerator.register_reader(0)
+    enumerator.run_due_calls()
+    stream.shards = [Shard("0", is_open=False), Shard("1", is_open=False), Shard("2", ("0", "1"))]
+    enumerator.run_next_call()
+    finish(enumerator, 0, "0")
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: ["1"]}
+    finish(enumerator, 0, "1")
+    snapshot = enumerator.snapshot()  # FLINK-37627: whoever knows that the parents are read knows the child as well
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: ["2"]}
+    restored = harness(stream, state=snapshot)
+    restored.register_reader(0)
+    assert held(restored) == {0: ["2"]}
+
+
+def test_with_latest_closed_shards_are_not_read_not_even_later():
+    stream = source(Shard("0", is_open=False), Shard("1", ("0",)), start="latest")
+    enumerator = harness(stream)
+    enumerator.register_reader(0)
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: ["1"]}
+    assert enumerator.assigned[0]["1"].position.timestamp_ms == NOW
+    restored = harness(stream, state=enumerator.snapshot())
+    restored.register_reader(0, reported_splits=list(enumerator.assigned[0].values()))
+    restored.run_next_call()
+    assert held(restored) == {0: ["1"]}
+
+
+def test_an_empty_first_look_is_a_look():
+    stream = source(start="latest")
+    enumerator = harness(stream)
+    enumerator.register_reader(0)
+    enumerator.run_due_calls()
+    stream.shards = [Shard("0", is_open=False), Shard("1", ("0",))]
+    restored = harness(stream, state=enumerator.snapshot())
+    restored.register_reader(0)
+    restored.run_next_call()
+    assert held(restored) == {0: ["0"]}  # what appeared since is read from its beginning, parents first
+    assert restored.assigned[0]["0"].position.kind == "TRIM_HORIZON"
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_after_a_restore_readers_keep_what_they_had_unless_their_number_changes(parallelism):
+    stream = source(*(Shard(str(number)) for number in range(4)))
+    enumerator = harness(stream, parallelism=2)
+    for subtask in (1, 0):
+        enumerator.register_reader(subtask)
+    enumerator.run_due_calls()
+    before = held(enumerator)
+    splits = {subtask: list(each.values()) for subtask, each in enumerator.assigned.items()}
+    restored = harness(stream, parallelism=parallelism, state=enumerator.snapshot())
+    for subtask in range(parallelism):
+        reported = [split.read_up_to("7", 1) for split in splits.get(subtask, ())]
+        restored.register_reader(subtask, reported_splits=reported)
+    if parallelism == 2:
+        assert held(restored) == before
+    counts = [len(each) for each in held(restored).values()]
+    assert sum(counts) == 4 and max(counts) - min(counts) <= 1
+    assert {split.position for each in restored.assigned.values() for split in each.values()} == {after("7")}
+
+
+def test_reported_splits_are_state_until_they_are_assigned_again():
+    stream = source(Shard("0"), Shard("1"))
+    enumerator = harness(stream, parallelism=2)
+    for subtask in range(2):
+        enumerator.register_reader(subtask)
+    enumerator.run_due_calls()
+    splits = {subtask: list(each.values()) for subtask, each in enumerator.assigned.items()}
+    restored = harness(stream, parallelism=2, state=enumerator.snapshot())
+    restored.register_reader(0, reported_splits=splits[0])
+    again = restored.source.state_serializer.deserialize(restored.snapshot())
+    assert [split.split_id for split in again.unassigned] == ["0"]  # FLINK-40469
+    restored.fail_reader(0)
+    restored.register_reader(0)  # FLINK-40710: it comes back with nothing
+    restored.register_reader(1, reported_splits=splits[1])
+    assert held(restored) == {0: ["0"], 1: ["1"]}
+
+
+def test_a_failed_reader_gets_its_shards_back_and_its_finished_ones_are_read_again():
+    stream = source(Shard("0"), Shard("1"))
+    enumerator = harness(stream, parallelism=2)
+    for subtask in range(2):
+        enumerator.register_reader(subtask)
+    enumerator.run_due_calls()
+    lost = list(enumerator.assigned[0].values())
+    finish(enumerator, 0, "0")
+    enumerator.fail_reader(0, lost)
+    enumerator.run_due_calls()
+    assert held(enumerator) == {1: ["1"]}
+    enumerator.register_reader(0)
+    assert held(enumerator) == {0: ["0"], 1: ["1"]}
+
+
+def test_a_failed_look_is_tried_again_once_there_was_one():
+    stream = source(Shard("0"))
+    enumerator = harness(stream)
+    enumerator.register_reader(0)
+    enumerator.run_due_calls()
+    enumerator.fail_next_call(SourceUnavailableError("Kinesis is away"))
+    stream.shards.append(Shard("1"))
+    enumerator.run_next_call()
+    assert held(enumerator) == {0: ["0", "1"]}
+    with pytest.raises(SourceError, match="no entry"):
+        enumerator.fail_next_call(SourceError("no entry"))
+
+
+def test_the_first_look_must_succeed():
+    enumerator = harness(source(Shard("0")))
+    with pytest.raises(SourceUnavailableError):
+        enumerator.fail_next_call(SourceUnavailableError("Kinesis is away"))
+
+
+def test_a_bounded_read_is_pulled_and_ends():
+    enumerator = harness(source(Shard("0"), Shard("1", ("0",))), parallelism=2, boundedness=Boundedness.BOUNDED)
+    for subtask in range(2):
+        enumerator.register_reader(subtask)
+        enumerator.request_split(subtask)
+    assert enumerator.requests == {0, 1}
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: ["0"], 1: ["1"]}
+    for subtask in range(2):
+        enumerator.request_split(subtask)
+    assert enumerator.no_more_splits == {0, 1} and not enumerator.calls
+
+
+def test_a_bounded_read_without_shards_ends_after_a_restore_too():
+    enumerator = harness(source(), boundedness=Boundedness.BOUNDED)
+    enumerator.run_due_calls()
+    restored = harness(source(Shard("0")), state=enumerator.snapshot(), boundedness=Boundedness.BOUNDED)
+    restored.register_reader(0)
+    restored.request_split(0)
+    assert restored.no_more_splits == {0}
