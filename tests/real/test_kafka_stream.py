@@ -49,10 +49,10 @@ class Stream:
         return self._folder / "checkpoint"
 
     def values(self) -> list[str]:
-        rows = self._folder / "rows"
-        if not (rows / "_spark_metadata").exists():
+        if not any((self._folder / "rows").glob("*.parquet")):
             return []
-        return sorted(row.value for row in self._spark.read.parquet(str(rows)).collect())
+        rows = self._spark.read.schema("value string").parquet(str(self._folder / "rows"))
+        return sorted(row.value for row in rows.collect())
 
     def forget_last_commit(self) -> None:
         """Leave the checkpoint as a kill after planning and before committing leaves it."""

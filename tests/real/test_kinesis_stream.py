@@ -94,10 +94,10 @@ def test_available_now_through_splits_merges_and_restarts(
     stream.split(0)
     stream.put(range(30, 60))
     stream.merge(3, 1)
-    stream.put(range(60, 90))
-    second = run(spark, aws.url, topic_name, tmp_path, maxRowsPerTrigger=8)
-    assert rows(second) == list(range(20, 90))
-    assert max(map(len, second.values())) <= 8
+    stream.put(range(60, 70))
+    second = run(spark, aws.url, topic_name, tmp_path, maxRowsPerTrigger=18)
+    assert rows(second) == list(range(20, 70))
+    assert max(map(len, second.values())) <= 18
 
     offset = last_offset(tmp_path)
     assert sorted(offset["enumerator"]["assigned"]) == ["shardId-000000000002", "shardId-000000000004"]
@@ -108,11 +108,11 @@ def test_available_now_through_splits_merges_and_restarts(
     numbers = sorted(second)
     (tmp_path / "commits" / str(numbers[-1])).unlink()
     (tmp_path / "commits" / f".{numbers[-1]}.crc").unlink(missing_ok=True)
-    stream.put(range(90, 95))
-    third = run(spark, aws.url, topic_name, tmp_path, maxFetchRecordsPerShard=1)
+    stream.put(range(70, 75))
+    third = run(spark, aws.url, topic_name, tmp_path, maxFetchRecordsPerShard=2)
     assert third.pop(numbers[-1]) == second[numbers[-1]]
-    assert rows(third) == list(range(90, 95))
-    assert max(map(len, third.values())) <= 2  # two shards are open
+    assert rows(third) == list(range(70, 75))
+    assert max(map(len, third.values())) <= 4  # two shards are open
 
 
 def test_latest_is_resolved_once_even_if_the_first_batch_never_commits(

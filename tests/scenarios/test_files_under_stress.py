@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headgate.connectors.files.row_filter import RowFilter, parse_row_filter
 from headgate.connectors.files.source import FilesSource
 from headgate.errors import BadDataError, DataLossError, OptionError
+from headgate.formats.row_filter import RowFilter, parse_row_filter
 from headgate.source import PlanLimits
 from headgate.spark.offsets import INITIAL
 from headgate.spark.planner import plan_batch

@@ -19,11 +19,12 @@ MAY_IMPORT = {
     "source": {"errors", "source"},
     "readers": {"errors", "source", "readers"},
     "assigners": {"errors", "source", "assigners"},
-    "connectors": {"errors", "source", "readers", "assigners", "connectors"},
+    "formats": {"errors", "source", "formats"},
+    "connectors": {"errors", "source", "readers", "assigners", "formats", "connectors"},
     "task": {"errors", "source", "readers", "task"},
     "testing": {"errors", "source", "readers", "connectors", "task", "testing"},
 }
-WITHOUT_SPARK = ("source", "readers", "assigners", "connectors", "task", "errors.py")
+WITHOUT_SPARK = ("source", "readers", "assigners", "formats", "connectors", "task", "errors.py")
 
 
 CONTRACT = [

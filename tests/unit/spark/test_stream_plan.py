@@ -75,7 +75,9 @@ def test_a_small_plan_waits_for_more_rows_but_not_for_ever() -> None:
     plans = planner(world)
     limits = PlanLimits(min_rows=10, max_delay_ms=60_000)
     first = plans.plan(INITIAL, limits, 0)
-    assert rows(plans.ranges(INITIAL, first, 0)) == everything(World(a=5))  # as in Spark, the first batch waits for none
+    assert rows(plans.ranges(INITIAL, first, 0)) == everything(
+        World(a=5)
+    )  # as in Spark, the first batch waits for none
     world.lengths["a"] = 14
     assert plans.plan(first, limits, 30_000) == first
     world.lengths["a"] = 15

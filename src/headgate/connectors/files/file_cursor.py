@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.compression import codec_of, open_decompressed
-from headgate.connectors.files.formats.base import DocumentFormat, LineBlock, LineFormat, UnitFormat
 from headgate.connectors.files.lines import (
     BLOCK_BYTES,
     MAX_LINE_BYTES,
@@ -26,9 +25,10 @@ from headgate.connectors.files.lines import (
     plain_reader,
 )
 from headgate.connectors.files.partitions import partition_scalar
-from headgate.connectors.files.row_filter import RowFilter
 from headgate.connectors.files.split import FileSplit
 from headgate.errors import BadDataError, DataLossError, HeadgateError, InternalError, SourceUnavailableError
+from headgate.formats.base import DocumentFormat, LineBlock, LineFormat, UnitFormat
+from headgate.formats.row_filter import RowFilter
 
 Format = LineFormat | UnitFormat | DocumentFormat
 Step = tuple[pa.RecordBatch | None, FileSplit]

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.compression import codec_of, open_decompressed
-from headgate.connectors.files.formats.arrow_ipc import infer_arrow_schema
-from headgate.connectors.files.formats.base import LineFormat
-from headgate.connectors.files.formats.csv import infer_csv_schema
-from headgate.connectors.files.formats.json_infer import infer_json_schema
-from headgate.connectors.files.formats.orc import infer_orc_schema
-from headgate.connectors.files.formats.parquet import infer_parquet_schema
 from headgate.connectors.files.lines import LineCutter, Window, plain_reader
 from headgate.connectors.files.listing import FileStatus
 from headgate.errors import BadDataError
+from headgate.formats.arrow_ipc import infer_arrow_schema
+from headgate.formats.base import LineFormat
+from headgate.formats.csv import infer_csv_schema
+from headgate.formats.json_infer import infer_json_schema
+from headgate.formats.orc import infer_orc_schema
+from headgate.formats.parquet import infer_parquet_schema
 from headgate.source.options import Options
 
 SAMPLE_BYTES = 1 << 20

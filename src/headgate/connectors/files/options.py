@@ -12,11 +12,11 @@ import datetime
 import json
 from collections.abc import Mapping
 
-from headgate.connectors.files.formats import arrow_ipc, csv, orc, parquet
-from headgate.connectors.files.formats import json as json_format
-from headgate.connectors.files.formats import text as text_format
-from headgate.connectors.files.row_filter import parse_row_filter
 from headgate.errors import OptionError
+from headgate.formats import arrow_ipc, csv, orc, parquet
+from headgate.formats import json as json_format
+from headgate.formats import text as text_format
+from headgate.formats.row_filter import parse_row_filter
 from headgate.source.options import OptionSpec, boolean, choice, duration_ms, integer, size_bytes, text
 
 NAME = "headgate.files"

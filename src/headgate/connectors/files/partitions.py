@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats.values_datetime import tzinfo_of, zone_of
 from headgate.errors import BadDataError
+from headgate.formats.values_datetime import tzinfo_of, zone_of
 
 PartitionValues = tuple[tuple[str, str | None], ...]
 """Column names and texts, outermost folder first; None is Hive's null."""

@@ -18,9 +18,9 @@ import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.compression import codec_of
 from headgate.connectors.files.file_cursor import Format, open_lines, units_of
-from headgate.connectors.files.formats.base import LineFormat, UnitFormat
 from headgate.connectors.files.lines import BLOCK_BYTES, MAX_LINE_BYTES, can_be_cut
 from headgate.connectors.files.split import FileSplit
+from headgate.formats.base import LineFormat, UnitFormat
 from headgate.source.source import PlannedRange
 
 _ANY_LINE_END = re.compile(rb"\r\n|\n|\r")

@@ -19,24 +19,24 @@ from headgate.connectors.files.compression import codec_of
 from headgate.connectors.files.enumerator import STATE_SERIALIZER, EnumeratorSettings, FilesEnumerator, FilesState
 from headgate.connectors.files.file_cursor import FileReadSettings, Format
 from headgate.connectors.files.file_systems import resolve_paths
-from headgate.connectors.files.formats.arrow_ipc import ArrowFormat
-from headgate.connectors.files.formats.base import DocumentFormat, LineFormat
-from headgate.connectors.files.formats.csv import CsvDocumentFormat, CsvFormat
-from headgate.connectors.files.formats.json import JsonDocumentFormat, JsonFormat
-from headgate.connectors.files.formats.orc import OrcFormat
-from headgate.connectors.files.formats.parquet import ParquetFormat
-from headgate.connectors.files.formats.text import TextDocumentFormat, TextFormat
-from headgate.connectors.files.formats.values_datetime import tzinfo_of, zone_of
 from headgate.connectors.files.inference import infer_data_schema
 from headgate.connectors.files.lines import BLOCK_BYTES, can_be_cut
 from headgate.connectors.files.listing import FileListing
 from headgate.connectors.files.options import FORMAT_OPTIONS, GENERAL_OPTIONS, NAME, specs_for
 from headgate.connectors.files.partitions import infer_partition_fields
-from headgate.connectors.files.row_filter import RowFilter
 from headgate.connectors.files.row_limits import plan_rows
 from headgate.connectors.files.split import SPLIT_SERIALIZER, FileSplit
 from headgate.connectors.files.split_reader import FileSplitReader
 from headgate.errors import HeadgateError
+from headgate.formats.arrow_ipc import ArrowFormat
+from headgate.formats.base import DocumentFormat, LineFormat
+from headgate.formats.csv import CsvDocumentFormat, CsvFormat
+from headgate.formats.json import JsonDocumentFormat, JsonFormat
+from headgate.formats.orc import OrcFormat
+from headgate.formats.parquet import ParquetFormat
+from headgate.formats.row_filter import RowFilter
+from headgate.formats.text import TextDocumentFormat, TextFormat
+from headgate.formats.values_datetime import tzinfo_of, zone_of
 from headgate.readers import SequentialReader
 from headgate.source.enumerator import Boundedness, SplitEnumeratorContext
 from headgate.source.options import Options, OptionSpec

@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats.shared_options import PERMISSIVE
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.values import JsonValues
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.shared_options import PERMISSIVE
 
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {

@@ -157,7 +157,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
 
     def seek_event_time(self, split: KafkaSplit, timestamp_ms: int) -> KafkaSplit | None:
         """Return ``split`` at its first record with this time stamp or a later one, by the broker's index."""
-        offset = self._brokers().at_timestamps({split.topic_partition: timestamp_ms})[split.topic_partition]
+        offset = self._brokers().at_timestamps({split.topic_partition: timestamp_ms}).get(split.topic_partition)
         if offset is None or (split.stop is not None and offset >= split.stop):
             return None
         return msgspec.structs.replace(split, position=max(split.position, offset))

@@ -155,6 +155,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         """Take splits, each to be read from its position on."""
         self._splits.update((split.split_id, split) for split in added)
         self._changed = True
+        self._waited_ms = 0.0
 
     def pause_or_resume_splits(
         self, splits_to_pause: Sequence[KafkaSplit], splits_to_resume: Sequence[KafkaSplit]
@@ -163,6 +164,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._paused.update(split.split_id for split in splits_to_pause if split.split_id in self._splits)
         self._paused.difference_update(split.split_id for split in splits_to_resume)
         self._changed = True
+        self._waited_ms = 0.0
 
     def wake_up(self) -> None:
         """Make a `fetch` that blocks, or the next one, return soon."""
@@ -223,7 +225,8 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         consumed = consumer.consume(self._columns.wanted, self._at_most(), timeout_ms)
         for records in consumed.records:
             fetched += self._take(records)
-        self._waited_ms += (time.monotonic() - begin) * 1000
+        if self._reading:
+            self._waited_ms += (time.monotonic() - begin) * 1000
         if consumed.records or any(each.code == _PARTITION_EOF for each in consumed.events):
             self._waited_ms = 0.0
             self._brokers_down = False
@@ -253,8 +256,6 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._consumer.unassign(left)
         self._reading = wanted
         self._consumer.assign({source: self._splits[wanted[source]].position for source in begun})
-        if begun:
-            self._waited_ms = 0.0
 
     def _reassign(self, source: TopicPartition) -> None:
         """Have the partition assigned anew, at the position where its split is."""

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.files.formats.json import OPTIONS, JsonFormat
-from headgate.connectors.files.formats.shared_options import DROPMALFORMED, FAILFAST
-from headgate.connectors.files.formats.values import check_type
 from headgate.connectors.kafka.records import Records
 from headgate.errors import BadDataError
+from headgate.formats.json import OPTIONS, JsonFormat
+from headgate.formats.shared_options import DROPMALFORMED, FAILFAST
+from headgate.formats.values import check_type
 from headgate.source.options import OptionSpec
 
 _NOT_OF_VALUES = frozenset(

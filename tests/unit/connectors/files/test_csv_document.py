@@ -4,9 +4,9 @@ import random
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.formats import csv_document
-from headgate.connectors.files.formats.csv import OPTIONS, CsvDocumentFormat
 from headgate.errors import BadDataError, OptionError
+from headgate.formats import csv_document
+from headgate.formats.csv import OPTIONS, CsvDocumentFormat
 from headgate.source.options import Options
 
 AB = pa.schema([("a", pa.int32()), ("b", pa.string())])

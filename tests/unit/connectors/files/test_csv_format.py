@@ -4,10 +4,10 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.formats import csv_arrow
-from headgate.connectors.files.formats.base import LineBlock
-from headgate.connectors.files.formats.csv import OPTIONS, CsvFormat
 from headgate.errors import BadDataError, OptionError
+from headgate.formats import csv_arrow
+from headgate.formats.base import LineBlock
+from headgate.formats.csv import OPTIONS, CsvFormat
 from headgate.source.options import Options
 
 AB = pa.schema([("a", pa.int32()), ("b", pa.string())])

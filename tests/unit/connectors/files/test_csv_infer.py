@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.formats.csv import OPTIONS, infer_csv_schema
+from headgate.formats.csv import OPTIONS, infer_csv_schema
 from headgate.source.options import Options
 
 UTC = pa.timestamp("us", "UTC")

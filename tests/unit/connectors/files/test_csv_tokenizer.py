@@ -1,7 +1,7 @@
 import pytest
 
-from headgate.connectors.files.formats.csv_tokenizer import Dialect, Tokenizer
 from headgate.errors import BadDataError
+from headgate.formats.csv_tokenizer import Dialect, Tokenizer
 
 # Each expectation was read off Spark 4.3 (univocity-parsers 2.9.1).
 DEFAULT = [

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from files_cases import arrow_bytes, orc_bytes, parquet_bytes
 
-from headgate.connectors.files.formats import arrow_ipc, orc, parquet
-from headgate.connectors.files.formats.columns import ColumnFitter, spark_type
-from headgate.connectors.files.row_filter import RowFilter, parse_row_filter
 from headgate.errors import BadDataError
+from headgate.formats import arrow_ipc, orc, parquet
+from headgate.formats.columns import ColumnFitter, spark_type
+from headgate.formats.row_filter import RowFilter, parse_row_filter
 
 
 def parquet_units(data, schema, row_filter=None):

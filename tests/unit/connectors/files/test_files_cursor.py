@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.connectors.files.file_cursor import FileCursor, FileReadSettings
-from headgate.connectors.files.row_filter import RowFilter, parse_row_filter
 from headgate.connectors.files.source import FilesSource
 from headgate.connectors.files.split import SPLIT_SERIALIZER, FileSplit, split_id_of
 from headgate.errors import BadDataError, DataLossError, SourceUnavailableError
+from headgate.formats.row_filter import RowFilter, parse_row_filter
 
 TEXT = pa.schema([("value", pa.string())])
 

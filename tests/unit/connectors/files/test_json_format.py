@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.files.formats.base import LineBlock
-from headgate.connectors.files.formats.json import OPTIONS, JsonDocumentFormat, JsonFormat
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.base import LineBlock
+from headgate.formats.json import OPTIONS, JsonDocumentFormat, JsonFormat
 from headgate.source.options import Options
 
 UTC = pa.timestamp("us", "UTC")

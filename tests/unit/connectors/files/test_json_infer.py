@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.formats.json import OPTIONS, infer_json_schema
 from headgate.errors import BadDataError
+from headgate.formats.json import OPTIONS, infer_json_schema
 from headgate.source.options import Options
 
 

@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.formats.base import LineBlock
-from headgate.connectors.files.formats.text import OPTIONS, TextDocumentFormat, TextFormat
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.base import LineBlock
+from headgate.formats.text import OPTIONS, TextDocumentFormat, TextFormat
 from headgate.source.options import Options
 
 SCHEMA = pa.schema([("value", pa.string())])

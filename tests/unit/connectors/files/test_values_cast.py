@@ -6,9 +6,9 @@ import zoneinfo
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.formats import values_datetime
-from headgate.connectors.files.formats.values import cast_strings
 from headgate.errors import OptionError
+from headgate.formats import values_datetime
+from headgate.formats.values import cast_strings
 
 UTC = pa.timestamp("us", "UTC")
 

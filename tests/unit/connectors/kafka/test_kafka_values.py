@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.connectors.files.formats.json import OPTIONS
 from headgate.connectors.kafka.values import JSON_OPTIONS, JsonValues
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.json import OPTIONS
 from headgate.source.options import Options
 from local.records import records_of
 

@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.connectors.files.formats import values_datetime as dt
 from headgate.errors import OptionError
+from headgate.formats import values_datetime as dt
 
 Caster = Callable[[pa.Array], pa.Array]
 _EasyWay = tuple[str, Caster]

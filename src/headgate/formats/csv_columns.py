@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats.csv_options import CsvSettings
-from headgate.connectors.files.formats.csv_rows import FileColumns
-from headgate.connectors.files.formats.csv_tokenizer import Tokenizer, Tokens
 from headgate.errors import BadDataError
+from headgate.formats.csv_options import CsvSettings
+from headgate.formats.csv_rows import FileColumns
+from headgate.formats.csv_tokenizer import Tokenizer, Tokens
 
 
 def header_names(header: bytes, settings: CsvSettings, tokenizer: Tokenizer) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import orc
 
-from headgate.connectors.files.formats.base import UnitFile, UnitFormat
-from headgate.connectors.files.formats.columns import ColumnFitter, spark_schema
 from headgate.errors import BadDataError
+from headgate.formats.base import UnitFile, UnitFormat
+from headgate.formats.columns import ColumnFitter, spark_schema
 from headgate.source.options import OptionSpec, boolean, text
 
 OPTIONS: tuple[OptionSpec, ...] = (

@@ -15,10 +15,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.connectors.files.formats import shared_options as shared
-from headgate.connectors.files.formats.csv_tokenizer import Tokens
-from headgate.connectors.files.formats.values import cast_strings, check_type
 from headgate.errors import BadDataError
+from headgate.formats import shared_options as shared
+from headgate.formats.csv_tokenizer import Tokens
+from headgate.formats.values import cast_strings, check_type
 
 
 class FileColumns(msgspec.Struct, frozen=True):

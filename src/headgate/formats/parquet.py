@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headgate.connectors.files.formats.base import UnitFile, UnitFormat
-from headgate.connectors.files.formats.columns import ColumnFitter, spark_schema
-from headgate.connectors.files.row_filter import RowFilter
 from headgate.errors import BadDataError
+from headgate.formats.base import UnitFile, UnitFormat
+from headgate.formats.columns import ColumnFitter, spark_schema
+from headgate.formats.row_filter import RowFilter
 from headgate.source.options import OptionSpec, boolean, text
 
 OPTIONS: tuple[OptionSpec, ...] = (

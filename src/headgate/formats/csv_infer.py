@@ -18,10 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats.csv_columns import safe_names
-from headgate.connectors.files.formats.csv_options import CsvSettings, settings_of
-from headgate.connectors.files.formats.csv_tokenizer import Tokenizer, Tokens
-from headgate.connectors.files.formats.values import cast_strings
+from headgate.formats.csv_columns import safe_names
+from headgate.formats.csv_options import CsvSettings, settings_of
+from headgate.formats.csv_tokenizer import Tokenizer, Tokens
+from headgate.formats.values import cast_strings
 
 _ORDER = ("int", "bigint", "decimal", "double", "date", "timestamp", "boolean", "string")
 _ARROW = {

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from headgate.connectors.files.formats import shared_options as shared
-from headgate.connectors.files.formats.csv_tokenizer import (
+from headgate.errors import OptionError
+from headgate.formats import shared_options as shared
+from headgate.formats.csv_tokenizer import (
     BACK_TO_DELIMITER,
     RAISE_ERROR,
     SKIP_VALUE,
@@ -21,7 +22,6 @@ from headgate.connectors.files.formats.csv_tokenizer import (
     STOP_AT_DELIMITER,
     Dialect,
 )
-from headgate.errors import OptionError
 from headgate.source.options import OptionSpec, boolean, choice, integer, text
 
 _ESCAPES = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}

@@ -7,7 +7,7 @@ Follows Spark 4.3, "JSON Files", section "Data Source Option", and ``JSONOptions
 
 from __future__ import annotations
 
-from headgate.connectors.files.formats.shared_options import SHARED_OPTIONS
+from headgate.formats.shared_options import SHARED_OPTIONS
 from headgate.source.options import OptionSpec, boolean, text
 
 _INFERENCE = "what types are inferred when no schema is given"

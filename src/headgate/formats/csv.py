@@ -14,16 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats import shared_options as shared
-from headgate.connectors.files.formats.base import LineBlock, LineFormat
-from headgate.connectors.files.formats.csv_arrow import ArrowReader, ArrowResult
-from headgate.connectors.files.formats.csv_columns import header_names, map_columns
-from headgate.connectors.files.formats.csv_document import CsvDocumentFormat
-from headgate.connectors.files.formats.csv_infer import infer_csv_schema
-from headgate.connectors.files.formats.csv_options import OPTIONS, CsvSettings, settings_of
-from headgate.connectors.files.formats.csv_rows import FileColumns, RowBuilder
-from headgate.connectors.files.formats.csv_tokenizer import Tokenizer, Tokens
 from headgate.errors import BadDataError, InternalError
+from headgate.formats import shared_options as shared
+from headgate.formats.base import LineBlock, LineFormat
+from headgate.formats.csv_arrow import ArrowReader, ArrowResult
+from headgate.formats.csv_columns import header_names, map_columns
+from headgate.formats.csv_document import CsvDocumentFormat
+from headgate.formats.csv_infer import infer_csv_schema
+from headgate.formats.csv_options import OPTIONS, CsvSettings, settings_of
+from headgate.formats.csv_rows import FileColumns, RowBuilder
+from headgate.formats.csv_tokenizer import Tokenizer, Tokens
 
 __all__ = ["OPTIONS", "CsvDocumentFormat", "CsvFormat", "infer_csv_schema"]
 

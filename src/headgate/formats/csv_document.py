@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.connectors.files.formats.base import DocumentFormat
-from headgate.connectors.files.formats.csv_arrow import ArrowReader
-from headgate.connectors.files.formats.csv_columns import map_columns, safe_names
-from headgate.connectors.files.formats.csv_options import CsvSettings, settings_of
-from headgate.connectors.files.formats.csv_rows import FileColumns, RowBuilder
-from headgate.connectors.files.formats.csv_tokenizer import Tokenizer, Tokens
 from headgate.errors import BadDataError
+from headgate.formats.base import DocumentFormat
+from headgate.formats.csv_arrow import ArrowReader
+from headgate.formats.csv_columns import map_columns, safe_names
+from headgate.formats.csv_options import CsvSettings, settings_of
+from headgate.formats.csv_rows import FileColumns, RowBuilder
+from headgate.formats.csv_tokenizer import Tokenizer, Tokens
 
 _CHUNK_BYTES = 1 << 20
 _MAX_RECORD_CHARS = 64 << 20

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
+from headgate.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
 
 Convert = Callable[[JsonCursor], Any]
 CastString = Callable[[str, pa.DataType], int | None]

@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.connectors.files.formats.values_datetime import tzinfo_of, zone_of
 from headgate.errors import OptionError
+from headgate.formats.values_datetime import tzinfo_of, zone_of
 
 
 class Comparison(msgspec.Struct, frozen=True):

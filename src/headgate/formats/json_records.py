@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headgate.connectors.files.formats.shared_options import encoding_of
+from headgate.formats.shared_options import encoding_of
 
 Record = tuple[int, bytes]
 """Where a record starts, in bytes of the text it was cut from, and the record as UTF-8."""

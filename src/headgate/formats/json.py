@@ -25,17 +25,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
 
-from headgate.connectors.files.formats.base import DocumentFormat, LineBlock, LineFormat
-from headgate.connectors.files.formats.json_cursor import JsonDialect, MalformedRecordError
-from headgate.connectors.files.formats.json_infer import infer_json_schema
-from headgate.connectors.files.formats.json_options import OPTIONS
-from headgate.connectors.files.formats.json_parser import JsonRecordParser
-from headgate.connectors.files.formats.json_records import Record, records_of, separator_of
-from headgate.connectors.files.formats.json_uniform import UniformLines
-from headgate.connectors.files.formats.shared_options import DROPMALFORMED, FAILFAST, encoding_of
-from headgate.connectors.files.formats.values import cast_strings, session_zone
-from headgate.connectors.files.formats.values_datetime import parse_cast_date, parse_cast_timestamp, utc_micros
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.base import DocumentFormat, LineBlock, LineFormat
+from headgate.formats.json_cursor import JsonDialect, MalformedRecordError
+from headgate.formats.json_infer import infer_json_schema
+from headgate.formats.json_options import OPTIONS
+from headgate.formats.json_parser import JsonRecordParser
+from headgate.formats.json_records import Record, records_of, separator_of
+from headgate.formats.json_uniform import UniformLines
+from headgate.formats.shared_options import DROPMALFORMED, FAILFAST, encoding_of
+from headgate.formats.values import cast_strings, session_zone
+from headgate.formats.values_datetime import parse_cast_date, parse_cast_timestamp, utc_micros
 
 __all__ = ["OPTIONS", "JsonDocumentFormat", "JsonFormat", "infer_json_schema"]
 

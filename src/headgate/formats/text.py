@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.connectors.files.formats.base import DocumentFormat, LineBlock, LineFormat
-from headgate.connectors.files.formats.shared_options import COMPRESSION, ENCODING, LINE_SEP
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.base import DocumentFormat, LineBlock, LineFormat
+from headgate.formats.shared_options import COMPRESSION, ENCODING, LINE_SEP
 from headgate.source.options import OptionSpec, boolean
 
 __all__ = ["OPTIONS", "TextDocumentFormat", "TextFormat"]

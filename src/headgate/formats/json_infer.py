@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.files.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
-from headgate.connectors.files.formats.json_parser import big_decimal
-from headgate.connectors.files.formats.json_records import records_of
-from headgate.connectors.files.formats.shared_options import DROPMALFORMED, FAILFAST
-from headgate.connectors.files.formats.values import cast_strings
 from headgate.errors import BadDataError
+from headgate.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
+from headgate.formats.json_parser import big_decimal
+from headgate.formats.json_records import records_of
+from headgate.formats.shared_options import DROPMALFORMED, FAILFAST
+from headgate.formats.values import cast_strings
 
 _MOST_DIGITS = 38
 _UTC_TIMESTAMP = pa.timestamp("us", "UTC")

@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from headgate.connectors.files.formats import values_datetime as dt
-from headgate.connectors.files.formats.csv_options import CsvSettings
-from headgate.connectors.files.formats.csv_rows import FileColumns
-from headgate.connectors.files.formats.values import cast_strings, session_zone
+from headgate.formats import values_datetime as dt
+from headgate.formats.csv_options import CsvSettings
+from headgate.formats.csv_rows import FileColumns
+from headgate.formats.values import cast_strings, session_zone
 
 _BLANK = re.compile(rb"(?m)^[\x00-\x09\x0b\x0c\x0e-\x20]*(?:\n|\r\n?|\Z)")
 _BLANK_INSIDE = re.compile(rb"(?:^|[\r\n])[\x00-\x09\x0b-\x0c\x0e-\x20]+(?:[\r\n]|$)")
