@@ -4,6 +4,7 @@ python examples/kinesis_stream.py        (needs boto3, and moto's server: pip in
 """
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def counts(spark: SparkSession, folder: str) -> DataFrame:
 
 def main() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's server would print each request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -219,6 +219,16 @@ def test_records_that_are_gone_are_an_error_or_a_warning(
     assert "Going on without them" in caplog.text
 
 
+def test_a_sequence_number_that_kinesis_does_not_know(stream: Stream, source: MakeSource, faulty: FaultyProxy) -> None:
+    """What Kinesis says to one of a stream of the same name that was deleted; moto takes any."""
+    stream.put(range(5))
+    split = KinesisSplit(split_id=SHARD, position=after("2"), stop="4", rows=2)
+    faulty.answer_with("GetShardIterator", "InvalidArgumentException", times=2)
+    with pytest.raises(DataLossError, match="Kinesis does not know that record"):
+        read_split(source(), split)
+    assert read_split(source(failOnDataLoss="false"), split) == [0, 1, 2, 3]
+
+
 def test_a_shard_that_is_gone(stream: Stream, source: MakeSource) -> None:
     split = KinesisSplit(split_id="shardId-000000000009", position=after("9"))
     with pytest.raises(DataLossError, match="the shard is gone"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import email.utils
 import enum
+import socket
 import threading
 import time
 from typing import Any
@@ -18,7 +19,7 @@ import msgspec
 
 from headgate.connectors.kinesis.options import NAME, StreamAddress
 from headgate.connectors.kinesis.split import ShardPosition
-from headgate.errors import HeadgateError, OptionError, SourceError, SourceUnavailableError
+from headgate.errors import DeploymentError, HeadgateError, OptionError, SourceError, SourceUnavailableError
 
 MAX_RECORDS = 10_000
 """Kinesis returns so many records a call at most (and 10 MB)."""
@@ -141,7 +142,7 @@ class KinesisApi:
     def _call(self, operation: str, request: dict[str, Any], shard_id: str | None = None) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = getattr(_client(self.address), operation)(**request)
-        except (OptionError, MemoryError):
+        except HeadgateError:
             raise
         except Exception as error:
             raise _translated(error, operation, self.address, shard_id) from error
@@ -150,9 +151,14 @@ class KinesisApi:
 
 def _client(address: StreamAddress) -> Any:
     """Return this process' client for an address; making one is not safe on several threads, using it is."""
-    import boto3
-    from botocore.config import Config
-
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise DeploymentError(
+            f"{NAME} needs boto3, which cannot be imported on {socket.gethostname()} ({error}). Install it on the driver "
+            "and on every executor: pip install 'headgate[kinesis]'."
+        ) from error
     with _clients_lock:
         client = _clients.get(address)
         if client is None:

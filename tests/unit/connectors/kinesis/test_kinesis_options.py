@@ -1,12 +1,15 @@
 """The options of headgate.kinesis: every one of the known connectors is supported, a no-op, or refused with the fix."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 
+from headgate.connectors.kinesis.api import KinesisApi
 from headgate.connectors.kinesis.options import OPTION_SPECS, StartingPosition, start_of, starting_position
 from headgate.connectors.kinesis.source import KinesisSource
-from headgate.errors import OptionError
+from headgate.errors import DeploymentError, OptionError
 from headgate.source import Boundedness
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/rides"
@@ -91,3 +94,11 @@ def test_no_secret_is_shown():
 
 def test_secrets_and_addresses_may_change_on_a_restart():
     assert KinesisSource({"streamName": "rides"}).options.fixed == {"streamName": "rides", "streamARN": None}
+
+
+def test_boto3_is_imported_when_it_is_used_and_named_when_it_is_missing(monkeypatch):
+    program = "import sys, headgate.connectors.kinesis, pyspark_headgate_kinesis; sys.exit('boto3' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(DeploymentError, match=r"needs boto3.*pip install 'headgate\[kinesis\]'"):
+        KinesisApi(KinesisSource({"streamName": "rides"})._address).list_shards()
