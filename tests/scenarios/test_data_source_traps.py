@@ -134,14 +134,18 @@ def test_finding_our_formats_loads_nothing_but_spark_and_the_standard_library() 
 import sys
 import pyspark.sql.datasource, pyspark.sql.streaming.datasource
 before = set(sys.modules)
-import pyspark_headgate_datagen, pyspark_headgate_files
+from importlib import import_module
+names = ["pyspark_headgate_" + name for name in ("datagen", "files", "kafka", "kinesis")]
+shims = [import_module(name) for name in names]
 tops = {name.partition(".")[0] for name in set(sys.modules) - before}
-ours = {"headgate", "pyspark_headgate_datagen", "pyspark_headgate_files", "pyspark"}
-print(sorted(tops - ours - set(sys.stdlib_module_names)))
-print(pyspark_headgate_datagen.DefaultSource.name(), pyspark_headgate_files.DefaultSource.name())
+print(sorted(tops - {"headgate", "pyspark", *names} - set(sys.stdlib_module_names)))
+print(*(shim.DefaultSource.name() for shim in shims))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["[]", "headgate.datagen headgate.files"], done.stderr
+    assert done.stdout.splitlines() == [
+        "[]",
+        "headgate.datagen headgate.files headgate.kafka headgate.kinesis",
+    ], done.stderr
 
 
 # -- 1 and 8: constructors do nothing ----------------------------------------------------------------------------
@@ -297,3 +301,34 @@ def test_the_smallest_of_all_limits_counts_whichever_spark_hands_back(
             reader.prepareForTriggerAvailableNow()
         assert planned(reader, handed_back or reader.getDefaultReadLimit()) == files, handed_back
     assert planned(stream_reader(FilesSource, {**options, **limits}), ReadAllAvailable()) == 12
+
+
+def test_without_their_clients_formats_are_found_and_say_what_is_missing() -> None:
+    """Traps, 7: a module ``pyspark_*`` that fails to import hides all formats, those that need no client too."""
+    program = """
+import sys
+sys.modules.update(dict.fromkeys(("confluent_kafka", "numba", "boto3", "botocore"), None))  # as if not installed
+import pyspark_headgate_files, pyspark_headgate_kafka, pyspark_headgate_kinesis
+from pyspark.sql.types import StructType
+from headgate.errors import DeploymentError
+
+pyspark_headgate_files.DefaultSource({"path": "/tmp", "fileFormat": "csv"})
+kafka = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
+kinesis = {"streamName": "s", "region": "us-east-1", "endpointUrl": "http://127.0.0.1:1"}
+for module, options, column in ((pyspark_headgate_kafka, kafka, "value"), (pyspark_headgate_kinesis, kinesis, "data")):
+    reader = module.DefaultSource(options).reader(StructType().add(column, "binary"))
+    try:
+        reader.partitions()
+    except DeploymentError as error:
+        print(error)
+sink = pyspark_headgate_kafka.DefaultSource({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
+try:
+    sink.writer(StructType().add("value", "binary"), False)
+except DeploymentError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert [line.count("pip install 'headgate[kafka]'") for line in said] == [1, 0, 1]
+    assert [line.count("pip install 'headgate[kinesis]'") for line in said] == [0, 1, 0]

@@ -83,8 +83,10 @@ class KafkaDataSource(HeadgateDataSource):
     def _sink(self, schema: StructType) -> KafkaSink:
         from pyspark.sql.pandas.types import to_arrow_schema
 
+        from headgate.connectors.kafka.client_config import require_client_library
         from headgate.connectors.kafka.sink import KafkaSink
 
+        require_client_library()
         return KafkaSink.of(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
 
 

@@ -33,11 +33,16 @@ def resolve_paths(paths: Sequence[str], option: str) -> tuple[pa_fs.FileSystem, 
     for path, (other, _) in zip(paths, resolved):
         if not other.equals(file_system):
             raise OptionError(
-                f"headgate.files: the paths {paths[0]!r} and {path!r} lie in different file systems. Read them with "
-                "two DataFrames and unite those.",
-                source="headgate.files", option=option, value=path,
+                f"headgate.files: the paths {_shown(paths[0])!r} and {_shown(path)!r} lie in different file systems. "
+                "Read them with two DataFrames and unite those.",
+                source="headgate.files", option=option, value=_shown(path),
             )  # fmt: skip
     return file_system, tuple(path for _, path in resolved)
+
+
+def _shown(path: str) -> str:
+    """Return a path for messages: without what stands before ``@``, which may be a key and its secret."""
+    return re.sub(r"://[^/?]*@", "://", path)
 
 
 def _resolve(path: str, option: str) -> tuple[pa_fs.FileSystem, str]:

@@ -48,6 +48,7 @@ LINGER_MS = 10
 MOST_MESSAGES = 50_000
 """The most messages in one batch."""
 _MOST_BYTES = 2**31 - 1
+_LOOK_MS = 500
 
 
 class _Message(ctypes.Structure):
@@ -449,6 +450,7 @@ class BulkConsumer:
 
     def __init__(self, settings: Mapping[str, str | int | bool]) -> None:
         self._library = _library()
+        self._topics: set[str] = set()  # whose leaders it knows, or looks for
         self._events: list[ClientEvent] = []
         # librdkafka calls these in `consume` only, on its thread; ctypes takes the GIL for them.
         self._callbacks = (_OnError(self._on_error), _OnLog(_on_log))
@@ -490,8 +492,16 @@ class BulkConsumer:
         self._events.append(ClientEvent(code, _text(text)))
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions as well, from these offsets on. Does not block for brokers."""
+        """Read these partitions as well, from these offsets on. Waits half a second for brokers at most."""
         self._change("rd_kafka_incremental_assign", positions)
+        topics = {source.topic for source in positions}
+        if self._topics and not topics <= self._topics:
+            # A client that is connected looks for the leaders of new topics but once a second. Ask now, for all that
+            # it reads; if there is no answer, it goes on looking.
+            answer = POINTER(_Metadata)()
+            if self._library.rd_kafka_metadata(self._client, 0, None, ctypes.byref(answer), _LOOK_MS) == 0:
+                self._library.rd_kafka_metadata_destroy(answer)
+        self._topics |= topics
 
     def unassign(self, sources: Iterable[TopicPartition]) -> None:
         """Read these partitions no longer: nothing of them comes from here on."""

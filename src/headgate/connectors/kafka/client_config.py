@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import socket
 import uuid
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ from headgate.connectors.kafka.client_properties import (
     WITHOUT_EFFECT,
     is_secret,
 )
-from headgate.errors import OptionError
+from headgate.errors import DeploymentError, OptionError
 from headgate.source.options import Options
 
 Setting = str | int | bool
@@ -151,6 +152,21 @@ class ClientConfig:
             f"Correct {option if named else 'the property it speaks of'}.",
             option=option, value=None,
         )  # fmt: skip
+
+
+def require_client_library() -> None:
+    """Raise `DeploymentError` if confluent-kafka is not installed here.
+
+    Called before the first client is made, so that Spark finds the format, and other formats, without it.
+    """
+    try:
+        import confluent_kafka  # noqa: F401
+    except ImportError as error:
+        raise DeploymentError(
+            f"headgate.kafka needs confluent-kafka, which cannot be imported on {socket.gethostname()} ({error}). "
+            "Install it on driver and executors: pip install 'headgate[kafka]'.",
+            source="headgate.kafka",
+        ) from error
 
 
 def _error(options: Options, name: str, message: str) -> OptionError:

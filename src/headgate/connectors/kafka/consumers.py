@@ -95,7 +95,7 @@ class KafkaConsumer(Protocol):
     """A connected client. Its methods are called by one thread at a time, save for `wake_up`."""
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions as well, from these offsets on. Does not block for brokers."""
+        """Read these partitions as well, from these offsets on. Waits half a second for brokers at most."""
 
     def unassign(self, sources: Iterable[TopicPartition]) -> None:
         """Read these partitions no longer: nothing of them comes from here on."""

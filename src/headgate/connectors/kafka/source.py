@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.assigners import ASSIGNERS
-from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.client_config import ClientConfig, require_client_library
 from headgate.connectors.kafka.cluster import KafkaCluster
 from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
 from headgate.connectors.kafka.enumerator import KafkaEnumerator
@@ -120,6 +120,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[KafkaSplit]:
         """Return a reader with one consumer for all its partitions."""
+        require_client_library()
         buffered_bytes: int = self.options["maxBufferedBytes"]
         queue_bytes = buffered_bytes // 4
         split_reader = partial(
@@ -163,6 +164,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         return msgspec.structs.replace(split, position=max(split.position, offset))
 
     def _enumerator(self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState | None) -> KafkaEnumerator:
+        require_client_library()
         # Validated here, when it is known how the source is read; resolved by the first discovery only.
         starts = StartingPositions.of(self.options, context.boundedness)
         ends = EndingPositions.of(self.options, context.boundedness)

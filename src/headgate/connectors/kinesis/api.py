@@ -156,18 +156,12 @@ def _client(address: StreamAddress) -> Any:
         from botocore.config import Config
     except ImportError as error:
         raise DeploymentError(
-            f"{NAME} needs boto3, which cannot be imported on {socket.gethostname()} ({error}). Install it on the driver "
-            "and on every executor: pip install 'headgate[kinesis]'."
+            f"{NAME} needs boto3, which cannot be imported on {socket.gethostname()} ({error}). Install it on driver "
+            "and executors: pip install 'headgate[kinesis]'."
         ) from error
     with _clients_lock:
         client = _clients.get(address)
         if client is None:
-            session = boto3.session.Session(
-                aws_access_key_id=address.access_key,
-                aws_secret_access_key=address.secret_key,
-                aws_session_token=address.session_token,
-                region_name=address.region,
-            )
             config = Config(
                 retries={"total_max_attempts": 1},
                 connect_timeout=_CONNECT_TIMEOUT_S,
@@ -175,8 +169,16 @@ def _client(address: StreamAddress) -> Any:
                 max_pool_connections=64,
                 user_agent_extra="headgate",
             )
-            client = session.client("kinesis", endpoint_url=address.endpoint_url, config=config)
-            _clients[address] = client
+            # The default session keeps what it has read of boto3's description of AWS, which takes most of the time.
+            client = _clients[address] = boto3.client(
+                "kinesis",
+                region_name=address.region,
+                endpoint_url=address.endpoint_url,
+                aws_access_key_id=address.access_key,
+                aws_secret_access_key=address.secret_key,
+                aws_session_token=address.session_token,
+                config=config,
+            )
     return client
 
 

@@ -197,6 +197,7 @@ class ShardCursor:
         try:
             if self._iterator is None:
                 self._iterator = self._open()
+                self._patience.answered()
             asked = min(MAX_RECORDS, limit + (self._expected is not None and self._is_behind_expected))
             got = self._api.get_records(self.split.split_id, self._iterator, asked)
         except Trouble as trouble:

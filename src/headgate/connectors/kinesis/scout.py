@@ -184,19 +184,17 @@ class Scout:
             if first_due > now:
                 time.sleep((first_due - now) / 1000)
                 continue
-            due = [seen for seen in hungry if seen.cursor.due_ms <= now]
-            self._ask([(seen, min(self._records_per_call, enough - seen.count)) for seen in due], keep=keep)
+            # Those that waited longest first: there may be more shards than there is time for.
+            due = sorted((seen for seen in hungry if seen.cursor.due_ms <= now), key=lambda seen: seen.cursor.due_ms)
+            calls = [(seen, min(self._records_per_call, enough - seen.count)) for seen in due]
+            self._ask(calls, keep=keep, end_ms=end_ms)
         for seen in looked:
             if seen.at_tip and not seen.count:
                 seen.rested_ms = now_ms + REST_MS
         return all_seen
 
-    def _ask(self, calls: Sequence[tuple[Seen, int]], *, keep: bool) -> None:
-        """Make one call for each, on a few threads that end with it."""
-        if len(calls) == 1 or self._threads == 1:
-            for seen, limit in calls:
-                self._ask_one(seen, limit, keep)
-            return
+    def _ask(self, calls: Sequence[tuple[Seen, int]], *, keep: bool, end_ms: int | None) -> None:
+        """Make one call for each, in this order, on a few threads that end with it; begin none after ``end_ms``."""
         todo = list(reversed(calls))
         errors: list[BaseException] = []
 
@@ -210,16 +208,21 @@ class Scout:
                     self._ask_one(seen, limit, keep)
                 except BaseException as error:
                     errors.append(error)
+                if end_ms is not None and self._clock_ms() >= end_ms:
+                    return
 
-        # Daemons: one that waits for Kinesis must not hold up the end of the process (traps, 8).
-        threads = [
-            threading.Thread(target=work, name=f"headgate-scout-{number}", daemon=True)
-            for number in range(min(self._threads, len(calls)))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        count = min(self._threads, len(calls))
+        if count == 1:
+            work()
+        else:
+            # Daemons: one that waits for Kinesis must not hold up the end of the process (traps, 8).
+            threads = [
+                threading.Thread(target=work, name=f"headgate-scout-{number}", daemon=True) for number in range(count)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         if errors:
             raise errors[0]
 

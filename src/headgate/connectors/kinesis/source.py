@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from headgate.assigners import RoundRobinAssigner
-from headgate.connectors.kinesis.api import MAX_RECORDS, KinesisApi, Shard, Trouble
+from headgate.connectors.kinesis.api import MAX_RECORDS, KinesisApi, Shard, Trouble, TroubleKind
 from headgate.connectors.kinesis.columns import SCHEMA, KinesisColumns
 from headgate.connectors.kinesis.cursor import (
     CALL_INTERVAL_MS,
@@ -172,7 +172,7 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
 
     def _discover(self, boundedness: Boundedness, known: frozenset[str], initial: bool) -> Discovered:
         """Look for shards, resolve where new ones start and, in a bounded read, where they end. Blocks."""
-        listed, now_ms = self._list_shards()
+        listed, now_ms = self._list_shards(patient=initial)
         start = start_of(self.options, boundedness) if initial else None
         if start is not None and start.timestamp_ms is not None and start.timestamp_ms > now_ms + _CLOCKS_DIFFER_MS:
             raise self.options.error("startingPosition", "lies in the future. Use 'latest', or a time that has passed.")
@@ -183,12 +183,15 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
             return msgspec.structs.replace(found, splits=self._behind_what_is_there(found.splits))
         return found
 
-    def _list_shards(self) -> tuple[list[Shard], int]:
+    def _list_shards(self, *, patient: bool) -> tuple[list[Shard], int]:
+        """List shards; a later look that fails is only tried again when the next one is due, as reading goes on."""
         api, patience = KinesisApi(self._address), Patience(self.options["requestTimeout"])
         while True:
             try:
                 return api.list_shards()
             except Trouble as trouble:
+                if not patient and trouble.kind is not TroubleKind.EXPIRED:
+                    raise trouble.error from trouble
                 time.sleep(patience.failed(trouble, monotonic_ms()) / 1000)
 
     def _up_to_now(self, splits: Sequence[KinesisSplit]) -> tuple[KinesisSplit, ...]:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.connectors.kinesis.cursor import Answer
-from headgate.connectors.kinesis.scout import Seen, shares
+from headgate.connectors.kinesis.scout import Scout, Seen, shares
 from headgate.connectors.kinesis.split import KinesisSplit, after, at
+from headgate.testing import VirtualClock
 
 SHARD = KinesisSplit(split_id="shardId-000000000000")
 
@@ -17,6 +18,69 @@ class Standing:
 
     def __init__(self, split):
         self.split = split
+
+
+class Counting(Standing):
+    """A cursor over a shard of so many records, whose calls take time on a clock of the test's."""
+
+    def __init__(self, split, records, clock, takes_ms=0):
+        super().__init__(split)
+        self.left, self.clock, self.takes_ms = list(range(1, records + 1)), clock, takes_ms
+        self.due_ms = self.calls = 0
+
+    def call(self, limit):
+        self.calls += 1
+        self.clock.advance(self.takes_ms)
+        self.due_ms = self.clock() + 200
+        taken, self.left = self.left[:limit], self.left[limit:]
+        return answer(*taken, at_tip=not self.left)
+
+
+def scouting(records, takes_ms=0):
+    clock = VirtualClock(1)
+    splits = [KinesisSplit(split_id=str(number)) for number in range(len(records))]
+    cursors = {each.split_id: Counting(each, count, clock, takes_ms) for each, count in zip(splits, records)}
+    scout = Scout(lambda split: cursors[split.split_id], 1, records_per_call=10, clock_ms=clock)
+    return scout, splits, cursors
+
+
+def look(scout, splits, *, most=None, each=None, budget_ms=1000, now_ms=0):
+    return scout.read_ahead(splits, most=most, most_per_split=each, budget_ms=budget_ms, now_ms=now_ms)
+
+
+def test_a_budget_is_kept_and_those_that_had_to_wait_come_first():
+    scout, splits, cursors = scouting([5] * 50, takes_ms=100)
+    for now_ms in range(5):
+        look(scout, splits, now_ms=now_ms)
+    assert [cursor.calls for cursor in cursors.values()] == [1] * 50
+
+
+def test_an_idle_shard_is_asked_once_a_second():
+    scout, splits, cursors = scouting([0, 0])
+    for now_ms in range(0, 5000, 10):
+        cursors["0"].clock.advance_to(now_ms)
+        look(scout, splits, now_ms=now_ms)
+    assert [cursor.calls for cursor in cursors.values()] == [5, 5]
+
+
+def test_no_more_is_seen_than_may_be_planned_and_what_is_left_needs_no_call():
+    scout, splits, cursors = scouting([100, 100, 0])
+    seen = look(scout, splits, most=6)
+    assert [seen[split.split_id].count for split in splits] == [6, 6, 0]
+    calls = [cursor.calls for cursor in cursors.values()]
+    splits = [seen[split.split_id].take(split, 3).rest for split in splits[:2]]
+    seen = look(scout, splits, most=6, now_ms=1)
+    assert [seen[split.split_id].count for split in splits] == [3, 3]
+    assert [cursor.calls for cursor in cursors.values()] == calls == [1, 1, 1]
+
+
+def test_a_split_that_moved_elsewhere_is_looked_at_anew():
+    scout, splits, cursors = scouting([5])
+    assert look(scout, splits)["0"].count == 5
+    cursors["0"].clock.advance(1000)
+    moved = KinesisSplit(split_id="0", position=after("77"))
+    cursors["0"] = Counting(moved, 2, VirtualClock(1))
+    assert look(scout, [moved])["0"].count == 2
 
 
 def answer(*numbers, arrived_s=1, at_tip=False, ended=False, answered_ms=5000):
