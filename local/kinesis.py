@@ -213,6 +213,7 @@ class FaultyProxy:
 
 class _ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # an answer in two small packets would wait 40 ms for the first to be acknowledged
     target: ClassVar[int]
 
     def fault(self, operation: str) -> tuple[str, Any] | None:

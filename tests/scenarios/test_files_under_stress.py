@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ def test_missing_files_are_passed_over_also_where_rows_are_limited(tmp_path: Pat
             gone = str(tmp_path / f"1.{file_format}")
         content = Path(gone).read_bytes()
         os.unlink(gone)
-        found: list[int] = rows(made, planner.ranges(INITIAL, first, 0))
+        found: list[int] = rows(made, list(chain.from_iterable(planner.tasks(INITIAL, first, 0))))
         start, now_ms = first, 0
         try:
             while (end := planner.plan(start, PlanLimits(max_rows=1), now_ms)) != start:
-                found += rows(made, planner.ranges(start, end, 0))
+                found += rows(made, list(chain.from_iterable(planner.tasks(start, end, 0))))
                 start, now_ms = end, now_ms + 5000
             assert ignore == "true"
             assert len(found) == 3
@@ -71,7 +72,7 @@ def test_a_default_batch_over_many_large_files_fits_into_the_offset(tmp_path: Pa
     start, found, batches = dict(INITIAL), [], 0
     planner = StreamPlanner(made, SCHEMA)
     while (end := planner.plan(start, PlanLimits(max_files=1000), 0)) != start:
-        found += rows(made, planner.ranges(start, end, 0))
+        found += rows(made, list(chain.from_iterable(planner.tasks(start, end, 0))))
         start, batches = end, batches + 1
     assert found and sorted(found) == list(range(4000))
     assert batches > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -167,7 +168,7 @@ def test_a_split_reported_and_assigned_later_goes_on_behind_its_stop(
     plans = planner()
     plans.freeze()
     offset, now_ms = plans.plan(INITIAL, PlanLimits(max_rows=4), 10_000), 10_000
-    read = plans.ranges(INITIAL, offset, now_ms)
+    read = list(chain.from_iterable(plans.tasks(INITIAL, offset, now_ms)))
     assert all(each["then"] for each in offset["splits"]), "the run was stopped half way"
     monkeypatch.setattr(HesitantEnumerator, "willing", False)
     offset = restart(plans, offset)
@@ -181,7 +182,7 @@ def test_a_split_reported_and_assigned_later_goes_on_behind_its_stop(
                 plans = planner()
         now_ms += 10_000
         end = plans.plan(offset, NO_LIMITS, now_ms)
-        read += plans.ranges(offset, end, now_ms)
+        read += list(chain.from_iterable(plans.tasks(offset, end, now_ms)))
         offset = end
     for partition in range(2):
         stops = [(each.position, each.stop) for each in read if each.partition == partition]
@@ -201,9 +202,11 @@ def test_a_start_time_is_resolved_once_though_the_query_is_killed_before_its_fir
     assert first != INITIAL
     killed_early, killed_late = planner(60_000), planner(3_600_000)
     for restarted in (killed_early, killed_late):
-        assert restarted.ranges(dict(INITIAL), first, 60_000) == lives_on.ranges(INITIAL, first, 60_000)
+        assert list(chain.from_iterable(restarted.tasks(dict(INITIAL), first, 60_000))) == list(
+            chain.from_iterable(lives_on.tasks(INITIAL, first, 60_000))
+        )
         assert restarted.plan(first, NO_LIMITS, 90_000) == lives_on.plan(first, NO_LIMITS, 90_000)
-    (split,) = lives_on.ranges(first, lives_on.plan(first, NO_LIMITS, 90_000), 90_000)
+    (split,) = list(chain.from_iterable(lives_on.tasks(first, lives_on.plan(first, NO_LIMITS, 90_000), 90_000)))
     assert (split.event_start_us, split.position, split.stop) == (5_000_000, 0, 85)
 
 
@@ -222,7 +225,7 @@ def test_available_now_ends_after_a_restart_also_when_discovery_finds_nothing(li
     planner = StreamPlanner(adapt(shelf(Finite, **contents))({}), ROWS)
     planner.freeze()
     offset = planner.plan(INITIAL, PlanLimits(max_rows=4), 0)
-    read = planner.ranges(INITIAL, offset, 0)
+    read = list(chain.from_iterable(planner.tasks(INITIAL, offset, 0)))
     for _ in range(2):
         offset = restart(planner, offset)
         planner = StreamPlanner(adapt(shelf(Finite if listed else Unlisted, **contents))({}), ROWS)
@@ -231,7 +234,7 @@ def test_available_now_ends_after_a_restart_also_when_discovery_finds_nothing(li
             end = planner.plan(offset, PlanLimits(max_rows=4), now_ms)
             if end == offset:
                 break
-            read += planner.ranges(offset, end, now_ms)
+            read += list(chain.from_iterable(planner.tasks(offset, end, now_ms)))
             offset = end
         else:
             pytest.fail("ten plans did not reach the end")
@@ -309,7 +312,7 @@ def test_files_of_the_same_name_in_different_folders_are_different_splits(tmp_pa
     assert len(finished) == len(set(finished)) == 12
     planner = StreamPlanner(source, ROWS)
     end = planner.plan(INITIAL, NO_LIMITS, 0)
-    assert sorted(split.split_id for split in planner.ranges(INITIAL, end, 0)) == sorted(finished)
+    assert sorted(split.split_id for (split,) in planner.tasks(INITIAL, end, 0)) == sorted(finished)
 
 
 def test_split_ids_that_look_alike_stay_apart() -> None:
@@ -319,7 +322,7 @@ def test_split_ids_that_look_alike_stay_apart() -> None:
     planner = StreamPlanner(source, ROWS)
     end = restart(planner, planner.plan(INITIAL, NO_LIMITS, 0))
     again = StreamPlanner(source, ROWS)
-    assert sorted(split.split_id for split in again.ranges(INITIAL, end, 0)) == sorted(names)
+    assert sorted(split.split_id for (split,) in again.tasks(INITIAL, end, 0)) == sorted(names)
     assert again.plan(end, NO_LIMITS, 20_000) == end
 
 

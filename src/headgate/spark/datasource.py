@@ -126,16 +126,17 @@ class _Reader:
             )
         return to_arrow_schema(self._schema, timezone="UTC")
 
-    def _pack(self, splits: Sequence[Split]) -> list[InputPartition]:
+    def _group(self, splits: Sequence[Split]) -> Sequence[Sequence[Split]]:
         from headgate.source import SupportsTaskGroups
         from headgate.spark.packing import pack
 
-        serialize = self._source.split_serializer.serialize
         if isinstance(self._source, SupportsTaskGroups):
-            groups = self._source.group_splits(splits)
-        else:
-            groups = pack(splits, os.cpu_count() or 1)
-        return [SplitsPartition([serialize(split) for split in group], number) for number, group in enumerate(groups)]
+            return self._source.group_splits(splits)
+        return pack(splits, os.cpu_count() or 1)
+
+    def _partitions(self, tasks: Sequence[Sequence[Split]]) -> list[InputPartition]:
+        serialize = self._source.split_serializer.serialize
+        return [SplitsPartition([serialize(split) for split in task], number) for number, task in enumerate(tasks)]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from headgate.spark.task import check_versions, read_splits
@@ -157,7 +158,7 @@ class BatchReader(_Reader, DataSourceReader):
         """Run the enumerator to its end and cut its splits into tasks."""
         from headgate.spark.planner import plan_batch
 
-        return self._pack(plan_batch(self._source, self._arrow_schema(), _now_ms()))
+        return self._partitions(self._group(plan_batch(self._source, self._arrow_schema(), _now_ms())))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task's splits."""
@@ -199,7 +200,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Cut what ``end`` says into tasks."""
-        return self._pack(self._planning().ranges(start, end, _now_ms()))
+        return self._partitions(self._planning().tasks(start, end, _now_ms()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task's ranges."""
@@ -226,7 +227,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._planner is None:
             from headgate.spark.stream_plan import StreamPlanner
 
-            self._planner = StreamPlanner(self._source, self._arrow_schema())
+            self._planner = StreamPlanner(self._source, self._arrow_schema(), self._group)
         return self._planner
 
     def _limits(self) -> PlanLimits:

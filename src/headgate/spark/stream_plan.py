@@ -13,10 +13,11 @@ it goes on behind that stop, for a later run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,13 @@ READ_AHEAD_MS = 1000
 """How long a source without known end positions may read ahead per split while a batch is planned."""
 
 
+Group = Callable[[Sequence[Split]], Sequence[Sequence[Split]]]
+
+
+def _one_each(splits: Sequence[Split]) -> list[list[Split]]:
+    return [[split] for split in splits]
+
+
 @dataclass
 class _InProgress:
     split: Split
@@ -67,9 +75,16 @@ class StreamPlanner:
         What is read. Must support bounded plans.
     schema
         The columns that are read.
+    group
+        Says which ranges share a task, and may cut them. The default is a task for each range.
     """
 
-    def __init__(self, source: Source[Any, Any], schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        source: Source[Any, Any],
+        schema: pa.Schema,
+        group: Group = _one_each,
+    ) -> None:
         check_supported(source, Boundedness.CONTINUOUS_UNBOUNDED, "spark.readStream")
         if not isinstance(source, SupportsBoundedPlans):
             raise UnsupportedOperationError(
@@ -81,6 +96,7 @@ class StreamPlanner:
         self._source = source
         self._plans: SupportsBoundedPlans[Any] = source
         self._schema = schema
+        self._group = group
         self._location: str | None = source.options["stateLocation"]
         self._freezing = False
         self._context: PlannerContext | None = None
@@ -132,6 +148,7 @@ class StreamPlanner:
             enumerator.notify_splits_finished(finished)
         self._number += 1
         self._planned_ms = now_ms
+        tasks = self._group([planned.split for planned in ranges])
         offset = Offset(
             source=self._source.name,
             options=msgspec.to_builtins(self._source.options.fixed),
@@ -143,7 +160,8 @@ class StreamPlanner:
                 )
                 for each in self._in_progress.values()
             ],
-            plan=[self._write(planned.split) for planned in ranges],
+            plan=[self._write(split) for task in tasks for split in task],
+            tasks=[len(task) for task in tasks],
             state_id=self._state_id,
             behind_stops=[self._write(split) for split in self._behind_stops.values()] or msgspec.UNSET,
         )
@@ -152,8 +170,8 @@ class StreamPlanner:
         self._recent.append(end)
         return end
 
-    def ranges(self, start: Mapping[str, Any], end: Mapping[str, Any], now_ms: int) -> list[Split]:
-        """Return what the micro-batch between two offsets reads, in any process, any number of times."""
+    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any], now_ms: int) -> list[list[Split]]:
+        """Return what each task of the micro-batch between two offsets reads, the same however often it is asked."""
         if dict(start) == dict(end):
             return []
         if self._freezing and self._context is None:
@@ -162,7 +180,12 @@ class StreamPlanner:
             self._discover(now_ms)
         if dict(end) not in self._recent:
             self._recent.append(dict(end))
-        return [self._read(each) for each in self._decode(dict(end)).plan]
+        offset = self._decode(dict(end))
+        plan = [self._read(each) for each in offset.plan]
+        if isinstance(offset.tasks, msgspec.UnsetType):
+            return [list(task) for task in self._group(plan)]
+        splits = iter(plan)
+        return [list(itertools.islice(splits, size)) for size in offset.tasks]
 
     def committed(self, end: Mapping[str, Any]) -> None:
         """Note that Spark will not go back before ``end``: delete files that only older offsets named."""

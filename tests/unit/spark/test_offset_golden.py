@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from headgate.spark.offsets import Offset, SplitInProgress, offset_serializer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -23,3 +25,11 @@ def test_version_1_is_read_and_written_as_it_was() -> None:
     golden = (GOLDEN / "offset-v1.json").read_bytes()
     assert offset_serializer.deserialize(golden) == VERSION_1
     assert offset_serializer.serialize(VERSION_1) == golden
+
+
+def test_tasks_were_added_to_version_1() -> None:
+    """Left out, they are as in offsets of 0.1.0; an older Headgate would ignore them."""
+    golden = (GOLDEN / "offset-v1-tasks.json").read_bytes()
+    with_tasks = msgspec.structs.replace(VERSION_1, plan=[*VERSION_1.plan, {"v": 1, "split_id": "b"}], tasks=[1, 1])
+    assert offset_serializer.deserialize(golden) == with_tasks
+    assert offset_serializer.serialize(with_tasks) == golden

@@ -24,8 +24,8 @@ def planner(world: World, kind: type[CountingSource] = CountingSource, **options
     return StreamPlanner(source, source.schema())
 
 
-def rows(splits: list[RangeSplit]) -> list[tuple[str, int]]:
-    return [(split.split_id, n) for split in splits for n in range(split.position, split.stop or 0)]
+def rows(tasks: list[list[RangeSplit]]) -> list[tuple[str, int]]:
+    return [(split.split_id, n) for task in tasks for split in task for n in range(split.position, split.stop or 0)]
 
 
 def everything(world: World) -> list[tuple[str, int]]:
@@ -43,7 +43,7 @@ def test_batches_follow_one_another_without_gap_or_overlap() -> None:
     first = plans.plan(INITIAL, NO_LIMITS, 0)
     world.lengths.update(a=9, c=2)
     second = plans.plan(first, NO_LIMITS, 2000)
-    read = rows(plans.ranges(INITIAL, first, 2000)) + rows(plans.ranges(first, second, 2000))
+    read = rows(plans.tasks(INITIAL, first, 2000)) + rows(plans.tasks(first, second, 2000))
     assert sorted(read) == everything(world)
 
 
@@ -67,7 +67,23 @@ def test_the_first_plan_records_resolved_splits_even_without_rows() -> None:
 def test_an_empty_world_makes_no_batch() -> None:
     plans = planner(World())
     assert plans.plan(INITIAL, NO_LIMITS, 0) == INITIAL
-    assert plans.ranges(INITIAL, INITIAL, 0) == []
+    assert plans.tasks(INITIAL, INITIAL, 0) == []
+
+
+def test_a_replay_has_the_tasks_of_the_plan_whatever_machine_or_options_cut_it() -> None:
+    """A sink that knows rows by their task must find them in the same one."""
+    world = World(a=5, b=3, c=2)
+    source = CountingSource({}, world)
+    end = StreamPlanner(source, source.schema(), lambda splits: [splits[:2], splits[2:]]).plan(INITIAL, NO_LIMITS, 0)
+    again = StreamPlanner(source, source.schema(), lambda splits: [splits]).tasks(INITIAL, through_the_log(end), 0)
+    assert [[split.split_id for split in task] for task in again] == [["a", "b"], ["c"]]
+
+
+def test_an_offset_without_tasks_is_cut_when_it_is_replayed() -> None:
+    world = World(a=5, b=3)
+    end = through_the_log(planner(world).plan(INITIAL, NO_LIMITS, 0))
+    del end["tasks"]
+    assert [len(task) for task in planner(world).tasks(INITIAL, end, 0)] == [1, 1]
 
 
 def test_a_small_plan_waits_for_more_rows_but_not_for_ever() -> None:
@@ -75,18 +91,16 @@ def test_a_small_plan_waits_for_more_rows_but_not_for_ever() -> None:
     plans = planner(world)
     limits = PlanLimits(min_rows=10, max_delay_ms=60_000)
     first = plans.plan(INITIAL, limits, 0)
-    assert rows(plans.ranges(INITIAL, first, 0)) == everything(
-        World(a=5)
-    )  # as in Spark, the first batch waits for none
+    assert rows(plans.tasks(INITIAL, first, 0)) == everything(World(a=5))  # as in Spark, the first batch waits for none
     world.lengths["a"] = 14
     assert plans.plan(first, limits, 30_000) == first
     world.lengths["a"] = 15
     second = plans.plan(first, limits, 30_001)
-    assert len(rows(plans.ranges(first, second, 30_001))) == 10
+    assert len(rows(plans.tasks(first, second, 30_001))) == 10
     world.lengths["a"] = 16
     assert plans.plan(second, limits, 90_000) == second
     third = plans.plan(second, limits, 90_001)
-    assert len(rows(plans.ranges(second, third, 90_001))) == 1
+    assert len(rows(plans.tasks(second, third, 90_001))) == 1
 
 
 def test_available_now_waits_for_no_minimum() -> None:
@@ -98,15 +112,15 @@ def test_available_now_waits_for_no_minimum() -> None:
     later = planner(world)
     later.freeze()
     second = later.plan(first, limits, 10)
-    assert len(rows(later.ranges(first, second, 10))) == 2
+    assert len(rows(later.tasks(first, second, 10))) == 2
 
 
 def test_a_replay_in_a_new_process_reads_the_same_rows() -> None:
     world = World(a=5, b=3)
     end = planner(world).plan(INITIAL, PlanLimits(max_rows=6), 0)
-    before = rows(planner(world).ranges(INITIAL, end, 0))
+    before = rows(planner(world).tasks(INITIAL, end, 0))
     world.lengths.update(a=100, z=7)
-    assert rows(planner(world).ranges(dict(INITIAL), through_the_log(end), 5)) == before
+    assert rows(planner(world).tasks(dict(INITIAL), through_the_log(end), 5)) == before
     assert len(before) == 6
 
 
@@ -128,11 +142,11 @@ def test_any_growth_limits_and_restarts_read_every_row_once(data: st.DataObject)
             plans.freeze()
         limits = PlanLimits(max_rows=data.draw(st.one_of(st.none(), st.integers(1, 7))))
         end = plans.plan(start, limits, now_ms)
-        read += rows(planner(world, kind, **options).ranges(start, through_the_log(end), now_ms))
+        read += rows(planner(world, kind, **options).tasks(start, through_the_log(end), now_ms))
         start = through_the_log(end)
     plans = planner(world, kind, **options)
     while (end := plans.plan(start, NO_LIMITS, now_ms := now_ms + 1500)) != start:
-        read += rows(plans.ranges(start, end, now_ms))
+        read += rows(plans.tasks(start, end, now_ms))
         start = end
     assert sorted(read) == everything(world)
     assert len(read) == len(set(read))
@@ -144,16 +158,16 @@ def test_available_now_ends_at_what_was_there_and_a_later_run_reads_the_rest() -
     plans.freeze()
     first = plans.plan(INITIAL, PlanLimits(max_rows=4), 0)
     world.lengths.update(a=50, new=4)
-    read = rows(plans.ranges(INITIAL, first, 0))
+    read = rows(plans.tasks(INITIAL, first, 0))
     start, now_ms = first, 5000
     while (end := plans.plan(start, PlanLimits(max_rows=4), now_ms)) != start:
-        read += rows(plans.ranges(start, end, now_ms))
+        read += rows(plans.tasks(start, end, now_ms))
         start, now_ms = end, now_ms + 5000
     assert sorted(read) == everything(World(a=5, b=3))
     later = planner(world)
     end = later.plan(start, NO_LIMITS, now_ms)
     while (end := later.plan(start, NO_LIMITS, now_ms)) != start:
-        read += rows(later.ranges(start, end, now_ms))
+        read += rows(later.tasks(start, end, now_ms))
         start, now_ms = end, now_ms + 5000
     assert sorted(read) == everything(world)
 
@@ -168,7 +182,7 @@ def test_available_now_stopped_half_way_goes_on_behind_its_stop() -> None:
     later = planner(world)
     end = later.plan(through_the_log(half), NO_LIMITS, 10)
     last = later.plan(end, NO_LIMITS, 20)
-    read = rows(later.ranges(half, end, 20)) + rows(later.ranges(end, last, 20))
+    read = rows(later.tasks(half, end, 20)) + rows(later.tasks(end, last, 20))
     assert read == [("a", n) for n in range(4, 12)]
 
 
@@ -178,16 +192,20 @@ def test_available_now_that_replays_a_batch_first_takes_its_end_from_then() -> N
     world.lengths["a"] = 8
     plans = planner(world)
     plans.freeze()
-    assert len(plans.ranges(INITIAL, end, 0)) == 1
+    assert len(plans.tasks(INITIAL, end, 0)) == 1
     world.lengths["a"] = 100
-    assert rows(plans.ranges(end, plans.plan(end, NO_LIMITS, 10), 10)) == [("a", 5), ("a", 6), ("a", 7)]
+    assert rows(plans.tasks(end, plans.plan(end, NO_LIMITS, 10), 10)) == [
+        ("a", 5),
+        ("a", 6),
+        ("a", 7),
+    ]
 
 
 def test_limits_do_not_pull_more_than_a_batch_needs() -> None:
     world = World(**{f"s{n:02}": 10 for n in range(20)})
     plans = planner(world, pull="true", finite="true")
     end = plans.plan(INITIAL, PlanLimits(max_rows=25), 0)
-    assert sum(1 for _ in rows(plans.ranges(INITIAL, end, 0))) == 25
+    assert sum(1 for _ in rows(plans.tasks(INITIAL, end, 0))) == 25
     assert len(end["splits"]) == 1, "only what is read in part is in progress"
     assert len(end["enumerator"]["names"]) == 3
 
@@ -230,7 +248,7 @@ def test_an_offset_above_one_megabyte_names_state_location(tmp_path: Any) -> Non
     plans = planner(world, stateLocation=str(tmp_path))
     end = plans.plan(INITIAL, NO_LIMITS, 0)
     assert len(json.dumps(end)) < 2000
-    assert len(planner(world, stateLocation=str(tmp_path)).ranges(INITIAL, through_the_log(end), 0)) == 5000
+    assert len(planner(world, stateLocation=str(tmp_path)).tasks(INITIAL, through_the_log(end), 0)) == 5000
 
 
 def test_state_files_are_durable_before_the_offset_names_them_and_pruned_when_it_is_past(tmp_path: Any) -> None:
@@ -246,7 +264,7 @@ def test_state_files_are_durable_before_the_offset_names_them_and_pruned_when_it
     world.lengths = dict.fromkeys(world.lengths, 3)
     plans.plan(second, NO_LIMITS, 2)
     plans.committed(second)
-    assert len(plans.ranges(first, second, 3)) == 100
+    assert len(plans.tasks(first, second, 3)) == 100
     left = {each.name for each in tmp_path.rglob("*") if each.is_file()}
     assert not files <= left
 
@@ -278,7 +296,7 @@ def test_splits_that_the_enumerator_no_longer_wants_are_dropped_on_restart() -> 
     del world.lengths["b"]
     world.lengths["a"] = 5
     after = planner(world, ReassigningSource)
-    assert rows(after.ranges(end, after.plan(end, NO_LIMITS, 0), 0)) == [("a", 3), ("a", 4)]
+    assert rows(after.tasks(end, after.plan(end, NO_LIMITS, 0), 0)) == [("a", 3), ("a", 4)]
 
 
 def test_discovery_keeps_its_period_however_often_spark_asks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -342,7 +343,7 @@ def planner_of(cluster: Cluster, **options: str) -> tuple[StreamPlanner, Partiti
 
 
 def planned(planner: StreamPlanner, start: dict[str, Any], end: dict[str, Any]) -> dict[str, tuple[int, int | None]]:
-    ranges = planner.ranges(start, end, 0)
+    ranges = list(chain.from_iterable(planner.tasks(start, end, 0)))
     return {each.split_id: (each.position, each.stop) for each in ranges if isinstance(each, KafkaSplit)}
 
 
