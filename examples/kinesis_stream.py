@@ -1,4 +1,4 @@
-"""Kinesis as a stream: what is new is appended to a table, each record once; over a local server instead of AWS.
+"""Kinesis as a stream into counts by minute, each record once; over a local server instead of AWS.
 
 python examples/kinesis_stream.py        (needs boto3, and moto's server: pip install boto3 "moto[server]")
 """
@@ -8,47 +8,49 @@ import logging
 import os
 import sys
 import tempfile
+from collections import Counter
 
 import boto3
 from moto.server import ThreadedMotoServer
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, from_json
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, from_json, window
 
 CITIES = ["Basel", "Bern", "Chur", "Genf", "Zug"]
+
+
+def ride(number: int) -> dict[str, str]:
+    """Return a ride, a second after the one before."""
+    return {"city": CITIES[number % len(CITIES)], "at": f"2026-01-01T08:{number // 60:02}:{number % 60:02}Z"}
 
 
 def put(kinesis, numbers: range) -> None:
     """Put one record for each ride."""
     kinesis.put_records(
         StreamName="rides",
-        Records=[
-            {"PartitionKey": str(n), "Data": json.dumps({"ride": n, "city": CITIES[n % len(CITIES)]}).encode()}
-            for n in numbers
-        ],
+        Records=[{"PartitionKey": str(n), "Data": json.dumps(ride(n)).encode()} for n in numbers],
     )
 
 
-def read_what_is_new(spark: SparkSession, options: dict[str, str], folder: str) -> None:
-    """Append all rides that came since the last call to a table, each once."""
+def count_what_is_new(spark: SparkSession, options: dict[str, str], checkpoint: str) -> None:
+    """Add all rides that came since the last call to the counts by minute and city, each once."""
     query = (
         spark.readStream.format("headgate.kinesis")
         .options(**options)
         .option("startingPosition", "trim_horizon")
-        .schema("data binary, shardId string")
         .load()
-        .select(from_json(col("data").cast("string"), "ride long, city string").alias("ride"), "shardId")
-        .select("ride.*", "shardId")
-        .writeStream.format("parquet")
-        .option("path", f"{folder}/rides")
-        .option("checkpointLocation", f"{folder}/checkpoint")
+        .select(from_json(col("data").cast("string"), "city string, at timestamp").alias("ride"))
+        .select("ride.*")
+        .withWatermark("at", "30 seconds")
+        .groupBy(window("at", "1 minute"), "city")
+        .count()
+        .writeStream.format("memory")
+        .queryName("rides")
+        .outputMode("complete")
+        .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)  # or processingTime="1 second", to go on for ever
         .start()
     )
     query.awaitTermination()
-
-
-def counts(spark: SparkSession, folder: str) -> DataFrame:
-    return spark.read.parquet(f"{folder}/rides").groupBy("city").count().orderBy("city")
 
 
 def main() -> None:
@@ -70,16 +72,17 @@ def main() -> None:
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as checkpoint:
         put(kinesis, range(250))
-        read_what_is_new(spark, options, folder)
+        count_what_is_new(spark, options, checkpoint)
         put(kinesis, range(250, 400))
-        read_what_is_new(spark, options, folder)
-        counts(spark, folder).show()
-        rides = [row.ride for row in spark.read.parquet(f"{folder}/rides").collect()]
+        count_what_is_new(spark, options, checkpoint)
+    counts = spark.sql("SELECT window.start, city, count FROM rides ORDER BY start, city")
+    counts.show(50, truncate=False)
+    found = {(row.start.minute, row.city): row["count"] for row in counts.collect()}
     spark.stop()
     server.stop()
-    if sorted(rides) != list(range(400)):
+    if found != Counter((n // 60, CITIES[n % len(CITIES)]) for n in range(400)):
         sys.exit("rides are missing, or came twice")
 
 

@@ -206,12 +206,13 @@ def running_broker(folder: Path | None = None, port: int | None = None, **settin
 def main() -> None:
     """Run a broker until Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="./run kafka", description="A Kafka broker on 127.0.0.1 until Ctrl-C. Its data is kept in .cache/kafka."
+        prog="./run kafka", description="A Kafka broker on 127.0.0.1 until Ctrl-C. Its data is kept."
     )
     parser.add_argument("--port", type=int, default=9092, help="the port that it listens on (9092)")
     parser.add_argument("--fresh", action="store_true", help="forget the data of earlier runs")
+    parser.add_argument("--folder", type=Path, default=CACHE / "kafka", help="where its data is (.cache/kafka)")
     chosen = parser.parse_args()
-    folder = CACHE / "kafka"
+    folder = chosen.folder.resolve()
     if chosen.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

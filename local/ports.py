@@ -1,4 +1,7 @@
-"""Free ports on loopback."""
+"""Finds free ports on loopback.
+
+Never: hold one: whoever asked opens it soon, before another program gets it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Makes and fills topics, for tests and benches."""
+"""Makes, fills and deletes topics, for tests and benches.
+
+Never: return before the broker has what it was told.
+"""
 
 from __future__ import annotations
 

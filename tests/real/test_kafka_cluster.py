@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headgate.connectors.kafka.client_config import ClientConfig
@@ -16,9 +18,10 @@ from headgate.connectors.kafka.client_properties import ANY_CLIENT, CONSUMER_ONL
 from headgate.connectors.kafka.cluster import KafkaCluster, Trouble, as_source_error
 from headgate.connectors.kafka.options import OPTION_SPECS
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.connectors.kafka.source import KafkaSource
+from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, OptionError, SourceError, SourceUnavailableError
-from headgate.source import Boundedness
+from headgate.source import Boundedness, PlanLimits, SupportsEventTimeSeek
 from headgate.source.options import Options
 from local.kafka import PASSWORD, USER, Broker, Certificates, running_broker
 from local.topics import Message, create_topic, delete_topic, produce
@@ -127,6 +130,45 @@ def test_positions_of_a_topic(kafka: Broker, cluster: KafkaCluster, topic_name: 
     assert end() == [5, 1, 0]
     assert end(endingTimestamp="1003") == [3, 1, 0]
     assert end(endingOffsets=json.dumps({topic_name: {"0": 3, "1": -1, "2": 0}})) == [3, 1, 0]
+
+
+def test_a_split_is_moved_to_a_time(kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    produce(kafka.plain, topic_name, [Message(b"x", timestamp_ms=1000 + i) for i in range(10)])
+    source = KafkaSource({"kafka.bootstrap.servers": kafka.plain, "subscribe": topic_name})
+    assert isinstance(source, SupportsEventTimeSeek)
+    split = KafkaSplit(split_id=f"{topic_name}-0", topic=topic_name, partition=0, position=2)
+    assert [source.seek_event_time(split, at) for at in (0, 1002, 1007, 2000)] == [
+        split, split, msgspec.structs.replace(split, position=7), None,
+    ]  # fmt: skip
+    assert source.seek_event_time(msgspec.structs.replace(split, stop=7), 1007) is None
+    source._disconnect()
+
+
+def test_behind_an_open_transaction_a_query_waits_and_has_lost_nothing(kafka: Broker, topic_name: str) -> None:
+    """Records were read before ``read_committed`` was chosen: the latest offset then lies before the position."""
+    from confluent_kafka import Producer
+
+    create_topic(kafka.plain, topic_name)
+    settings = {"transactional.id": topic_name, "transaction.timeout.ms": 600_000}
+    producer = Producer({"bootstrap.servers": kafka.plain, **settings})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(topic_name, b"x")
+    producer.flush(30)
+    options = {"kafka.bootstrap.servers": kafka.plain, "subscribe": topic_name}
+    source = KafkaSource(options | {"kafka.isolation.level": "read_committed"})
+    behind = KafkaSplit(split_id=f"{topic_name}-0", topic=topic_name, partition=0, position=3)
+    assert source.plan_ranges([behind], PlanLimits(), 0) == []
+    with pytest.raises(DataLossError, match="0 to 3"):
+        source.plan_ranges([msgspec.structs.replace(behind, position=4)], PlanLimits(), 1000)
+    producer.commit_transaction(30)
+    produce(kafka.plain, topic_name, [Message(b"y")])
+
+    clock_ms = itertools.count(2000, 1000)
+    become(lambda: [each.split.stop for each in source.plan_ranges([behind], PlanLimits(), next(clock_ms))], [5])
+    source._disconnect()
 
 
 def test_open_and_aborted_transactions(kafka: Broker, cluster: KafkaCluster, topic_name: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
@@ -103,6 +104,7 @@ CASES: dict[str, dict[str, object]] = {
         "startingOffsetsByTimestampStrategy": "latest",
     },
     "minPartitions": {"subscribe": "{one}", "minPartitions": "11"},
+    "maxRecordsPerPartition": {"subscribe": "{one}", "maxRecordsPerPartition": "50"},
     "case does not matter": {"SUBSCRIBE": "{one}", "StartingOffsets": "EARLIEST"},
     "failOnDataLoss false": {
         "subscribe": "{one}",
@@ -158,6 +160,69 @@ def test_tasks_are_as_many_as_sparks(spark: SparkSession, kafka: Broker, topics:
         assert ours == max(PARTITIONS, least or 0)
         # Spark rounds the pieces of each partition, and so has one more or less at times.
         assert abs(ours - theirs) <= (0 if exact else PARTITIONS)
+
+
+@pytest.mark.parametrize("isolation", [None, "read_committed"])
+def test_aborted_records_are_seen_where_sparks_source_sees_them(
+    spark: SparkSession, kafka: Broker, topic_name: str, isolation: str | None
+) -> None:
+    """Traps, 16: librdkafka's own default would hide them."""
+    create_topic(kafka.plain, topic_name)
+    producer = Producer({"bootstrap.servers": kafka.plain, "transactional.id": topic_name})
+    producer.init_transactions(30)
+    for end in ("commit", "abort", "commit"):
+        producer.begin_transaction()
+        producer.produce(topic_name, end.encode())
+        producer.flush(30)  # what is aborted must have been written
+        getattr(producer, f"{end}_transaction")(30)
+    options = {"subscribe": topic_name} | ({} if isolation is None else {"kafka.isolation.level": isolation})
+    found = read(spark, "headgate.kafka", kafka, **options)
+    assert found == read(spark, "kafka", kafka, **options)
+    assert len(found) == (3 if isolation is None else 2)
+
+
+@pytest.mark.parametrize("assigner", ["hash", "round-robin"])
+def test_the_assigner_decides_which_ranges_share_a_task(
+    spark: SparkSession, kafka: Broker, topics: tuple[str, str], assigner: str
+) -> None:
+    """``hash`` spreads each topic by itself, ``round-robin`` all partitions together."""
+    rows = (
+        spark.read.format("headgate.kafka")
+        .options(subscribe=",".join(topics), **{"scan.split-assigner": assigner, "scan.parallelism": "4"})
+        .option("kafka.bootstrap.servers", kafka.plain)
+        .load()
+        .selectExpr("spark_partition_id() AS task", "topic", "partition")
+        .distinct()
+        .collect()
+    )
+    assert len(rows) == 2 * PARTITIONS
+    for topic in topics:
+        counts = [sum(row.task == task and row.topic == topic for row in rows) for task in range(4)]
+        assert max(counts) - min(counts) <= 1
+    counts = [sum(row.task == task for row in rows) for task in range(4)]
+    assert assigner == "hash" or max(counts) - min(counts) <= 1
+
+
+def test_json_values_go_through_the_mode_with_partition_and_offset(
+    spark: SparkSession, kafka: Broker, topic_name: str
+) -> None:
+    values = [b'{"n": 1}', b"no JSON", None, b'{\n"n":\r\n2}\n', b'{"n": "x"}', b'{"n": 3}']
+    create_topic(kafka.plain, topic_name, 2)
+    produce(kafka.plain, topic_name, [Message(value, partition=1) for value in values])
+
+    def rows(mode: str) -> list[tuple[object, ...]]:
+        frame = spark.read.format("headgate.kafka").option("kafka.bootstrap.servers", kafka.plain)
+        frame = frame.options(subscribe=topic_name, valueFormat="json", mode=mode)
+        loaded = frame.schema("n int, _partition int, _offset long, _corrupt_record string").load()
+        return [tuple(row) for row in loaded.orderBy("_offset").collect()]
+
+    assert rows("PERMISSIVE") == [
+        (1, 1, 0, None), (None, 1, 1, "no JSON"), (None, 1, 2, None), (2, 1, 3, None), (None, 1, 4, '{"n": "x"}'),
+        (3, 1, 5, None),
+    ]  # fmt: skip
+    assert [row[2] for row in rows("DROPMALFORMED")] == [0, 2, 3, 5]
+    with pytest.raises(PySparkException, match=f"(?s)offset 1 of partition 1 of the topic '{topic_name}'"):
+        rows("FAILFAST")
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,16 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from headgate.connectors.kafka.sink import KafkaSink, Marker, TransactionalWriter, write_batches, write_epoch
+from headgate.connectors.kafka.sink import _idle, write_batches, write_epoch
+from headgate.connectors.kafka.sink_options import KafkaSink
+from headgate.connectors.kafka.transactions import Marker, TransactionalWriter
 from headgate.errors import SinkError, SinkUnavailableError
 from local.topics import create_topic
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-    from local.kafka import Broker
+    from local.kafka import Broker, Certificates
 
 COLUMNS = "key binary, value binary, headers array<struct<key: string, value: binary>>, partition int, topic string"
 VALUES = pa.schema({"value": pa.string()})
@@ -188,6 +190,24 @@ def test_a_wrong_password_is_an_error_that_does_not_say_it(kafka: Broker, topic_
         assert "a-wr0ng-0ne" not in str(caught.value)
 
 
+def test_a_wrong_authority_is_an_error(kafka: Broker, certificates: Certificates, topic_name: str) -> None:
+    settings = {"security_protocol": "SSL", "ssl_ca_location": str(certificates.other_ca)}
+    for write_rows in (write_batches, lambda to, batches: write_epoch(to, topic_name, 0, batches)):
+        with pytest.raises(SinkError, match=r"do not accept each other: .*certificate.*Check the options"):
+            write_rows(sink(kafka, topic_name, bootstrap_servers=kafka.tls, **settings), [rows("x")])
+
+
+def test_a_writer_that_failed_between_two_tasks_is_not_used_again(kafka: Broker, topic_name: str) -> None:
+    to = sink(kafka, create_topic(kafka.plain, topic_name))
+    write_batches(to, [rows("a")])
+    _idle[to]._failed = SinkError("the brokers closed the connection of an idle task")
+    write_batches(to, [rows("b")])
+    first = _idle[to]
+    write_batches(to, [rows("c")])
+    assert values(kafka, topic_name) == ["a", "b", "c"]
+    assert _idle[to] is first, "a writer that is well is used again"
+
+
 def test_a_full_queue_is_waited_for_and_the_order_stays(kafka: Broker, topic_name: str) -> None:
     topic = create_topic(kafka.plain, topic_name)
     texts = [str(n) for n in range(3000)]
@@ -234,7 +254,8 @@ def test_rows_of_a_task_killed_in_its_transaction_are_never_seen(kafka: Broker, 
     program = f"""
         import os, signal
         import pyarrow as pa
-        from headgate.connectors.kafka.sink import KafkaSink, TransactionalWriter
+        from headgate.connectors.kafka.sink_options import KafkaSink
+        from headgate.connectors.kafka.transactions import TransactionalWriter
 
         options = {{"kafka.bootstrap.servers": {kafka.plain!r}, "guarantee": "exactly-once", "topic": {topic!r}}}
         batch = pa.record_batch({{"value": ["a", "b"]}})

@@ -1,11 +1,17 @@
-"""The commands of ./run that need nothing installed: help, and an unknown one."""
+"""The commands of ./run that need nothing installed, help and an unknown one; and the broker that it starts."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from confluent_kafka.admin import AdminClient
+
+from local.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +45,25 @@ def test_an_unknown_command_is_named_and_fails() -> None:
     assert "there is no command 'dmeo'" in done.stderr
     assert "usage: ./run COMMAND" in done.stderr
     assert done.stdout == ""
+
+
+def test_kafka_runs_until_ctrl_c_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What ``./run kafka`` starts once everything is set up."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "local.kafka", "--port", str(port), "--folder", str(tmp_path)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        assert f"Kafka listens on 127.0.0.1:{port}" in process.stdout.readline()
+        (broker,) = psutil.Process(process.pid).children()
+        assert AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=30).brokers
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert not broker.is_running()
+    finally:
+        process.kill()
 
 
 def test_ci_only_runs_the_tests() -> None:

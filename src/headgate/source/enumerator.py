@@ -169,9 +169,10 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         """
 
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
-        """Note that splits are read to their end, and that the next snapshot is taken with that knowledge.
+        """Note that splits are read to their end, for enumerators that wait for it: a shard's children follow it.
 
-        For enumerators that remember what they assigned; not promised, so that nothing may depend on it but memory.
+        Every end is told, after a restore perhaps once more. The next snapshot is taken with that knowledge, and no
+        completed checkpoint is without both the split and the knowledge of its end (FLINK-37627).
         """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import pyarrow as pa
@@ -142,11 +142,19 @@ class SupportsBoundedPlans(Protocol[SplitT]):
 class SupportsTaskGroups(Protocol[SplitT]):
     """A source that decides which of its splits share a Spark task. Others are packed by size."""
 
-    def group_splits(self, splits: Sequence[SplitT]) -> Sequence[Sequence[SplitT]]:
+    def grouping(self) -> dict[str, Any]:
+        """Return what decides how splits are grouped beside the splits themselves, as JSON: values of options.
+
+        A streaming query keeps it with each micro-batch, so that a replay has the same tasks whatever the options are
+        by then.
+        """
+        ...
+
+    def group_splits(self, splits: Sequence[SplitT], grouping: Mapping[str, Any]) -> Sequence[Sequence[SplitT]]:
         """Return the splits of a read, all of which have an end, by task. Must not block.
 
         A split may be cut into several, whose ids are then their own; together they read what it would have read.
-        Splits with nothing to read may be left out.
+        Splits with nothing to read may be left out. Nothing but the two arguments may decide.
         """
         ...
 

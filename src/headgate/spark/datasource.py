@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -126,13 +126,18 @@ class _Reader:
             )
         return to_arrow_schema(self._schema, timezone="UTC")
 
-    def _group(self, splits: Sequence[Split]) -> Sequence[Sequence[Split]]:
+    def _grouping(self) -> dict[str, Any]:
+        from headgate.source import SupportsTaskGroups
+
+        return self._source.grouping() if isinstance(self._source, SupportsTaskGroups) else {"cores": os.cpu_count()}
+
+    def _group(self, splits: Sequence[Split], grouping: Mapping[str, Any]) -> Sequence[Sequence[Split]]:
         from headgate.source import SupportsTaskGroups
         from headgate.spark.packing import pack
 
         if isinstance(self._source, SupportsTaskGroups):
-            return self._source.group_splits(splits)
-        return pack(splits, os.cpu_count() or 1)
+            return self._source.group_splits(splits, grouping)
+        return pack(splits, grouping["cores"] or 1)
 
     def _partitions(self, tasks: Sequence[Sequence[Split]]) -> list[InputPartition]:
         serialize = self._source.split_serializer.serialize
@@ -158,7 +163,8 @@ class BatchReader(_Reader, DataSourceReader):
         """Run the enumerator to its end and cut its splits into tasks."""
         from headgate.spark.planner import plan_batch
 
-        return self._partitions(self._group(plan_batch(self._source, self._arrow_schema(), _now_ms())))
+        splits = plan_batch(self._source, self._arrow_schema(), _now_ms())
+        return self._partitions(self._group(splits, self._grouping()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task's splits."""
@@ -227,7 +233,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._planner is None:
             from headgate.spark.stream_plan import StreamPlanner
 
-            self._planner = StreamPlanner(self._source, self._arrow_schema(), self._group)
+            self._planner = StreamPlanner(self._source, self._arrow_schema(), self._group, self._grouping())
         return self._planner
 
     def _limits(self) -> PlanLimits:

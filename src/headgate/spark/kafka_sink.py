@@ -26,7 +26,7 @@ from headgate.spark.datasource import HeadgateDataSource
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headgate.connectors.kafka.sink import KafkaSink
+    from headgate.connectors.kafka.sink_options import KafkaSink
 
 _READ_BY = ("assign", "subscribe", "subscribepattern")
 """One of these options, in lower case, is needed to read, and none is known to write."""
@@ -84,7 +84,7 @@ class KafkaDataSource(HeadgateDataSource):
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from headgate.connectors.kafka.client_config import require_client_library
-        from headgate.connectors.kafka.sink import KafkaSink
+        from headgate.connectors.kafka.sink_options import KafkaSink
 
         require_client_library()
         return KafkaSink.of(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
@@ -97,7 +97,13 @@ class BatchWriter(DataSourceArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows, and wait until the brokers have them."""
+        """Write one task's rows, and wait until the brokers have them.
+
+        Raises
+        ------
+        SinkError
+            Not all rows were written; some may be.
+        """
         from headgate.connectors.kafka.sink import write_batches
 
         write_batches(self._sink, iterator)
@@ -111,7 +117,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows of a micro-batch, and wait until the brokers have them, or have committed them."""
+        """Write one task's rows of a micro-batch, and wait until the brokers have them, or have committed them.
+
+        Raises
+        ------
+        SinkError
+            Not all rows were written: exactly once none, otherwise some may be.
+        """
         from headgate.connectors.kafka.sink import write_batches, write_epoch
 
         if self._sink.exactly_once:
@@ -176,6 +188,11 @@ def task_and_epoch() -> tuple[str, int]:
     """Return the name of this task, the same in every batch of the query and every run of it, and the batch's number.
 
     Spark tells a sink neither; both are properties of the job that its tasks can read (traps, 15).
+
+    Raises
+    ------
+    InternalError
+        It runs in no task of a streaming query.
     """
     from headgate.errors import InternalError
 

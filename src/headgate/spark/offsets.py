@@ -51,10 +51,10 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
     splits
         The splits in progress.
     plan
-        The ranges that this micro-batch reads, as splits with a stop, in the order of its tasks.
-    tasks
-        How many of these ranges each task reads: a replay on a machine with other cores or other options must cut
-        the batch as before, for sinks that know rows by their task. Left out in offsets of 0.1.0.
+        The ranges that this micro-batch reads, as splits with a stop.
+    grouping
+        What decides, beside the plan, which task reads what: a replay on a machine with other cores or with other
+        options must cut the batch as before, for sinks that know rows by their task. Left out in offsets of 0.1.0.
     state_id
         Names the query's folder under ``stateLocation``; None without that option.
     behind_stops
@@ -68,7 +68,7 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
     enumerator: dict[str, Any]
     splits: list[SplitInProgress]
     plan: list[dict[str, Any]]
-    tasks: list[int] | msgspec.UnsetType = msgspec.UNSET
+    grouping: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     state_id: str | None = None
     behind_stops: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
 

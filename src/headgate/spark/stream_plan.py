@@ -13,11 +13,10 @@ it goes on behind that stop, for a later run.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +52,10 @@ READ_AHEAD_MS = 1000
 """How long a source without known end positions may read ahead per split while a batch is planned."""
 
 
-Group = Callable[[Sequence[Split]], Sequence[Sequence[Split]]]
+Group = Callable[[Sequence[Split], Mapping[str, Any]], Sequence[Sequence[Split]]]
 
 
-def _one_each(splits: Sequence[Split]) -> list[list[Split]]:
+def _one_each(splits: Sequence[Split], grouping: Mapping[str, Any]) -> list[list[Split]]:
     return [[split] for split in splits]
 
 
@@ -77,6 +76,8 @@ class StreamPlanner:
         The columns that are read.
     group
         Says which ranges share a task, and may cut them. The default is a task for each range.
+    grouping
+        What ``group`` needs to know beside the ranges, as JSON; kept in offsets, and given back by them.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class StreamPlanner:
         source: Source[Any, Any],
         schema: pa.Schema,
         group: Group = _one_each,
+        grouping: Mapping[str, Any] | None = None,
     ) -> None:
         check_supported(source, Boundedness.CONTINUOUS_UNBOUNDED, "spark.readStream")
         if not isinstance(source, SupportsBoundedPlans):
@@ -97,6 +99,7 @@ class StreamPlanner:
         self._plans: SupportsBoundedPlans[Any] = source
         self._schema = schema
         self._group = group
+        self._grouping = dict(grouping or {})
         self._location: str | None = source.options["stateLocation"]
         self._freezing = False
         self._context: PlannerContext | None = None
@@ -105,6 +108,7 @@ class StreamPlanner:
         self._state_id: str | None = None
         self._in_progress: dict[str, _InProgress] = {}
         self._at_target: set[str] = set()
+        self._second_targets: dict[str, _InProgress] = {}
         self._behind_stops: dict[str, Split] = {}
         self._number = 0
         self._planned_ms: int | None = None
@@ -148,7 +152,6 @@ class StreamPlanner:
             enumerator.notify_splits_finished(finished)
         self._number += 1
         self._planned_ms = now_ms
-        tasks = self._group([planned.split for planned in ranges])
         offset = Offset(
             source=self._source.name,
             options=msgspec.to_builtins(self._source.options.fixed),
@@ -160,8 +163,8 @@ class StreamPlanner:
                 )
                 for each in self._in_progress.values()
             ],
-            plan=[self._write(split) for task in tasks for split in task],
-            tasks=[len(task) for task in tasks],
+            plan=[self._write(planned.split) for planned in ranges],
+            grouping=self._grouping,
             state_id=self._state_id,
             behind_stops=[self._write(split) for split in self._behind_stops.values()] or msgspec.UNSET,
         )
@@ -182,10 +185,8 @@ class StreamPlanner:
             self._recent.append(dict(end))
         offset = self._decode(dict(end))
         plan = [self._read(each) for each in offset.plan]
-        if isinstance(offset.tasks, msgspec.UnsetType):
-            return [list(task) for task in self._group(plan)]
-        splits = iter(plan)
-        return [list(itertools.islice(splits, size)) for size in offset.tasks]
+        grouping = self._grouping if isinstance(offset.grouping, msgspec.UnsetType) else offset.grouping
+        return [list(task) for task in self._group(plan, grouping)]
 
     def committed(self, end: Mapping[str, Any]) -> None:
         """Note that Spark will not go back before ``end``: delete files that only older offsets named."""
@@ -225,7 +226,7 @@ class StreamPlanner:
         self.close()
         context = PlannerContext(self._source.name, Boundedness.CONTINUOUS_UNBOUNDED, self._schema, now_ms)
         self._in_progress, self._at_target, self._number, self._state_id = {}, set(), 0, None
-        self._behind_stops = {}
+        self._behind_stops, self._second_targets = {}, {}
         reported: list[Split] = []
         if start == INITIAL:
             self._open_store(None)
@@ -253,6 +254,7 @@ class StreamPlanner:
         else:
             context.register_reader()
             enumerator.add_reader(VIRTUAL_READER)
+        self._forget_dropped()
         self._last = start
 
     def _reassign(self, reported: Sequence[Split]) -> None:
@@ -267,6 +269,15 @@ class StreamPlanner:
         waiting = sorted(before.keys() - self._in_progress.keys())
         if waiting:
             logger.warning("%s does not go on with these splits for now: %s", self._source.name, ", ".join(waiting))
+
+    def _forget_dropped(self) -> None:
+        """Keep what is behind a stop for splits only that the enumerator may assign: its state names those.
+
+        Should another split have the id of a dropped one later, a topic that is named again, it has no such stop.
+        """
+        if self._behind_stops:
+            named = set(_texts(self._enumerator_state()))
+            self._behind_stops = {name: split for name, split in self._behind_stops.items() if name in named}
 
     def _open_store(self, state_id: str | None) -> None:
         if self._location is not None:
@@ -336,14 +347,21 @@ class StreamPlanner:
             self._set_targets(pulled, now_ms)
 
     def _set_targets(self, split_ids: Sequence[str], now_ms: int) -> None:
-        """Give each split a stop where its data ends now."""
-        splits = [each.split for name in split_ids if (each := self._in_progress[name]).then is None]
+        """Give each split a stop where its data ends now.
+
+        One that has the stop of an earlier run, which ended before it was there, gets its stop behind that one.
+        """
+        chosen = [self._in_progress[name] for name in split_ids]
+        splits = [each.split for each in chosen if each.then is None]
         self._at_target.update(split.split_id for split in splits)
         for planned in self._plans.plan_ranges(splits, PlanLimits(), now_ms) if splits else ():
             split_id = planned.split.split_id
             self._at_target.discard(split_id)
             if planned.rest is not None:
                 self._in_progress[split_id] = _InProgress(planned.split, planned.rest)
+        behind = [each.then for each in chosen if each.then is not None]
+        for planned in self._plans.plan_ranges(behind, PlanLimits(), now_ms) if behind else ():
+            self._second_targets[planned.split.split_id] = _InProgress(planned.split, planned.rest)
 
     def _discovered(self) -> bool:
         """Whether something was found, be it that there is nothing, that a restart must not resolve once more."""
@@ -379,6 +397,8 @@ class StreamPlanner:
         each = self._in_progress[split_id]
         if planned.rest is not None:
             each.split = planned.rest
+        elif split_id in self._second_targets:
+            self._in_progress[split_id] = self._second_targets.pop(split_id)
         elif each.then is not None:
             self._in_progress[split_id] = _InProgress(each.then)
             if self._running()[0].frozen:
@@ -439,6 +459,19 @@ class StreamPlanner:
                     value=now.get(name),
                 )
         return offset
+
+
+def _texts(data: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, names of fields included."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping):
+        for name, value in data.items():
+            yield name
+            yield from _texts(value)
+    elif isinstance(data, Sequence):
+        for value in data:
+            yield from _texts(value)
 
 
 class _Budget:

@@ -27,9 +27,9 @@ def test_version_1_is_read_and_written_as_it_was() -> None:
     assert offset_serializer.serialize(VERSION_1) == golden
 
 
-def test_tasks_were_added_to_version_1() -> None:
-    """Left out, they are as in offsets of 0.1.0; an older Headgate would ignore them."""
-    golden = (GOLDEN / "offset-v1-tasks.json").read_bytes()
-    with_tasks = msgspec.structs.replace(VERSION_1, plan=[*VERSION_1.plan, {"v": 1, "split_id": "b"}], tasks=[1, 1])
-    assert offset_serializer.deserialize(golden) == with_tasks
-    assert offset_serializer.serialize(with_tasks) == golden
+def test_grouping_was_added_to_version_1() -> None:
+    """Left out, it is as in offsets of 0.1.0; an older Headgate would ignore it."""
+    golden = (GOLDEN / "offset-v1-grouping.json").read_bytes()
+    with_grouping = msgspec.structs.replace(VERSION_1, grouping={"cores": 2})
+    assert offset_serializer.deserialize(golden) == with_grouping
+    assert offset_serializer.serialize(with_grouping) == golden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -72,18 +73,18 @@ def test_an_empty_world_makes_no_batch() -> None:
 
 def test_a_replay_has_the_tasks_of_the_plan_whatever_machine_or_options_cut_it() -> None:
     """A sink that knows rows by their task must find them in the same one."""
+
+    def group(splits: Sequence[RangeSplit], grouping: Mapping[str, int]) -> list[Sequence[RangeSplit]]:
+        return [splits[: grouping["first"]], splits[grouping["first"] :]]
+
     world = World(a=5, b=3, c=2)
     source = CountingSource({}, world)
-    end = StreamPlanner(source, source.schema(), lambda splits: [splits[:2], splits[2:]]).plan(INITIAL, NO_LIMITS, 0)
-    again = StreamPlanner(source, source.schema(), lambda splits: [splits]).tasks(INITIAL, through_the_log(end), 0)
-    assert [[split.split_id for split in task] for task in again] == [["a", "b"], ["c"]]
-
-
-def test_an_offset_without_tasks_is_cut_when_it_is_replayed() -> None:
-    world = World(a=5, b=3)
-    end = through_the_log(planner(world).plan(INITIAL, NO_LIMITS, 0))
-    del end["tasks"]
-    assert [len(task) for task in planner(world).tasks(INITIAL, end, 0)] == [1, 1]
+    end = StreamPlanner(source, source.schema(), group, {"first": 2}).plan(INITIAL, NO_LIMITS, 0)
+    again = StreamPlanner(source, source.schema(), group, {"first": 1})
+    assert [len(task) for task in again.tasks(INITIAL, through_the_log(end), 0)] == [2, 1]
+    without = through_the_log(end)
+    del without["grouping"]  # an offset of 0.1.0
+    assert [len(task) for task in again.tasks(INITIAL, without, 0)] == [1, 2]
 
 
 def test_a_small_plan_waits_for_more_rows_but_not_for_ever() -> None:
@@ -184,6 +185,22 @@ def test_available_now_stopped_half_way_goes_on_behind_its_stop() -> None:
     last = later.plan(end, NO_LIMITS, 20)
     read = rows(later.tasks(half, end, 20)) + rows(later.tasks(end, last, 20))
     assert read == [("a", n) for n in range(4, 12)]
+
+
+def test_available_now_after_one_that_was_stopped_half_way_reads_what_is_there_when_it_starts() -> None:
+    world = World(a=10)
+    plans = planner(world)
+    plans.freeze()
+    start = through_the_log(plans.plan(INITIAL, PlanLimits(max_rows=4), 0))
+    world.lengths["a"] = 15
+    later = planner(world)
+    later.freeze()
+    read, now_ms = [], 10
+    while (end := later.plan(start, PlanLimits(max_rows=4), now_ms)) != start:
+        world.lengths["a"] = 50
+        read += rows(later.tasks(start, end, now_ms))
+        start, now_ms = end, now_ms + 10
+    assert read == [("a", n) for n in range(4, 15)]
 
 
 def test_available_now_that_replays_a_batch_first_takes_its_end_from_then() -> None:

@@ -4,7 +4,8 @@ The data's way: `cluster` asks the brokers what there is, `positions` says where
 makes splits of partitions and hands them out, `ranges` fixes what a micro-batch reads of them and `tasks` which of
 these ranges share a task; `split_reader` reads them with `consumers` (kept from task to task) and the decoders
 `bulk` (whole batches by librdkafka's C interface) or `plain` (one message at a time, the fall-back); `columns` makes
-record batches of what they return. `sink` writes. `source` ties them together.
+record batches of what they return. `source` ties them together. The other way, `sink` writes the rows of a task, with a
+`writer` or in `transactions`, as `sink_options` says.
 
-confluent-kafka and numba are imported when they are used, never when this package is.
+Never: import confluent-kafka or numba before they are used.
 """

@@ -301,7 +301,10 @@ def _copy(  # type: ignore[no-untyped-def]
     messages, keys, values, timestamps, lines, key_ends, key_data, key_valid, value_ends, value_data, value_valid,
     offsets, times, kinds, timestamp_of, destroy,
 ):  # fmt: skip
-    """Copy the messages of one partition into columns, and give them back. Return the numbers of nulls."""
+    """Copy the messages of one partition into columns, and give them back, which leaves 0 of their addresses.
+
+    Return the numbers of nulls.
+    """
     kind = np.empty(1, np.int32)
     kind_at = np.uint64(kind.ctypes.data)
     key_at = np.uint64(key_data.ctypes.data)
@@ -338,6 +341,7 @@ def _copy(  # type: ignore[no-untyped-def]
             times[index] = _timestamp(timestamp_of, message, kind_at)
             kinds[index] = kind[0] - 1
         _destroy(destroy, message)
+        messages[index] = 0
     return null_keys, null_values
 
 
@@ -430,6 +434,15 @@ def _array(kind: pa.DataType, buffers: tuple[Any, Any, Any], nulls: int) -> Any:
     return pa.Array.from_buffers(kind, len(ends) - 1, [bits, pa.py_buffer(ends), pa.py_buffer(data)], nulls)
 
 
+def _check_size(source: TopicPartition, *sizes: int) -> None:
+    if max(sizes) > _MOST_BYTES:
+        raise SourceError(
+            f"Kafka's client had {max(sizes)} bytes of {source} at once; a column holds 2 GiB. "
+            "Lower kafka.queued.max.messages.kbytes.",
+            source="kafka",
+        )
+
+
 def _text(given: bytes | None) -> str:
     return (given or b"").decode(errors="replace")
 
@@ -461,6 +474,7 @@ class BulkConsumer:
         # Guarded by _lock, against a wake_up while it is closed:
         self._queue: int | None = self._library.rd_kafka_queue_get_consumer(self._client)
         self._messages = np.empty(MOST_MESSAGES, np.uint64)
+        self._arranged = np.empty(MOST_MESSAGES, np.uint64)
         self._group_of = np.empty(MOST_MESSAGES, np.int64)
         self._tables = tuple(
             np.empty(MOST_MESSAGES, kind) for kind in (np.uint64, np.int32, np.int64, np.int64, np.int64)
@@ -531,11 +545,23 @@ class BulkConsumer:
         at_most = min(at_most, MOST_MESSAGES)
         if 0 < count < at_most:
             count += max(0, consume(self._queue, LINGER_MS, at + 8 * count, at_most - count))
-        records = self._records(count, wanted) if count > 0 else []
+        records = self._records_or_nothing_left(count, wanted) if count > 0 else []
         events, self._events = self._events, []
         return Consumed(records, events)
 
-    def _records(self, count: int, wanted: Wanted) -> list[Records]:
+    def _records_or_nothing_left(self, count: int, wanted: Wanted) -> list[Records]:
+        """Return the records; on an error give all messages back: with one that is left, `close` would never return."""
+        arranged = self._arranged[:count]
+        arranged[:] = self._messages[:count]
+        try:
+            return self._records(count, wanted, arranged)
+        except BaseException:
+            for message in arranged:
+                if message:
+                    self._library.rd_kafka_message_destroy(int(message))
+            raise
+
+    def _records(self, count: int, wanted: Wanted, arranged: npt.NDArray[np.uint64]) -> list[Records]:
         topics, partitions, counts, key_bytes, value_bytes = self._tables
         groups = _sort(
             self._messages, count, int(wanted.lines), topics, partitions, counts, key_bytes, value_bytes,
@@ -543,7 +569,6 @@ class BulkConsumer:
         )  # fmt: skip
         starts = np.zeros(groups + 1, np.int64)
         np.cumsum(counts[:groups], out=starts[1:])
-        arranged = np.empty(count, np.uint64)
         errors = _arrange(self._messages, count, self._group_of, starts.copy(), arranged)
         records = [
             self._columns(
@@ -553,8 +578,10 @@ class BulkConsumer:
             )
             for group in range(groups)
         ]  # fmt: skip
-        for message in arranged[errors:][::-1]:
-            self._events.append(self._event(int(message)))
+        for index in range(count - 1, errors - 1, -1):
+            self._events.append(self._event(int(arranged[index])))
+            self._library.rd_kafka_message_destroy(int(arranged[index]))
+            arranged[index] = 0
         return records
 
     def _event(self, address: int) -> ClientEvent:
@@ -563,21 +590,14 @@ class BulkConsumer:
         if message.topic:
             source = TopicPartition(_text(self._library.rd_kafka_topic_name(message.topic)), message.partition)
         text = _text(ctypes.string_at(message.payload, message.len)) if message.payload else ""
-        event = ClientEvent(message.err, text, source, message.offset)
-        self._library.rd_kafka_message_destroy(address)
-        return event
+        return ClientEvent(message.err, text, source, message.offset)
 
     def _columns(
         self, source: TopicPartition, messages: npt.NDArray[np.uint64], key_bytes: int, value_bytes: int, wanted: Wanted
     ) -> Records:
         rows = len(messages)
-        if max(key_bytes, value_bytes) > _MOST_BYTES:
-            raise SourceError(
-                f"Kafka's client had {max(key_bytes, value_bytes)} bytes of {source} at once; a column holds 2 GiB. "
-                "Lower kafka.queued.max.messages.kbytes.",
-                source="kafka",
-            )
-        headers = self._headers(messages) if wanted.headers else None  # before the messages are given back
+        _check_size(source, key_bytes, value_bytes)
+        headers = self._headers(source, messages) if wanted.headers else None  # before the messages are given back
         keys = _binary(rows, key_bytes, wanted.keys)
         values = _binary(rows, value_bytes, wanted.values)
         offsets = np.empty(rows, np.int64)
@@ -597,10 +617,11 @@ class BulkConsumer:
             headers,
         )
 
-    def _headers(self, messages: npt.NDArray[np.uint64]) -> Any:
+    def _headers(self, source: TopicPartition, messages: npt.NDArray[np.uint64]) -> Any:
         rows = len(messages)
         lists, counts = np.empty(rows, np.uint64), np.empty(rows, np.int64)
         total, name_bytes, value_bytes = _measure_headers(messages, lists, counts, self._headers_of, self._header_of)
+        _check_size(source, int(name_bytes), int(value_bytes))
         ends, _, valid = _binary(rows, 0)
         name_ends, name_data, _ = _binary(total, name_bytes)
         values = _binary(total, value_bytes)

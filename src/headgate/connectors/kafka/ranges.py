@@ -28,16 +28,24 @@ class Available(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     latest
-        The offset behind the last record of each partition; one that is absent does not exist.
+        The offset behind the last record of each partition that may be read; one that is absent does not exist.
     earliest
         The offset of the first record, where it was asked for. One above a split's position is a loss of data.
+    ends
+        The offset behind the last record, open transactions or not, where it was asked for; elsewhere ``latest``. One
+        below a split's position is a loss of data; below ``latest`` alone it waits for a transaction to end.
     topic_ids
         Kafka's own id by topic, where it is known.
     """
 
     latest: Mapping[TopicPartition, int]
     earliest: Mapping[TopicPartition, int] = msgspec.field(default_factory=dict)
+    ends: Mapping[TopicPartition, int] = msgspec.field(default_factory=dict)
     topic_ids: Mapping[str, str | None] = msgspec.field(default_factory=dict)
+
+    def end(self, partition: TopicPartition) -> int | None:
+        """Return the offset behind the last record; None: there is no such partition."""
+        return self.ends.get(partition, self.latest.get(partition))
 
 
 def plan_ranges(
@@ -134,14 +142,14 @@ def lag(splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]) -> d
 def _loss(split: KafkaSplit, available: Available) -> DataLossError | None:
     """Return the error for what a split wants and no longer finds, if there is any."""
     partition = split.topic_partition
-    latest = available.latest.get(partition)
+    end = available.end(partition)
     earliest = available.earliest.get(partition)
-    if latest is None:
+    if end is None:
         return _error(split, "the partition does not exist any longer", None)
-    found = (earliest, latest)
+    found = (earliest, end)
     if _is_recreated(split, available):
         return _error(split, "the topic was deleted and created again", found)
-    if max(split.position, split.stop or 0) > latest:
+    if max(split.position, split.stop or 0) > end:
         return _error(split, "the partition ends before it; it was truncated, or its topic created again", found)
     if earliest is not None and split.position < earliest:
         return _error(split, "its records were deleted before they were read", found)
@@ -172,11 +180,11 @@ def _error(split: KafkaSplit, what: str, found: tuple[int | None, int] | None) -
 def _behind_the_loss(split: KafkaSplit, available: Available) -> KafkaSplit:
     """Return the split where it goes on: finished if nothing of it can come any more, else at what there is."""
     partition = split.topic_partition
-    latest = available.latest.get(partition)
-    if latest is None:
+    end = available.end(partition)
+    if end is None:
         return msgspec.structs.replace(split, stop=split.position)
-    earliest = available.earliest.get(partition, latest)
-    is_another = _is_recreated(split, available) or split.position > latest
+    earliest = available.earliest.get(partition, end)
+    is_another = _is_recreated(split, available) or split.position > end
     if is_another and split.stop is not None:
         return msgspec.structs.replace(split, stop=split.position)  # its end was that of the records that are gone
     if is_another:
@@ -184,7 +192,7 @@ def _behind_the_loss(split: KafkaSplit, available: Available) -> KafkaSplit:
         return msgspec.structs.replace(split, position=earliest, topic_id=topic_id)
     if split.stop is None:
         return msgspec.structs.replace(split, position=max(split.position, earliest))
-    stop = min(split.stop, latest)
+    stop = min(split.stop, end)
     return msgspec.structs.replace(split, position=min(max(split.position, earliest), stop), stop=stop)
 
 

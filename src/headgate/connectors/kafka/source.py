@@ -109,17 +109,31 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         return kafka_schema(self.options["includeHeaders"])
 
     def create_enumerator(self, context: SplitEnumeratorContext[KafkaSplit]) -> SplitEnumerator[KafkaSplit, KafkaState]:
-        """Return an enumerator that discovers afresh."""
+        """Return an enumerator that discovers afresh.
+
+        Raises
+        ------
+        OptionError
+            A starting or an ending option is not one of reads of this boundedness.
+        """
         return self._enumerator(context, None)
 
     def restore_enumerator(
         self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState
     ) -> SplitEnumerator[KafkaSplit, KafkaState]:
-        """Return an enumerator that goes on from ``state``."""
+        """Return an enumerator that goes on from ``state``; raises as `create_enumerator`."""
         return self._enumerator(context, state)
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[KafkaSplit]:
-        """Return a reader with one consumer for all its partitions."""
+        """Return a reader with one consumer for all its partitions.
+
+        Raises
+        ------
+        OptionError
+            The schema has a column that there is not, or an option of the values cannot be used.
+        DeploymentError
+            confluent-kafka is not installed here.
+        """
         require_client_library()
         buffered_bytes: int = self.options["maxBufferedBytes"]
         queue_bytes = buffered_bytes // 4
@@ -137,27 +151,48 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
     def plan_ranges(
         self, splits: Sequence[KafkaSplit], limits: PlanLimits, now_ms: int
     ) -> Sequence[PlannedRange[KafkaSplit]]:
-        """Plan up to the latest offsets, each partition its share of the rows that are allowed."""
+        """Plan up to the latest offsets, each partition its share of the rows that are allowed. Blocks.
+
+        Raises
+        ------
+        DataLossError
+            What is to be read is no longer there, and ``failOnDataLoss`` is set.
+        SourceUnavailableError
+            The brokers do not answer within ``kafka.default.api.timeout.ms``.
+        """
         return plan_ranges(
             splits, self._look(splits, now_ms), limits.max_rows, fail_on_data_loss=self.options["failOnDataLoss"]
         )
 
-    def group_splits(self, splits: Sequence[KafkaSplit]) -> Sequence[Sequence[KafkaSplit]]:
+    def grouping(self) -> dict[str, Any]:
+        """Return the options that cut ranges and say which share a task."""
+        names = ("minPartitions", "maxRecordsPerPartition", "scan.parallelism", "scan.split-assigner")
+        return {name: self.options[name] for name in names}
+
+    def group_splits(self, splits: Sequence[KafkaSplit], grouping: Mapping[str, Any]) -> Sequence[Sequence[KafkaSplit]]:
         """Return which ranges share a task: by default, as in Spark, none do."""
         return group(
             splits,
-            min_partitions=self.options["minPartitions"],
-            max_records_per_partition=self.options["maxRecordsPerPartition"],
-            parallelism=self.options["scan.parallelism"],
-            assigner=self._assigner,
+            min_partitions=grouping["minPartitions"],
+            max_records_per_partition=grouping["maxRecordsPerPartition"],
+            parallelism=grouping["scan.parallelism"],
+            assigner=ASSIGNERS[grouping["scan.split-assigner"]](),
         )
 
     def lag(self, splits: Sequence[KafkaSplit], now_ms: int) -> Mapping[str, int]:
-        """Return how many offsets lie behind the splits, with the names of Spark's metrics."""
+        """Return how many offsets lie between the splits and the latest, by the names of Spark's metrics. Blocks."""
         return lag(splits, self._look(splits, now_ms).latest)
 
     def seek_event_time(self, split: KafkaSplit, timestamp_ms: int) -> KafkaSplit | None:
-        """Return ``split`` at its first record with this time stamp or a later one, by the broker's index."""
+        """Return ``split`` at its first record with this time stamp or a later one, by the broker's index. Blocks.
+
+        Never before its position; None: it has no such record, or none before its stop.
+
+        Raises
+        ------
+        SourceUnavailableError
+            The brokers do not answer within ``kafka.default.api.timeout.ms``.
+        """
         offset = self._brokers().at_timestamps({split.topic_partition: timestamp_ms}).get(split.topic_partition)
         if offset is None or (split.stop is not None and offset >= split.stop):
             return None
@@ -215,15 +250,23 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         """Return what there is of the splits' partitions, not always as it is this instant. Blocks."""
         partitions = {split.topic_partition: split for split in splits}
         known = self._available.latest.keys() >= partitions.keys()
-        if known and now_ms - self._latest_asked_ms < _LATEST_AGAIN_MS:
+        # A clock that was set back must not make facts look fresh until it is what it was again.
+        if known and 0 <= now_ms - self._latest_asked_ms < _LATEST_AGAIN_MS:
             return self._available
         latest = self._brokers().latest(partitions)
-        odd = any(split.position > latest.get(partition, -1) for partition, split in partitions.items())
-        if odd or not known or now_ms - self._others_asked_ms >= _OTHERS_AGAIN_MS:
+        odd = {
+            partition
+            for partition, split in partitions.items()
+            if max(split.position, split.stop or 0) > latest.get(partition, -1)
+        }
+        if odd or not known or not 0 <= now_ms - self._others_asked_ms < _OTHERS_AGAIN_MS:
             topics = self._brokers().topics({partition.topic for partition in partitions})
             earliest = self._brokers().earliest(partitions)
+            # Where only committed records are read, the latest offset is that of the first open transaction: a query
+            # that read on before, or was told to start behind it, has lost nothing.
+            ends = self._brokers().ends(odd) if self._client.reads_committed else {}
             topic_ids = {name: topic.topic_id for name, topic in topics.items()}
-            self._available = Available(latest=latest, earliest=earliest, topic_ids=topic_ids)
+            self._available = Available(latest=latest, earliest=earliest, ends=ends, topic_ids=topic_ids)
             self._others_asked_ms = now_ms
         else:
             self._available = msgspec.structs.replace(self._available, latest=latest)

@@ -408,6 +408,30 @@ def test_available_now_reads_up_to_what_was_there_and_a_later_run_goes_on() -> N
     assert planned(later, second, third) == {"rides-0": (10, 20), "rides-1": (0, 5)}
 
 
+def test_a_topic_dropped_while_it_had_a_stop_leaves_nothing_and_is_new_when_it_is_named_again() -> None:
+    """What lay behind the stop of an ``AvailableNow`` run stood in the offsets for ever, and met the next split."""
+    cluster = Cluster(rides=[10], trips=[10])
+
+    def started(subscribe: str, now: bool = False) -> StreamPlanner:
+        planner, _ = planner_of(cluster, subscribe=subscribe, discovery="1000", startingOffsets="earliest")
+        if now:
+            planner.freeze()
+        return planner
+
+    half = started("rides,trips", now=True).plan(INITIAL, PlanLimits(max_rows=6), 0)
+    assert all("then" in each for each in half["splits"]), "the run was stopped half way"
+    without = started("rides").plan(half, NO_LIMITS, 1000)
+    assert [each["split"]["topic"] for each in without["splits"]] == ["rides"]
+    assert "behind_stops" not in without
+    for offset in (without, without | {"behind_stops": [half["splits"][1]["then"]]}):
+        again = started("rides,trips", now=True)
+        end = again.plan(offset, NO_LIMITS, 2000)
+        assert planned(again, offset, end) == {"trips-0": (0, 10)}
+        cluster.topics["trips"] = [15]
+        assert again.plan(end, NO_LIMITS, 3000) == end, "what comes later is no part of this run"
+        cluster.topics["trips"] = [10]
+
+
 def test_a_deleted_topic_ends_and_one_made_again_is_read_from_its_beginning() -> None:
     cluster = Cluster(rides=[10], fares=[10])
     planner, _ = planner_of(cluster, discovery="100", failOnDataLoss="false")

@@ -151,6 +151,16 @@ def test_a_topic_made_again_and_still_empty_is_recorded_at_once() -> None:
     assert (planned.split, planned.rest) == (split(0, 0, 0, "second"), split(0, 0, None, "second"))
 
 
+def test_behind_an_open_transaction_nothing_is_lost_and_nothing_is_read() -> None:
+    """With ``read_committed`` the latest offset is where the first open transaction begins."""
+    at = TopicPartition("rides", 0)
+    waits = KafkaSplit(split_id="rides-0", topic="rides", partition=0, position=8)
+    available = Available(latest={at: 5}, earliest={at: 0}, ends={at: 9})
+    assert plan_ranges([waits], available, None, fail_on_data_loss=True) == []
+    with pytest.raises(DataLossError, match=r"0 to 7"):
+        plan_ranges([waits], Available(latest={at: 5}, earliest={at: 0}, ends={at: 7}), None, fail_on_data_loss=True)
+
+
 def test_what_is_read_to_its_stop_has_lost_nothing() -> None:
     (planned,) = plan([split(0, 5, 5)], available())
     assert (planned.split, planned.rest) == (split(0, 5, 5), None)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.kafka.sink import MARKER_SERIALIZER, KafkaSink, Marker, RowColumns, sink_error, write_epoch
+from headgate.connectors.kafka.sink import write_epoch
+from headgate.connectors.kafka.sink_options import KafkaSink, RowColumns
+from headgate.connectors.kafka.transactions import MARKER_SERIALIZER, Marker
+from headgate.connectors.kafka.writer import sink_error
 from headgate.errors import OptionError, SinkError
 
 BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9"}

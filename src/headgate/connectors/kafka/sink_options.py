@@ -1,0 +1,150 @@
+"""What the sink is told, checked: its options, and which of the rows' columns are Kafka's.
+
+Never: import pyspark, or connect to anything.
+
+Follows Spark 4.2, ``KafkaWriter.validateQuery``, for columns and their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.options import OPTION_SPECS
+from headgate.errors import OptionError
+from headgate.source.options import Options, OptionSpec, boolean, choice, text
+
+NAME = "headgate.kafka"
+
+SINK_OPTION_SPECS: tuple[OptionSpec, ...] = (
+    *(spec for spec in OPTION_SPECS if spec.name.lower().startswith("kafka.")),
+    OptionSpec("topic", text, None, "the topic of all rows; wins over the column 'topic'"),
+    OptionSpec(
+        "guarantee", choice("at-least-once", "exactly-once"), "at-least-once",
+        "whether a streaming query's retries may repeat rows",
+    ),
+    OptionSpec("includeHeaders", boolean, False, "", status="no-op", why="A column 'headers' is always written."),
+    OptionSpec("checkpointLocation", text, None, "", status="no-op", why="Spark's own."),
+    OptionSpec("queryName", text, None, "", status="no-op", why="Spark's own."),
+)  # fmt: skip
+"""The options of the sink; ``kafka.*`` are those of the source, for a producer."""
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """Where in a batch the columns are that Kafka knows; others are not written. None: there is no such column."""
+
+    value: int
+    key: int | None = None
+    topic: int | None = None
+    headers: int | None = None
+    partition: int | None = None
+
+    @classmethod
+    def of(cls, schema: pa.Schema, topic: str | None) -> RowColumns:
+        """Check the columns' names and types as Spark's ``kafka`` sink does.
+
+        Parameters
+        ----------
+        schema
+            The rows' columns; names count with their case, of equal ones the first.
+        topic
+            The topic of all rows, or None if the rows name theirs.
+
+        Raises
+        ------
+        OptionError
+            A column is missing or has the wrong type.
+        """
+        found: dict[str, int] = {}
+        for name, (is_allowed, allowed) in _COLUMN_TYPES.items():
+            if name not in schema.names or (name == "topic" and topic is not None):
+                continue
+            found[name] = schema.names.index(name)
+            data_type = schema.field(found[name]).type
+            if not is_allowed(data_type):
+                raise OptionError(
+                    f"{NAME}: the column {name!r} must be {allowed}, not {data_type}. Cast it.",
+                    source=NAME, option=name, value=str(data_type),
+                )  # fmt: skip
+        if "value" not in found:
+            raise OptionError(
+                f"{NAME}: the rows have no column 'value' ({', '.join(schema.names)}). Name one so: it becomes the "
+                "value of the Kafka records.",
+                source=NAME, option="value", value=None,
+            )  # fmt: skip
+        if topic is None and "topic" not in found:
+            raise OptionError(
+                f"{NAME}: where should the rows go? Set the option 'topic', or add a column 'topic'.",
+                source=NAME, option="topic", value=None,
+            )  # fmt: skip
+        return cls(**found)
+
+
+def _is_text_or_bytes(data_type: pa.DataType) -> bool:
+    return _is_text(data_type) or data_type in (pa.binary(), pa.large_binary())
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    return data_type in (pa.string(), pa.large_string())
+
+
+def _is_headers(data_type: pa.DataType) -> bool:
+    if not pa.types.is_list(data_type) or not pa.types.is_struct(data_type.value_type):
+        return False
+    fields = {field.name: field.type for field in data_type.value_type}
+    return list(fields) == ["key", "value"] and _is_text(fields["key"]) and _is_text_or_bytes(fields["value"])
+
+
+_COLUMN_TYPES = {
+    "key": (_is_text_or_bytes, "a string or binary"),
+    "value": (_is_text_or_bytes, "a string or binary"),
+    "topic": (_is_text, "a string"),
+    "headers": (_is_headers, "an array<struct<key: string, value: binary>>"),
+    "partition": (pa.types.is_int32, "an int"),
+}
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """What to write and where to, checked; it travels to the tasks.
+
+    Parameters
+    ----------
+    client
+        The brokers and how to talk to them.
+    columns
+        Where the records' parts are in a batch.
+    topic
+        The topic of all rows; None: the rows name theirs.
+    exactly_once
+        Whether epochs are written by transactions.
+    """
+
+    client: ClientConfig
+    columns: RowColumns
+    topic: str | None
+    exactly_once: bool
+
+    @classmethod
+    def of(cls, raw: Mapping[str, str], schema: pa.Schema) -> KafkaSink:
+        """Validate the options and the columns.
+
+        Raises
+        ------
+        OptionError
+            An option is unknown or has a bad value; a column is missing or has the wrong type.
+        """
+        options = Options.parse(NAME, SINK_OPTION_SPECS, raw)
+        client = ClientConfig.of(options)
+        exactly_once = options["guarantee"] == "exactly-once"
+        if "transactional.id" in client.producer():
+            raise options.error(
+                "kafka.transactional.id", "cannot be set: with guarantee exactly-once each task has its own."
+            )
+        if exactly_once and client.producer().get("enable.idempotence") in (False, "false"):
+            raise options.error("kafka.enable.idempotence", "cannot be false with guarantee exactly-once.")
+        return cls(client, RowColumns.of(schema, options["topic"]), options["topic"], exactly_once)

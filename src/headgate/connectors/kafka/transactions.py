@@ -1,0 +1,266 @@
+"""Writes epochs by transactions: the rows of an epoch and the marker that says so, both or neither.
+
+Never: reuse a transactional id for another task, or commit a marker in another transaction than its rows.
+
+The marker is an offset of a consumer group named as the transactional id, on partition 0 of every topic that the
+transaction writes, and is looked up by the group alone: a replay finds it whatever topic its first row goes to.
+
+Follows KIP-98, "Exactly Once Delivery and Transactional Messaging".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from headgate.connectors.kafka.consumers import client_log
+from headgate.connectors.kafka.sink_options import NAME, KafkaSink
+from headgate.connectors.kafka.writer import KafkaWriter, sink_error
+from headgate.errors import SinkError
+from headgate.source.serialization import VersionedSerializer
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+_AGAIN_S = 0.1
+"""How long to wait before brokers that cannot answer yet are asked again."""
+_TRANSACTION_TIMEOUT_MS = 900_000
+"""What a broker allows at most, by its default."""
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """Stands for a committed epoch, in the transaction that committed it.
+
+    Parameters
+    ----------
+    epoch
+        The epoch: the number of Spark's micro-batch.
+    rows
+        How many rows the task wrote in it, so that a replay of other rows is noticed.
+    """
+
+    epoch: int
+    rows: int
+
+
+MARKER_SERIALIZER: VersionedSerializer[Marker] = VersionedSerializer(
+    Marker, version=1, what="the marker of an epoch in a consumer group of headgate.kafka's sink"
+)
+"""Version 1 since 0.2.0. It is the metadata of the offset ``epoch + 1``."""
+
+
+class TransactionalWriter(KafkaWriter):
+    """Writes epochs by transactions: `begin`, `write`, then `commit` or `abort`; and again.
+
+    Made, it has ended what earlier writers of this name left open, and they can write no more.
+
+    Parameters
+    ----------
+    sink
+        What to write and where to.
+    name
+        The transactional id, and the name of the consumer group that holds the marker.
+
+    Raises
+    ------
+    SinkError
+        The brokers do not answer or refuse.
+    OptionError
+        librdkafka knows no such setting, or not such a value.
+    """
+
+    def __init__(self, sink: KafkaSink, name: str) -> None:
+        self._name = name
+        super().__init__(sink)
+        self._topics: set[str] = set()
+        self._rows = 0
+        self._began_s = time.monotonic()
+        self._timeout_s = sink.client.timeout_ms / 1000
+        try:
+            self._init_transactions()
+        except SinkError:
+            self.close()
+            raise
+
+    def _init_transactions(self) -> None:
+        """Wait for the brokers in steps: only between calls is told that they refuse the password."""
+        from confluent_kafka import KafkaError as Codes
+        from confluent_kafka import KafkaException
+
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                with self._translated("starting"):
+                    self._producer.init_transactions(min(0.2, self._timeout_s))
+                return
+            except SinkError as error:
+                # librdkafka goes on in the background; the next call waits for the same.
+                cause = error.__cause__
+                slow = isinstance(cause, KafkaException) and (
+                    cause.args[0].retriable()
+                    or cause.args[0].code() in (Codes._TIMED_OUT, Codes.CONCURRENT_TRANSACTIONS)
+                )
+                if not slow or self._failed is not None or time.monotonic() >= deadline_s:
+                    raise
+
+    def _settings(self) -> dict[str, Any]:
+        settings = {"transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS} | super()._settings()
+        user, timeout_ms = self._sink.client.producer(), str(settings["transaction.timeout.ms"])
+        if timeout_ms.isdecimal() and not {"delivery.timeout.ms", "message.timeout.ms"} & user.keys():
+            # librdkafka wants it so.
+            settings["delivery.timeout.ms"] = min(settings["delivery.timeout.ms"], int(timeout_ms))
+        return settings | {"transactional.id": self._name}
+
+    def marker(self) -> Marker | None:
+        """Return the marker of the last epoch that was committed under this name; None: there is none yet.
+
+        Raises
+        ------
+        SinkError
+            The brokers do not answer or refuse.
+        StoredStateError
+            Somebody else committed to the group, or a newer Headgate did.
+        """
+        from confluent_kafka.admin import AdminClient
+
+        with self._translated("reading the marker"):
+            admin = AdminClient({**self._sink.client.admin()}, logger=client_log)  # let go of, it answers nothing
+            committed = self._committed(admin)
+        last: Any = None
+        for each in committed:
+            if each.offset >= 0 and (last is None or each.offset > last.offset):
+                last = each
+        return None if last is None else MARKER_SERIALIZER.deserialize((last.metadata or "").encode())
+
+    def _committed(self, admin: AdminClient) -> list[TopicPartition]:
+        """Return the offsets of the group. Brokers that cannot tell yet, as after their start, are asked again."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+        from confluent_kafka import KafkaError as Codes
+
+        passing = (
+            Codes.COORDINATOR_LOAD_IN_PROGRESS, Codes.COORDINATOR_NOT_AVAILABLE, Codes.NOT_COORDINATOR,
+            Codes.UNSTABLE_OFFSET_COMMIT, Codes._TRANSPORT, Codes.NETWORK_EXCEPTION, Codes.REQUEST_TIMED_OUT,
+        )  # fmt: skip
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            futures = admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(self._name)],
+                require_stable=True,
+                request_timeout=max(0.1, deadline_s - time.monotonic()),
+            )
+            try:
+                committed: list[TopicPartition] = futures[self._name].result().topic_partitions
+                error = next((each.error for each in committed if each.error is not None), None)
+            except KafkaException as raised:
+                error = raised.args[0]
+            if error is None:
+                return committed
+            if error.code() not in passing or time.monotonic() >= deadline_s:
+                raise KafkaException(error)
+            time.sleep(_AGAIN_S)
+
+    def begin(self) -> None:
+        """Begin a transaction.
+
+        Raises
+        ------
+        SinkError
+            A newer writer of this name has begun.
+        """
+        self._topics.clear()
+        self._rows = 0
+        self._began_s = time.monotonic()
+        with self._translated("beginning a transaction"):
+            self._producer.begin_transaction()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write rows into the transaction.
+
+        Raises
+        ------
+        SinkError
+            A row cannot be written: the transaction must be aborted.
+        """
+        super().write(batch)
+        self._rows += batch.num_rows
+        if self._sink.topic is not None:
+            self._topics.add(self._sink.topic)
+        else:
+            self._topics.update(batch.column(self._sink.columns.topic).unique().to_pylist())
+
+    def commit(self, epoch: int) -> None:
+        """Commit all rows since `begin`, and the marker of ``epoch`` with them; at least one row.
+
+        Raises
+        ------
+        SinkError
+            It is not committed; or, if the brokers did not answer in time, perhaps it is: the next writer of this name
+            brings it to an end, and its `marker` tells.
+        """
+        from confluent_kafka import Consumer, TopicPartition
+
+        self.flush()
+        metadata = MARKER_SERIALIZER.serialize(Marker(epoch, self._rows)).decode()
+        offsets = [TopicPartition(topic, 0, epoch + 1, metadata) for topic in sorted(self._topics)]
+        # It joins no group: only the name is needed, and there is no other way to say it.
+        consumer = Consumer(self._sink.client.consumer() | {"group.id": self._name}, logger=client_log)
+        try:
+            with self._translated("committing"):
+                self._producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), self._timeout_s)
+                self._producer.commit_transaction(self._timeout_s)
+        finally:
+            consumer.close()
+
+    def abort(self) -> None:
+        """Abort the transaction if the brokers answer; if not, the next writer of this name does, or time."""
+        from confluent_kafka import KafkaException
+
+        with contextlib.suppress(KafkaException):
+            self._producer.abort_transaction(min(10.0, self._timeout_s))
+            self._producer.poll(0)
+        self._failed = None  # what failed belonged to this transaction; a fatal error shows again
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        from confluent_kafka import KafkaException
+
+        try:
+            yield
+        except KafkaException as error:
+            with contextlib.suppress(KafkaException):
+                self._producer.poll(0)  # the reason may be waiting for its callback
+            raise self._failed or self._error(error.args[0], doing=doing) from error
+
+    def _error(
+        self, error: KafkaError, topic: str | None = None, partition: int | None = None, doing: str = "writing"
+    ) -> SinkError:
+        from confluent_kafka import KafkaError as Codes
+
+        code, timeout_ms = error.code(), int(self._settings()["transaction.timeout.ms"])
+        if code == Codes.INVALID_TRANSACTION_TIMEOUT:
+            return SinkError(
+                f"{NAME}: the brokers do not allow transactions of {timeout_ms} ms. Set kafka.transaction.timeout.ms "
+                "to at most their transaction.max.timeout.ms.",
+                sink=NAME, name=self._name,
+            )  # fmt: skip
+        if code in (Codes._FENCED, Codes.INVALID_PRODUCER_EPOCH, Codes.PRODUCER_FENCED, Codes.INVALID_TXN_STATE):
+            open_ms = int((time.monotonic() - self._began_s) * 1000)
+            if open_ms >= timeout_ms:
+                return SinkError(
+                    f"{NAME}: the brokers gave up the transaction {self._name!r}, which was open for {open_ms} ms; "
+                    f"kafka.transaction.timeout.ms is {timeout_ms}. Raise it (and the brokers' "
+                    "transaction.max.timeout.ms), or let a task of a batch take less time.",
+                    sink=NAME, name=self._name,
+                )  # fmt: skip
+            return SinkError(
+                f"{NAME}: a newer attempt of the same task writes as {self._name!r}: this one has lost the right to. "
+                "If it was not retried by Spark, the query runs twice with one checkpoint.",
+                sink=NAME, name=self._name,
+            )  # fmt: skip
+        return sink_error(error, self._sink.client, topic, partition, self._trouble.last, doing)

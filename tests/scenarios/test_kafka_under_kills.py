@@ -1,0 +1,193 @@
+"""Kafka to Kafka, exactly once, with SIGKILL at every point of a micro-batch: each committed value arrives once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from local.kafka import Broker
+from local.topics import Message, create_topic, produce
+
+POINTS = ("after the offset", "in a transaction", "between two tasks", "after the last task")
+
+PROGRAM = """
+import json, os, signal, sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from headgate.connectors.kafka.sink import KafkaSink, write_epoch
+from headgate.connectors.kafka.source import KafkaSource
+from headgate.source import PlanLimits
+from headgate.spark.offsets import INITIAL
+from headgate.spark.stream_plan import StreamPlanner
+from headgate.spark.task import read_splits
+
+address, topic, name, folder, rows, point, batches = sys.argv[1:]
+folder, schema = Path(folder), pa.schema({"value": pa.binary()})
+brokers = {"kafka.bootstrap.servers": address}
+source = KafkaSource(brokers | {
+    "subscribe": f"{topic}-in", "startingOffsets": "earliest", "kafka.isolation.level": "read_committed"})
+sink = KafkaSink.of(brokers | {"topic": f"{topic}-out", "guarantee": "exactly-once"}, schema)
+planner, limits = StreamPlanner(source, schema), PlanLimits(max_rows=int(rows))
+
+def reach(here):
+    if here == point and int(batches) == done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def in_transaction(rows):
+    for batch in rows:
+        yield batch
+        reach("in a transaction")
+
+def run(start, end, number):
+    for task, splits in enumerate(planner.tasks(start, end, 0)):
+        if task:
+            reach("between two tasks")
+        write_epoch(sink, f"{name}-{task}", number, in_transaction(read_splits(source, schema, splits, task, "UTC")))
+    reach("after the last task")
+    (folder / f"commit-{number}").touch()
+
+done, number, start = 0, 0, dict(INITIAL)
+planner.freeze()
+while (log := folder / f"offset-{number}").exists():
+    end = json.loads(log.read_text())
+    if not (folder / f"commit-{number}").exists():
+        run(start, end, number)
+    start, number = end, number + 1
+while (end := planner.plan(start, limits, number * 1000)) != start:
+    log = folder / f"offset-{number}"
+    log.write_text(json.dumps(end))
+    reach("after the offset")
+    run(start, end, number)
+    start, number, done = end, number + 1, done + 1
+planner.close()
+"""
+
+
+def read(kafka: Broker, topic: str) -> list[int]:
+    """Return the values of a topic that are committed."""
+    settings = {"bootstrap.servers": kafka.plain, "group.id": "none", "isolation.level": "read_committed"}
+    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
+    partitions = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
+    found: list[int] = []
+    ended = 0
+    while ended < len(partitions):
+        message = consumer.poll(30)
+        assert message is not None, "the broker did not answer"
+        error = message.error()
+        if error is None:
+            found.append(int(message.value() or b""))
+        else:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ended += 1
+    consumer.close()
+    return sorted(found)
+
+
+def send_in_transactions(kafka: Broker, topic: str, values: range, partitions: int) -> None:
+    """Write values twenty at a time, with other ones that are aborted between them."""
+    producer = Producer({"bootstrap.servers": kafka.plain, "transactional.id": topic})
+    producer.init_transactions(30)
+    for begin in range(values.start, values.stop, 20):
+        for wanted in (False, True):
+            producer.begin_transaction()
+            for value in range(begin, begin + 20):
+                producer.produce(topic, b"%d" % (value if wanted else -1 - value), partition=value % partitions)
+            producer.flush(30)
+            (producer.commit_transaction if wanted else producer.abort_transaction)(30)
+
+
+def test_a_process_killed_at_any_point_of_a_batch_goes_on_from_its_log(
+    kafka: Broker, topic_name: str, tmp_path: Path
+) -> None:
+    """Without Spark: the planner, the reader and the sink between a log of offsets and one of commits."""
+    create_topic(kafka.plain, f"{topic_name}-in", 2)
+    create_topic(kafka.plain, f"{topic_name}-out", 2)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    def run(rows: int, point: str, batches: int) -> int:
+        arguments = [kafka.plain, topic_name, topic_name, str(tmp_path), str(rows), point, str(batches)]
+        ended = subprocess.run([sys.executable, str(program), *arguments], capture_output=True, text=True)
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        return ended.returncode
+
+    sent = 0
+    for number, point in enumerate(POINTS):
+        if number == 2:
+            admin = AdminClient({"bootstrap.servers": kafka.plain})
+            admin.create_partitions([NewPartitions(f"{topic_name}-in", 4)])[f"{topic_name}-in"].result(30)
+        send_in_transactions(kafka, f"{topic_name}-in", range(sent, sent + 100), 2 if number < 2 else 4)
+        sent += 100
+        assert run(40 + 10 * number, point, number % 2) == -signal.SIGKILL, "it was not killed"
+    assert run(1000, "nowhere", 0) == 0
+    assert read(kafka, f"{topic_name}-out") == list(range(sent))
+
+
+def workers(spark: SparkSession) -> Iterator[int]:
+    """Find the Python workers of a session's tasks: processes that the daemon has forked."""
+    daemon = "pyspark.daemon pyspark.worker"
+    parents: dict[int, tuple[int, str]] = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(each.name)] = (parent, command)
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    for process, (parent, command) in parents.items():
+        grandparent = parents.get(parent, (0, ""))[0]
+        if daemon in command and daemon in parents.get(parent, (0, ""))[1] and grandparent == gateway.proc.pid:
+            yield process
+
+
+def test_a_stream_whose_workers_are_killed_writes_each_value_once(
+    spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
+) -> None:
+    create_topic(kafka.plain, f"{topic_name}-in", 3)
+    create_topic(kafka.plain, f"{topic_name}-out", 3)
+    messages = [Message(json.dumps({"n": number}).encode(), partition=number % 3) for number in range(90)]
+    produce(kafka.plain, f"{topic_name}-in", messages)
+
+    def start(rows: int) -> StreamingQuery:
+        source = spark.readStream.format("headgate.kafka").schema("n BIGINT").options(
+            **{"kafka.bootstrap.servers": kafka.plain, "subscribe": f"{topic_name}-in", "valueFormat": "json",
+               "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(rows)}
+        )  # fmt: skip
+        sink = source.load().selectExpr("string(n) AS value").writeStream.format("headgate.kafka").options(
+            **{"kafka.bootstrap.servers": kafka.plain, "topic": f"{topic_name}-out", "guarantee": "exactly-once",
+               "checkpointLocation": str(tmp_path / "checkpoint")}
+        )  # fmt: skip
+        return sink.trigger(availableNow=True).start()
+
+    failures = 0
+    for attempt in range(2):
+        query = start(20 + attempt)
+        batch = tmp_path / "checkpoint" / "offsets" / str(1 + attempt)
+        while query.isActive:
+            for process in workers(spark) if batch.exists() else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)
+        try:
+            query.awaitTermination()
+        except StreamingQueryException:
+            failures += 1
+    start(1000).awaitTermination()
+    assert failures > 0, "no kill hit a task"
+    assert read(kafka, f"{topic_name}-out") == list(range(90))
