@@ -8,6 +8,7 @@ Follows FLIP-27, "Implementation Plan" (Kafka), and FLIP-537, "Kafka connector".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -48,6 +49,8 @@ from headgate.source import (
     SupportsSplitReassignmentOnRecovery,
 )
 
+logger = logging.getLogger(__name__)
+
 _LATEST_AGAIN_MS = 50
 """An idle planner is asked a hundred times a second; the brokers are asked for their latest offsets less often."""
 _OTHERS_AGAIN_MS = 1000
@@ -85,6 +88,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         self._subscription = Subscription.of(self.options)
         self._assigner = ASSIGNERS[self.options["scan.split-assigner"]]()
         self._cluster: KafkaCluster | None = None
+        self._missed: frozenset[str] = frozenset()  # named topics that were not there last time
         self._available = Available(latest={})
         self._latest_asked_ms = self._others_asked_ms = -_OTHERS_AGAIN_MS
 
@@ -227,6 +231,10 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
                 "the option that names it; topics that come later are found by subscribePattern.",
                 source=self.name, option="subscribe", value=missing,
             )  # fmt: skip
+        for name in missing:
+            if name not in self._missed:
+                logger.warning("%s: %s does not exist on %s (yet)", self.name, name, self._client.address)
+        self._missed = frozenset(missing)
         found = [each for each in self._subscription.select(topics) if each not in known]
         if not found:
             return []

@@ -241,7 +241,7 @@ class ShardCursor:
         if self._expected is not None:
             if self._is_behind_expected:
                 records = records[1:]
-            self._expected = None
+            self._expected, self._looks = None, 0
         last_is_stop = False
         if self.split.stop is not None:
             records, last_is_stop = self._cut(records, at_tip, is_closed)
