@@ -133,7 +133,7 @@ class Broker:
         identity = self.folder / "cluster-id"
         if not identity.exists():
             cluster_id = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
-            self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties))
+            self._java("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(self._properties))
             identity.write_text(cluster_id)
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(

@@ -36,6 +36,12 @@ GROUP_ID_PREFIX = "spark-kafka-source"
 """What names of consumer groups begin with; Spark's own, since brokers may grant rights by it."""
 
 _DEFAULT_TIMEOUT_MS = 60_000
+_NOT_TO_READ = frozenset(
+    ("group.instance.id", "group.protocol", "heartbeat.interval.ms", "max.poll.interval.ms", "message.max.bytes",
+     "session.timeout.ms")
+)  # fmt: skip
+"""Settings of groups, which are not joined, and of writing: to read they are without effect, but librdkafka has rules
+about them that Java has not, and options are often shared by reading and writing."""
 _LOWER_CASE = ("security.protocol", "isolation.level", "ssl.endpoint.identification.algorithm", "group.protocol")
 
 
@@ -114,7 +120,8 @@ class ClientConfig:
 
     def consumer(self) -> dict[str, Setting]:
         """Return the settings of a new consumer; unless the user named the group, each has a group of its own."""
-        return self._for(CONSUMER_ONLY) | {
+        given = {name: each for name, each in self._for(CONSUMER_ONLY).items() if name not in _NOT_TO_READ}
+        return given | {
             "isolation.level": "read_committed" if self.reads_committed else "read_uncommitted",
             "group.id": self.group_id or f"{self.group_id_prefix}-{uuid.uuid4()}",
             "enable.auto.commit": False,
@@ -134,7 +141,9 @@ class ClientConfig:
 
     def _for(self, more: frozenset[str]) -> dict[str, Setting]:
         wanted = ANY_CLIENT | more
-        return {"reconnect.backoff.max.ms": 1000} | {name: each for name, each in self.settings if name in wanted}
+        given = {name: each for name, each in self.settings if name in wanted}
+        least = given.get("reconnect.backoff.ms", "").strip()
+        return {"reconnect.backoff.max.ms": max(1000, int(least) if least.isdecimal() else 0), **given}
 
     def redact(self, message: str) -> str:
         """Return ``message`` without the secrets, should it hold any."""
@@ -145,10 +154,10 @@ class ClientConfig:
 
     def option_error(self, message: str) -> OptionError:
         """Return the error for settings that librdkafka refused when a client was made, by what it said."""
-        named = re.search(r'configuration property:? "([^"]+)"', message)
+        named = re.search(r'configuration property:? "([^"]+)"', message, re.IGNORECASE)
         option = f"kafka.{named[1]}" if named else "kafka.*"
         return OptionError(
-            f"headgate.kafka: librdkafka refuses the options kafka.*: {self.redact(message)}. "
+            f"headgate.kafka: librdkafka refuses the options kafka.*: {self.redact(message).strip()}. "
             f"Correct {option if named else 'the property it speaks of'}.",
             option=option, value=None,
         )  # fmt: skip

@@ -160,9 +160,10 @@ def check(options: Options) -> None:
         raise options.error("subscribe", "is missing: set one of subscribe, subscribePattern and assign.")
     if len(chosen) > 1:
         raise options.error(chosen[0], f"cannot be set together with {' and '.join(chosen[1:])}: leave one.")
-    fewest, most = options["minOffsetsPerTrigger"], options["maxOffsetsPerTrigger"]
-    if fewest is not None and most is not None and fewest > most:
-        raise options.error(
-            "minOffsetsPerTrigger",
-            f"is {fewest}, more than maxOffsetsPerTrigger, {most}: lower it, or raise that.",
-        )
+    fewest = options["minOffsetsPerTrigger"]
+    for name in ("maxOffsetsPerTrigger", "maxRowsPerTrigger"):
+        most = options[name]
+        if fewest is not None and most is not None and fewest > most:
+            raise options.error(
+                "minOffsetsPerTrigger", f"is {fewest}, more than {name}, {most}: lower it, or raise that."
+            )

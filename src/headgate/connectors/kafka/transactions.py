@@ -149,12 +149,14 @@ class TransactionalWriter(KafkaWriter):
         )  # fmt: skip
         deadline_s = time.monotonic() + self._timeout_s
         while True:
-            futures = admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(self._name)],
-                require_stable=True,
-                request_timeout=max(0.1, deadline_s - time.monotonic()),
-            )
+            left_s = max(0.1, deadline_s - time.monotonic())
             try:
+                # librdkafka 2.16 crashes where a broker answers to the second question that it is not the group's
+                # coordinator (its admin client has no group to tell of it): let the first one meet that.
+                self._describe(admin, left_s)
+                futures = admin.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(self._name)], require_stable=True, request_timeout=left_s
+                )
                 committed: list[TopicPartition] = futures[self._name].result().topic_partitions
                 error = next((each.error for each in committed if each.error is not None), None)
             except KafkaException as raised:
@@ -164,6 +166,16 @@ class TransactionalWriter(KafkaWriter):
             if error.code() not in passing or time.monotonic() >= deadline_s:
                 raise KafkaException(error)
             time.sleep(_AGAIN_S)
+
+    def _describe(self, admin: AdminClient, timeout_s: float) -> None:
+        from confluent_kafka import KafkaError as Codes
+        from confluent_kafka import KafkaException
+
+        try:
+            admin.describe_consumer_groups([self._name], request_timeout=timeout_s)[self._name].result()
+        except KafkaException as error:
+            if error.args[0].code() != Codes.GROUP_ID_NOT_FOUND:  # which it is before the first commit
+                raise
 
     def begin(self) -> None:
         """Begin a transaction.

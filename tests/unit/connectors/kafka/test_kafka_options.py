@@ -143,3 +143,9 @@ def test_subscription(raw: dict[str, str], topics: object, selected: list[str], 
     assert all(subscription.matches(each) for each in subscription.select(TOPICS))
     assert not subscription.matches(TP("somewhere-else", 0)) or raw == {"subscribePattern": ".*"}
     assert pickle.loads(pickle.dumps(subscription)) == subscription
+
+
+def test_a_minimum_that_no_micro_batch_may_have_is_an_error() -> None:
+    """Each micro-batch would wait for `maxTriggerDelay` otherwise."""
+    with pytest.raises(OptionError, match="more than maxRowsPerTrigger, 1"):
+        check(parsed(subscribe="a", minOffsetsPerTrigger="2", maxRowsPerTrigger="1"))
