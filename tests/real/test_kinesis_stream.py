@@ -151,6 +151,7 @@ def test_a_running_stream(
         wait_for(lambda: len(rows(batches)) >= 20, query)
         stream.put(range(30, 40))
         wait_for(lambda: len(rows(batches)) >= 30, query)
+        wait_for(lambda: (tmp_path / "commits" / str(max(batches))).exists(), query)  # else it is rightly read again
         assert query.lastProgress is not None
         assert SECRET_KEY not in str(query.lastProgress) and ACCESS_KEY not in str(query.lastProgress)
     finally:

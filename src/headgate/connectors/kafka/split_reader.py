@@ -83,12 +83,13 @@ def reading_settings(
         Whether what is read ends: a micro-batch, of which the next follows soon.
     """
     tuned: dict[str, str | int | bool] = {
-        # A quarter each for fetched bytes, the client's records around them, a response, and the batch at hand.
+        # A quarter each for fetched bytes, the client's records around them, and the batch at hand. A response counts
+        # as it travels, compressed, and is decompressed as a whole: small ones, so that this stays within the rest.
         "queued.max.messages.kbytes": min(1024**2, max(1, buffered_bytes // 4096)),
         "queued.min.messages": min(10_000_000, max(1000, buffered_bytes // 2 // _BYTES_BESIDE_A_RECORD)),
-        "fetch.max.bytes": min(2**30, max(1_048_576, buffered_bytes // 4)),
+        "fetch.max.bytes": min(2**30, max(1_048_576, buffered_bytes // 16)),
         # All of it is parsed, even if the range ends before: more makes small micro-batches slow, and nothing faster.
-        "max.partition.fetch.bytes": max(65_536, min(1_048_576, buffered_bytes // 16)),
+        "max.partition.fetch.bytes": max(65_536, min(524_288, buffered_bytes // 64)),
         # Soon after there is room again; the default of a second leaves the reader without data.
         "fetch.queue.backoff.ms": 5,
         # A broker that waits for records sends this client nothing else: the next task's would wait so long.
