@@ -315,7 +315,7 @@ def test_closing_ends_a_question_of_another_thread() -> None:
         except SourceUnavailableError as error:
             told.append(error)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask, daemon=True)
     before = librdkafka_threads()
     asking.start()
     become(lambda: bool(librdkafka_threads() - before), True)
@@ -373,7 +373,7 @@ def test_brokers_may_restart_meanwhile(tmp_path: Path, topic_name: str) -> None:
         cluster = KafkaCluster(client(broker.plain))
         assert cluster.latest([partition]) == {partition: 1}
         broker.kill()
-        again = threading.Thread(target=broker.start)
+        again = threading.Thread(target=broker.start, daemon=True)
         again.start()
         assert cluster.latest([partition]) == {partition: 1}
         assert set(cluster.topics(None)) >= {topic_name}

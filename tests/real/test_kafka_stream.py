@@ -121,6 +121,16 @@ def test_new_partitions_are_read_from_their_start(stream: Stream, kafka: Broker,
     assert stream.values() == values(*range(12))
 
 
+def test_only_the_partitions_of_assign_are_read(stream: Stream, kafka: Broker, topic_name: str) -> None:
+    create_topic(kafka.plain, topic_name, 3)
+    send(kafka, topic_name, *range(9), partitions=3)
+    chosen = {"assign": json.dumps({topic_name: [0, 2]}), "startingOffsets": "earliest"}
+    stream.run(**chosen)
+    send(kafka, topic_name, *range(9, 18), partitions=3)
+    stream.run(**chosen)
+    assert stream.values() == values(*(number for number in range(18) if number % 3 != 1))
+
+
 def test_a_topic_that_comes_after_an_empty_start_is_read_from_its_start(
     stream: Stream, kafka: Broker, topic_name: str
 ) -> None:

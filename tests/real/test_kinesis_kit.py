@@ -9,6 +9,8 @@ import pytest
 
 from headgate.connectors.kinesis.source import KinesisSource
 from headgate.source import Boundedness
+from headgate.spark.planner import plan_batch
+from headgate.spark.task import read_splits
 from headgate.testing import ALL_CHECKS, SourceHarness, assert_same_rows
 from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer, Stream
 
@@ -54,6 +56,17 @@ def test_all_of_a_resharded_stream_is_read(aws: MotoServer, resharded: Stream) -
     with SourceHarness(SmallCalls(options(aws, resharded.name)), schema=SCHEMA, parallelism=2) as harness:
         harness.run_to_end()
         assert sorted(int(row["data"]) for row in harness.rows()) == list(range(30))
+
+
+def test_bounded_means_up_to_now(aws: MotoServer, topic_name: str) -> None:
+    """What is put once a batch is planned is not part of it."""
+    stream = Stream(aws, topic_name, 2)
+    stream.put(range(10))
+    source = SmallCalls(options(aws, topic_name))
+    splits = plan_batch(source, SCHEMA, 0)
+    stream.put(range(10, 20))
+    found = [value.as_py() for batch in read_splits(source, SCHEMA, splits, 0, "UTC") for value in batch["data"]]
+    assert sorted(map(int, found)) == list(range(10))
 
 
 def test_unbounded_readers_get_children_when_the_parents_are_read(aws: MotoServer, resharded: Stream) -> None:
