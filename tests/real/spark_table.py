@@ -4,15 +4,39 @@ A case is a few files and options. It is read by Spark's own reader and by Headg
 case carries the reason why they are not, which also stands in ``docs/files-differences.md``.
 """
 
+import contextlib
 import datetime
 import decimal
 import math
+import os
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 SESSION_TIME_ZONE = "America/New_York"
+
+
+@contextlib.contextmanager
+def table_time_zone(spark: SparkSession) -> Iterator[None]:
+    """Give the session the table's time zone for a while, and this process UTC."""
+    zone, session_zone = os.environ.get("TZ"), spark.conf.get("spark.sql.session.timeZone")
+    os.environ["TZ"] = "UTC"  # collect() turns timestamps into local time, in which some do not exist
+    time.tzset()
+    spark.conf.set("spark.sql.session.timeZone", SESSION_TIME_ZONE)
+    spark.sparkContext.setLogLevel("OFF")
+    yield
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.conf.set("spark.sql.session.timeZone", session_zone)
+    if zone is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = zone
+    time.tzset()
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """Files read by Spark's own readers and by Headgate give the same rows, or the docs say why not."""
 
 import importlib
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_table import SESSION_TIME_ZONE, Case, Outcome, read
+from spark_table import Case, Outcome, read, table_time_zone
 
 TABLES = ("spark_table_csv", "spark_table_json", "spark_table_bulk")
 HERE = Path(__file__).parent
@@ -21,19 +19,8 @@ DIFFERENCES = HERE.parent.parent / "docs" / "files-differences.md"
 @pytest.fixture(scope="module")
 def spark(spark: SparkSession) -> Iterator[SparkSession]:
     """Return the session that all tests share, with the table's time zone while they run."""
-    zone, session_zone = os.environ.get("TZ"), spark.conf.get("spark.sql.session.timeZone")
-    os.environ["TZ"] = "UTC"  # collect() turns timestamps into local time, in which some do not exist
-    time.tzset()
-    spark.conf.set("spark.sql.session.timeZone", SESSION_TIME_ZONE)
-    spark.sparkContext.setLogLevel("OFF")
-    yield spark
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.conf.set("spark.sql.session.timeZone", session_zone)
-    if zone is None:
-        del os.environ["TZ"]
-    else:
-        os.environ["TZ"] = zone
-    time.tzset()
+    with table_time_zone(spark):
+        yield spark
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.format}: {case.name}" for case in CASES])

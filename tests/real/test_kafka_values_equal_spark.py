@@ -1,7 +1,5 @@
 """Values parsed by headgate.kafka give what Spark's ``from_json`` gives of the same bytes, or the docs say why not."""
 
-import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +13,7 @@ from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
-from spark_table import SESSION_TIME_ZONE, canonical
+from spark_table import SESSION_TIME_ZONE, canonical, table_time_zone
 
 from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
 from headgate.connectors.kafka.values import JSON_OPTIONS
@@ -137,19 +135,8 @@ GROUPS = (
 @pytest.fixture(scope="module")
 def spark(spark: SparkSession) -> Iterator[SparkSession]:
     """Return the session that all tests share, with the table's time zone while they run."""
-    zone, session_zone = os.environ.get("TZ"), spark.conf.get("spark.sql.session.timeZone")
-    os.environ["TZ"] = "UTC"
-    time.tzset()
-    spark.conf.set("spark.sql.session.timeZone", SESSION_TIME_ZONE)
-    spark.sparkContext.setLogLevel("OFF")
-    yield spark
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.conf.set("spark.sql.session.timeZone", session_zone)
-    if zone is None:
-        del os.environ["TZ"]
-    else:
-        os.environ["TZ"] = zone
-    time.tzset()
+    with table_time_zone(spark):
+        yield spark
 
 
 def from_json(spark: SparkSession, group: Group) -> list[Any]:

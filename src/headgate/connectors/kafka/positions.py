@@ -10,7 +10,7 @@ exactly the partitions that are read. Unlike there, an offset out of the availab
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import msgspec
 
@@ -157,12 +157,7 @@ class StartingPositions(_Positions, frozen=True, kw_only=True):
             An offset is not available.
         """
         wanted = self.wanted(partitions)
-        # The ends first: what is written between the two questions must not be passed over.
-        latest = cluster.latest(_which(wanted, Latest, Timestamp))
-        at_times = cluster.at_timestamps(_times(wanted))
-        earliest = cluster.earliest(_which(wanted, Earliest, Offset))
-        ends = cluster.ends(_which(wanted, Offset))
-        return self.choose(wanted, earliest=earliest, latest=latest, ends=ends, at_times=at_times)
+        return self.choose(wanted, **_ask(cluster, wanted))
 
     def choose(
         self, wanted: Mapping[TopicPartition, Position], *, earliest: Mapping[TopicPartition, int],
@@ -257,11 +252,7 @@ class EndingPositions(_Positions, frozen=True, kw_only=True):
             An offset lies behind the last record.
         """
         wanted = self.wanted(partitions)
-        latest = cluster.latest(_which(wanted, Latest, Timestamp))
-        at_times = cluster.at_timestamps(_times(wanted))
-        earliest = cluster.earliest(_which(wanted, Offset))
-        ends = cluster.ends(_which(wanted, Offset))
-        return self.choose(wanted, earliest=earliest, latest=latest, ends=ends, at_times=at_times)
+        return self.choose(wanted, **_ask(cluster, wanted))
 
     def choose(
         self, wanted: Mapping[TopicPartition, Position], *, earliest: Mapping[TopicPartition, int],
@@ -283,6 +274,23 @@ class EndingPositions(_Positions, frozen=True, kw_only=True):
                 case _:
                     found[partition] = latest.get(partition)
         return {partition: offset for partition, offset in found.items() if offset is not None}
+
+
+class _Answers(TypedDict):
+    """What the brokers said, as far as the wanted positions need it."""
+
+    earliest: Mapping[TopicPartition, int]
+    latest: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+    at_times: Mapping[TopicPartition, int | None]
+
+
+def _ask(cluster: Offsets, wanted: Mapping[TopicPartition, Position]) -> _Answers:
+    # The latest first: what is written between two questions must not be passed over.
+    latest = cluster.latest(_which(wanted, Latest, Timestamp))
+    at_times = cluster.at_timestamps(_times(wanted))
+    earliest = cluster.earliest(_which(wanted, Earliest, Offset))
+    return _Answers(latest=latest, at_times=at_times, earliest=earliest, ends=cluster.ends(_which(wanted, Offset)))
 
 
 def check_ranges(

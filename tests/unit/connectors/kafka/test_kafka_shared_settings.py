@@ -22,6 +22,7 @@ from headgate.errors import OptionError
     ],
 )
 def test_a_consumer_is_made(settings: dict[str, str]) -> None:
+    """A setting that librdkafka refuses is a ValueError of the constructor."""
     source = KafkaSource({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "rides", **settings})
     given = source._client.consumer()
     BulkConsumer({**given, **reading_settings(given, 48 << 20, bounded=True)}).close()

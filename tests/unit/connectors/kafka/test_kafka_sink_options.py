@@ -81,6 +81,7 @@ def test_a_sink_travels_and_equal_ones_share_a_producer() -> None:
 
 
 def test_a_task_without_rows_asks_nobody() -> None:
+    """Nobody listens at the address: a question would raise."""
     sink = KafkaSink.of(BROKER | {"topic": "rides", "guarantee": "exactly-once"}, VALUES)
     write_epoch(sink, "headgate-q-0", 3, iter([pa.record_batch({"value": pa.array([], pa.binary())})]))
 
