@@ -1,0 +1,140 @@
+"""The contracts of a stage's parts: an operator between source and sink, and a sink's writer and committer.
+
+Never: call these from another thread than the one each method names.
+
+Follows FLIP-27's threading model; Flink's Sink V2 (SinkWriter, Committer) for two-phase sinks; traps 17, 29 and 35.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import msgspec
+import pyarrow as pa
+
+from headgate.protocol.state import OperatorState
+
+Emit = Callable[[pa.RecordBatch, str], None]
+"""Takes rows and the id of the split that they come from."""
+
+
+class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator may know.
+
+    Parameters
+    ----------
+    uid
+        Names the operator in checkpoints.
+    subtask, parallelism
+        Which one of how many.
+    run, attempt, execution
+        They make names of staged files unique.
+    query_id
+        The query's.
+    options
+        The query's options (``spark.headgate.*`` and those of ``writeStream``).
+    """
+
+    uid: str
+    subtask: int
+    parallelism: int
+    run: int = 0
+    attempt: int = 0
+    execution: int = 0
+    query_id: str = ""
+    options: dict[str, str] = {}
+
+
+class Operator(ABC):
+    """Turns batches into batches. Pickled from the driver to every slot; all methods run on the mailbox thread."""
+
+    uid: str
+    schema: pa.Schema
+    """The columns of what it emits."""
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Get ready, with the list state that the checkpoint holds for this subtask."""
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Take rows of one split; everything that follows from them has been emitted when this returns."""
+
+    def end_input(self, emit: Emit) -> None:
+        """Emit what is held: no rows follow. Called once, before the last snapshot."""
+
+    def snapshot(self, checkpoint_id: int) -> OperatorState | None:
+        """Return the state between two batches; None: there is none."""
+        return None
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Note that a checkpoint is durable. Not promised for every one."""
+
+    def close(self) -> None:
+        """Release what it holds. Called once, also after an error."""
+
+
+class SinkWriter(ABC):
+    """One subtask's end of a sink. All methods run on the mailbox thread and none blocks for long."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows. An error of earlier rows surfaces here or at `ready`, at the latest at the next barrier."""
+
+    def ready(self) -> Future[None] | None:
+        """Return None if more rows may come now, else a future that is done when they may (back pressure)."""
+        return None
+
+    @abstractmethod
+    def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
+        """Make safe what was written up to now, and say what is to be committed once the checkpoint is complete.
+
+        Returns at once; rows that follow belong to the next checkpoint. The state's ``committables`` hold what was
+        prepared for earlier checkpoints too, as long as none of those completed (traps, 29). ``final``: no rows follow.
+        """
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """The driver owns that checkpoint's committables now: they need not be reported again."""
+
+    def close(self) -> None:
+        """Release what it holds; what is in no checkpoint is thrown away. Called once, also after an error."""
+
+
+class SinkCommitter(ABC):
+    """The driver's end of a sink. All methods run on one thread and may block."""
+
+    @abstractmethod
+    def commit(self, committables: Sequence[bytes], *, epoch: int, final: bool) -> Sequence[bytes]:
+        """Publish; return what is to be published later (it stays in checkpoints and comes again).
+
+        Idempotent: after a crash the same committables come again, perhaps with an epoch that was committed in part.
+        Epochs are contiguous from 1. ``final``: no epoch follows; publish everything, return nothing.
+        """
+
+    def abort(self, committables: Sequence[bytes], *, epoch: int) -> None:
+        """Throw away what a restore will write again."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+class Sink(ABC):
+    """A sink of a query: a factory. Made and validated on the driver, pickled to every slot.
+
+    Raises
+    ------
+    OptionError
+        From construction: an unknown option, a bad value, columns that the sink cannot take.
+    """
+
+    uid: str = "sink"
+    name: str
+
+    @abstractmethod
+    def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
+        """Return a subtask's writer, with the list state that the checkpoint holds for it. On the slot."""
+
+    def create_committer(self) -> SinkCommitter | None:
+        """Return the committer; None: there is nothing to commit on the driver. On the driver."""
+        return None

@@ -1,0 +1,356 @@
+"""The letters between the coordinator and the slots, and the envelope they travel in.
+
+Never: change the meaning of a field; driver and executors run the same version (`DeploymentError` otherwise), so there
+are no versions here.
+
+A letter about a subtask carries its ``execution``: it counts the deployments of that subtask in the run, and whoever
+gets a letter of another execution ignores it. (run, slot, attempt) stand on the envelope.
+
+Follows FLIP-27, "Where to run the enumerator"; FLIP-537, "ReaderRegistrationEvent".
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from headgate.protocol.state import FinishedSplit, SplitState, SubtaskState
+
+
+class SubtaskId(msgspec.Struct, frozen=True, order=True):
+    """One parallel instance of a stage. Its number is that of the slot that it runs in."""
+
+    stage: int
+    subtask: int
+
+
+class CheckpointKind(Enum):
+    """What a barrier asks for beside a snapshot."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    SUSPEND = "suspend"
+    """A savepoint after which nothing is emitted."""
+    DRAIN = "drain"
+    """End the input first: final watermark, all that operators hold goes out; then the snapshot."""
+
+
+class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of a subtask, told to the driver.
+
+    Parameters
+    ----------
+    error_type, message, traceback
+        As text.
+    pickled
+        The error itself, if it can be pickled: it becomes the cause of what the query raises.
+    facts
+        ``source``, ``split``, ``position``, ``function``, ``operator`` where known.
+    """
+
+    error_type: str
+    message: str
+    traceback: str = ""
+    pickled: bytes | None = None
+    facts: dict[str, Any] = {}
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all letters; the tag is the class's name."""
+
+
+class _SubtaskMessage(_Message, frozen=True, kw_only=True):
+    stage: int
+    execution: int
+
+
+# From a slot to the coordinator.
+
+
+class RegisterSlot(_Message, frozen=True, kw_only=True):
+    """The first letter on every connection.
+
+    Parameters
+    ----------
+    host
+        Where the slot runs, for assignments by locality.
+    pid, executor
+        For logs and errors.
+    data_address
+        Where other slots reach it; empty without an exchange.
+    running
+        The executions that are alive in it, by stage: empty for a new process.
+    """
+
+    host: str
+    pid: int = 0
+    executor: str = ""
+    data_address: str = ""
+    running: dict[int, int] = {}
+
+
+class ReaderRegistered(_SubtaskMessage, frozen=True, kw_only=True):
+    """A source reader is open. ``reported_splits`` as in FLIP-537, for sources with the marker; else empty."""
+
+    source: str
+    host: str
+    reported_splits: tuple[SplitState, ...] = ()
+
+
+class SubtaskRunning(_SubtaskMessage, frozen=True, kw_only=True):
+    """All of it is open and restored. Follows the registrations of its readers on the same stream."""
+
+
+class SplitRequested(_SubtaskMessage, frozen=True, kw_only=True):
+    """A reader has nothing left to read."""
+
+    source: str
+    host: str
+
+
+class SplitsFinished(_SubtaskMessage, frozen=True, kw_only=True):
+    """Splits were read to their end."""
+
+    source: str
+    finished: tuple[FinishedSplit, ...]
+
+
+class EventToEnumerator(_SubtaskMessage, frozen=True, kw_only=True):
+    """A connector's own event, pickled."""
+
+    source: str
+    payload: bytes
+
+
+class CheckpointAcknowledged(_SubtaskMessage, frozen=True, kw_only=True):
+    """The subtask's part of a checkpoint is safe."""
+
+    checkpoint_id: int
+    state: SubtaskState
+
+
+class CheckpointDeclined(_SubtaskMessage, frozen=True, kw_only=True):
+    """The subtask could not make its part; it reads on."""
+
+    checkpoint_id: int
+    reason: str
+
+
+class InputEnded(_SubtaskMessage, frozen=True, kw_only=True):
+    """All readers of the subtask reached their end and operators emitted all they will; it waits for checkpoints."""
+
+
+class SubtaskFailed(_SubtaskMessage, frozen=True, kw_only=True):
+    """The subtask ended by an error; the slot lives."""
+
+    error: ErrorReport
+
+
+class SourceReported(_SubtaskMessage, frozen=True, kw_only=True):
+    """The answer to `ReportSource`.
+
+    Parameters
+    ----------
+    incarnation
+        As asked.
+    highest_number
+        The number of the last assignment that the reader got in this execution; 0 for none.
+    finished
+        The ends that are not known to be in a completed checkpoint.
+    request_pending
+        The reader asked for a split and has had no answer.
+    no_more_splits
+        The reader was told that there are no more.
+    """
+
+    source: str
+    host: str
+    incarnation: int
+    highest_number: int
+    finished: tuple[FinishedSplit, ...] = ()
+    request_pending: bool = False
+    no_more_splits: bool = False
+
+
+class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
+    """Figures for `lastProgress`, now and then; the newest counts.
+
+    Parameters
+    ----------
+    rows_in, rows_out
+        Since the deployment, by source uid and by sink uid.
+    positions
+        By source uid: split id to the split's bytes, of the splits being read.
+    busy_ms
+        Time since the deployment that each operator took, by its uid, in milliseconds.
+    watermark_ms
+        The subtask's watermark; None when there is none.
+    skipped
+        Bad records skipped since the deployment.
+    lag
+        By source uid: figures of the source's own.
+    """
+
+    rows_in: dict[str, int] = {}
+    rows_out: dict[str, int] = {}
+    positions: dict[str, dict[str, bytes]] = {}
+    busy_ms: dict[str, int] = {}
+    watermark_ms: int | None = None
+    skipped: int = 0
+    lag: dict[str, dict[str, int]] = {}
+
+
+class SlotHeartbeat(_Message, frozen=True, kw_only=True):
+    """The slot is alive; also acknowledges what it received."""
+
+
+# From the coordinator to a slot.
+
+
+class SlotAccepted(_Message, frozen=True, kw_only=True):
+    """The answer to `RegisterSlot`: this attempt counts. The envelope says which of its letters had arrived."""
+
+
+class SlotFenced(_Message, frozen=True, kw_only=True):
+    """A newer attempt of the slot is registered, or the run is over: exit."""
+
+    reason: str
+
+
+class Deploy(_SubtaskMessage, frozen=True, kw_only=True):
+    """Run a subtask; one of an older execution is cancelled first.
+
+    Parameters
+    ----------
+    parallelism
+        How many subtasks the stage has.
+    restore
+        Its state of the checkpoint that is restored; None: it starts afresh.
+    checkpoint_id
+        Which one that is; 0 for none.
+    """
+
+    parallelism: int
+    restore: SubtaskState | None = None
+    checkpoint_id: int = 0
+
+
+class CancelSubtask(_SubtaskMessage, frozen=True, kw_only=True):
+    """End a subtask without a snapshot."""
+
+
+class AssignSplits(_SubtaskMessage, frozen=True, kw_only=True):
+    """Give splits to a reader. ``number`` counts the assignments to the reader in this execution, from 1."""
+
+    source: str
+    number: int
+    splits: tuple[SplitState, ...]
+
+
+class NoMoreSplits(_SubtaskMessage, frozen=True, kw_only=True):
+    """The reader gets no more splits."""
+
+    source: str
+
+
+class EventToReader(_SubtaskMessage, frozen=True, kw_only=True):
+    """A connector's own event, pickled."""
+
+    source: str
+    payload: bytes
+
+
+class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
+    """The barrier: what was sent before it belongs to the checkpoint, what follows does not."""
+
+    checkpoint_id: int
+    kind: CheckpointKind = CheckpointKind.CHECKPOINT
+    location: str = ""
+
+
+class CheckpointCompleted(_SubtaskMessage, frozen=True, kw_only=True):
+    """A checkpoint is durable. Up to ``finished_known`` (by source) its enumerators know the reader's ends."""
+
+    checkpoint_id: int
+    finished_known: dict[str, int] = {}
+
+
+class CheckpointAborted(_SubtaskMessage, frozen=True, kw_only=True):
+    """A checkpoint will not complete. Nothing that was staged for it is lost: the next one carries it."""
+
+    checkpoint_id: int
+
+
+class ReportSource(_SubtaskMessage, frozen=True, kw_only=True):
+    """The source's coordinator was restored from its log: say what the reader has."""
+
+    source: str
+    incarnation: int
+
+
+class ShutDownSlot(_Message, frozen=True, kw_only=True):
+    """The query is over: end without an error."""
+
+
+class CoordinatorHeartbeat(_Message, frozen=True, kw_only=True):
+    """The coordinator is alive; also acknowledges what it received."""
+
+
+FromSlot = (
+    RegisterSlot | ReaderRegistered | SubtaskRunning | SplitRequested | SplitsFinished | EventToEnumerator
+    | CheckpointAcknowledged | CheckpointDeclined | InputEnded | SubtaskFailed | SourceReported | SubtaskProgress
+    | SlotHeartbeat
+)  # fmt: skip
+ToSlot = (
+    SlotAccepted | SlotFenced | Deploy | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader
+    | TriggerCheckpoint | CheckpointCompleted | CheckpointAborted | ReportSource | ShutDownSlot | CoordinatorHeartbeat
+)  # fmt: skip
+Message = FromSlot | ToSlot
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """A letter on its way.
+
+    Parameters
+    ----------
+    run
+        The run epoch of the query at its checkpoint location.
+    slot, attempt
+        Whose stream it is. A later attempt has a higher number.
+    number
+        Counts the letters of one direction of the (run, slot, attempt), from 1; 0 is not counted and not repeated
+        (`RegisterSlot`, heartbeats).
+    received
+        The highest number that the sender has received on this stream.
+    message
+        The letter.
+    """
+
+    run: int
+    slot: int
+    attempt: int
+    number: int
+    received: int
+    message: Message
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """Return the bytes of an envelope."""
+    return _encoder.encode(envelope)
+
+
+def decode(data: bytes) -> Envelope:
+    """Return the envelope of bytes that `encode` made.
+
+    Raises
+    ------
+    msgspec.DecodeError
+        They are no envelope.
+    """
+    return _decoder.decode(data)
