@@ -5,9 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import kafka, scan, stream
+from bench import coordinator, kafka, latency, passthrough, recover, scan, stream
 
-BENCHES = {"scan": scan, "stream": stream, "kafka": kafka}
+BENCHES = {
+    "scan": scan,
+    "stream": stream,
+    "kafka": kafka,
+    "passthrough": passthrough,
+    "latency": latency,
+    "recover": recover,
+    "coordinator": coordinator,
+}
 
 
 def main() -> int:

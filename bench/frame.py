@@ -43,7 +43,9 @@ class Case:
     peer_name
         Who the peer is.
     rows
-        How many rows it handles: the unit is rows/s. None: the unit is seconds, and the functions return them.
+        How many rows it handles: the unit is rows/s. None: the functions return figures in ``unit``.
+    unit
+        Of what the functions return; of rows/s the larger is better, of times the smaller.
     """
 
     name: str
@@ -51,11 +53,12 @@ class Case:
     peer: Callable[[], Any] | None
     peer_name: str
     rows: int | None = None
+    unit: str = "s"
 
 
 @dataclass
 class Result:
-    """The figures of one case: rows/s, or seconds."""
+    """The figures of one case."""
 
     case: Case
     headgate: list[float] = field(default_factory=list)
@@ -65,7 +68,7 @@ class Result:
     @property
     def unit(self) -> str:
         """The figures' unit."""
-        return "s" if self.case.rows is None else "rows/s"
+        return self.case.unit if self.case.rows is None else "rows/s"
 
     @property
     def ratio(self) -> float | None:
@@ -73,17 +76,20 @@ class Result:
         if not self.peer:
             return None
         ours, theirs = statistics.median(self.headgate), statistics.median(self.peer)
-        return theirs / ours if self.case.rows is None else ours / theirs
+        return ours / theirs if self.unit == "rows/s" else theirs / ours
 
 
-def measure(case: Case, rounds: int, memory: WorkerMemory) -> Result:
-    """Warm both sides up, check that they agree, and measure them in turn, each first every other time."""
+def measure(case: Case, rounds: int, memory: WorkerMemory, *, warm_up: bool = True) -> Result:
+    """Warm both sides up, check that they agree, and measure them in turn, each first every other time.
+
+    ``warm_up`` is False for functions that do it themselves.
+    """
     result = Result(case)
     sides = [(case.headgate, result.headgate)]
     if case.peer is not None:
         sides.append((case.peer, result.peer))
     with memory.watch() as warm_peak:
-        answers = [run() for run, _ in sides]
+        answers = [run() for run, _ in sides] if warm_up else []
     if case.rows is not None and not all(_agree(answer, answers[0]) for answer in answers):
         raise SystemExit(f"{case.name}: the two sides disagree: {str(answers[0])[:300]} and {str(answers[1])[:300]}")
     with memory.watch() as peak:
@@ -165,7 +171,7 @@ def _resident_mb(pid: int) -> float | None:
     return None
 
 
-def session(name: str, jars: Sequence[Path] = ()) -> SparkSession:
+def session(name: str, jars: Sequence[Path] = (), master: str = f"local[{CORES}]") -> SparkSession:
     """Return a session on two cores, quiet: Java's messages go to ``.cache/bench/spark.log``."""
     CACHE.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -175,7 +181,7 @@ def session(name: str, jars: Sequence[Path] = ()) -> SparkSession:
         os.dup2(log.fileno(), 2)
     try:
         spark = (
-            SparkSession.builder.master(f"local[{CORES}]")
+            SparkSession.builder.master(master)
             .appName(f"bench-{name}")
             .config("spark.driver.memory", "2g")
             .config("spark.ui.enabled", "false")
@@ -234,7 +240,7 @@ def _as_json(result: Result) -> dict[str, Any]:
         if not values:
             return None
         median = statistics.median(values)
-        return round(median) if result.case.rows is not None else round(median, 3)
+        return round(median) if result.unit == "rows/s" else round(median, 3)
 
     return {
         "case": result.case.name,

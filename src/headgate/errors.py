@@ -13,6 +13,7 @@ without one of these around it (the original stays as ``__cause__``).
         SourceUnavailableError         the system does not answer; trying again may help
       SinkError                        the system that is written to failed or refused
         SinkUnavailableError           it does not answer; trying again may help
+      TransportError                   the network between driver and slots, or who listens there
       StoredStateError                 stored bytes of ours
         CorruptStateError              they cannot be read
         UnsupportedVersionError        they were written by another version
@@ -100,6 +101,10 @@ class SinkUnavailableError(SinkError):
     """The system that is written to does not answer for now. Facts: sink, address."""
 
     retryable = True
+
+
+class TransportError(HeadgateError):
+    """Processes of a query cannot talk. Facts: address; reason: listen, refused, tls, broken, silent or failed."""
 
 
 class StoredStateError(HeadgateError):

@@ -2,18 +2,106 @@
 
 Never: start one before every subtask is running, two at a time, or write a manifest before everything in it is safe.
 
+`Stale` is news of a checkpoint that is not under way (any longer), or of a part of it that is there already.
+
+    state                        event                       next          actions                        why
+    ---------------------------  --------------------------  ------------  -----------------------------  ------------
+    stopped                      CheckpointingStarted        same          Commit?                        it may not be
+    stopped                      SubtasksRunning             idle                                         first: soon
+    stopped                      SubtasksRunning restored    recommitting  Commit?                        older is first
+    ending                       SubtasksRunning             same          Commit?                        it had failed
+    suspended                    SubtasksRunning             same                                         all is done
+    stopped, ending, suspended   SubtasksNotRunning          same                                         nothing pends
+    recommitting, idle           SubtasksNotRunning          stopped
+    snapshotting, pending        SubtasksNotRunning          stopped       NotifyAborted, AnswerRequest?  incomplete
+    completing                   SubtasksNotRunning          stopped       NotifyAborted, AnswerRequest?  see below
+    stopped, recommitting, idle  CheckpointRequested         same                                         due at once
+    snapshotting, pending        CheckpointRequested         same                                         it waits
+    completing                   CheckpointRequested         same                                         it waits
+    ending, suspended            CheckpointRequested         same          AnswerRequest                  it is over
+    stopped, recommitting, idle  InputAllEnded               same                                         due at once
+    snapshotting, pending        InputAllEnded               same                                         it waits
+    completing                   InputAllEnded               same                                         it waits
+    ending, suspended            InputAllEnded               same                                         after a drain
+    idle                         CheckpointTimePassed due    snapshotting  SnapshotSources
+    stopped, recommitting, idle  CheckpointTimePassed        same
+    snapshotting, pending        CheckpointTimePassed        same
+    completing                   CheckpointTimePassed        same
+    ending, suspended            CheckpointTimePassed        same
+    snapshotting, pending        CheckpointTimePassed late   idle          NotifyAborted, AnswerRequest?  timeout
+    completing                   CheckpointTimePassed late   idle          NotifyAborted, AnswerRequest?  see below
+    snapshotting, pending        CheckpointTimePassed late   stopped       NotifyAborted, AnswerRequest?, one too many
+                                                                           CheckpointFailureLimitReached
+    completing                   CheckpointTimePassed late   stopped       NotifyAborted, AnswerRequest?, one too many
+                                                                           CheckpointFailureLimitReached
+    snapshotting                 SourceStateReady            same                                         some missing
+    snapshotting                 SourceStateReady all        pending       SendBarriers
+    snapshotting, pending        SourceRefused               idle          NotifyAborted, AnswerRequest?
+    snapshotting, pending        SourceRefused               stopped       NotifyAborted, AnswerRequest?, one too many
+                                                                           CheckpointFailureLimitReached
+    pending                      SubtaskAcknowledged         same                                         some missing
+    pending                      SubtaskAcknowledged all     completing    WriteManifest                  last of all
+    pending                      SubtaskDeclined             idle          NotifyAborted, AnswerRequest?
+    pending                      SubtaskDeclined             stopped       NotifyAborted, AnswerRequest?, one too many
+                                                                           CheckpointFailureLimitReached
+    completing                   ManifestWritten savepoint   same          WriteManifest                  then our own
+    completing                   ManifestWritten             idle          NotifyCompleted, Commit?,      it is complete
+                                                                           AnswerRequest?,
+                                                                           DeleteCheckpoint?
+    completing                   ManifestWritten last        ending        NotifyCompleted, Commit?,      nothing more
+                                                                           AnswerRequest?,                begins
+                                                                           DeleteCheckpoint?
+    completing                   ManifestWriteFailed         idle          NotifyAborted, AnswerRequest?  see below
+    completing                   ManifestWriteFailed         stopped       NotifyAborted, AnswerRequest?, one too many
+                                                                           CheckpointFailureLimitReached
+    stopped, idle                Committed                   same          Commit?                        the next epoch
+    snapshotting, pending        Committed                   same          Commit?                        the next epoch
+    completing                   Committed                   same          Commit?                        the next epoch
+    recommitting                 Committed                   same          Commit                         the next epoch
+    recommitting                 Committed all               idle
+    ending                       Committed                   same          Commit                         the next epoch
+    ending                       Committed final             suspended     QuerySuspended
+    stopped, ending              CommitFailed                same          CheckpointFailureLimitReached  again when all
+                                                                                                          run
+    recommitting, idle           CommitFailed                stopped       CheckpointFailureLimitReached
+    snapshotting, pending        CommitFailed                stopped       NotifyAborted, AnswerRequest?,
+                                                                           CheckpointFailureLimitReached
+    completing                   CommitFailed                stopped       NotifyAborted, AnswerRequest?,
+                                                                           CheckpointFailureLimitReached
+    stopped, recommitting, idle  Stale                       same
+    snapshotting, pending        Stale                       same
+    completing                   Stale                       same
+    ending, suspended            Stale                       same
+
+- A checkpoint that is given up while its manifest is being written may exist all the same. It is a consistent one, so
+  that it may be restored; nobody is told that it completed, and it is deleted when a newer one is complete.
+- A savepoint is a checkpoint that is also written to the user's folder, first: restarting from either commits the same.
+- Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
+  stands in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
+
 Follows FLIP-27, "Where to run the enumerator"; Flink's CheckpointCoordinator; traps 29 and 34.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import msgspec
 
-from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.manifest import Manifest, QueryPlan, SourceEntry, UncommittedEpoch
+from headgate.errors import InvalidTransitionError
 from headgate.protocol.messages import CheckpointKind, SubtaskId
-from headgate.protocol.state import SubtaskState
+from headgate.protocol.state import InlineState, SubtaskState
+
+_HISTORY = 64
 
 # What happened.
+
+
+class CheckpointingStarted(msgspec.Struct, frozen=True):
+    """The run begins: what the restored checkpoint may not have published is published before anything runs."""
 
 
 class SubtasksRunning(msgspec.Struct, frozen=True):
@@ -119,9 +207,9 @@ class CheckpointTimePassed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    SubtasksRunning | SubtasksNotRunning | CheckpointRequested | InputAllEnded | SourceStateReady | SourceRefused
-    | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed | Committed | CommitFailed
-    | CheckpointTimePassed
+    CheckpointingStarted | SubtasksRunning | SubtasksNotRunning | CheckpointRequested | InputAllEnded
+    | SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
+    | Committed | CommitFailed | CheckpointTimePassed
 )  # fmt: skip
 
 # What is to be done.
@@ -134,7 +222,10 @@ class SnapshotSources(msgspec.Struct, frozen=True):
 
 
 class SendBarriers(msgspec.Struct, frozen=True):
-    """Send the barrier to every subtask, then tell the source coordinators that it is out."""
+    """Send the barrier to every subtask, then tell the source coordinators that it is out.
+
+    ``location`` tells a savepoint's folder; state files go to the query's own location all the same, and are copied.
+    """
 
     checkpoint_id: int
     kind: CheckpointKind
@@ -153,20 +244,34 @@ class WriteManifest(msgspec.Struct, frozen=True):
 
 
 class NotifyCompleted(msgspec.Struct, frozen=True):
-    """Tell subtasks and sources that a checkpoint is durable. ``finished_known``: by subtask, by source."""
+    """Tell subtasks and sources that a checkpoint is durable.
+
+    Parameters
+    ----------
+    checkpoint_id, epoch
+        Which one.
+    finished_known
+        By subtask, by source.
+    duration_ms, size_bytes
+        From its beginning to now, in milliseconds; of its manifest.
+    """
 
     checkpoint_id: int
     finished_known: dict[int, dict[str, int]]
+    epoch: int = 0
+    duration_ms: int = 0
+    size_bytes: int = 0
 
 
 class NotifyAborted(msgspec.Struct, frozen=True):
     """Tell subtasks and sources that a checkpoint will not complete."""
 
     checkpoint_id: int
+    reason: str = ""
 
 
 class DeleteCheckpoint(msgspec.Struct, frozen=True):
-    """Delete a checkpoint that nobody needs: its manifest first."""
+    """Delete a checkpoint that nobody needs: its manifest first; after what was ordered to be written before."""
 
     checkpoint_id: int
 
@@ -203,3 +308,522 @@ Action = (
     SnapshotSources | SendBarriers | WriteManifest | NotifyCompleted | NotifyAborted | DeleteCheckpoint | Commit
     | AnswerRequest | QuerySuspended | CheckpointFailureLimitReached
 )  # fmt: skip
+
+_OfCheckpoint = (
+    SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
+)
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """Stands in the table for news of a checkpoint that is not under way, or of a part of it that is there already."""
+
+
+class CheckpointOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user chose.
+
+    Parameters
+    ----------
+    interval_ms
+        From the beginning of one checkpoint to that of the next, in milliseconds; None: only those asked for.
+    timeout_ms
+        A checkpoint that takes longer is given up, in milliseconds.
+    num_retained
+        How many completed checkpoints are kept, at least one.
+    tolerable_failed
+        How many may fail in a row. Savepoints and what a failover aborts do not count.
+    first_after_restore_ms
+        The longest time from RUNNING, or from a failure, to the next checkpoint, in milliseconds.
+    """
+
+    interval_ms: int | None
+    timeout_ms: int = 600_000
+    num_retained: int = 1
+    tolerable_failed: int = 0
+    first_after_restore_ms: int = 500
+
+
+class StoredCheckpoints(msgspec.Struct, frozen=True):
+    """What lies at the checkpoint location when a run begins.
+
+    Parameters
+    ----------
+    complete
+        The checkpoints that have a manifest, in ascending order.
+    incomplete
+        Those that have none.
+    """
+
+    complete: tuple[int, ...] = ()
+    incomplete: tuple[int, ...] = ()
+
+
+class _Pending(msgspec.Struct):
+    """The checkpoint under way. ``last``: the query ends with it. ``requests``: who is told of it."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    location: str
+    last: bool
+    requests: tuple[int, ...]
+    began_ms: int
+    sources: dict[str, SourceStateReady] = {}
+    subtasks: dict[SubtaskId, SubtaskState] = {}
+    manifest: Manifest | None = None
+    to_write: tuple[str, ...] = ()
+
+
+class CheckpointCoordinator:
+    """The machine of a query's checkpoints.
+
+    Parameters
+    ----------
+    options
+        The user's.
+    plan
+        The query: its sources, stages, parallelism, run.
+    restored
+        The checkpoint that the query is restored from, as `headgate.checkpoint.restore` made it fit the plan; None: a
+        fresh start.
+    stored
+        What lies at the checkpoint location; None: nothing.
+    clock_offset_ms
+        What is added to the machine's time to have milliseconds since 1970-01-01 UTC.
+    """
+
+    def __init__(
+        self,
+        options: CheckpointOptions,
+        plan: QueryPlan,
+        restored: Manifest | None,
+        stored: StoredCheckpoints | None = None,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        assert plan.sources and options.num_retained >= 1
+        stored = stored or StoredCheckpoints()
+        self._options = options
+        self._plan = plan
+        self._clock_offset_ms = clock_offset_ms
+        self._history: deque[str] = deque(maxlen=_HISTORY)
+        self.state = "stopped"
+        self.latest = restored
+        """The last completed checkpoint: what subtasks and sources are restored from."""
+        restored_id = 0 if restored is None else restored.checkpoint_id
+        self._last_id = max(restored_id, *stored.complete, *stored.incomplete, 0)
+        self._retained = [each for each in stored.complete if restored is None or each <= restored_id]
+        # Deleted with the next completion: failed ones, and those that a fallback to an older one left behind.
+        self._abandoned = [*stored.incomplete, *(each for each in stored.complete if each not in self._retained)]
+        self._executions: dict[SubtaskId, int] = {}
+        self._pending: _Pending | None = None
+        self._requests: list[CheckpointRequested] = []
+        self._input_ended = False
+        self._due_ms: int | None = None
+        self._failed_in_row = 0
+        # Completed epochs that are not known to be committed, oldest first; only the first can be under way.
+        self._uncommitted: list[UncommittedEpoch] = []
+        self._commit_under_way = False
+        self._left: dict[str, tuple[bytes, ...]] = {}
+        self._commit_first = 0  # epochs up to this one are committed before a checkpoint begins
+        if restored is not None:
+            self._uncommitted = [*restored.uncommitted, UncommittedEpoch(restored.epoch, restored.commits)]
+            self._commit_first = restored.epoch
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
+
+        Raises
+        ------
+        InvalidTransitionError
+            The table has no such row; nothing has changed.
+        """
+        kind = self.kind_of(event)
+        handler = self._HANDLERS.get((self.state, kind))
+        if handler is None:
+            raise self._invalid(event, "the table has no such row")
+        if isinstance(event, _OfCheckpoint) and event.checkpoint_id > self._last_id:
+            raise self._invalid(event, "there was no such checkpoint")
+        if isinstance(event, SourceStateReady | SourceRefused) and event.source not in self._plan.sources:
+            raise self._invalid(event, "there is no such source")
+        actions = handler(self, event, now_ms)
+        if not isinstance(event, CheckpointTimePassed) or actions:
+            self._history.append(f"{_brief(event)} at {now_ms} ms")
+        return actions
+
+    def next_time_ms(self) -> int | None:
+        """Return when `CheckpointTimePassed` is wanted, in milliseconds; it may be past. None: not before an event."""
+        if self._pending is not None:
+            return self._pending.began_ms + self._options.timeout_ms
+        return self._due_ms if self.state == "idle" else None
+
+    @property
+    def pending_id(self) -> int | None:
+        """The checkpoint under way."""
+        return None if self._pending is None else self._pending.checkpoint_id
+
+    @property
+    def epoch(self) -> int:
+        """How many checkpoints have completed at the location."""
+        return 0 if self.latest is None else self.latest.epoch
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        assert (self._pending is not None) == (self.state in ("snapshotting", "pending", "completing"))
+        assert bool(self._executions) == (self.state not in ("stopped", "ending", "suspended"))
+        assert self._uncommitted or not self._commit_under_way
+        epochs = [each.epoch for each in self._uncommitted]
+        assert epochs == list(range(self.epoch - len(epochs) + 1, self.epoch + 1)), f"gaps between epochs: {epochs}"
+        assert self.latest is None or self.latest.checkpoint_id <= self._last_id
+        assert not set(self._retained) & set(self._abandoned)
+        if self._pending is not None:
+            assert self._pending.checkpoint_id == self._last_id
+            assert self.latest is None or self._pending.checkpoint_id > self.latest.checkpoint_id
+            assert (self.state == "snapshotting") == (self._pending.sources.keys() != self._plan.sources.keys())
+            assert (self.state == "completing") == (self._pending.subtasks.keys() == self._executions.keys())
+        if self.state in ("idle", "snapshotting", "pending", "completing"):
+            assert not self._must_commit_first()
+        if self.state in ("ending", "suspended"):
+            assert bool(self._uncommitted) == (self.state == "ending")
+
+    def kind_of(self, event: Event) -> type:
+        """Return the type under which the table has the event."""
+        pending = self._pending
+        if not isinstance(event, _OfCheckpoint):
+            return type(event)
+        if pending is None or pending.checkpoint_id != event.checkpoint_id:
+            return Stale
+        match event:
+            case SourceStateReady():
+                stale = event.source in pending.sources
+            case SourceRefused():
+                stale = pending.manifest is not None  # its part is safe
+            case SubtaskAcknowledged() | SubtaskDeclined():
+                stale = event.subtask in pending.subtasks or self._executions.get(event.subtask) != event.execution
+            case _:
+                stale = False
+        return Stale if stale else type(event)
+
+    # What concerns all subtasks.
+
+    def _on_checkpointing_started(self, event: CheckpointingStarted, now_ms: int) -> list[Action]:
+        return self._commit_next()
+
+    def _on_subtasks_running(self, event: SubtasksRunning, now_ms: int) -> list[Action]:
+        self._executions = dict(event.executions)
+        if event.restored or self._due_ms is None:
+            self._due_ms = self._soon(now_ms)
+        if not self._must_commit_first():
+            self.state = "idle"
+            return []
+        self.state = "recommitting"
+        return self._commit_next()
+
+    def _on_subtasks_running_again(self, event: SubtasksRunning, now_ms: int) -> list[Action]:
+        return self._commit_next()
+
+    def _on_subtasks_not_running(self, event: SubtasksNotRunning, now_ms: int) -> list[Action]:
+        actions = self._abort(event.reason)
+        self._stop()
+        return actions
+
+    def _on_checkpoint_requested(self, event: CheckpointRequested, now_ms: int) -> list[Action]:
+        self._requests.append(event)
+        self._due_ms = now_ms
+        return []
+
+    def _on_checkpoint_requested_too_late(self, event: CheckpointRequested, now_ms: int) -> list[Action]:
+        return [AnswerRequest(event.request_id, None, _OVER)]
+
+    def _on_input_all_ended(self, event: InputAllEnded, now_ms: int) -> list[Action]:
+        self._input_ended = True
+        self._due_ms = now_ms
+        return []
+
+    # The way of a checkpoint.
+
+    def _on_time_in_idle(self, event: CheckpointTimePassed, now_ms: int) -> list[Action]:
+        if self._due_ms is None or now_ms < self._due_ms:
+            return []
+        first = self._requests[0] if self._requests else CheckpointRequested(0, CheckpointKind.CHECKPOINT)
+        # Whoever asks for no more than a checkpoint is content with the one that others asked for.
+        served = [
+            each for each in self._requests
+            if each is first or (each.kind is CheckpointKind.CHECKPOINT and first.kind is CheckpointKind.CHECKPOINT)
+        ]  # fmt: skip
+        last = first.kind in (CheckpointKind.SUSPEND, CheckpointKind.DRAIN) or (self._input_ended and not served)
+        self._requests = [each for each in self._requests if each not in served]
+        self._last_id += 1
+        requests = tuple(each.request_id for each in served)
+        self._pending = _Pending(self._last_id, first.kind, first.location, last, requests, now_ms)
+        self.state = "snapshotting"
+        interval_ms = self._options.interval_ms
+        if self._requests or self._input_ended:
+            self._due_ms = now_ms
+        else:
+            self._due_ms = None if interval_ms is None else now_ms + interval_ms
+        return [SnapshotSources(self._last_id)]
+
+    def _on_time_in_pending(self, event: CheckpointTimePassed, now_ms: int) -> list[Action]:
+        pending = self._under_way()
+        if now_ms < pending.began_ms + self._options.timeout_ms:
+            return []
+        missing = [f"source {uid!r}" for uid in self._plan.sources if uid not in pending.sources]
+        if not missing:
+            subtasks = sorted(self._executions.keys() - pending.subtasks.keys())
+            missing = [f"subtask {each.subtask} of stage {each.stage}" for each in subtasks] or ["its manifest"]
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        return self._fail(f"it took longer than {self._options.timeout_ms} ms; still missing: {shown}", now_ms)
+
+    def _on_source_state_ready(self, event: SourceStateReady, now_ms: int) -> list[Action]:
+        pending = self._under_way()
+        pending.sources[event.source] = event
+        if pending.sources.keys() != self._plan.sources.keys():
+            return []
+        self.state = "pending"
+        return [SendBarriers(pending.checkpoint_id, pending.kind, pending.location)]
+
+    def _on_source_refused(self, event: SourceRefused, now_ms: int) -> list[Action]:
+        return self._fail(f"source {event.source!r} could not take part: {event.reason}", now_ms)
+
+    def _on_subtask_acknowledged(self, event: SubtaskAcknowledged, now_ms: int) -> list[Action]:
+        pending = self._under_way()
+        pending.subtasks[event.subtask] = event.state
+        if pending.subtasks.keys() != self._executions.keys():
+            return []
+        self.state = "completing"
+        pending.manifest = self._manifest(pending, now_ms)
+        pending.to_write = (pending.location, "") if pending.location else ("",)
+        return [WriteManifest(pending.checkpoint_id, pending.manifest, pending.to_write[0])]
+
+    def _on_subtask_declined(self, event: SubtaskDeclined, now_ms: int) -> list[Action]:
+        where = f"subtask {event.subtask.subtask} of stage {event.subtask.stage}"
+        return self._fail(f"{where} declined: {event.reason}", now_ms)
+
+    def _on_manifest_write_failed(self, event: ManifestWriteFailed, now_ms: int) -> list[Action]:
+        return self._fail(f"its manifest could not be written: {event.reason}", now_ms)
+
+    def _on_manifest_written(self, event: ManifestWritten, now_ms: int) -> list[Action]:
+        pending = self._under_way()
+        assert pending.manifest is not None
+        pending.to_write = pending.to_write[1:]
+        if pending.to_write:
+            return [WriteManifest(pending.checkpoint_id, pending.manifest, pending.to_write[0])]
+        return self._complete(pending, pending.manifest, event.size_bytes, now_ms)
+
+    def _manifest(self, pending: _Pending, now_ms: int) -> Manifest:
+        """Make the manifest of a checkpoint whose parts are all there."""
+        stages = range(len(self._plan.stages))
+        new = _committables(pending.subtasks)
+        return Manifest(
+            checkpoint_id=pending.checkpoint_id,
+            epoch=self.epoch + 1,
+            kind=pending.kind,
+            query_id=self._plan.query_id,
+            run=self._plan.run,
+            created_ms=now_ms + self._clock_offset_ms,
+            parallelism=self._plan.parallelism,
+            max_parallelism=self._plan.max_parallelism,
+            sources={
+                uid: SourceEntry(
+                    name=source.name,
+                    enumerator=InlineState(pending.sources[uid].state),
+                    fixed=dict(source.fixed),
+                )
+                for uid, source in self._plan.sources.items()
+            },
+            stages=self._plan.stages,
+            subtasks=tuple(
+                tuple(
+                    _without_committables(state)
+                    for subtask, state in sorted(pending.subtasks.items())
+                    if subtask.stage == stage
+                )
+                for stage in stages
+            ),
+            commits=new if self._uncommitted else _joined(self._left, new),
+            uncommitted=tuple(self._uncommitted),
+        )
+
+    def _complete(self, pending: _Pending, manifest: Manifest, size_bytes: int, now_ms: int) -> list[Action]:
+        """Take the checkpoint for the one to restore from, and let it be published."""
+        known: dict[int, dict[str, int]] = {}
+        for uid, ready in pending.sources.items():
+            for subtask, number in ready.finished_known.items():
+                known.setdefault(subtask, {})[uid] = number
+        duration_ms = now_ms - pending.began_ms
+        actions: list[Action] = [
+            NotifyCompleted(pending.checkpoint_id, known, manifest.epoch, duration_ms, size_bytes),
+            *(AnswerRequest(each, pending.checkpoint_id) for each in pending.requests),
+        ]
+        self.latest, self._pending, self._failed_in_row = manifest, None, 0
+        self._uncommitted.append(UncommittedEpoch(manifest.epoch, _committables(pending.subtasks)))
+        self.state = "idle"
+        if pending.last:
+            actions += [AnswerRequest(each.request_id, None, _OVER) for each in self._requests]
+            self._requests = []
+            self._stop()
+            self.state = "ending"
+        self._retained.append(pending.checkpoint_id)
+        superfluous = len(self._retained) - self._options.num_retained
+        doomed = [*self._abandoned, *self._retained[: max(0, superfluous)]]
+        self._retained, self._abandoned = self._retained[max(0, superfluous) :], []
+        return [*actions, *self._commit_next(), *(DeleteCheckpoint(each) for each in doomed)]
+
+    def _under_way(self) -> _Pending:
+        assert self._pending is not None
+        return self._pending
+
+    def _fail(self, reason: str, now_ms: int) -> list[Action]:
+        """Give up the checkpoint under way; fail over if it was one too many."""
+        pending = self._under_way()
+        checkpoint_id, counts = pending.checkpoint_id, not pending.location
+        actions = self._abort(reason)
+        self._failed_in_row += counts
+        if self._failed_in_row > self._options.tolerable_failed:
+            in_row, self._failed_in_row = self._failed_in_row, 0
+            self._stop()
+            limit = f"checkpoint {checkpoint_id} failed, number {in_row} in a row: {reason}"
+            return [*actions, CheckpointFailureLimitReached(limit)]
+        self.state = "idle"
+        self._due_ms = self._soon(now_ms)
+        return actions
+
+    def _abort(self, reason: str) -> list[Action]:
+        """Forget the checkpoint under way; what is stored of it is deleted some day."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return []
+        self._abandoned.append(pending.checkpoint_id)
+        answers = [AnswerRequest(each, None, reason) for each in pending.requests]
+        return [NotifyAborted(pending.checkpoint_id, reason), *answers]
+
+    def _stop(self) -> None:
+        """Begin nothing before all subtasks are running (again)."""
+        self.state, self._executions, self._input_ended = "stopped", {}, False
+
+    def _soon(self, now_ms: int) -> int | None:
+        """Return when the first checkpoint after a start or a failure is due."""
+        if self._requests:
+            return now_ms
+        interval_ms, soon_ms = self._options.interval_ms, self._options.first_after_restore_ms
+        if interval_ms is None:
+            return now_ms + soon_ms if self._input_ended else None
+        return now_ms + min(interval_ms, soon_ms)
+
+    # Commits, beside checkpoints.
+
+    def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
+        self._check_commit(event)
+        final = self.state == "ending" and len(self._uncommitted) == 1
+        if final and any(event.left.values()):
+            raise self._invalid(event, "a final commit leaves nothing to be published later")
+        self._uncommitted.pop(0)
+        self._commit_under_way = False
+        self._left = {uid: left for uid, left in event.left.items() if left}
+        if final:
+            assert self.latest is not None
+            self.state = "suspended"
+            return [QuerySuspended(self.latest.checkpoint_id)]
+        if self.state == "recommitting" and not self._must_commit_first():
+            self.state = "idle"
+        return self._commit_next()
+
+    def _on_commit_failed(self, event: CommitFailed, now_ms: int) -> list[Action]:
+        self._check_commit(event)
+        self._commit_under_way = False
+        self._commit_first = self._uncommitted[-1].epoch
+        reason = f"epoch {event.epoch} could not be committed: {event.reason}"
+        actions = self._abort(reason)
+        if self.state != "ending":
+            self._stop()
+        return [*actions, CheckpointFailureLimitReached(reason)]
+
+    def _commit_next(self) -> list[Action]:
+        """Order the oldest commit, unless one is under way."""
+        if self._commit_under_way or not self._uncommitted:
+            return []
+        first = self._uncommitted[0]
+        first = UncommittedEpoch(first.epoch, _joined(self._left, first.committables))
+        self._uncommitted[0], self._left, self._commit_under_way = first, {}, True
+        final = self.state == "ending" and len(self._uncommitted) == 1
+        return [Commit(first.epoch, first.committables, final)]
+
+    def _must_commit_first(self) -> bool:
+        return bool(self._uncommitted) and self._uncommitted[0].epoch <= self._commit_first
+
+    def _check_commit(self, event: Committed | CommitFailed) -> None:
+        if not self._commit_under_way or event.epoch != self._uncommitted[0].epoch:
+            raise self._invalid(event, "no such commit is under way")
+
+    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
+        history = tuple(self._history)
+        return InvalidTransitionError(
+            f"The checkpoint coordinator is {self.state} and cannot take {_brief(event)}: {why}. Checkpoint under way: "
+            f"{self.pending_id}; last: {self._last_id}. Before: {', '.join(history[-5:]) or 'nothing'}.",
+            state=self.state, event=_brief(event), history=history,
+        )  # fmt: skip
+
+    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any, int], list[Action]]]] = {
+        (state, event): handler
+        for states, event, handler in (
+            ("stopped", CheckpointingStarted, _on_checkpointing_started),
+            ("stopped", SubtasksRunning, _on_subtasks_running),
+            ("ending suspended", SubtasksRunning, _on_subtasks_running_again),
+            ("recommitting idle snapshotting pending completing", SubtasksNotRunning, _on_subtasks_not_running),
+            ("stopped ending suspended", SubtasksNotRunning, lambda *_: []),
+            (
+                "stopped recommitting idle snapshotting pending completing",
+                CheckpointRequested,
+                _on_checkpoint_requested,
+            ),
+            ("ending suspended", CheckpointRequested, _on_checkpoint_requested_too_late),
+            ("stopped recommitting idle snapshotting pending completing", InputAllEnded, _on_input_all_ended),
+            ("ending suspended", InputAllEnded, lambda *_: []),
+            ("idle", CheckpointTimePassed, _on_time_in_idle),
+            ("snapshotting pending completing", CheckpointTimePassed, _on_time_in_pending),
+            ("stopped recommitting ending suspended", CheckpointTimePassed, lambda *_: []),
+            ("snapshotting", SourceStateReady, _on_source_state_ready),
+            ("snapshotting pending", SourceRefused, _on_source_refused),
+            ("pending", SubtaskAcknowledged, _on_subtask_acknowledged),
+            ("pending", SubtaskDeclined, _on_subtask_declined),
+            ("completing", ManifestWritten, _on_manifest_written),
+            ("completing", ManifestWriteFailed, _on_manifest_write_failed),
+            ("stopped recommitting idle snapshotting pending completing ending suspended", Stale, lambda *_: []),
+            ("stopped recommitting idle snapshotting pending completing ending", Committed, _on_committed),
+            ("stopped recommitting idle snapshotting pending completing ending", CommitFailed, _on_commit_failed),
+        )
+        for state in states.split()
+    }
+
+
+_OVER = "the query has taken its last checkpoint"
+
+
+def _committables(subtasks: dict[SubtaskId, SubtaskState]) -> dict[str, tuple[bytes, ...]]:
+    """Return what subtasks prepared to be committed, by sink, in the order of the subtasks."""
+    found: dict[str, list[bytes]] = {}
+    for _, state in sorted(subtasks.items()):
+        for uid, operator in state.operators.items():
+            if operator.committables:
+                found.setdefault(uid, []).extend(operator.committables)
+    return {uid: tuple(committables) for uid, committables in found.items()}
+
+
+def _without_committables(state: SubtaskState) -> SubtaskState:
+    """Return a subtask's state without what stands in the manifest's ``commits``."""
+    if not any(operator.committables for operator in state.operators.values()):
+        return state
+    operators = {uid: msgspec.structs.replace(each, committables=()) for uid, each in state.operators.items()}
+    return msgspec.structs.replace(state, operators=operators)
+
+
+def _joined(first: dict[str, tuple[bytes, ...]], second: dict[str, tuple[bytes, ...]]) -> dict[str, tuple[bytes, ...]]:
+    return {uid: (*first.get(uid, ()), *second.get(uid, ())) for uid in {**first, **second}}
+
+
+def _brief(event: Event) -> str:
+    """Return what an event is about, without the state in it, which may be large."""
+    shown = [
+        f"{name}={getattr(event, name)!r}"
+        for name in event.__struct_fields__
+        if name not in ("state", "finished_known", "left", "executions")
+    ]
+    return f"{type(event).__name__}({', '.join(shown)})"

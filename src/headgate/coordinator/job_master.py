@@ -3,25 +3,60 @@
 Never: decide anything of its own beyond who is told: it routes between `Scheduler`, one `SourceCoordinator` per
 source, `CheckpointCoordinator` and one `Session` per attempt of a slot.
 
+It has no states of its own, so no table: what it does for an order of one machine is to tell the others.
+
+    order of                 is told to
+    -----------------------  -----------------------------------------------------------------------------------------
+    Scheduler                slots (accept, fence, deploy, cancel, shut down), sources (reset, restore, close),
+                             CheckpointCoordinator (all run, not all run, all input ended)
+    SourceCoordinator        slots (letters to readers), CheckpointCoordinator (states), Scheduler (readers reset,
+                             global failover)
+    CheckpointCoordinator    sources (snapshot, barriers sent, completed, aborted), slots (barriers, the same),
+                             Scheduler (query ends, global failover)
+
+What follows from an order is carried out before the next order of the same list, so that nobody hears of a failure
+twice or of a barrier too early. An order to all sources is given to all of them before what they answer is heard.
+
 Follows FLIP-27, "Where to run the enumerator"; Flink's JobMaster.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+from typing import assert_never
+
 import msgspec
 
 from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator import scheduler as sch
+from headgate.coordinator import slots as slt
 from headgate.coordinator import source_coordinator as src
-from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport, SubtaskProgress
+from headgate.errors import InternalError
+from headgate.protocol import messages as msg
+from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport, SubtaskId, SubtaskProgress
+from headgate.protocol.session import Session
+from headgate.protocol.state import InlineState
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of the query: its name and fixed options, and whether it has FLIP-537's marker."""
+    """A source of the query.
+
+    Parameters
+    ----------
+    name, fixed
+        Its format's name, and the options that may not change.
+    reassigns_on_recovery
+        Whether it has FLIP-537's marker.
+    keeps_subtask
+        Whether splits that a reader gives back wait for that reader (event time is in use).
+    """
 
     name: str
     reassigns_on_recovery: bool
     fixed: dict[str, object] = {}
+    keeps_subtask: bool = False
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +140,16 @@ class ForSource(msgspec.Struct, frozen=True):
     """An action of a source coordinator that concerns its enumerator or its log."""
 
     source: str
-    action: (
-        src.StartEnumerator | src.CallEnumerator | src.StopEnumerator | src.AppendLog | src.DropLog | src.LoadLog
-    )
+    action: src.StartEnumerator | src.CallEnumerator | src.StopEnumerator | src.AppendLog | src.DropLog | src.LoadLog
+
+
+class ShowCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint is complete: its number, its epoch, how long it took, and how large its manifest is."""
+
+    checkpoint_id: int
+    epoch: int
+    duration_ms: int
+    size_bytes: int
 
 
 class ShowProgress(msgspec.Struct, frozen=True):
@@ -125,8 +167,576 @@ class Log(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Transmit | CloseConnection | ForSource | ShowProgress | Log | sch.SubmitJob | sch.CancelJob | sch.FailQuery
-    | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest
+    Transmit | CloseConnection | ForSource | ShowProgress | ShowCheckpoint | Log | sch.SubmitJob | sch.CancelJob
+    | sch.FailQuery | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest
 )  # fmt: skip
 
-__all__ = ["Action", "CheckpointKind", "ErrorReport", "Event", "JobPlan", "SourcePlan"]
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user set, by the machine that it is for."""
+
+    checkpoints: cp.CheckpointOptions
+    scheduler: sch.SchedulerOptions = sch.SchedulerOptions()
+
+
+class SlotInfo(msgspec.Struct, frozen=True):
+    """A slot for people: ``state`` as in `slots`, and what its newest attempt said of itself."""
+
+    slot: int
+    state: str
+    attempt: int | None
+    host: str
+    pid: int
+    executor: str
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How the query is.
+
+    Parameters
+    ----------
+    state
+        ``created``, ``starting``, ``running``, ``restarting``, ``ending``, ``ended``, ``failing`` or ``failed``.
+    slots, subtasks
+        How they are, in order.
+    checkpoint
+        What the coordinator of checkpoints is doing.
+    completed_checkpoint, epoch
+        The last completed checkpoint and its epoch; None and 0: there is none.
+    pending_checkpoint
+        The one under way.
+    """
+
+    state: str
+    slots: tuple[SlotInfo, ...]
+    subtasks: tuple[sch.SubtaskStatus, ...]
+    checkpoint: str
+    completed_checkpoint: int | None
+    epoch: int
+    pending_checkpoint: int | None
+
+
+class _Stream(msgspec.Struct):
+    """The stream of an attempt: its session, its connection while there is one, and what it said of itself."""
+
+    session: Session
+    connection: int | None
+    about: msg.RegisterSlot
+    received: int = 0  # what the slot had of ours when it registered
+    released: bool = False
+
+
+class JobMaster:
+    """The coordinator of one run of a query.
+
+    Parameters
+    ----------
+    plan
+        The query.
+    options
+        What the user set.
+    restored
+        The checkpoint to start from, made for this plan; None: afresh.
+    random
+        For the delays between restarts.
+    stored
+        What lies at the checkpoint location; None: nothing.
+    clock_offset_ms
+        What is added to the machine's time to have milliseconds since 1970-01-01 UTC.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        options: JobOptions,
+        restored: Manifest | None,
+        random: random.Random,
+        *,
+        stored: cp.StoredCheckpoints | None = None,
+        clock_offset_ms: int = 0,
+    ) -> None:
+        shape = (len(plan.stages), plan.parallelism)
+        if restored is not None and {(len(restored.subtasks), len(each)) for each in restored.subtasks} != {shape}:
+            raise InternalError(f"checkpoint {restored.checkpoint_id} was not made for {shape} stages and subtasks.")
+        self._plan = plan
+        self._scheduler = sch.Scheduler(*shape, options.scheduler, restored=restored is not None, random=random)
+        self._checkpoints = cp.CheckpointCoordinator(options.checkpoints, plan, restored, stored, clock_offset_ms)
+        self._sources = {
+            uid: src.SourceCoordinator(
+                uid,
+                reassigns_on_recovery=source.reassigns_on_recovery,
+                parallelism=plan.parallelism,
+                keeps_subtask=source.keeps_subtask,
+            )
+            for uid, source in plan.sources.items()
+        }
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._connections: dict[int, tuple[int, int]] = {}
+        self._resetting: dict[int, set[str]] = {}  # by subtask: the sources that have not got its splits back
+        self._reset_to: dict[int, int] = {}  # by subtask: the checkpoint that its splits were taken back to
+        self._requests: set[int] = set()  # that were not answered
+        self._released = False
+        self._beat_ms: int | None = None
+        self._beat_every_ms = max(1, options.scheduler.heartbeat_timeout_ms // 4)
+        self._checked: Manifest | None = None
+        self._now_ms = 0
+        self._out: list[Action] = []
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
+
+        Raises
+        ------
+        InvalidTransitionError
+            A machine has no row for it: the query cannot go on.
+        StoredStateError
+            From `QueryStarted`: a source's state in the checkpoint cannot be read.
+        """
+        self._now_ms, self._out = now_ms, []
+        match event:
+            case sch.QueryStarted():
+                self._beat_ms = now_ms + self._beat_every_ms
+                self._tell_checkpoints(cp.CheckpointingStarted())
+                self._tell_scheduler(event)
+            case LetterReceived():
+                self._on_letter_received(event)
+            case ConnectionClosed():
+                self._on_connection_closed(event)
+            case FromSource():
+                self._tell_sources({event.source: event.event})
+            case sch.JobEnded():
+                self._tell_scheduler(event)
+            case cp.CheckpointRequested():
+                self._on_checkpoint_requested(event)
+            case cp.ManifestWritten() | cp.ManifestWriteFailed() | cp.Committed() | cp.CommitFailed():
+                self._tell_checkpoints(event)
+            case StopRequested():
+                self._tell_scheduler(sch.QueryEnding())
+            case TimePassed():
+                self._on_time_passed()
+            case _:
+                assert_never(event)
+        return self._out
+
+    def next_time_ms(self) -> int | None:
+        """Return when `TimePassed` is due, in milliseconds; it may be past. None: not before an event."""
+        times = (self._scheduler.next_time_ms(), self._checkpoints.next_time_ms(), self._beat_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    def status(self) -> JobStatus:
+        """Return how the query is."""
+        latest = self._checkpoints.latest
+        return JobStatus(
+            state=self._scheduler.state,
+            slots=tuple(self._slot_info(status) for status in self._scheduler.slots()),
+            subtasks=tuple(self._scheduler.subtasks()),
+            checkpoint=self._checkpoints.state,
+            completed_checkpoint=None if latest is None else latest.checkpoint_id,
+            epoch=self._checkpoints.epoch,
+            pending_checkpoint=self._checkpoints.pending_id,
+        )
+
+    def check(self) -> None:
+        """Assert what always holds, in each machine and between them."""
+        self._scheduler.check()
+        self._checkpoints.check()
+        for source in self._sources.values():
+            source.check()
+        present = {
+            (slot.slot, slot.attempt)
+            for slot in self._scheduler.slots()
+            if slot.state in ("registered", "disconnected")
+        }
+        assert self._streams.keys() == present, "an attempt has a stream if and only if it counts"
+        bound = {stream.connection: key for key, stream in self._streams.items() if stream.connection is not None}
+        assert bound == self._connections
+        deployed = {status.subtask.subtask for status in self._scheduler.deployed()}
+        assert not deployed & self._resetting.keys(), "a subtask runs whose splits are being taken back"
+        self._check_manifest(self._checkpoints.latest)
+
+    def _check_manifest(self, manifest: Manifest | None) -> None:
+        """Assert that no split is in two readers' states of a completed checkpoint."""
+        if manifest is None or manifest is self._checked:
+            return
+        self._checked = manifest
+        for uid in manifest.sources:
+            ids = [
+                split.split_id
+                for stage in manifest.subtasks
+                for subtask in stage
+                if uid in subtask.readers
+                for split in subtask.readers[uid].splits
+            ]
+            assert len(ids) == len(set(ids)), f"checkpoint {manifest.checkpoint_id} has a split of {uid} twice: {ids}"
+
+    # Connections and letters.
+
+    def _on_letter_received(self, event: LetterReceived) -> None:
+        envelope, connection = event.envelope, event.connection
+        key = (envelope.slot, envelope.attempt)
+        letter = envelope.message
+        if envelope.run != self._plan.run or not 0 <= envelope.slot < self._plan.parallelism:
+            self._refuse(connection, envelope, f"this is run {self._plan.run} of {self._plan.parallelism} slots")
+        elif connection not in self._connections and isinstance(letter, msg.RegisterSlot):
+            self._register(connection, envelope, letter)
+        elif self._connections.get(connection) != key or isinstance(letter, msg.RegisterSlot):
+            # Late, of an attempt that was fenced; or nothing that we ever send.
+            self._close(connection)
+        else:
+            self._tell_scheduler(slt.SlotHeard(*key))
+            for message in self._streams[key].session.receive(envelope):
+                self._on_message(envelope.slot, message)
+
+    def _register(self, connection: int, envelope: Envelope, letter: msg.RegisterSlot) -> None:
+        key = (envelope.slot, envelope.attempt)
+        stream = self._streams.get(key)
+        if stream is None:
+            session = Session(run=self._plan.run, slot=envelope.slot, attempt=envelope.attempt)
+            stream = self._streams[key] = _Stream(session, None, letter)
+        elif stream.connection is not None:
+            self._close(stream.connection)
+        stream.connection, stream.about, stream.received = connection, letter, envelope.received
+        self._connections[connection] = key
+        self._tell_scheduler(slt.SlotRegistered(*key, letter.running))
+
+    def _refuse(self, connection: int, envelope: Envelope, reason: str) -> None:
+        self._log("warning", f"Refused slot {envelope.slot} of run {envelope.run}: {reason}.")
+        fenced = Envelope(
+            run=envelope.run,
+            slot=envelope.slot,
+            attempt=envelope.attempt,
+            number=0,
+            received=0,
+            message=msg.SlotFenced(reason=reason),
+        )
+        self._out.append(Transmit(connection, fenced))
+        self._close(connection)
+
+    def _on_connection_closed(self, event: ConnectionClosed) -> None:
+        key = self._connections.pop(event.connection, None)
+        if key is not None:
+            self._streams[key].connection = None
+            self._tell_scheduler(slt.SlotDisconnected(*key))
+
+    def _on_message(self, slot: int, letter: msg.Message) -> None:
+        """Hear a letter; those of another execution than the current are ignored."""
+        match letter:
+            case msg.SlotHeartbeat():
+                return
+            case (
+                msg.ReaderRegistered()
+                | msg.SplitRequested()
+                | msg.SplitsFinished()
+                | msg.EventToEnumerator()
+                | msg.SourceReported()
+            ):
+                if self._is_current(slot, letter.stage, letter.execution):
+                    self._tell_sources({letter.source: src.FromReader(slot, letter)})
+            case msg.SubtaskProgress():
+                if self._is_current(slot, letter.stage, letter.execution):
+                    self._out.append(ShowProgress(slot, letter))
+            case msg.SubtaskRunning():
+                self._tell_scheduler(sch.SubtaskStarted(SubtaskId(letter.stage, slot), letter.execution))
+            case msg.InputEnded():
+                self._tell_scheduler(sch.SubtaskInputEnded(SubtaskId(letter.stage, slot), letter.execution))
+            case msg.SubtaskFailed():
+                self._tell_scheduler(sch.SubtaskBroke(SubtaskId(letter.stage, slot), letter.execution, letter.error))
+            case msg.CheckpointAcknowledged():
+                subtask, checkpoint_id = SubtaskId(letter.stage, slot), letter.checkpoint_id
+                self._tell_checkpoints(cp.SubtaskAcknowledged(subtask, letter.execution, checkpoint_id, letter.state))
+            case msg.CheckpointDeclined():
+                subtask, checkpoint_id = SubtaskId(letter.stage, slot), letter.checkpoint_id
+                self._tell_checkpoints(cp.SubtaskDeclined(subtask, letter.execution, checkpoint_id, letter.reason))
+            case _:
+                self._log("warning", f"Slot {slot} sent a {type(letter).__name__}, which is not for us: ignored.")
+
+    def _is_current(self, slot: int, stage: int, execution: int) -> bool:
+        return self._scheduler.execution(SubtaskId(stage, slot)) == execution
+
+    def _send(self, slot: int, letter: msg.ToSlot) -> None:
+        """Put a letter on the stream of the slot's attempt that counts; without one nobody misses it."""
+        stream = self._stream(slot)
+        if stream is not None:
+            envelope = stream.session.send(letter)
+            if stream.connection is not None:
+                self._out.append(Transmit(stream.connection, envelope))
+
+    def _send_uncounted(self, stream: _Stream, letter: msg.ToSlot) -> None:
+        if stream.connection is not None:
+            self._out.append(Transmit(stream.connection, stream.session.send_uncounted(letter)))
+
+    def _stream(self, slot: int) -> _Stream | None:
+        attempt = self._scheduler.attempt(slot)
+        return None if attempt is None else self._streams.get((slot, attempt))
+
+    def _close(self, connection: int) -> None:
+        self._connections.pop(connection, None)
+        self._out.append(CloseConnection(connection))
+
+    def _log(self, level: str, text: str) -> None:
+        self._out.append(Log(level, text))
+
+    # Other events.
+
+    def _on_checkpoint_requested(self, event: cp.CheckpointRequested) -> None:
+        if self._released:
+            self._out.append(cp.AnswerRequest(event.request_id, None, "the query ends"))
+            return
+        self._requests.add(event.request_id)
+        self._tell_checkpoints(event)
+
+    def _on_time_passed(self) -> None:
+        if self._beat_ms is not None and self._now_ms >= self._beat_ms:
+            self._beat_ms = self._now_ms + self._beat_every_ms
+            for stream in self._streams.values():
+                self._send_uncounted(stream, msg.CoordinatorHeartbeat())
+        if self._scheduler.state != "created":
+            self._tell_scheduler(sch.SchedulerTimePassed())
+        self._tell_checkpoints(cp.CheckpointTimePassed())
+
+    # What the scheduler orders.
+
+    def _tell_scheduler(self, event: sch.Event) -> None:
+        for action in self._scheduler.handle(event, self._now_ms):
+            self._on_scheduler_action(action)
+
+    def _on_scheduler_action(self, action: sch.Action) -> None:
+        match action:
+            case sch.SubmitJob() | sch.CancelJob():
+                self._out.append(action)
+            case slt.AcceptSlot():
+                self._accept(action)
+            case slt.FenceSlot():
+                self._fence(action)
+            case sch.DeploySubtask():
+                self._deploy(action)
+            case sch.CancelExecution(subtask=subtask):
+                cancel = msg.CancelSubtask(stage=subtask.stage, execution=action.execution)
+                self._send(subtask.subtask, cancel)
+            case sch.ResetReaders(subtask=number):
+                self._reset_readers(number)
+            case sch.RestoreSources():
+                self._restore_sources()
+            case sch.AnnounceRunning():
+                self._log("info", "All subtasks are running.")
+                self._tell_checkpoints(cp.SubtasksRunning(action.executions, action.restored))
+            case sch.AnnounceNotRunning():
+                self._tell_checkpoints(cp.SubtasksNotRunning(action.reason))
+            case sch.AnnounceInputEnded():
+                self._tell_checkpoints(cp.InputAllEnded())
+            case sch.ReleaseSlots():
+                self._release()
+            case sch.ReportFailure() | sch.ReportMissingSlots():
+                self._log("warning", _told(action))
+            case sch.FailQuery() | sch.QueryOver():
+                self._on_end(action)
+            case _:
+                assert_never(action)
+
+    def _accept(self, action: slt.AcceptSlot) -> None:
+        stream = self._streams[action.slot, action.attempt]
+        self._send_uncounted(stream, msg.SlotAccepted())
+        if stream.connection is not None:
+            for envelope in stream.session.resend(stream.received):
+                self._out.append(Transmit(stream.connection, envelope))
+
+    def _fence(self, action: slt.FenceSlot) -> None:
+        stream = self._streams.pop((action.slot, action.attempt))
+        if self._scheduler.state not in ("ended", "failed"):
+            self._log("warning", f"Fenced attempt {action.attempt} of slot {action.slot}: {action.reason}.")
+        self._send_uncounted(stream, msg.SlotFenced(reason=action.reason))
+        if stream.connection is not None:
+            self._close(stream.connection)
+
+    def _deploy(self, action: sch.DeploySubtask) -> None:
+        subtask, latest = action.subtask, self._checkpoints.latest
+        checkpoint_id = 0 if latest is None else latest.checkpoint_id
+        assert self._reset_to.get(subtask.subtask, checkpoint_id) == checkpoint_id, "its splits went back to another"
+        deploy = msg.Deploy(
+            stage=subtask.stage,
+            execution=action.execution,
+            parallelism=self._plan.parallelism,
+            restore=None if latest is None else latest.subtasks[subtask.stage][subtask.subtask],
+            checkpoint_id=checkpoint_id,
+        )
+        self._send(subtask.subtask, deploy)
+
+    def _reset_readers(self, number: int) -> None:
+        latest = self._checkpoints.latest
+        checkpoint_id = 0 if latest is None else latest.checkpoint_id
+        self._resetting[number], self._reset_to[number] = set(self._sources), checkpoint_id
+        self._tell_sources(dict.fromkeys(self._sources, src.ReaderFailed(number, checkpoint_id)))
+
+    def _restore_sources(self) -> None:
+        """Start the sources from the last completed checkpoint; what was under way with them is void."""
+        self._resetting.clear()
+        self._reset_to.clear()
+        self._tell_sources({uid: self._start_of(uid) for uid in self._sources})
+        self._tell_scheduler(sch.SourcesRestored())
+
+    def _start_of(self, uid: str) -> src.SourceStarted:
+        latest = self._checkpoints.latest
+        if latest is None:
+            return src.SourceStarted()
+        entry = latest.sources.get(uid)
+        state = None if entry is None else entry.enumerator
+        if state is not None and not isinstance(state, InlineState):
+            raise InternalError(f"the state of source {uid} in checkpoint {latest.checkpoint_id} was not read in.")
+        finished = dict.fromkeys(
+            split.split_id
+            for stage in latest.subtasks
+            for subtask in stage
+            if uid in subtask.readers
+            for split in subtask.readers[uid].finished
+        )
+        return src.SourceStarted(latest.checkpoint_id, None if state is None else state.data, tuple(finished))
+
+    def _release(self) -> None:
+        """Let slots end, those too that come only now, and sources."""
+        for slot in range(self._plan.parallelism):
+            stream = self._stream(slot)
+            if stream is not None and not stream.released:
+                stream.released = True
+                self._send(slot, msg.ShutDownSlot())
+        if not self._released:
+            self._released = True
+            self._tell_sources(dict.fromkeys(self._sources, src.SourceClosed()))
+
+    def _on_end(self, action: sch.FailQuery | sch.QueryOver) -> None:
+        self._out.append(action)
+        if isinstance(action, sch.QueryOver):
+            self._beat_ms = None
+            answers = [cp.AnswerRequest(request, None, "the query ended") for request in sorted(self._requests)]
+            self._out[-1:-1] = answers
+            self._requests.clear()
+
+    # What sources order.
+
+    def _tell_sources(self, events: dict[str, src.Event]) -> None:
+        ordered = [
+            (uid, action) for uid, event in events.items() for action in self._sources[uid].handle(event, self._now_ms)
+        ]
+        for uid, action in ordered:
+            self._on_source_action(uid, action)
+
+    def _on_source_action(self, uid: str, action: src.Action) -> None:
+        match action:
+            case (
+                src.StartEnumerator()
+                | src.CallEnumerator()
+                | src.StopEnumerator()
+                | src.AppendLog()
+                | src.DropLog()
+                | src.LoadLog()
+            ):
+                self._out.append(ForSource(uid, action))
+            case src.SendToReader():
+                self._send(action.subtask, action.letter)
+            case src.EnumeratorStateReady():
+                self._tell_checkpoints(
+                    cp.SourceStateReady(uid, action.checkpoint_id, action.state, action.finished_known)
+                )
+            case src.CheckpointRefused():
+                self._tell_checkpoints(cp.SourceRefused(uid, action.checkpoint_id, action.reason))
+            case src.ReaderReset():
+                self._on_reader_reset(uid, action.subtask)
+            case src.RequestGlobalFailover():
+                self._tell_scheduler(sch.GlobalFailure(action.error))
+            case _:
+                assert_never(action)
+
+    def _on_reader_reset(self, uid: str, subtask: int) -> None:
+        awaited = self._resetting.get(subtask, set())
+        awaited.discard(uid)
+        if not awaited and self._resetting.pop(subtask, None) is not None:
+            self._tell_scheduler(sch.SubtaskReset(subtask))
+
+    # What the coordinator of checkpoints orders.
+
+    def _tell_checkpoints(self, event: cp.Event) -> None:
+        for action in self._checkpoints.handle(event, self._now_ms):
+            self._on_checkpoint_action(action)
+
+    def _on_checkpoint_action(self, action: cp.Action) -> None:
+        match action:
+            case cp.WriteManifest() | cp.DeleteCheckpoint() | cp.Commit():
+                self._out.append(action)
+            case cp.AnswerRequest():
+                self._requests.discard(action.request_id)
+                self._out.append(action)
+            case cp.SnapshotSources(checkpoint_id=checkpoint_id):
+                self._tell_sources(dict.fromkeys(self._sources, src.CheckpointStarted(checkpoint_id)))
+            case cp.SendBarriers():
+                self._send_barriers(action)
+            case cp.NotifyCompleted():
+                self._notify_completed(action)
+            case cp.NotifyAborted():
+                self._notify_aborted(action)
+            case cp.QuerySuspended():
+                self._tell_scheduler(sch.QueryEnding())
+            case cp.CheckpointFailureLimitReached(reason=reason):
+                error = ErrorReport(error_type="HeadgateError", message=_sentence(reason))
+                self._tell_scheduler(sch.GlobalFailure(error))
+            case _:
+                assert_never(action)
+
+    def _send_barriers(self, action: cp.SendBarriers) -> None:
+        for status in self._scheduler.deployed():
+            barrier = msg.TriggerCheckpoint(
+                stage=status.subtask.stage,
+                execution=status.execution,
+                checkpoint_id=action.checkpoint_id,
+                kind=action.kind,
+                location=action.location,
+            )
+            self._send(status.subtask.subtask, barrier)
+        self._tell_sources(dict.fromkeys(self._sources, src.BarriersSent(action.checkpoint_id)))
+
+    def _notify_completed(self, action: cp.NotifyCompleted) -> None:
+        for status in self._scheduler.deployed():
+            completed = msg.CheckpointCompleted(
+                stage=status.subtask.stage,
+                execution=status.execution,
+                checkpoint_id=action.checkpoint_id,
+                finished_known=action.finished_known.get(status.subtask.subtask, {}),
+            )
+            self._send(status.subtask.subtask, completed)
+        self._tell_sources(dict.fromkeys(self._sources, src.SourceCheckpointCompleted(action.checkpoint_id)))
+        self._out.append(ShowCheckpoint(action.checkpoint_id, action.epoch, action.duration_ms, action.size_bytes))
+
+    def _notify_aborted(self, action: cp.NotifyAborted) -> None:
+        self._log("warning", f"Checkpoint {action.checkpoint_id} failed: {_sentence(action.reason)}")
+        for status in self._scheduler.deployed():
+            aborted = msg.CheckpointAborted(
+                stage=status.subtask.stage, execution=status.execution, checkpoint_id=action.checkpoint_id
+            )
+            self._send(status.subtask.subtask, aborted)
+        self._tell_sources(dict.fromkeys(self._sources, src.SourceCheckpointAborted(action.checkpoint_id)))
+
+    def _slot_info(self, status: slt.SlotStatus) -> SlotInfo:
+        stream = self._stream(status.slot)
+        about = msg.RegisterSlot(host="") if stream is None else stream.about
+        return SlotInfo(status.slot, status.state, status.attempt, about.host, about.pid, about.executor)
+
+
+def _told(action: sch.ReportFailure | sch.ReportMissingSlots) -> str:
+    match action:
+        case sch.ReportFailure(error=error, restarted=restarted, delay_ms=delay_ms):
+            return (
+                f"{error.error_type}: {_sentence(error.message)} In {delay_ms} ms subtasks {_some(restarted)} restart "
+                "from the last completed checkpoint."
+            )
+        case sch.ReportMissingSlots(wanted=wanted, missing=missing):
+            return f"Of {wanted} slots these have not come for long: {_some(missing)}. The query waits for them."
+
+
+def _some(numbers: Iterable[int]) -> str:
+    shown = [str(number) for number in numbers]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
+
+
+__all__ = ["Action", "CheckpointKind", "ErrorReport", "Event", "JobMaster", "JobOptions", "JobPlan", "SourcePlan"]

@@ -2,13 +2,134 @@
 
 Never: call an enumerator, send or store anything: it orders that, and is told the outcome.
 
+What the enumerator says comes in the order in which it said it and goes out in that order: an assignment when it is in
+the log, the state for a checkpoint when all before it is out. What follows is held back until the barriers are out.
+
+    state                event                      next        actions                  why
+    -------------------  -------------------------  ----------  -----------------------  --------------------------
+    new, running,        SourceStarted              running     DropLog, AppendLog,      nothing older counts
+    recovering, failed                                          StartEnumerator,
+                                                                CallEnumerator?
+    new, failed          SourceClosed               closed                               nothing runs
+    running, recovering  SourceClosed               closed      StopEnumerator           the query ends
+    running              FromReader registered      same        CallEnumerator,          its report is nowhere else
+                                                                AppendLog?,
+                                                                SendToReader?
+    running              FromReader other           same        CallEnumerator?,         ignored if it failed, or
+                                                                AppendLog?,              is to report all of it
+                                                                SendToReader?
+    recovering           FromReader registered      same        AppendLog?               it is asked to report, too
+    recovering           FromReader other           same                                 its report will say it
+    running              ReaderFailed               same        CallEnumerator           forget it before all else
+    running, recovering  ReaderFailed unknown       same        ReaderReset              it was given nothing
+    recovering           ReaderFailed               same                                 the next enumerator does
+                                                                                         it
+    running              ReaderForgotten            same        CallEnumerator?          give back what it had
+    running              SplitsTakenBack            same        AppendLog?,              it may be deployed again
+                                                                ReaderReset?
+    running              EnumeratorStarted          same                                 calls stand behind it
+    running              SplitsAssigned             same        AppendLog?,              what a reader has already
+                                                                SendToReader?,           is swallowed; asks again
+                                                                CallEnumerator?
+    running              SplitsAssigned             failed      StopEnumerator,          not what the log says
+                                                                RequestGlobalFailover
+    running              NoMoreSplitsSignalled      same        AppendLog?,              once is enough
+                                                                SendToReader?
+    running              EventSent                  same        SendToReader?            in order with the others
+    running              EnumeratorSnapshotted      same        AppendLog?,              a new segment; nothing if
+                                                                EnumeratorStateReady?    it was aborted
+    running              EnumeratorStateChanged     same        AppendLog?               resolved positions
+    running              EnumeratorFailed           recovering  LoadLog,                 readers read on
+                                                                CheckpointRefused?
+    running              EnumeratorFailed           failed      StopEnumerator,          the log is not whole, or
+                                                                RequestGlobalFailover,   it fails again and again
+                                                                CheckpointRefused?
+    running              EnumeratorFailed late      same                                 of an older incarnation
+    running              LogAppended                same        SendToReader?,           it is durable
+                                                                EnumeratorStateReady?
+    running              LogAppendFailed            same        SendToReader?,           without a log until the
+                                                                EnumeratorStateReady?    next snapshot
+    running              LogLoaded                  same                                 of an older incarnation
+    recovering           LogAppended                same                                 what waited is discarded
+    recovering           LogAppendFailed            failed      StopEnumerator,          the log is not whole
+                                                                RequestGlobalFailover
+    recovering           LogAppendFailed late       same                                 of a log that was dropped
+    recovering           LogLoaded                  running     StartEnumerator,         readers say what they have
+                                                                CallEnumerator?,
+                                                                SendToReader?
+    recovering           LogLoaded unusable         failed      StopEnumerator,          lost or corrupt
+                                                                RequestGlobalFailover
+    recovering           LogLoaded late             same                                 of an older incarnation
+    running              CheckpointStarted          same        CallEnumerator           snapshot, in order
+    running,             CheckpointStarted          same        CheckpointRefused        something is being
+    recovering, failed                                                                   restored
+    running              BarriersSent               same        SendToReader?            what was held back goes
+    recovering           BarriersSent               same                                 nothing was held back
+    running              SourceCheckpointCompleted  same        DropLog, CallEnumerator  what is older is forgotten
+    recovering           SourceCheckpointCompleted  same        DropLog                  likewise
+    running              SourceCheckpointAborted    same        SendToReader?            what was held back goes
+    recovering           SourceCheckpointAborted    same                                 nothing was held back
+    recovering, failed,  EnumeratorStarted          same                                 of an older incarnation
+    closed
+    recovering, failed,  SplitsAssigned             same                                 of an older incarnation
+    closed
+    recovering, failed,  NoMoreSplitsSignalled      same                                 of an older incarnation
+    closed
+    recovering, failed,  EventSent                  same                                 of an older incarnation
+    closed
+    recovering, failed,  EnumeratorSnapshotted      same                                 of an older incarnation
+    closed
+    recovering, failed,  EnumeratorStateChanged     same                                 of an older incarnation
+    closed
+    recovering, failed,  ReaderForgotten            same                                 of an older incarnation
+    closed
+    recovering, failed,  SplitsTakenBack            same                                 of an older incarnation
+    closed
+    recovering, failed,  EnumeratorFailed           same                                 of an older incarnation
+    closed
+    failed, closed       LogAppended                same                                 too late
+    failed, closed       LogAppendFailed            same                                 too late
+    failed, closed       LogLoaded                  same                                 too late
+    failed, closed       FromReader                 same                                 too late
+    failed, closed       ReaderFailed               same                                 too late
+    failed, closed       BarriersSent               same                                 too late
+    failed, closed       SourceCheckpointCompleted  same                                 too late
+    failed, closed       SourceCheckpointAborted    same                                 too late
+    closed               CheckpointStarted          same                                 too late
+
+A reader is *registered*, *reporting* (after a restoration: `ReportSource` is under way) or *failed* (until its splits
+are back). A split is with the enumerator, or in one of these:
+
+    place      meaning
+    ---------  -----------------------------------------------------------------------------------------------------
+    assigned   given to a reader since the last completed checkpoint (`SplitAssignmentTracker`)
+    swallowed  a restored enumerator has it though a reader does: its next assignment of it is not carried out
+    parked     a failed reader had it and the enumerator may not give it to another one: it waits for that reader
+
 Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's SourceCoordinator, SplitAssignmentTracker.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, assert_never
+
 import msgspec
 
+from headgate.coordinator.assignments import SplitAssignmentTracker
+from headgate.coordinator.log_records import (
+    AssignedRecord,
+    FinishedRecord,
+    GivenBackRecord,
+    LogRecord,
+    NoMoreSplitsRecord,
+    RegisteredRecord,
+    StateRecord,
+)
+from headgate.coordinator.source_recovery import Recovered
+from headgate.coordinator.source_state import SourceState, decode_source_state, encode_source_state
+from headgate.errors import InvalidTransitionError, StoredStateError
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState
 
@@ -125,10 +246,14 @@ class LogAppendFailed(msgspec.Struct, frozen=True):
 
 
 class LogLoaded(msgspec.Struct, frozen=True):
-    """What the log holds since a checkpoint, in order; None: it cannot be used (lost, corrupt), with the reason."""
+    """What the log holds since a checkpoint, in order; None: it cannot be used (lost, corrupt), with the reason.
+
+    ``incarnation`` is that of the `LoadLog`.
+    """
 
     records: tuple[LogRecord, ...] | None
     reason: str = ""
+    incarnation: int = 0
 
 
 class CheckpointStarted(msgspec.Struct, frozen=True):
@@ -165,47 +290,6 @@ Event = (
     | LogAppended | LogAppendFailed | LogLoaded | CheckpointStarted | BarriersSent | SourceCheckpointCompleted
     | SourceCheckpointAborted | SourceClosed
 )  # fmt: skip
-
-# What stands in the write-ahead log.
-
-
-class StateRecord(msgspec.Struct, frozen=True, tag="state"):
-    """The enumerator's state. ``checkpoint_id`` is set on the first record of a segment, which a snapshot begins."""
-
-    state: bytes
-    checkpoint_id: int | None = None
-
-
-class AssignedRecord(msgspec.Struct, frozen=True, tag="assigned"):
-    """Splits were given to a reader's execution with this number."""
-
-    subtask: int
-    execution: int
-    number: int
-    splits: tuple[SplitState, ...]
-
-
-class GivenBackRecord(msgspec.Struct, frozen=True, tag="given-back"):
-    """All that a reader was given since ``checkpoint_id`` went back to the enumerator."""
-
-    subtask: int
-    checkpoint_id: int
-
-
-class FinishedRecord(msgspec.Struct, frozen=True, tag="finished"):
-    """The enumerator was told of ends."""
-
-    subtask: int
-    finished: tuple[FinishedSplit, ...]
-
-
-class NoMoreSplitsRecord(msgspec.Struct, frozen=True, tag="no-more-splits"):
-    """A reader was promised that nothing follows."""
-
-    subtask: int
-
-
-LogRecord = StateRecord | AssignedRecord | GivenBackRecord | FinishedRecord | NoMoreSplitsRecord
 
 # What is to be done.
 
@@ -272,11 +356,13 @@ EnumeratorCall = (
 class StartEnumerator(msgspec.Struct, frozen=True):
     """Make an enumerator, of this state or afresh, and call ``start``. Answered by `EnumeratorStarted`.
 
-    An older incarnation is closed first; whatever it still says is ignored.
+    An older incarnation is closed first; whatever it still says is ignored. No checkpoint after ``checkpoint_id`` has
+    a state of this source yet.
     """
 
     incarnation: int
     state: bytes | None
+    checkpoint_id: int = 0
 
 
 class CallEnumerator(msgspec.Struct, frozen=True):
@@ -304,15 +390,27 @@ class AppendLog(msgspec.Struct, frozen=True):
 
 
 class DropLog(msgspec.Struct, frozen=True):
-    """Delete the segments before this one."""
+    """Delete the segments before this one; None: all. In order with `AppendLog` and `LoadLog`."""
 
-    before_segment: int
+    before_segment: int | None
 
 
 class LoadLog(msgspec.Struct, frozen=True):
-    """Read this segment and those after it. Answered by `LogLoaded`."""
+    """Read this segment and those after it, after all that was ordered before. Answered by `LogLoaded`.
+
+    Parameters
+    ----------
+    from_segment
+        The first segment.
+    through
+        The number of the last record that is known to be durable: a log that ends before it is not whole.
+    incarnation
+        Of the enumerator that is to be restored from it; `LogLoaded` repeats it.
+    """
 
     from_segment: int
+    through: int = 0
+    incarnation: int = 0
 
 
 class SendToReader(msgspec.Struct, frozen=True):
@@ -353,3 +451,630 @@ Action = (
     StartEnumerator | CallEnumerator | StopEnumerator | AppendLog | DropLog | LoadLog | SendToReader
     | EnumeratorStateReady | CheckpointRefused | ReaderReset | RequestGlobalFailover
 )  # fmt: skip
+
+# The machine.
+
+_HISTORY = 64
+_MAX_RECOVERIES = 3
+"""How often an enumerator is restored from the log between two checkpoints; one more failure is everybody's."""
+
+_ReaderState = Literal["registered", "reporting", "failed"]
+Letter = msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
+_OF_ENUMERATOR = (
+    EnumeratorStarted, SplitsAssigned, NoMoreSplitsSignalled, EventSent, EnumeratorSnapshotted, EnumeratorStateChanged,
+    ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
+)  # fmt: skip
+_OF_ANYBODY = (
+    *_OF_ENUMERATOR, LogAppended, LogAppendFailed, LogLoaded, FromReader, ReaderFailed, BarriersSent,
+    SourceCheckpointCompleted, SourceCheckpointAborted,
+)  # fmt: skip
+
+
+class _Reader(msgspec.Struct):
+    """What is known of one reader."""
+
+    stage: int
+    execution: int
+    host: str
+    state: _ReaderState = "registered"
+    reported: tuple[SplitState, ...] = ()  # to be handed to the enumerator with the next `AddReader`
+    number: int = 0  # of the last assignment
+    told: int = 0  # the number of the last end that the enumerator was told
+    requested: bool = False  # it waits for an answer
+    promised: bool = False  # that nothing follows
+    checkpoint_id: int = 0  # it will be restored from, once it failed
+    logged: list[AssignedRecord] = []  # may not have arrived; asked for while reporting
+
+
+class _Pending(msgspec.Struct):
+    """A checkpoint between its start and its barriers."""
+
+    checkpoint_id: int
+    finished_known: dict[int, int]
+    ready: bool = False  # the state is out, what follows is held back
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """Something on its way out: a letter, or the state for a checkpoint, once the log is durable up to a number."""
+
+    log_number: int
+    subtask: int | None
+    execution: int
+    what: Letter | EnumeratorStateReady
+
+
+class SourceCoordinator:
+    """The coordinator of one source.
+
+    Parameters
+    ----------
+    source
+        The source's uid.
+    reassigns_on_recovery
+        Whether it has FLIP-537's marker.
+    parallelism
+        How many readers there are.
+    keeps_subtask
+        Whether splits of a failed reader wait for that reader instead of going to whoever asks: with event time in
+        use another reader's watermark may be past them. A source with the marker sees to that by itself.
+
+    Examples
+    --------
+    >>> machine = SourceCoordinator("numbers", reassigns_on_recovery=False, parallelism=1)
+    >>> machine.handle(SourceStarted(), 0)[-1]
+    StartEnumerator(incarnation=1, state=None, checkpoint_id=0)
+    >>> came = msg.ReaderRegistered(stage=0, execution=1, source="numbers", host="here")
+    >>> machine.handle(FromReader(0, came), 0)
+    [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=()))]
+    >>> machine.handle(SplitsAssigned(1, {0: (SplitState("a", b"..."),)}), 0)  # logged first, and sent once it is durable
+    [AppendLog(segment=0, number=2, records=(AssignedRecord(subtask=0, execution=1, number=1, splits=(SplitState(split_id='a', data=b'...'),)),))]
+    """  # noqa: E501
+
+    def __init__(
+        self, source: str, *, reassigns_on_recovery: bool, parallelism: int, keeps_subtask: bool = False
+    ) -> None:
+        self.source = source
+        self.parallelism = parallelism
+        self.state: Literal["new", "running", "recovering", "failed", "closed"] = "new"
+        self._reassigns = reassigns_on_recovery
+        self._keeps_subtask = keeps_subtask and not reassigns_on_recovery
+        self._incarnation = 0
+        self._number = 0  # of the last record of the log
+        self._history: deque[str] = deque(maxlen=_HISTORY)
+        self._begin(0)
+
+    def _begin(self, checkpoint_id: int) -> None:
+        """Forget everything but the numbers, which are not used twice."""
+        self._readers: dict[int, _Reader] = {}
+        self._tracker = SplitAssignmentTracker(checkpoint_id)
+        self._swallowed: dict[str, int | None] = {}  # see `source_recovery`
+        self._parked: dict[int, dict[str, SplitState]] = {}
+        self._outbox: deque[_Held] = deque()
+        self._pending: _Pending | None = None
+        self._completed = self._segment = checkpoint_id
+        self._first_number = self._number + 1
+        self._durable = self._number
+        self._loading = checkpoint_id  # the segment from which the log is being read
+        self._broken_segment: int | None = None  # the last one that misses records
+        self._recoveries = 0
+        self._given_again = 0  # answers outstanding to what a restored enumerator got back
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Take note of an event and return what is to be done, in order.
+
+        Raises
+        ------
+        InvalidTransitionError
+            The table has no row for it. Nothing has changed.
+        CorruptStateError, UnsupportedVersionError
+            The state in a `SourceStarted` cannot be read.
+        """
+        handler = self._HANDLERS.get((self.state, type(event)))
+        if handler is None:
+            raise self._invalid(event, f"it is {self.state}")
+        was = self.state
+        actions: list[Action] = handler(self, event)
+        self._history.append(f"{type(event).__name__} while {was} at {now_ms} ms")
+        return actions
+
+    def check(self) -> None:
+        """Assert what always holds: a split is in one place, and nothing is held back without a reason."""
+        places = [split.split_id for _, split in self._tracker]
+        places.extend(split_id for parked in self._parked.values() for split_id in parked)
+        assert len(places) == len(set(places)), f"a split is in two places: {sorted(places)}"
+        assert self._durable <= self._number
+        if self._outbox and not (self._pending is not None and self._pending.ready):
+            assert self._outbox[0].log_number > self._durable, "what could be sent is not"
+        if self.state == "recovering":
+            assert not self._outbox and not len(self._tracker)
+
+    # The source as a whole.
+
+    def _on_source_started(self, event: SourceStarted) -> list[Action]:
+        state = None if event.state is None else decode_source_state(event.state)
+        self._begin(event.checkpoint_id)
+        self.state = "running"
+        self._incarnation += 1
+        if state is not None:
+            self._swallowed = dict.fromkeys(state.assigned)
+            assert not state.parked, "a checkpoint was taken while a reader was away"
+        actions: list[Action] = [
+            DropLog(None),
+            *self._append(StateRecord(event.state, event.checkpoint_id)),
+            StartEnumerator(self._incarnation, None if state is None else state.enumerator, event.checkpoint_id),
+        ]
+        if event.finished:
+            actions.append(self._call(NotifySplitsFinished(event.finished)))
+        return actions
+
+    def _on_source_closed(self, event: SourceClosed) -> list[Action]:
+        was, self.state = self.state, "closed"
+        return [] if was in ("new", "failed") else [StopEnumerator(self._incarnation)]
+
+    def _give_up(self, error: msg.ErrorReport) -> list[Action]:
+        self._begin(self._completed)
+        self.state = "failed"
+        return [StopEnumerator(self._incarnation), RequestGlobalFailover(error)]
+
+    # Readers.
+
+    def _on_from_reader(self, event: FromReader) -> list[Action]:
+        reader = self._readers.get(event.subtask)
+        letter = event.letter
+        if isinstance(letter, msg.ReaderRegistered):
+            if reader is not None:
+                raise self._invalid(event, f"the reader is {reader.state} in execution {reader.execution}")
+            return self._on_reader_registered(event.subtask, letter)
+        if reader is None or reader.execution != letter.execution or reader.state == "failed":
+            return []
+        if isinstance(letter, msg.SourceReported):
+            return self._on_source_reported(event.subtask, reader, letter)
+        if reader.state == "reporting":  # the report that follows has it all
+            return []
+        match letter:
+            case msg.SplitRequested():
+                reader.requested, reader.host = True, letter.host
+                return [self._call(HandleSplitRequest(event.subtask, letter.host))]
+            case msg.SplitsFinished():
+                return self._tell_finished(event.subtask, reader, letter.finished)
+            case msg.EventToEnumerator():
+                return [self._call(HandleSourceEvent(event.subtask, letter.payload))]
+            case _:
+                assert_never(letter)
+
+    def _on_reader_registered(self, subtask: int, letter: msg.ReaderRegistered) -> list[Action]:
+        reported = letter.reported_splits
+        reader = self._readers[subtask] = _Reader(letter.stage, letter.execution, letter.host, reported=reported)
+        actions = self._append(RegisteredRecord(subtask, letter.execution, reported)) if reported else []
+        if self.state == "recovering":
+            reader.state = "reporting"
+            return actions
+        return [*actions, *self._join(subtask, reader)]
+
+    def _join(self, subtask: int, reader: _Reader) -> list[Action]:
+        """Make a reader known to the enumerator, with what waits for it."""
+        actions = self._deliver({subtask: tuple(self._parked.pop(subtask, {}).values())})
+        reported, reader.reported = reader.reported, ()
+        return [*actions, self._call(AddReader(subtask, reader.host, reported)), *self._release()]
+
+    def _on_source_reported(self, subtask: int, reader: _Reader, letter: msg.SourceReported) -> list[Action]:
+        if reader.state != "reporting" or letter.incarnation != self._incarnation:
+            return []
+        reader.state, reader.host = "registered", letter.host
+        missing = [record for record in reader.logged if record.number > letter.highest_number]
+        reader.number = max(letter.highest_number, *(record.number for record in reader.logged), 0)
+        reader.logged = []
+        for record in missing:
+            self._put(subtask, reader, self._assign_letter(reader, record))
+        if reader.promised and not letter.no_more_splits:
+            self._put(subtask, reader, self._no_more_letter(reader))
+        reader.promised = reader.promised or letter.no_more_splits
+        reader.requested = letter.request_pending and not missing and not reader.promised
+        actions = [*self._join(subtask, reader), *self._tell_finished(subtask, reader, letter.finished)]
+        if reader.requested:
+            actions.append(self._call(HandleSplitRequest(subtask, reader.host)))
+        return actions
+
+    def _tell_finished(self, subtask: int, reader: _Reader, finished: tuple[FinishedSplit, ...]) -> list[Action]:
+        if not finished:
+            return []
+        reader.told = max(reader.told, *(each.number for each in finished))
+        told = NotifySplitsFinished(tuple(each.split_id for each in finished))
+        return [*self._append(FinishedRecord(subtask, finished)), self._call(told)]
+
+    def _on_reader_failed(self, event: ReaderFailed) -> list[Action]:
+        reader = self._readers.get(event.subtask)
+        if reader is None:  # it never came: it was given nothing
+            return [ReaderReset(event.subtask)]
+        if reader.state == "failed":
+            raise self._invalid(event, "its splits are on their way back already")
+        reader.state, reader.checkpoint_id = "failed", event.checkpoint_id
+        if self._pending is not None:
+            self._pending.finished_known.pop(event.subtask, None)
+        if self.state == "recovering":
+            return []
+        return [self._call(ForgetReader(event.subtask)), *self._release()]
+
+    def _on_reader_forgotten(self, event: ReaderForgotten) -> list[Action]:
+        reader = self._failed_reader(event)
+        if reader is None:
+            return []
+        back = []
+        parked = self._parked.get(event.subtask, {})
+        for split in self._tracker.take_back(event.subtask, reader.checkpoint_id):
+            if self._keeps_subtask or split.split_id in self._swallowed:
+                parked[split.split_id] = split
+            else:
+                back.append(split)
+        if parked:
+            self._parked[event.subtask] = parked
+        return [self._call(AddSplitsBack(event.subtask, tuple(back)))]
+
+    def _on_splits_taken_back(self, event: SplitsTakenBack) -> list[Action]:
+        if event.incarnation == self._incarnation and self._given_again:
+            self._given_again -= 1  # answers what was ordered when it was restored, before anything else
+            return []
+        reader = self._failed_reader(event)
+        if reader is None:
+            return []
+        del self._readers[event.subtask]
+        return [*self._append(GivenBackRecord(event.subtask, reader.checkpoint_id)), ReaderReset(event.subtask)]
+
+    def _failed_reader(self, event: ReaderForgotten | SplitsTakenBack) -> _Reader | None:
+        """Return the reader of an answer to what was ordered for its failure; None: of an older enumerator."""
+        if event.incarnation != self._incarnation:
+            return None
+        reader = self._readers.get(event.subtask)
+        if reader is None or reader.state != "failed":
+            raise self._invalid(event, "the reader did not fail")
+        return reader
+
+    # What the enumerator says.
+
+    def _on_enumerator_started(self, event: EnumeratorStarted) -> list[Action]:
+        return []  # calls were ordered behind the start already
+
+    def _on_splits_assigned(self, event: SplitsAssigned) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        given, asking = {}, []
+        for subtask, splits in event.assignment.items():
+            reader = self._registered(event, subtask)
+            for split in splits:
+                holder = self._swallowed.get(split.split_id)
+                if self._reassigns and holder is not None and holder != subtask:
+                    return self._give_up(_owner_changed(self.source, split.split_id, holder, subtask))
+            new = [split for split in splits if split.split_id not in self._swallowed]
+            given[subtask] = tuple(new)
+            if new and reader.promised:
+                return self._give_up(_promise_broken(self.source, new[0].split_id, subtask))
+            if splits and not new and reader.requested:
+                asking.append(self._call(HandleSplitRequest(subtask, reader.host)))
+        for splits in event.assignment.values():
+            for split in splits:
+                self._swallowed.pop(split.split_id, None)
+        return [*self._deliver(given), *asking, *self._release()]
+
+    def _on_no_more_splits(self, event: NoMoreSplitsSignalled) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        reader = self._registered(event, event.subtask)
+        if reader.promised or reader.state == "failed":
+            return []
+        reader.promised, reader.requested = True, False
+        actions = self._append(NoMoreSplitsRecord(event.subtask))
+        self._put(event.subtask, reader, self._no_more_letter(reader))
+        return [*actions, *self._release()]
+
+    def _on_event_sent(self, event: EventSent) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        reader = self._registered(event, event.subtask)
+        letter = msg.EventToReader(
+            stage=reader.stage, execution=reader.execution, source=self.source, payload=event.payload
+        )
+        self._put(event.subtask, reader, letter)
+        return self._release()
+
+    def _on_enumerator_snapshotted(self, event: EnumeratorSnapshotted) -> list[Action]:
+        pending = self._pending
+        if event.incarnation != self._incarnation or pending is None or pending.checkpoint_id != event.checkpoint_id:
+            return []
+        state, before = self._encode(event.state), self._number
+        self._tracker.begin(event.checkpoint_id)
+        self._segment = event.checkpoint_id
+        actions = self._append(StateRecord(state, event.checkpoint_id))
+        self._outbox.append(_Held(before, None, 0, EnumeratorStateReady(event.checkpoint_id, state, {})))
+        return [*actions, *self._release()]
+
+    def _on_enumerator_state_changed(self, event: EnumeratorStateChanged) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        return self._append(StateRecord(self._encode(event.state)))
+
+    def _on_enumerator_failed(self, event: EnumeratorFailed) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        actions: list[Action] = []
+        if self._pending is not None and not self._pending.ready:
+            actions.append(
+                CheckpointRefused(self._pending.checkpoint_id, f"the enumerator failed: {event.error.message}")
+            )
+            self._pending = None
+        is_whole = self._broken_segment is None or self._broken_segment < self._completed
+        if not is_whole or self._recoveries == _MAX_RECOVERIES:
+            return [*actions, *self._give_up(event.error)]
+        self.state = "recovering"
+        self._recoveries += 1
+        self._incarnation += 1
+        self._loading = self._completed
+        self._tracker = SplitAssignmentTracker(self._completed)
+        self._swallowed, self._parked, self._given_again = {}, {}, 0
+        self._outbox.clear()
+        for reader in self._readers.values():
+            reader.logged = []
+            if reader.state == "registered":
+                reader.state = "reporting"
+        return [*actions, LoadLog(self._loading, self._number, self._incarnation)]
+
+    def _on_stale(self, event: Event) -> list[Action]:
+        return []
+
+    # The log.
+
+    def _on_log_appended(self, event: LogAppended) -> list[Action]:
+        self._durable = max(self._durable, event.number)
+        return self._release()
+
+    def _on_log_append_failed(self, event: LogAppendFailed) -> list[Action]:
+        if event.number < self._first_number:
+            return []  # of what was dropped since
+        # Go on without: it matters only if the enumerator fails before the next checkpoint.
+        self._broken_segment, self._durable = self._segment, self._number
+        if self.state == "recovering":
+            return self._give_up(_log_unusable(self.source, event.reason))
+        return self._release()
+
+    def _on_log_loaded(self, event: LogLoaded) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        first = event.records[0] if event.records else None
+        if event.records is None or not isinstance(first, StateRecord) or first.checkpoint_id != self._loading:
+            return self._give_up(_log_unusable(self.source, event.reason or "its beginning is missing"))
+        recovered = Recovered(self._loading, keeps_subtask=self._keeps_subtask)
+        try:
+            recovered.replay(event.records)
+        except StoredStateError as error:
+            return self._give_up(_log_unusable(self.source, error.message))
+        self._adopt(recovered)
+        return self._restart(recovered)
+
+    def _adopt(self, recovered: Recovered) -> None:
+        self.state = "running"
+        self._tracker, self._swallowed = recovered.tracker, recovered.swallowed
+        self._tracker.complete(self._completed)
+        for subtask, split in recovered.parked.values():
+            self._parked.setdefault(subtask, {})[split.split_id] = split
+        for subtask, reader in self._readers.items():
+            registered = recovered.registered.get(subtask)
+            if registered is not None and registered.execution == reader.execution:
+                reader.reported = registered.reported_splits
+            reader.promised = subtask in recovered.promised
+            logged = recovered.logged.get(subtask, ())
+            reader.logged = [record for record in logged if record.execution == reader.execution]
+
+    def _restart(self, recovered: Recovered) -> list[Action]:
+        state = recovered.state
+        actions: list[Action] = [
+            StartEnumerator(self._incarnation, None if state is None else state.enumerator, self._segment)
+        ]
+        if recovered.finished:
+            actions.append(self._call(NotifySplitsFinished(tuple(recovered.finished))))
+        back: dict[int, list[SplitState]] = {}
+        for subtask, split in recovered.given_back.values():
+            back.setdefault(subtask, []).append(split)
+        self._given_again = len(back)
+        actions.extend(self._call(AddSplitsBack(subtask, tuple(splits))) for subtask, splits in back.items())
+        for subtask, reader in self._readers.items():
+            if reader.state == "failed":
+                actions.append(self._call(ForgetReader(subtask)))
+            else:
+                report = msg.ReportSource(
+                    stage=reader.stage, execution=reader.execution, source=self.source, incarnation=self._incarnation
+                )
+                actions.append(SendToReader(subtask, report))
+        return actions
+
+    # Checkpoints.
+
+    def _on_checkpoint_started(self, event: CheckpointStarted) -> list[Action]:
+        if self._pending is not None:
+            raise self._invalid(event, f"checkpoint {self._pending.checkpoint_id} is under way")
+        reason = self._why_not_now()
+        if reason is not None:
+            return [CheckpointRefused(event.checkpoint_id, reason)]
+        told = {subtask: reader.told for subtask, reader in self._readers.items() if reader.told}
+        self._pending = _Pending(event.checkpoint_id, told)
+        return [self._call(SnapshotEnumerator(event.checkpoint_id))]
+
+    def _why_not_now(self) -> str | None:
+        """Return why no checkpoint can begin; None: it can."""
+        if self.state == "recovering":
+            return "the enumerator is being restored"
+        for subtask, reader in self._readers.items():
+            if reader.state == "failed":
+                return f"reader {subtask} failed"
+            if reader.state == "reporting":  # what was logged and is not there is sent again: no barrier before it
+                return f"reader {subtask} has not said yet what it has"
+        if self._parked:
+            return f"splits wait for the readers {sorted(self._parked)}"
+        if self._reassigns and self._swallowed:  # readers would report what the enumerator has as well
+            return "the restored enumerator has not assigned again yet what it had assigned"
+        return None
+
+    def _on_checkpoint_refused(self, event: CheckpointStarted) -> list[Action]:
+        return [CheckpointRefused(event.checkpoint_id, "the source is to be restored with everything else")]
+
+    def _on_checkpoint_over(self, event: BarriersSent | SourceCheckpointAborted) -> list[Action]:
+        if self._pending is None or self._pending.checkpoint_id != event.checkpoint_id:
+            return []
+        self._pending = None
+        return self._release()
+
+    def _on_checkpoint_completed(self, event: SourceCheckpointCompleted) -> list[Action]:
+        self._completed, self._recoveries = event.checkpoint_id, 0
+        self._tracker.complete(event.checkpoint_id)
+        actions: list[Action] = [DropLog(event.checkpoint_id)]
+        if self.state == "running":
+            actions.append(self._call(NotifyEnumerator(event.checkpoint_id)))
+        return actions
+
+    # Shared.
+
+    def _call(self, call: EnumeratorCall) -> CallEnumerator:
+        return CallEnumerator(self._incarnation, call)
+
+    def _encode(self, enumerator: bytes) -> bytes:
+        parked = {subtask: tuple(splits.values()) for subtask, splits in self._parked.items()}
+        return encode_source_state(SourceState(enumerator, tuple(self._swallowed), parked))
+
+    def _append(self, *records: LogRecord) -> list[Action]:
+        if not records or self._segment == self._broken_segment:
+            return []
+        self._number += len(records)
+        return [AppendLog(self._segment, self._number, records)]
+
+    def _deliver(self, given: dict[int, tuple[SplitState, ...]]) -> list[Action]:
+        """Note, log and put assignments; those to a failed reader go back with the others that it had."""
+        records = []
+        for subtask, splits in given.items():
+            if splits:
+                reader = self._readers[subtask]
+                reader.number += 1
+                records.append(AssignedRecord(subtask, reader.execution, reader.number, splits))
+                self._tracker.assign(subtask, splits)
+        actions = self._append(*records)
+        for record in records:
+            reader = self._readers[record.subtask]
+            reader.requested = False
+            self._put(record.subtask, reader, self._assign_letter(reader, record))
+        return actions
+
+    def _assign_letter(self, reader: _Reader, record: AssignedRecord) -> msg.AssignSplits:
+        return msg.AssignSplits(
+            stage=reader.stage,
+            execution=reader.execution,
+            source=self.source,
+            number=record.number,
+            splits=record.splits,
+        )
+
+    def _no_more_letter(self, reader: _Reader) -> msg.NoMoreSplits:
+        return msg.NoMoreSplits(stage=reader.stage, execution=reader.execution, source=self.source)
+
+    def _put(self, subtask: int, reader: _Reader, letter: Letter) -> None:
+        """Let a letter go out after all before it, once what is logged by now is durable."""
+        self._outbox.append(_Held(self._number, subtask, reader.execution, letter))
+
+    def _release(self) -> list[Action]:
+        """Send what can go."""
+        actions: list[Action] = []
+        while self._outbox and self._outbox[0].log_number <= self._durable:
+            pending = self._pending
+            if pending is not None and pending.ready:
+                break
+            held = self._outbox.popleft()
+            if isinstance(held.what, EnumeratorStateReady):
+                if pending is not None and pending.checkpoint_id == held.what.checkpoint_id:
+                    pending.ready = True
+                    actions.append(msgspec.structs.replace(held.what, finished_known=pending.finished_known))
+                continue
+            assert held.subtask is not None
+            reader = self._readers.get(held.subtask)
+            if reader is not None and reader.execution == held.execution and reader.state != "failed":
+                actions.append(SendToReader(held.subtask, held.what))
+        return actions
+
+    def _registered(self, event: Event, subtask: int) -> _Reader:
+        """Return a reader that the enumerator may speak to: one that failed may still be in its context."""
+        reader = self._readers.get(subtask)
+        if reader is None or reader.state == "reporting":
+            raise self._invalid(event, f"reader {subtask} is not registered")
+        return reader
+
+    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
+        return InvalidTransitionError(
+            f"The coordinator of the source {self.source} cannot take {str(event)[:300]}: {why}. "
+            f"Before: {', '.join(list(self._history)[-10:]) or 'nothing'}.",
+            state=self.state,
+            event=str(event)[:1000],
+            history=tuple(self._history),
+        )
+
+    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any], list[Action]]]] = {
+        ("new", SourceStarted): _on_source_started,
+        ("new", SourceClosed): _on_source_closed,
+        ("running", SourceStarted): _on_source_started,
+        ("running", FromReader): _on_from_reader,
+        ("running", ReaderFailed): _on_reader_failed,
+        ("running", EnumeratorStarted): _on_enumerator_started,
+        ("running", SplitsAssigned): _on_splits_assigned,
+        ("running", NoMoreSplitsSignalled): _on_no_more_splits,
+        ("running", EventSent): _on_event_sent,
+        ("running", EnumeratorSnapshotted): _on_enumerator_snapshotted,
+        ("running", EnumeratorStateChanged): _on_enumerator_state_changed,
+        ("running", ReaderForgotten): _on_reader_forgotten,
+        ("running", SplitsTakenBack): _on_splits_taken_back,
+        ("running", EnumeratorFailed): _on_enumerator_failed,
+        ("running", LogAppended): _on_log_appended,
+        ("running", LogAppendFailed): _on_log_append_failed,
+        ("running", LogLoaded): _on_stale,
+        ("running", CheckpointStarted): _on_checkpoint_started,
+        ("running", BarriersSent): _on_checkpoint_over,
+        ("running", SourceCheckpointCompleted): _on_checkpoint_completed,
+        ("running", SourceCheckpointAborted): _on_checkpoint_over,
+        ("running", SourceClosed): _on_source_closed,
+        ("recovering", SourceStarted): _on_source_started,
+        ("recovering", FromReader): _on_from_reader,
+        ("recovering", ReaderFailed): _on_reader_failed,
+        ("recovering", LogAppended): _on_log_appended,
+        ("recovering", LogAppendFailed): _on_log_append_failed,
+        ("recovering", LogLoaded): _on_log_loaded,
+        ("recovering", CheckpointStarted): _on_checkpoint_started,
+        ("recovering", BarriersSent): _on_checkpoint_over,
+        ("recovering", SourceCheckpointCompleted): _on_checkpoint_completed,
+        ("recovering", SourceCheckpointAborted): _on_checkpoint_over,
+        ("recovering", SourceClosed): _on_source_closed,
+        **dict.fromkeys((("recovering", event) for event in _OF_ENUMERATOR), _on_stale),
+        ("failed", SourceStarted): _on_source_started,
+        ("failed", CheckpointStarted): _on_checkpoint_refused,
+        ("failed", SourceClosed): _on_source_closed,
+        **dict.fromkeys((("failed", event) for event in _OF_ANYBODY), _on_stale),
+        **dict.fromkeys((("closed", event) for event in (*_OF_ANYBODY, CheckpointStarted)), _on_stale),
+    }
+
+
+def _owner_changed(source: str, split_id: str, holder: int, subtask: int) -> msg.ErrorReport:
+    return msg.ErrorReport(
+        error_type="ConnectorContractError",
+        message=f"The restored enumerator of {source} assigns {split_id} to reader {subtask}, but reader {holder} "
+        "has it.",
+        facts={"source": source, "split": split_id},
+    )
+
+
+def _promise_broken(source: str, split_id: str, subtask: int) -> msg.ErrorReport:
+    return msg.ErrorReport(
+        error_type="ConnectorContractError",
+        message=f"The enumerator of {source} assigns {split_id} to reader {subtask}, which was told that nothing "
+        "follows.",
+        facts={"source": source, "split": split_id},
+    )
+
+
+def _log_unusable(source: str, reason: str) -> msg.ErrorReport:
+    return msg.ErrorReport(
+        error_type="CorruptStateError",
+        message=f"The enumerator of {source} failed, and its write-ahead log cannot be used: {reason}.",
+        facts={"source": source},
+    )

@@ -97,6 +97,14 @@ class SinkWriter(ABC):
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """The driver owns that checkpoint's committables now: they need not be reported again."""
 
+    def finish(self) -> Future[None] | None:
+        """Return a future that is done when all that is known complete is published; None: nothing is left to do here.
+
+        Called once, after `notify_checkpoint_complete` of the last checkpoint and before `close`. A slot that is killed
+        before it is done leaves the rest to the next run of the query.
+        """
+        return None
+
     def close(self) -> None:
         """Release what it holds; what is in no checkpoint is thrown away. Called once, also after an error."""
 

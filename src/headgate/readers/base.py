@@ -165,6 +165,14 @@ class SourceReaderBase(SourceReader[SplitT]):
         """Return the splits not yet finished, each at the position after what `poll_next` emitted of it."""
         return list(self._splits.values())
 
+    def stuck_since(self) -> float | None:
+        """Return when the oldest fetch under way began, in seconds of ``time.monotonic``; None: none is. Any thread.
+
+        A fetch ends after ``fetch_timeout_ms``, more or less: one that takes much longer hangs.
+        """
+        began = [each.fetching_since_s for each in list(self._fetchers.values())]
+        return min((each for each in began if each is not None), default=None)
+
     def close(self) -> None:
         """End all fetchers; abandon those that do not end within ``close_timeout_ms``."""
         self._queue.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
@@ -71,7 +72,7 @@ class SplitFetcher(Generic[SplitT]):
         # Guarded by _lock:
         self._letter_came = threading.Condition(self._lock)
         self._letters: deque[Callable[[], None]] = deque()
-        self._fetching = False
+        self._fetching_since_s: float | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -96,7 +97,7 @@ class SplitFetcher(Generic[SplitT]):
         """Let the thread close the split reader and end. Does not block."""
         with self._lock:
             self._closing = True
-            fetching = self._fetching
+            fetching = self._fetching_since_s is not None
             self._letter_came.notify_all()
         if fetching:
             try:
@@ -114,10 +115,16 @@ class SplitFetcher(Generic[SplitT]):
         """Whether the thread still runs."""
         return self._thread.is_alive()
 
+    @property
+    def fetching_since_s(self) -> float | None:
+        """When the fetch under way began, in seconds of ``time.monotonic``; None: there is none. For any thread."""
+        with self._lock:
+            return self._fetching_since_s
+
     def _send(self, letter: Callable[[], None]) -> None:
         with self._lock:
             self._letters.append(letter)
-            fetching = self._fetching
+            fetching = self._fetching_since_s is not None
             self._letter_came.notify_all()
         if fetching:
             self._split_reader.wake_up()
@@ -192,12 +199,12 @@ class SplitFetcher(Generic[SplitT]):
         with self._lock:
             if self._closing or self._letters:
                 return
-            self._fetching = True
+            self._fetching_since_s = time.monotonic()
         try:
             fetched = self._split_reader.fetch(self._fetch_timeout_ms)
         finally:
             with self._lock:
-                self._fetching = False
+                self._fetching_since_s = None
         for each in fetched:
             self._note(each)
             if not self._queue.put(each):

@@ -93,6 +93,8 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
         Sends an event to the enumerator. Does not block.
     time_zone
         The time zone in which texts without one are read (an IANA name); None: the source's option decides.
+    query
+        A continuous query's name, or its id; None in the DataFrame doors.
     """
 
     subtask: int
@@ -101,6 +103,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     request_split: Callable[[], None]
     send_event: Callable[[SourceEvent], None]
     time_zone: str | None = None
+    query: str | None = None
 
 
 class SourceReader(ABC, Generic[SplitT]):

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import heapq
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
+
+
+def monotonic_ms() -> int:
+    """Return a time in milliseconds that only goes forward, whatever is done to the machine's clock."""
+    return time.monotonic_ns() // 1_000_000
 
 
 class Letter(msgspec.Struct, frozen=True):

@@ -562,3 +562,15 @@ def test_rows_stay_complete_and_in_order_whatever_is_paused_meanwhile(
     driven.poll_to_end()
 
     assert all(driven.output.rows(split_id) == list(range(60)) for split_id in ids)
+
+
+@pytest.mark.parametrize("reader_type", ALL)
+def test_a_fetch_that_hangs_can_be_told_from_one_that_does_not(drive: Drive, reader_type: ReaderType) -> None:
+    driven = drive(reader_type)
+    assert driven.reader.stuck_since() is None, "nothing to read, nothing to fetch"
+    before_s = time.monotonic()
+    driven.add("a")
+    driven.script.wait_for(lambda: driven.script.waiting > 0)
+    since_s = driven.reader.stuck_since()
+    assert since_s is not None
+    assert before_s <= since_s <= time.monotonic()

@@ -24,6 +24,7 @@ from headgate.connectors.kafka.enumerator import KafkaEnumerator
 from headgate.connectors.kafka.options import OPTION_SPECS, check
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions, check_ranges
 from headgate.connectors.kafka.ranges import Available, lag, plan_ranges
+from headgate.connectors.kafka.reader import KafkaReader
 from headgate.connectors.kafka.split import (
     SPLIT_SERIALIZER,
     STATE_SERIALIZER,
@@ -36,7 +37,7 @@ from headgate.connectors.kafka.subscription import Subscription
 from headgate.connectors.kafka.tasks import group
 from headgate.connectors.kafka.values import JSON_OPTIONS
 from headgate.errors import OptionError
-from headgate.readers import MultiplexedReader, ReaderOptions
+from headgate.readers import ReaderOptions
 from headgate.source import (
     Boundedness,
     PlanLimits,
@@ -150,7 +151,8 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
             buffered_bytes=buffered_bytes - queue_bytes,
         )
         # Partitions are pushed to readers: none has to ask.
-        return MultiplexedReader(split_reader, context, ReaderOptions(queue_bytes=queue_bytes, request_splits=False))
+        options = ReaderOptions(queue_bytes=queue_bytes, request_splits=False)
+        return KafkaReader(split_reader, context, options, self._client)
 
     def plan_ranges(
         self, splits: Sequence[KafkaSplit], limits: PlanLimits, now_ms: int

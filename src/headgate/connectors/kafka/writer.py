@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
 
 _DEFAULTS: dict[str, str | int | bool] = {
-    # Java's.
+    # Java's. With Nagle's algorithm a small request may wait for the answer to the one before it.
     "delivery.timeout.ms": 120_000,
-    # A task ends with a flush, which waits for no linger: this only makes full requests of fast rows.
-    "linger.ms": 50,
+    "socket.nagle.disable": True,
     # librdkafka's own bound is 1 GiB.
     "queue.buffering.max.kbytes": 64 * 1024,
     "queue.buffering.max.messages": 200_000,
 }
+_LINGER_MS = 50
+"""A task ends with a flush, which waits for no linger: this only makes full requests of fast rows."""
 _STEP_S = 0.01
 """How long to wait before looking again whether rows were taken, in seconds."""
 
@@ -54,21 +55,29 @@ class KafkaWriter:
 
     Rows are written for certain when `flush` has returned, and not before; after an error any of them may be.
 
+    Parameters
+    ----------
+    sink
+        What to write and where to.
+    linger_ms
+        How long a row waits for others to share its request, in milliseconds, unless the user set it.
+
     Raises
     ------
     OptionError
         librdkafka knows no such setting, or not such a value.
     """
 
-    def __init__(self, sink: KafkaSink) -> None:
+    def __init__(self, sink: KafkaSink, *, linger_ms: int = _LINGER_MS) -> None:
         self._sink = sink
+        self._linger_ms = linger_ms
         self._failed: SinkError | None = None
         self._trouble = Trouble()
         self._producer = self._make_producer()
 
     def _settings(self) -> dict[str, Any]:
         user = self._sink.client.producer()
-        settings: dict[str, Any] = _DEFAULTS | user
+        settings: dict[str, Any] = _DEFAULTS | {"linger.ms": self._linger_ms} | user
         if "enable.idempotence" not in user and not any(_excludes_idempotence(*each) for each in user.items()):
             settings["enable.idempotence"] = True
         return settings
@@ -122,22 +131,11 @@ class KafkaWriter:
                 return repeat(None)
             return batch.column(index).cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
 
+        check_rows(self._sink, batch)
         topics: Iterable[str] = repeat(self._sink.topic) if self._sink.topic is not None else values(columns.topic)
-        if columns.topic is not None and batch.column(columns.topic).null_count:
-            raise SinkError(
-                f"{NAME}: a row's topic is null. Filter such rows out, or set the option 'topic' for all rows.",
-                sink=NAME, topic=None,
-            )  # fmt: skip
         partitions: Iterable[int] = repeat(-1)
         if columns.partition is not None:
-            column = batch.column(columns.partition)
-            least = pc.min(column).as_py()
-            if least is not None and least < 0:
-                raise SinkError(
-                    f"{NAME}: a row's partition is {least}; it must be from 0, or null to let Kafka choose.",
-                    sink=NAME, partition=least,
-                )  # fmt: skip
-            partitions = column.fill_null(-1).to_pylist()
+            partitions = batch.column(columns.partition).fill_null(-1).to_pylist()
         four = (topics, octets(columns.value), octets(columns.key), partitions)
         if columns.headers is None:
             return zip(*four)
@@ -175,6 +173,20 @@ class KafkaWriter:
         """
         while self._serve(_STEP_S, flush=True):
             pass
+
+    def serve(self) -> None:
+        """Run the callbacks that are due. Does not block.
+
+        Raises
+        ------
+        SinkError
+            A row was not written.
+        """
+        self._serve(0)
+
+    def drop_rows(self) -> None:
+        """Drop all rows that the brokers do not have. From any thread: one that waits for them gets an error."""
+        self._producer.purge()
 
     def is_usable(self) -> bool:
         """Return whether it may write on: nothing came between two tasks that it cannot overcome."""
@@ -237,15 +249,33 @@ class KafkaWriter:
         return sink_error(error, self._sink.client, topic, partition, self._trouble.last)
 
 
-def _headers(headers: list[dict[str, Any] | None] | None) -> list[tuple[str, bytes | None]] | None:
-    if headers is None:
-        return None
-    pairs = []
-    for header in headers:
-        if header is None or header["key"] is None:
-            raise SinkError(f"{NAME}: a row has a header without a key. Every header needs one.", sink=NAME)
-        pairs.append((header["key"], header["value"]))
-    return pairs
+def _headers(headers: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]] | None:
+    return None if headers is None else [(header["key"], header["value"]) for header in headers]
+
+
+def check_rows(sink: KafkaSink, batch: pa.RecordBatch) -> None:
+    """Notice rows that Kafka can never take.
+
+    Raises
+    ------
+    SinkError
+        A topic or a header's key is null, or a partition is negative.
+    """
+    columns = sink.columns
+    if columns.topic is not None and batch.column(columns.topic).null_count:
+        raise SinkError(
+            f"{NAME}: a row's topic is null. Filter such rows out, or set the option 'topic' for all rows.",
+            sink=NAME, topic=None,
+        )  # fmt: skip
+    if columns.partition is not None:
+        least = pc.min(batch.column(columns.partition)).as_py()
+        if least is not None and least < 0:
+            raise SinkError(
+                f"{NAME}: a row's partition is {least}; it must be from 0, or null to let Kafka choose.",
+                sink=NAME, partition=least,
+            )  # fmt: skip
+    if columns.headers is not None and pc.struct_field(pc.list_flatten(batch.column(columns.headers)), 0).null_count:
+        raise SinkError(f"{NAME}: a row has a header without a key. Every header needs one.", sink=NAME)
 
 
 def sink_error(

@@ -1,0 +1,149 @@
+"""Continuous queries without work to do: what the machinery costs, and Kafka beside Structured Streaming.
+
+overhead generates rows as fast as it can into the noop sink, with a checkpoint every second, beside the same generator in a
+bare loop in as many processes: both for the same time, after the same warm-up. kafka reads a topic of JSON records of
+about 90 bytes into the noop sink, beside Structured Streaming's own Kafka source with its default trigger: from the
+start of the query until all records were read. The broker runs on the same two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from functools import partial
+from typing import Any
+
+import headgate
+from pyspark.sql import SparkSession
+
+from bench import kafka as kafka_bench
+from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session
+from local.jars import jars
+from local.kafka import Broker, running_broker
+
+SUMMARY = "continuous queries: the cost of the machinery, and Kafka to noop"
+SCHEMA = "value bigint, user string, at timestamp"
+OPTIONS = {
+    "rowsPerSecond": "1000000000",
+    "numPartitions": str(CORES),
+    "seed": "7",
+    "fields.user.cardinality": "1000",
+}
+WARM_UP_S = 3.0
+SECONDS, QUICK_SECONDS = 10.0, 3.0
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """There are no options but those of all benches."""
+
+
+def _rows_in(query: Any) -> int:
+    """Return how many rows the query has read since it started."""
+    return int(query.status["rowsIn"])
+
+
+def _query(spark: SparkSession, seconds: float) -> float:
+    """Return rows/s of a continuous query."""
+    streams = headgate.continuous(spark, parallelism=CORES)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
+        query = (
+            streams.readStream.format("headgate.datagen").options(**OPTIONS).schema(SCHEMA).load()
+            .writeStream.format("noop").option("checkpointLocation", folder)
+            .trigger(continuous="1 second").start()
+        )  # fmt: skip
+        while _rows_in(query) == 0:
+            time.sleep(0.05)
+        time.sleep(WARM_UP_S)
+        rows, begin = _rows_in(query), time.perf_counter()
+        time.sleep(seconds)
+        rate = (_rows_in(query) - rows) / (time.perf_counter() - begin)
+        query.stop()
+    return rate
+
+
+def _loop(partition: int, seconds: float, answers: Any) -> None:
+    """Generate one partition's rows without anything around it; in a process of its own."""
+    import pyarrow as pa
+
+    from headgate.connectors.datagen.columns import RowGenerator
+    from headgate.connectors.datagen.partitions import Pace, Partitions
+    from headgate.connectors.datagen.source import DatagenSource
+    from headgate.connectors.datagen.split import DatagenSplit
+    from headgate.connectors.datagen.split_reader import DatagenSplitReader
+
+    schema = pa.schema({"value": pa.int64(), "user": pa.string(), "at": pa.timestamp("us", tz="UTC")})
+    pace = Pace(rows_per_second=int(OPTIONS["rowsPerSecond"]), ramp_up_ms=0)
+    options = DatagenSource(OPTIONS).options
+    reader = DatagenSplitReader(partial(RowGenerator, schema, options, pace), Partitions(CORES, 0.0), pace)
+    now_ms = time.time_ns() // 1_000_000
+    split = DatagenSplit(
+        split_id=f"partition-{partition}", partition=partition, event_start_us=0, paced_since_ms=now_ms - 60_000
+    )
+    reader.handle_splits_changes([split])
+    measured, begin, end = 0, time.perf_counter() + WARM_UP_S, time.perf_counter() + WARM_UP_S + seconds
+    while (now := time.perf_counter()) < end:
+        for fetched in reader.fetch(500):
+            measured += fetched.batch.num_rows if fetched.batch is not None and now >= begin else 0
+    answers.put(measured / seconds)
+
+
+def _bare(seconds: float) -> float:
+    """Return rows/s of the generator in a bare loop in as many processes as the query has slots."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    loops = [context.Process(target=_loop, args=(number, seconds, answers)) for number in range(CORES)]
+    for loop in loops:
+        loop.start()
+    rate = sum(answers.get() for _ in loops)
+    for loop in loops:
+        loop.join()
+    return float(rate)
+
+
+def _topic_to_noop(spark: SparkSession, broker: Broker, rows: int, peer: bool) -> int:
+    frames: Any = spark.readStream if peer else headgate.continuous(spark, parallelism=CORES).readStream
+    stream = (
+        frames.format("kafka" if peer else "headgate.kafka")
+        .option("kafka.bootstrap.servers", broker.plain)
+        .option("subscribe", kafka_bench.topic(broker, rows))
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoint:
+        writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query = (writer if peer else writer.trigger(continuous="1 second")).start()
+        read, deadline = 0, time.monotonic() + 300
+        while read < rows and query.isActive and time.monotonic() < deadline:
+            time.sleep(0.05)
+            read = sum(each["numInputRows"] for each in query.recentProgress) if peer else _rows_in(query)
+        query.stop()
+    if read != rows:
+        raise SystemExit(f"the {'peer' if peer else 'query'} read {read:,} records of {rows:,}: {query.exception()}")
+    return read
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure."""
+    seconds = QUICK_SECONDS if arguments.quick else SECONDS
+    rows = arguments.rows or (kafka_bench.QUICK_ROWS if arguments.quick else kafka_bench.ROWS)
+    memory = WorkerMemory()
+    with running_broker(CACHE / "kafka") as broker:
+        spark = session("passthrough", jars=jars("spark-kafka"))
+        cases = [
+            Case("overhead", partial(_query, spark, seconds), partial(_bare, seconds), "bare loop", unit="rows/s"),
+            Case("kafka", partial(_topic_to_noop, spark, broker, rows, peer=False),
+                 partial(_topic_to_noop, spark, broker, rows, peer=True), "spark kafka", rows),
+        ]  # fmt: skip
+        results = [
+            measure(case, 1 if arguments.quick else arguments.rounds, memory, warm_up=case.name != "overhead")
+            for case in chosen(cases, arguments.only)
+        ]
+        spark.stop()
+    report(
+        "passthrough", results, memory,
+        f"local[{CORES}], parallelism {CORES}, checkpoints every second in a local folder, noop sink (exactly once by "
+        f"position). overhead: {seconds:.0f} s after {WARM_UP_S:.0f} s of warm-up, columns {SCHEMA}. kafka: {rows:,} JSON "
+        "records of about 90 bytes in 4 partitions, from start() until all are read.",
+    )  # fmt: skip

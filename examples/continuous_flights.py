@@ -1,0 +1,40 @@
+"""A continuous query over a folder of flights: long tasks, checkpoints, and an end when all files are read.
+
+python examples/continuous_flights.py [FLIGHTS_FOLDER [OUT]]
+"""
+
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.functions import col, lit
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
+    defaults = [".cache/flights", ".cache/late-flights"]
+    flights_folder, out = sys.argv[1:] + defaults[len(sys.argv) - 1 :]
+    spark = SparkSession.builder.master("local[2]").appName("continuous-flights").getOrCreate()
+
+    streams = headgate.continuous(spark, parallelism=2)
+    query = (
+        streams.read.format("headgate.files")  # read: what is there now, then the query ends
+        .option("fileFormat", "csv")
+        .option("header", True)
+        .option("nullValue", "NA")
+        .schema("carrier string, origin string, dep_delay double, time_hour timestamp")
+        .load(flights_folder)
+        .filter(col("dep_delay") > lit(0))
+        .withColumn("minutes", col("dep_delay").cast("long"))
+        .drop("dep_delay")
+        .writeStream.queryName("late-flights")
+        .format("parquet")
+        .option("path", out)
+        .option("checkpointLocation", f"{out}-checkpoint")
+        .trigger(continuous="1 second")
+        .start()
+    )
+    query.awaitTermination(120)
+    print(f"{spark.read.parquet(out).count()} flights left late; the query is active: {query.isActive}")
+    spark.stop()

@@ -1,0 +1,171 @@
+"""Makes a checkpoint fit the query that is restored from it: the same program or a changed one, at any parallelism.
+
+Never: read a file, or drop state that the user did not allow to be dropped.
+
+    state                        at the same parallelism   at another
+    ---------------------------  ------------------------  ------------------------------------------------
+    enumerator, by uid           as it is                  as it is
+    splits, by uid               the same subtask          round robin in the order of their ids
+    finished splits, by uid      the same subtask          round robin; the enumerator is told of all
+    operators' items, by uid     the same subtask          round robin in the order of the subtasks
+    committables, by sink uid    committed first           committed first
+
+A source or operator whose uid is not in the checkpoint starts afresh. State of a uid that the query does not have is
+left over: an error that names it, unless ``allowNonRestoredState`` is set.
+
+Follows FLIP-537, "Reassignment on recovery"; Flink's StateAssignmentOperation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headgate.checkpoint.manifest import Manifest, PlannedSource, QueryPlan, UncommittedEpoch
+from headgate.errors import OptionError, StoredStateError
+from headgate.protocol.state import FinishedSplit, OperatorState, ReaderState, SubtaskState
+
+_NO_READER, _NO_OPERATOR = ReaderState(), OperatorState()
+
+
+def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bool = False) -> Manifest:
+    """Return the checkpoint as one of this query would be: its stages, its parallelism, one state per subtask.
+
+    A source that starts afresh is not in its ``sources``. Number and epoch stay those of the checkpoint.
+
+    Raises
+    ------
+    OptionError
+        An option that may not change has changed; all that did are named.
+    StoredStateError
+        State is left over, or belongs to another kind of source.
+    """
+    _check_options(manifest, plan)
+    uids = {uid for stage in plan.stages for uid in stage} | set(plan.sources)
+    left_over = sorted(_with_state(manifest) - uids)
+    if left_over and not allow_non_restored_state:
+        raise StoredStateError(
+            f"Checkpoint {manifest.checkpoint_id} holds state of {', '.join(map(repr, left_over))}, which the query "
+            f"does not have; it has {', '.join(map(repr, sorted(uids)))}. Give an operator the name that it had with "
+            ".name(...), or set the option 'allowNonRestoredState' to true to drop that state.",
+            what="a checkpoint", left_over=tuple(left_over), checkpoint_id=manifest.checkpoint_id,
+        )  # fmt: skip
+    return msgspec.structs.replace(
+        manifest,
+        parallelism=plan.parallelism,
+        sources={uid: entry for uid, entry in manifest.sources.items() if uid in plan.sources},
+        stages=plan.stages,
+        subtasks=tuple(_restored_stage(manifest, plan, stage) for stage in plan.stages),
+        commits=_of(uids, manifest.commits),
+        uncommitted=tuple(UncommittedEpoch(each.epoch, _of(uids, each.committables)) for each in manifest.uncommitted),
+    )
+
+
+def finished_splits(manifest: Manifest, source: str) -> tuple[str, ...]:
+    """Return the ids of finished splits that the enumerator in a checkpoint may not know of (traps, 25)."""
+    readers = (subtask.readers.get(source, _NO_READER) for stage in manifest.subtasks for subtask in stage)
+    return tuple(sorted({each.split_id for reader in readers for each in reader.finished}))
+
+
+def _check_options(manifest: Manifest, plan: QueryPlan) -> None:
+    """Refuse what makes the stored state mean something else."""
+    changed: list[tuple[str, Any, Any, str]] = []
+    if plan.max_parallelism != manifest.max_parallelism:
+        changed.append(("max-parallelism", manifest.max_parallelism, plan.max_parallelism, "the query"))
+    for uid, entry in manifest.sources.items():
+        source = plan.sources.get(uid)
+        if source is None:
+            continue
+        if source.name != entry.name:
+            raise StoredStateError(
+                f"Checkpoint {manifest.checkpoint_id} holds the state of a source {entry.name} under the name {uid!r}; "
+                f"now that is a source {source.name}. Give the new one another name with .name(...).",
+                what="a checkpoint", uid=uid, expected=source.name, found=entry.name,
+            )  # fmt: skip
+        changed += _changed_options(uid, source, entry.fixed)
+    if changed:
+        told = "; ".join(f"{name!r} of {where} was {was!r} and is {now!r}" for name, was, now, where in changed)
+        raise OptionError(
+            f"Options that may not change have changed since checkpoint {manifest.checkpoint_id}: {told}. Set them "
+            "back, or start with a new 'checkpointLocation'.",
+            option=changed[0][0], value=changed[0][2], options=tuple(name for name, *_ in changed),
+        )  # fmt: skip
+
+
+def _changed_options(uid: str, source: PlannedSource, stored: Mapping[str, object]) -> list[tuple[str, Any, Any, str]]:
+    was, now = (msgspec.json.decode(msgspec.json.encode(dict(each))) for each in (stored, source.fixed))
+    return [
+        (name, was.get(name), now.get(name), f"source {uid!r}")
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name)
+    ]
+
+
+def _with_state(manifest: Manifest) -> set[str]:
+    """Return the uids that have any state in a checkpoint."""
+    found = set(manifest.sources)
+    for stage in manifest.subtasks:
+        for subtask in stage:
+            found |= {uid for uid, reader in subtask.readers.items() if reader != _NO_READER}
+            found |= {uid for uid, operator in subtask.operators.items() if operator != _NO_OPERATOR}
+    for committables in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
+        found |= {uid for uid, each in committables.items() if each}
+    return found
+
+
+def _of(uids: set[str], by_uid: dict[str, tuple[bytes, ...]]) -> dict[str, tuple[bytes, ...]]:
+    return {uid: each for uid, each in by_uid.items() if uid in uids}
+
+
+def _restored_stage(manifest: Manifest, plan: QueryPlan, stage: tuple[str, ...]) -> tuple[SubtaskState, ...]:
+    """Return the states of a stage's subtasks."""
+    readers: list[dict[str, ReaderState]] = [{} for _ in range(plan.parallelism)]
+    operators: list[dict[str, OperatorState]] = [{} for _ in range(plan.parallelism)]
+    ended: list[list[bool]] = [[] for _ in range(plan.parallelism)]
+    for uid in stage:
+        old = _subtasks_of(manifest, uid)
+        old_readers = [subtask.readers.get(uid, _NO_READER) for subtask in old]
+        old_operators = [subtask.operators.get(uid, _NO_OPERATOR) for subtask in old]
+        old_ended = [subtask.input_ended for subtask in old]
+        if len(old) != plan.parallelism:
+            old_readers = _dealt_readers(old_readers, plan.parallelism)
+            old_operators = _dealt_operators(old_operators, plan.parallelism)
+            old_ended = [all(old_ended)] * (plan.parallelism if old else 0)
+        if uid in plan.sources and uid not in manifest.sources:
+            old_ended = [False] * plan.parallelism
+        for n, (reader, operator) in enumerate(zip(old_readers, old_operators)):
+            readers[n] |= {uid: reader} if reader != _NO_READER else {}
+            operators[n] |= {uid: operator} if operator != _NO_OPERATOR else {}
+        for n, each in enumerate(old_ended):
+            ended[n].append(each)
+    return tuple(
+        SubtaskState(readers=readers[n], operators=operators[n], input_ended=bool(ended[n]) and all(ended[n]))
+        for n in range(plan.parallelism)
+    )
+
+
+def _dealt_readers(old: Sequence[ReaderState], parallelism: int) -> list[ReaderState]:
+    splits = sorted((split for reader in old for split in reader.splits), key=lambda split: split.split_id)
+    finished = sorted({each.split_id for reader in old for each in reader.finished})
+    return [
+        ReaderState(
+            splits=tuple(splits[n::parallelism]),
+            finished=tuple(FinishedSplit(each, number) for number, each in enumerate(finished[n::parallelism], 1)),
+        )
+        for n in range(parallelism)
+    ]
+
+
+def _dealt_operators(old: Sequence[OperatorState], parallelism: int) -> list[OperatorState]:
+    items = [item for operator in old for item in operator.items]
+    return [OperatorState(items=tuple(items[n::parallelism])) for n in range(parallelism)]
+
+
+def _subtasks_of(manifest: Manifest, uid: str) -> tuple[SubtaskState, ...]:
+    """Return the states of the stage that an operator was in."""
+    for stage, subtasks in zip(manifest.stages, manifest.subtasks):
+        if uid in stage:
+            return subtasks
+    return ()

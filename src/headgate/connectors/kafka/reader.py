@@ -1,0 +1,83 @@
+"""The reader of a continuous query: it also tells Kafka how far the query has come.
+
+Never: let a query fail, or wait, because the group's offsets could not be committed: they are for people and their
+tools. Positions are restored from checkpoints, never from the group.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.connectors.kafka.split_reader import KafkaSplitReader
+from headgate.readers import MultiplexedReader, ReaderOptions
+from headgate.source import SourceReaderContext
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+_log = logging.getLogger(__name__)
+
+
+class KafkaReader(MultiplexedReader[KafkaSplit]):
+    """Reads partitions, and commits their positions to a consumer group when a checkpoint is complete.
+
+    Parameters
+    ----------
+    split_reader_factory, context, options
+        As of every ready-made reader. Without ``context.query``, nothing is committed.
+    client
+        The clients' settings. The group is ``kafka.group.id`` where the user set it, else its prefix and the query.
+    """
+
+    def __init__(
+        self,
+        split_reader_factory: Callable[[], KafkaSplitReader],
+        context: SourceReaderContext,
+        options: ReaderOptions,
+        client: ClientConfig,
+    ) -> None:
+        super().__init__(split_reader_factory, context, options)
+        self._client = client
+        self._positions: dict[int, list[KafkaSplit]] = {}
+        self._admin: AdminClient | None = None
+        self._running: list[Any] = []
+
+    def snapshot_state(self, checkpoint_id: int) -> list[KafkaSplit]:
+        """Return the splits, and remember them until it is known what becomes of the checkpoint."""
+        splits = super().snapshot_state(checkpoint_id)
+        if self.context.query is not None and checkpoint_id > 0:
+            self._positions[checkpoint_id] = splits
+        return splits
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Commit the positions of the checkpoint to the group."""
+        splits = self._positions.get(checkpoint_id)
+        self._positions = {number: of for number, of in self._positions.items() if number > checkpoint_id}
+        if splits:
+            try:
+                self._commit(splits)
+            except Exception as error:
+                _log.warning("the group's offsets were not committed: %s", self._client.redact(str(error)))
+
+    def _commit(self, splits: list[KafkaSplit]) -> None:
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        if self._admin is None:
+            silent = logging.Logger(f"{__name__}.client")  # nobody's child: nothing is printed
+            self._admin = AdminClient({**self._client.admin(), "error_cb": lambda _: None}, logger=silent)
+        for done in [each for each in self._running if each.done()]:
+            self._running.remove(done)
+            if (error := done.exception()) is not None:
+                _log.warning("the group's offsets were not committed: %s", self._client.redact(str(error)))
+        if self._running:
+            return  # the brokers have not answered yet; the next checkpoint's positions are newer
+        offsets = [TopicPartition(split.topic, split.partition, split.position) for split in splits]
+        group = self._client.group_id or f"{self._client.group_id_prefix}-{self.context.query}"
+        self._running = list(
+            self._admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, offsets)]).values()
+        )

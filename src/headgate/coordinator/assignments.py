@@ -1,0 +1,90 @@
+"""Remembers which reader was given which splits since which checkpoint, until that checkpoint is past.
+
+Never: know where a split is that was assigned before the last completed checkpoint: the reader's own state has it.
+
+A map of two levels, reader and checkpoint. To begin a checkpoint costs nothing, to complete one as much as what it
+forgets, to give a reader's splits back as much as they are.
+
+Follows FLIP-27, "Where to run the enumerator" (the two-level map); Flink's SplitAssignmentTracker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from headgate.protocol.state import SplitState
+
+
+class SplitAssignmentTracker:
+    """Splits under way or not yet in a completed checkpoint, by reader.
+
+    Parameters
+    ----------
+    checkpoint_id
+        The checkpoint that everything goes on from; 0: none.
+
+    Examples
+    --------
+    >>> tracker = SplitAssignmentTracker()
+    >>> tracker.assign(0, [SplitState("a", b"")])
+    >>> tracker.begin(1)
+    >>> tracker.assign(0, [SplitState("b", b"")])
+    >>> tracker.complete(1)
+    >>> [split.split_id for split in tracker.take_back(0, 1)]
+    ['b']
+    """
+
+    def __init__(self, checkpoint_id: int = 0) -> None:
+        self._current = checkpoint_id
+        self._readers: dict[int, dict[int, dict[str, SplitState]]] = {}
+        # Which readers have an entry for which checkpoint, so that completing one looks at no others.
+        self._touched: dict[int, set[int]] = {}
+
+    def assign(self, subtask: int, splits: Iterable[SplitState]) -> None:
+        """Note splits that a reader is given after the snapshot of the current checkpoint."""
+        since = self._readers.setdefault(subtask, {})
+        held = since.get(self._current)
+        if held is None:
+            held = since[self._current] = {}
+            self._touched.setdefault(self._current, set()).add(subtask)
+        for split in splits:
+            held[split.split_id] = split
+
+    def begin(self, checkpoint_id: int) -> None:
+        """Count what follows as assigned after the snapshot of this checkpoint."""
+        self._current = checkpoint_id
+
+    def complete(self, checkpoint_id: int) -> None:
+        """Forget what was assigned before the snapshot of this checkpoint: the readers' states in it have it."""
+        for past in [each for each in self._touched if each < checkpoint_id]:
+            for subtask in self._touched.pop(past):
+                since = self._readers[subtask]
+                del since[past]
+                if not since:
+                    del self._readers[subtask]
+
+    def take_back(self, subtask: int, checkpoint_id: int) -> tuple[SplitState, ...]:
+        """Remove and return what a reader was given since a checkpoint, in the order in which it was assigned."""
+        since = self._readers.get(subtask, {})
+        taken: list[SplitState] = []
+        for past in sorted(each for each in since if each >= checkpoint_id):
+            taken.extend(since.pop(past).values())
+            self._touched[past].discard(subtask)
+        if not since:
+            self._readers.pop(subtask, None)
+        return tuple(taken)
+
+    def discard(self, subtask: int, split_id: str) -> None:
+        """Forget one split of a reader: another one has got it since."""
+        for held in self._readers.get(subtask, {}).values():
+            held.pop(split_id, None)
+
+    def __iter__(self) -> Iterator[tuple[int, SplitState]]:
+        """Yield every reader and split."""
+        for subtask, since in self._readers.items():
+            for held in since.values():
+                for split in held.values():
+                    yield subtask, split
+
+    def __len__(self) -> int:
+        return sum(len(held) for since in self._readers.values() for held in since.values())

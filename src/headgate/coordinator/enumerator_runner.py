@@ -1,0 +1,378 @@
+"""Runs a connector's enumerator: carries out calls one by one, and collects what it says, in order.
+
+Never: start a thread, wait, read a clock. Slow work is handed to whoever runs this (a pool, or the simulator), and so
+is serialising: `EnumeratorRunner.call` and `finish` belong to the enumerator's thread, `report` may be called on
+another one, for one output after the other.
+
+It checks what readers and checkpoints rely on: splits go to registered readers, none goes to a reader while another
+has it, and none after the promise that there are no more. An enumerator that breaks this, or raises, has failed: it is
+not called again.
+
+Follows FLIP-27, "Split Enumerator"; FLIP-537, "ReaderInfo"; Flink's SourceCoordinatorContext.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, assert_never
+
+import msgspec
+import pyarrow as pa
+
+from headgate.coordinator import source_coordinator as src
+from headgate.errors import ConnectorContractError, HeadgateError
+from headgate.protocol.messages import ErrorReport
+from headgate.protocol.state import SplitState
+from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+from headgate.source.events import ReaderInfo, SourceEvent
+from headgate.source.source import Source
+from headgate.source.split import Split
+
+AnySplit = Any
+
+
+class SlowWork(msgspec.Struct, frozen=True):
+    """What an enumerator gave to ``call_async``.
+
+    Parameters
+    ----------
+    work
+        To be run anywhere, after ``initial_delay_ms``; its outcome goes to `EnumeratorRunner.finish`.
+    handler
+        Called there.
+    initial_delay_ms
+        Time until the first run, in milliseconds.
+    period_ms
+        Time from a run whose outcome was handled to the next, in milliseconds; None: it runs once.
+    """
+
+    work: Callable[[], Any]
+    handler: Callable[[Any, Exception | None], None]
+    initial_delay_ms: int
+    period_ms: int | None
+
+
+class Assigned(msgspec.Struct, frozen=True):
+    """Splits were assigned; they are not serialised yet."""
+
+    assignment: dict[int, tuple[AnySplit, ...]]
+
+
+class StateTaken(msgspec.Struct, frozen=True):
+    """The enumerator's state, not serialised yet. ``checkpoint_id`` is None after slow work."""
+
+    checkpoint_id: int | None
+    state: Any
+
+
+Output = (
+    Assigned | StateTaken | src.EnumeratorStarted | src.NoMoreSplitsSignalled | src.EventSent | src.ReaderForgotten
+    | src.SplitsTakenBack | src.EnumeratorFailed
+)  # fmt: skip
+
+
+class EnumeratorRunner:
+    """One incarnation of a source's enumerator.
+
+    Parameters
+    ----------
+    source
+        Makes the enumerator.
+    uid
+        The source's uid, for errors.
+    incarnation
+        Stands in everything it says.
+    boundedness, schema, parallelism
+        What the enumerator may know of the query.
+    state
+        What the source's ``state_serializer`` wrote; None: start afresh.
+    checkpoint_id
+        The newest checkpoint that may have a state of this source.
+    call_async
+        Takes slow work, on the enumerator's thread; must not run it there and then.
+
+    Examples
+    --------
+    >>> from headgate.connectors.datagen import DatagenSource
+    >>> source = DatagenSource({"numRows": "5"})
+    >>> schema = pa.schema([("id", pa.int64())])
+    >>> runner = EnumeratorRunner(source, "numbers", incarnation=1, boundedness=Boundedness.BOUNDED,
+    ...     schema=schema, parallelism=1, state=None, checkpoint_id=0, call_async=print)
+    >>> runner.reported(runner.start())
+    [EnumeratorStarted(incarnation=1)]
+    """
+
+    def __init__(
+        self,
+        source: Source[Any, Any],
+        uid: str,
+        *,
+        incarnation: int,
+        boundedness: Boundedness,
+        schema: pa.Schema,
+        parallelism: int,
+        state: bytes | None,
+        checkpoint_id: int,
+        call_async: Callable[[SlowWork], None],
+    ) -> None:
+        self.source = source
+        self.uid = uid
+        self.incarnation = incarnation
+        self.failed = False
+        self._context = _Context(self, boundedness, schema, parallelism)
+        self._call_async = call_async
+        self._state = state
+        self._checkpoint_id = checkpoint_id
+        self._enumerator: SplitEnumerator[Any, Any] | None = None
+        self._readers: dict[int, ReaderInfo] = {}
+        self._promised: set[int] = set()
+        self._holders: dict[str, int] = {}  # who was given a split that is not known to be finished
+        self._outputs: list[Output] = []
+        # Where outputs are reported only:
+        self._last_state = state
+
+    # On the enumerator's thread.
+
+    def start(self) -> list[Output]:
+        """Make the enumerator and start it; first of all."""
+        return self._run(self._start)
+
+    def call(self, call: src.EnumeratorCall) -> list[Output]:
+        """Carry out one call, and return what the enumerator said."""
+        return self._run(lambda: self._carry_out(call))
+
+    def finish(self, work: SlowWork, result: Any, error: Exception | None) -> list[Output]:
+        """Hand the outcome of slow work to its handler, and return what the enumerator said."""
+        return self._run(lambda: self._finish(work, result, error))
+
+    def close(self) -> None:
+        """Close the enumerator, if it was made; its errors are its own. Last of all."""
+        enumerator, self._enumerator = self._enumerator, None
+        self.failed = True
+        if enumerator is not None:
+            enumerator.close()
+
+    # Anywhere, one output after the other.
+
+    def report(self, output: Output) -> src.Event | None:
+        """Return an output as the coordinator takes it; None: it says nothing new."""
+        try:
+            match output:
+                case Assigned():
+                    return src.SplitsAssigned(self.incarnation, self._serialized(output.assignment))
+                case StateTaken():
+                    return self._state_event(output)
+                case _:
+                    return output
+        except Exception as error:
+            return src.EnumeratorFailed(self.incarnation, self._report_of(error))
+
+    def reported(self, outputs: Sequence[Output]) -> list[src.Event]:
+        """Return several outputs as the coordinator takes them."""
+        return [event for output in outputs if (event := self.report(output)) is not None]
+
+    def _serialized(self, assignment: Mapping[int, Sequence[AnySplit]]) -> dict[int, tuple[SplitState, ...]]:
+        serialize = self.source.split_serializer.serialize
+        return {
+            subtask: tuple([SplitState(split.split_id, serialize(split)) for split in splits])
+            for subtask, splits in assignment.items()
+        }
+
+    def _state_event(self, taken: StateTaken) -> src.Event | None:
+        data = self.source.state_serializer.serialize(taken.state)
+        changed, self._last_state = data != self._last_state, data
+        if taken.checkpoint_id is not None:
+            return src.EnumeratorSnapshotted(self.incarnation, taken.checkpoint_id, data)
+        return src.EnumeratorStateChanged(self.incarnation, data) if changed else None
+
+    # The enumerator's turns.
+
+    def _run(self, turn: Callable[[], None]) -> list[Output]:
+        if self.failed:
+            return []
+        try:
+            turn()
+        except Exception as error:
+            self.failed = True
+            self._outputs.append(src.EnumeratorFailed(self.incarnation, self._report_of(error)))
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _start(self) -> None:
+        if self._state is None:
+            self._enumerator = self.source.create_enumerator(self._context)
+        else:
+            state = self.source.state_serializer.deserialize(self._state)
+            self._enumerator = self.source.restore_enumerator(self._context, state)
+        self._state = None
+        self._enumerator.start()
+        self._outputs.append(src.EnumeratorStarted(self.incarnation))
+
+    def _finish(self, work: SlowWork, result: Any, error: Exception | None) -> None:
+        work.handler(result, error)
+        # The next checkpoint is the first to hold what this state holds.
+        self._outputs.append(StateTaken(None, self._made.snapshot_state(self._checkpoint_id + 1)))
+
+    def _carry_out(self, call: src.EnumeratorCall) -> None:
+        enumerator = self._made
+        match call:
+            case src.AddReader():
+                self._add_reader(call)
+            case src.ForgetReader(subtask=subtask):
+                self._readers.pop(subtask, None)
+                self._outputs.append(src.ReaderForgotten(self.incarnation, subtask))
+            case src.AddSplitsBack(subtask=subtask, splits=splits):
+                for split in splits:
+                    self._holders.pop(split.split_id, None)
+                enumerator.add_splits_back(self._deserialized(splits), subtask)
+                self._outputs.append(src.SplitsTakenBack(self.incarnation, subtask))
+            case src.HandleSplitRequest(subtask=subtask, host=host):
+                enumerator.handle_split_request(subtask, host or None)
+            case src.HandleSourceEvent(subtask=subtask, payload=payload):
+                enumerator.handle_source_event(subtask, pickle.loads(payload))
+            case src.NotifySplitsFinished(split_ids=split_ids):
+                for split_id in split_ids:
+                    self._holders.pop(split_id, None)
+                enumerator.notify_splits_finished(split_ids)
+            case src.SnapshotEnumerator(checkpoint_id=checkpoint_id):
+                self._checkpoint_id = max(checkpoint_id, self._checkpoint_id)
+                self._outputs.append(StateTaken(checkpoint_id, enumerator.snapshot_state(checkpoint_id)))
+            case src.NotifyEnumerator(checkpoint_id=checkpoint_id):
+                enumerator.notify_checkpoint_complete(checkpoint_id)
+            case _:
+                assert_never(call)
+
+    def _add_reader(self, call: src.AddReader) -> None:
+        reported = self._deserialized(call.reported_splits)
+        for split in reported:
+            if self._holders.get(split.split_id) == call.subtask:
+                del self._holders[split.split_id]
+        self._promised.discard(call.subtask)
+        self._readers[call.subtask] = ReaderInfo(
+            subtask=call.subtask, host=call.host or None, reported_splits_on_registration=reported
+        )
+        self._made.add_reader(call.subtask)
+
+    def _deserialized(self, splits: Sequence[SplitState]) -> tuple[Split, ...]:
+        deserialize = self.source.split_serializer.deserialize
+        return tuple([deserialize(split.data) for split in splits])
+
+    @property
+    def _made(self) -> SplitEnumerator[Any, Any]:
+        assert self._enumerator is not None, "start comes first"
+        return self._enumerator
+
+    # What the enumerator asks of its context.
+
+    @property
+    def readers(self) -> Mapping[int, ReaderInfo]:
+        """The registered readers."""
+        return MappingProxyType(self._readers)
+
+    def on_assign(self, assignment: Mapping[int, Sequence[Split]]) -> None:
+        """Check an assignment as a whole, then take note of it."""
+        given = {subtask: tuple(splits) for subtask, splits in assignment.items() if splits}
+        to: dict[str, int] = {}
+        for subtask, splits in given.items():
+            self._check_registered(subtask, "assign_splits")
+            if subtask in self._promised:
+                raise self._broken(
+                    "assign_splits", f"reader {subtask} was promised no more splits and got {splits[0]!r}"
+                )
+            for split in splits:
+                holder = to.get(split.split_id, self._holders.get(split.split_id))
+                if holder is not None:
+                    raise self._broken("assign_splits", f"{split!r} goes to {subtask}, but reader {holder} has it")
+                to[split.split_id] = subtask
+        self._holders.update(to)
+        if given:
+            self._outputs.append(Assigned(given))
+
+    def on_no_more_splits(self, subtask: int) -> None:
+        """Check and note the promise."""
+        self._check_registered(subtask, "signal_no_more_splits")
+        self._promised.add(subtask)
+        self._outputs.append(src.NoMoreSplitsSignalled(self.incarnation, subtask))
+
+    def on_event(self, subtask: int, event: SourceEvent) -> None:
+        """Check and note an event."""
+        self._check_registered(subtask, "send_event_to_source_reader")
+        self._outputs.append(src.EventSent(self.incarnation, subtask, pickle.dumps(event)))
+
+    def on_call_async(self, work: SlowWork) -> None:
+        """Hand slow work on."""
+        self._call_async(work)
+
+    def _check_registered(self, subtask: int, method: str) -> None:
+        if subtask not in self._readers:
+            raise self._broken(method, f"reader {subtask} is not registered, only {sorted(self._readers)[:20]} are")
+
+    def _broken(self, method: str, why: str) -> ConnectorContractError:
+        return ConnectorContractError(
+            f"The enumerator of {self.source.name} broke its contract in {method}: {why}.",
+            connector=self.source.name,
+            method=method,
+        )
+
+    def _report_of(self, error: Exception) -> ErrorReport:
+        try:
+            pickled: bytes | None = pickle.dumps(error)
+        except Exception:
+            pickled = None
+        facts = error.facts if isinstance(error, HeadgateError) else {}
+        plain = {name: fact for name, fact in facts.items() if isinstance(fact, str | int | float | bool)}
+        return ErrorReport(
+            error_type=type(error).__name__,
+            message=str(error) or type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+            pickled=pickled,
+            facts={"source": self.uid, **plain},
+        )
+
+
+class _Context(SplitEnumeratorContext[Any]):
+    """What an enumerator sees of its runner."""
+
+    def __init__(self, runner: EnumeratorRunner, boundedness: Boundedness, schema: pa.Schema, parallelism: int) -> None:
+        self._runner = runner
+        self._boundedness = boundedness
+        self._schema = schema
+        self._parallelism = parallelism
+
+    @property
+    def boundedness(self) -> Boundedness:
+        return self._boundedness
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @property
+    def current_parallelism(self) -> int:
+        return self._parallelism
+
+    @property
+    def registered_readers(self) -> Mapping[int, ReaderInfo]:
+        return self._runner.readers
+
+    def assign_splits(self, assignment: Mapping[int, Sequence[Any]]) -> None:
+        self._runner.on_assign(assignment)
+
+    def signal_no_more_splits(self, subtask: int) -> None:
+        self._runner.on_no_more_splits(subtask)
+
+    def send_event_to_source_reader(self, subtask: int, event: SourceEvent) -> None:
+        self._runner.on_event(subtask, event)
+
+    def call_async(
+        self,
+        work: Callable[[], Any],
+        handler: Callable[[Any, Exception | None], None],
+        *,
+        initial_delay_ms: int = 0,
+        period_ms: int | None = None,
+    ) -> None:
+        self._runner.on_call_async(SlowWork(work, handler, initial_delay_ms, period_ms))

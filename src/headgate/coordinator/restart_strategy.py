@@ -1,0 +1,103 @@
+"""Decides how long to wait before a restart, and when restarting is in vain.
+
+Never: read a clock, sleep, or know what failed.
+
+A failure while a restart is still being waited for is part of the same failure: an executor that takes four slots with
+it, or a job that ends because one of its slots was killed, counts once.
+
+Follows Flink's restart strategies and their names.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+
+class ExponentialDelay(msgspec.Struct, frozen=True, kw_only=True, tag="exponential-delay"):
+    """Wait longer each time, until the query ran well for a while.
+
+    Parameters
+    ----------
+    initial_backoff_ms, max_backoff_ms
+        The first delay and the longest.
+    backoff_multiplier
+        Each delay is so many times the one before.
+    jitter_factor
+        A delay is longer or shorter by up to this part of it.
+    reset_backoff_threshold_ms
+        A failure so long after the last restart is a first one again. Set it above the checkpoint interval, or a record
+        that always fails far behind a checkpoint is tried for ever.
+    attempts
+        How many restarts in a row are tried; None: any number.
+    """
+
+    initial_backoff_ms: int = 100
+    max_backoff_ms: int = 60_000
+    backoff_multiplier: float = 2.0
+    jitter_factor: float = 0.1
+    reset_backoff_threshold_ms: int = 10_000
+    attempts: int | None = 10
+
+
+class FixedDelay(msgspec.Struct, frozen=True, kw_only=True, tag="fixed-delay"):
+    """Wait as long each time, so many times in the life of the query."""
+
+    attempts: int = 3
+    delay_ms: int = 1_000
+
+
+class NoRestart(msgspec.Struct, frozen=True, tag="none"):
+    """The first failure ends the query."""
+
+
+RestartOptions = ExponentialDelay | FixedDelay | NoRestart
+
+
+class RestartStrategy:
+    """Counts failures.
+
+    Examples
+    --------
+    >>> strategy = RestartStrategy(ExponentialDelay(jitter_factor=0, attempts=3), random.Random(0))
+    >>> strategy.failed(0), strategy.failed(40)  # the second while the restart is waited for
+    (100, 60)
+    >>> strategy.failed(500), strategy.failed(1_000), strategy.failed(2_000)
+    (200, 400, None)
+    """
+
+    def __init__(self, options: RestartOptions, random: random.Random) -> None:
+        self._options = options
+        self._random = random
+        self._due_ms: int | None = None
+        self.failures = 0
+        """How many failures in a row count; 1 after a failure that was the first again."""
+
+    def failed(self, now_ms: int) -> int | None:
+        """Note a failure. Return the milliseconds to wait before the restart; None: give up."""
+        if self._due_ms is not None and now_ms < self._due_ms:
+            return self._due_ms - now_ms
+        match self._options:
+            case NoRestart():
+                self.failures += 1
+                return None
+            case FixedDelay(attempts=attempts, delay_ms=delay_ms):
+                self.failures += 1
+                delay: float = delay_ms
+            case ExponentialDelay(attempts=attempts) as options:
+                self.failures = 1 if self._ran_well(options, now_ms) else self.failures + 1
+                delay = self._backoff_ms(options)
+        if attempts is not None and self.failures > attempts:
+            return None
+        self._due_ms = now_ms + round(delay)
+        return round(delay)
+
+    def _ran_well(self, options: ExponentialDelay, now_ms: int) -> bool:
+        return self._due_ms is not None and now_ms - self._due_ms >= options.reset_backoff_threshold_ms
+
+    def _backoff_ms(self, options: ExponentialDelay) -> float:
+        # The exponent is bounded: without a limit of attempts the power would overflow some day.
+        factor = options.backoff_multiplier ** min(self.failures - 1, 64)
+        delay = min(options.max_backoff_ms, options.initial_backoff_ms * factor)
+        return delay * (1 + options.jitter_factor * self._random.uniform(-1, 1))

@@ -1,0 +1,140 @@
+"""Finds out from a source's log what an enumerator and its readers have, after the enumerator failed.
+
+Never: ask anybody: the records are all there is. What readers say is reconciled by `source_coordinator`.
+
+The enumerator goes on from the latest state in the log. What became of splits after that state it does not know:
+
+    since the latest state                                  the new enumerator
+    ------------------------------------------------------  ------------------------------------------------------
+    assigned                                                will assign it again: that is swallowed
+    assigned, given back                                    likewise; what was logged waits for the reader it was with
+    given back (and assigned before)                        is given it back again
+    given back (and assigned before), assigned              knows it as assigned: nothing to do
+
+Follows FLIP-27, "Where to run the enumerator" (write-ahead log); trap 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.coordinator.assignments import SplitAssignmentTracker
+from headgate.coordinator.log_records import (
+    AssignedRecord,
+    FinishedRecord,
+    GivenBackRecord,
+    LogRecord,
+    NoMoreSplitsRecord,
+    RegisteredRecord,
+    StateRecord,
+)
+from headgate.coordinator.source_state import SourceState, decode_source_state
+from headgate.protocol.state import SplitState
+
+
+class Recovered:
+    """What the records of a log add up to.
+
+    Parameters
+    ----------
+    checkpoint_id
+        The last completed checkpoint, with whose segment the records begin.
+    keeps_subtask
+        Whether what a reader gives back waits for that reader.
+
+    Attributes
+    ----------
+    state
+        The latest state; None: start afresh.
+    tracker
+        What readers were given.
+    swallowed
+        Splits that the enumerator will assign though a reader has them: by id, that reader; None: in its state.
+    parked
+        Splits that wait for their reader, by id, and for which.
+    given_back
+        Splits that the enumerator is to get back, by id, and of which reader.
+    finished
+        Ends that it is to be told.
+    promised
+        Readers that were told that nothing follows.
+    logged
+        Assignments that may not have arrived, by reader.
+    registered
+        Registrations that it may not know of, by reader.
+    """
+
+    def __init__(self, checkpoint_id: int, *, keeps_subtask: bool) -> None:
+        self.state: SourceState | None = None
+        self.tracker = SplitAssignmentTracker(checkpoint_id)
+        self.swallowed: dict[str, int | None] = {}
+        self.parked: dict[str, tuple[int, SplitState]] = {}
+        self.given_back: dict[str, tuple[int, SplitState]] = {}
+        self.finished: list[str] = []
+        self.promised: set[int] = set()
+        self.logged: dict[int, list[AssignedRecord]] = {}
+        self.registered: dict[int, RegisteredRecord] = {}
+        self._keeps_subtask = keeps_subtask
+        self._holders: dict[str, int] = {}
+
+    def replay(self, records: Sequence[LogRecord]) -> None:
+        """Take note of all records, in order."""
+        latest = max(number for number, record in enumerate(records) if isinstance(record, StateRecord))
+        for number, record in enumerate(records):
+            is_known = number < latest  # to the enumerator, by its state
+            match record:
+                case StateRecord(checkpoint_id=checkpoint_id):
+                    if checkpoint_id is not None:
+                        self.tracker.begin(checkpoint_id)
+                    if number == latest and record.state is not None:
+                        self._load(decode_source_state(record.state))
+                case RegisteredRecord():
+                    if not is_known:
+                        self.registered[record.subtask] = record
+                case AssignedRecord():
+                    self._assigned(record, is_known)
+                case GivenBackRecord():
+                    self._given_back(record, is_known)
+                case FinishedRecord():
+                    if not is_known:
+                        self.finished.extend(each.split_id for each in record.finished)
+                case NoMoreSplitsRecord():
+                    self.promised.add(record.subtask)
+        for split_id, (subtask, _) in self.parked.items():
+            self.tracker.discard(subtask, split_id)  # the enumerator failed before the record that it gave it back
+
+    def _load(self, state: SourceState) -> None:
+        self.state = state
+        self.swallowed = {split_id: self._holders.get(split_id) for split_id in state.assigned}
+        for subtask, splits in state.parked.items():
+            self.parked.update((split.split_id, (subtask, split)) for split in splits)
+
+    def _assigned(self, record: AssignedRecord, is_known: bool) -> None:
+        subtask = record.subtask
+        for split in record.splits:
+            split_id = split.split_id
+            holder = self._holders.get(split_id)
+            if holder is not None and holder != subtask:  # given back by that one; the record of it follows
+                self.tracker.discard(holder, split_id)
+            was_parked = self.parked.pop(split_id, None) is not None
+            was_given_back = self.given_back.pop(split_id, None) is not None
+            if split_id in self.swallowed or not (is_known or was_parked or was_given_back or holder is not None):
+                self.swallowed[split_id] = subtask
+            self._holders[split_id] = subtask
+        self.tracker.assign(subtask, record.splits)
+        self.logged.setdefault(subtask, []).append(record)
+
+    def _given_back(self, record: GivenBackRecord, is_known: bool) -> None:
+        subtask = record.subtask
+        self.promised.discard(subtask)
+        self.logged.pop(subtask, None)
+        self.registered.pop(subtask, None)
+        for split in self.tracker.take_back(subtask, record.checkpoint_id):
+            split_id = split.split_id
+            del self._holders[split_id]
+            if is_known or split_id in self.parked:
+                continue  # the state has it
+            if self._keeps_subtask or split_id in self.swallowed:
+                self.parked[split_id] = subtask, split
+            else:
+                self.given_back[split_id] = (subtask, split)

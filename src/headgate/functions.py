@@ -1,0 +1,465 @@
+"""The functions of continuous queries, with the names and meanings of ``pyspark.sql.functions``.
+
+Never: evaluate anything; they make expressions, which Arrow evaluates batch by batch
+(`headgate.operators.expressions`).
+
+Types and errors are those of Spark's ANSI mode, the default of Spark 4: an overflow, a division by zero or a text that
+is no number fails the record. Regular expressions are RE2's. Names of columns have no case.
+
+Examples
+--------
+>>> from headgate.functions import col, lit, upper, when
+>>> upper(col("name"))
+Column<upper(name)>
+>>> when(col("n") > 0, "more").otherwise(lit("none")).alias("what")
+Column<CASE WHEN (n > 0) THEN more ELSE none END AS what>
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.errors import OptionError
+from headgate.operators.expressions import Branches, Column, Constant, Name, as_node, call
+
+__all__ = [
+    "Column", "abs", "atan", "ceil", "coalesce", "col", "column", "concat", "concat_ws", "contains", "cos", "date_add",
+    "date_diff", "date_sub", "date_trunc", "datediff", "day", "dayofmonth", "dayofweek", "dayofyear", "endswith",
+    "exp", "floor", "greatest", "hour", "ifnull", "isnan", "isnotnull", "isnull", "least", "length", "like", "lit",
+    "ln", "log10", "log2", "lower", "lpad", "ltrim", "minute", "month", "nullif", "nvl", "pow", "power", "quarter",
+    "regexp_extract", "regexp_replace", "repeat", "replace", "reverse", "rlike", "round", "rpad", "rtrim", "second",
+    "signum", "sin", "split", "sqrt", "startswith", "struct", "substring", "tan", "timestamp_micros",
+    "timestamp_millis", "timestamp_seconds", "to_date", "to_timestamp", "trim", "unix_micros", "unix_millis",
+    "unix_seconds", "upper", "weekday", "weekofyear", "when", "year",
+]  # fmt: skip
+
+ColumnOrName = Column | str
+
+
+def _of(column: ColumnOrName) -> Column:
+    """Return a column given by itself or by its name."""
+    if isinstance(column, Column):
+        return column
+    if isinstance(column, str):
+        return Column(Name(column))
+    raise OptionError(
+        f"A column or its name is needed, not {type(column).__name__} {column!r}. Put constants into lit(...).",
+        option="col", value=repr(column),
+    )  # fmt: skip
+
+
+def col(col: str) -> Column:
+    """Return a column by its name; ``a.b`` is the field ``b`` of the struct ``a``, `` `a.b` `` one name."""
+    return Column(Name(col))
+
+
+column = col
+
+
+def lit(col: Any) -> Column:
+    """Return a constant: None, bool, int, float, str, bytes, date, datetime or Decimal; a column stays itself."""
+    return Column(as_node(col))
+
+
+def when(condition: Column, value: Any) -> Column:
+    """Return ``value`` where a condition is true; add ``.when(...)`` and ``.otherwise(...)``."""
+    return Column(Branches(((as_node(condition), as_node(value)),)))
+
+
+# Null and choice.
+
+
+def isnull(col: ColumnOrName) -> Column:
+    """Whether it is null."""
+    return call("isnull", _of(col))
+
+
+def isnotnull(col: ColumnOrName) -> Column:
+    """Whether it is not null."""
+    return call("isnotnull", _of(col))
+
+
+def isnan(col: ColumnOrName) -> Column:
+    """Whether it is NaN; false for null."""
+    return call("isnan", _of(col))
+
+
+def coalesce(*cols: ColumnOrName) -> Column:
+    """Return the first that is not null. Unlike in Spark all of them are evaluated."""
+    return call("coalesce", *map(_of, cols))
+
+
+def ifnull(col1: ColumnOrName, col2: ColumnOrName) -> Column:
+    """Return the second where the first is null."""
+    return call("coalesce", _of(col1), _of(col2))
+
+
+nvl = ifnull
+
+
+def nullif(col1: ColumnOrName, col2: ColumnOrName) -> Column:
+    """Return null where both are equal, else the first."""
+    return call("nullif", _of(col1), _of(col2))
+
+
+def greatest(*cols: ColumnOrName) -> Column:
+    """Return the greatest that is not null; NaN is greater than any number."""
+    return call("greatest", *map(_of, cols))
+
+
+def least(*cols: ColumnOrName) -> Column:
+    """Return the least that is not null."""
+    return call("least", *map(_of, cols))
+
+
+# Numbers.
+
+
+def abs(col: ColumnOrName) -> Column:
+    """Return the absolute value."""
+    return call("abs", _of(col))
+
+
+def ceil(col: ColumnOrName) -> Column:
+    """Round up to a whole number."""
+    return call("ceil", _of(col))
+
+
+def floor(col: ColumnOrName) -> Column:
+    """Round down to a whole number."""
+    return call("floor", _of(col))
+
+
+def round(col: ColumnOrName, scale: int = 0) -> Column:
+    """Round to so many decimals, halves away from zero."""
+    return call("round", _of(col), scale=scale)
+
+
+def sqrt(col: ColumnOrName) -> Column:
+    """Return the square root; NaN for negative numbers."""
+    return call("sqrt", _of(col))
+
+
+def exp(col: ColumnOrName) -> Column:
+    """Return the exponential."""
+    return call("exp", _of(col))
+
+
+def ln(col: ColumnOrName) -> Column:
+    """Return the natural logarithm; null if it is not defined."""
+    return call("ln", _of(col))
+
+
+def log10(col: ColumnOrName) -> Column:
+    """Return the logarithm to base 10; null if it is not defined."""
+    return call("log10", _of(col))
+
+
+def log2(col: ColumnOrName) -> Column:
+    """Return the logarithm to base 2; null if it is not defined."""
+    return call("log2", _of(col))
+
+
+def pow(col1: ColumnOrName | float, col2: ColumnOrName | float) -> Column:
+    """Raise the first to the power of the second."""
+    return call("pow", *(each if isinstance(each, int | float) else _of(each) for each in (col1, col2)))
+
+
+power = pow
+
+
+def signum(col: ColumnOrName) -> Column:
+    """Return -1, 0 or 1 as a double."""
+    return call("signum", _of(col))
+
+
+def sin(col: ColumnOrName) -> Column:
+    """Return the sine."""
+    return call("sin", _of(col))
+
+
+def cos(col: ColumnOrName) -> Column:
+    """Return the cosine."""
+    return call("cos", _of(col))
+
+
+def tan(col: ColumnOrName) -> Column:
+    """Return the tangent."""
+    return call("tan", _of(col))
+
+
+def atan(col: ColumnOrName) -> Column:
+    """Return the inverse tangent."""
+    return call("atan", _of(col))
+
+
+# Texts.
+
+
+def upper(col: ColumnOrName) -> Column:
+    """Return it in upper case."""
+    return call("upper", _of(col))
+
+
+def lower(col: ColumnOrName) -> Column:
+    """Return it in lower case."""
+    return call("lower", _of(col))
+
+
+def length(col: ColumnOrName) -> Column:
+    """Return the number of characters."""
+    return call("length", _of(col))
+
+
+def reverse(col: ColumnOrName) -> Column:
+    """Return it backwards."""
+    return call("reverse", _of(col))
+
+
+def trim(col: ColumnOrName) -> Column:
+    """Take spaces away at both ends."""
+    return call("trim", _of(col))
+
+
+def ltrim(col: ColumnOrName) -> Column:
+    """Take spaces away at the beginning."""
+    return call("ltrim", _of(col))
+
+
+def rtrim(col: ColumnOrName) -> Column:
+    """Take spaces away at the end."""
+    return call("rtrim", _of(col))
+
+
+def lpad(col: ColumnOrName, len: int, pad: str) -> Column:
+    """Fill up at the beginning with a character to a length; longer texts are cut."""
+    return call("lpad", _of(col), length=len, pad=_one_character(pad))
+
+
+def rpad(col: ColumnOrName, len: int, pad: str) -> Column:
+    """Fill up at the end with a character to a length; longer texts are cut."""
+    return call("rpad", _of(col), length=len, pad=_one_character(pad))
+
+
+def repeat(col: ColumnOrName, n: int) -> Column:
+    """Repeat a text."""
+    return call("repeat", _of(col), times=n)
+
+
+def concat(*cols: ColumnOrName) -> Column:
+    """Join texts; null if one is."""
+    return call("concat", *map(_of, cols))
+
+
+def concat_ws(sep: str, *cols: ColumnOrName) -> Column:
+    """Join the texts that are not null, with a separator."""
+    return call("concat_ws", *map(_of, cols), separator=sep)
+
+
+def substring(str: ColumnOrName, pos: int, len: int) -> Column:
+    """Take a part; the first character has position 1, and negative positions count from the end."""
+    return call("substring", _of(str), position=pos, length=len)
+
+
+def contains(left: ColumnOrName, right: Column) -> Column:
+    """Whether a text contains another, a constant in ``lit``."""
+    return call("contains", _of(left), pattern=_constant("right", right))
+
+
+def startswith(str: ColumnOrName, prefix: Column) -> Column:
+    """Whether a text begins with another, a constant in ``lit``."""
+    return call("startswith", _of(str), pattern=_constant("prefix", prefix))
+
+
+def endswith(str: ColumnOrName, suffix: Column) -> Column:
+    """Whether a text ends with another, a constant in ``lit``."""
+    return call("endswith", _of(str), pattern=_constant("suffix", suffix))
+
+
+def like(str: ColumnOrName, pattern: Column) -> Column:
+    r"""Whether a text is like a pattern of SQL: ``%`` any text, ``_`` any character, ``\`` escapes."""
+    return call("like", _of(str), pattern=_constant("pattern", pattern))
+
+
+def rlike(str: ColumnOrName, regexp: Column) -> Column:
+    """Whether a regular expression is found."""
+    return call("rlike", _of(str), pattern=_constant("regexp", regexp))
+
+
+def replace(src: ColumnOrName, search: Column, replace: Column | None = None) -> Column:
+    """Replace a text wherever it is found; both are constants in ``lit``."""
+    replacement = "" if replace is None else _constant("replace", replace)
+    return call("replace", _of(src), search=_constant("search", search), replacement=replacement)
+
+
+def regexp_replace(string: ColumnOrName, pattern: str, replacement: str) -> Column:
+    """Replace what a regular expression finds; ``$1`` stands for its first group."""
+    return call("regexp_replace", _of(string), pattern=pattern, replacement=replacement)
+
+
+def regexp_extract(str: ColumnOrName, pattern: str, idx: int) -> Column:
+    """Return a group of the first match (0: all of it); an empty text if there is no match."""
+    return call("regexp_extract", _of(str), pattern=pattern, group=idx)
+
+
+def split(str: ColumnOrName, pattern: str) -> Column:
+    """Split at what a regular expression finds, into a list."""
+    return call("split", _of(str), pattern=pattern)
+
+
+# Dates and times, in the session's time zone.
+
+
+def year(col: ColumnOrName) -> Column:
+    """Return the year."""
+    return call("year", _of(col))
+
+
+def quarter(col: ColumnOrName) -> Column:
+    """Return the quarter, 1 to 4."""
+    return call("quarter", _of(col))
+
+
+def month(col: ColumnOrName) -> Column:
+    """Return the month, 1 to 12."""
+    return call("month", _of(col))
+
+
+def dayofmonth(col: ColumnOrName) -> Column:
+    """Return the day of the month."""
+    return call("dayofmonth", _of(col))
+
+
+day = dayofmonth
+
+
+def dayofweek(col: ColumnOrName) -> Column:
+    """Return the day of the week, 1 (Sunday) to 7."""
+    return call("dayofweek", _of(col))
+
+
+def weekday(col: ColumnOrName) -> Column:
+    """Return the day of the week, 0 (Monday) to 6."""
+    return call("weekday", _of(col))
+
+
+def dayofyear(col: ColumnOrName) -> Column:
+    """Return the day of the year."""
+    return call("dayofyear", _of(col))
+
+
+def weekofyear(col: ColumnOrName) -> Column:
+    """Return the week by ISO 8601."""
+    return call("weekofyear", _of(col))
+
+
+def hour(col: ColumnOrName) -> Column:
+    """Return the hour."""
+    return call("hour", _of(col))
+
+
+def minute(col: ColumnOrName) -> Column:
+    """Return the minute."""
+    return call("minute", _of(col))
+
+
+def second(col: ColumnOrName) -> Column:
+    """Return the second."""
+    return call("second", _of(col))
+
+
+_UNITS = {
+    "year": "year", "yyyy": "year", "yy": "year", "quarter": "quarter", "month": "month", "mon": "month",
+    "mm": "month", "week": "week", "day": "day", "dd": "day", "hour": "hour", "minute": "minute", "second": "second",
+    "millisecond": "millisecond", "microsecond": "microsecond",
+}  # fmt: skip
+
+
+def date_trunc(format: str, timestamp: ColumnOrName) -> Column:
+    """Return the beginning of the unit (``"hour"``, ``"week"`` ...) in which a timestamp lies."""
+    if format.lower() not in _UNITS:
+        raise OptionError(
+            f"date_trunc: there is no unit {format!r}; the units are {', '.join(_UNITS)}.",
+            option="format", value=format,
+        )  # fmt: skip
+    return call("date_trunc", _of(timestamp), unit=_UNITS[format.lower()])
+
+
+def date_add(start: ColumnOrName, days: ColumnOrName | int) -> Column:
+    """Return the date so many days later."""
+    return call("date_add", _of(start), days if isinstance(days, int) else _of(days))
+
+
+def date_sub(start: ColumnOrName, days: ColumnOrName | int) -> Column:
+    """Return the date so many days earlier."""
+    return call("date_sub", _of(start), days if isinstance(days, int) else _of(days))
+
+
+def datediff(end: ColumnOrName, start: ColumnOrName) -> Column:
+    """Return the days from ``start`` to ``end``."""
+    return call("datediff", _of(end), _of(start))
+
+
+date_diff = datediff
+
+
+def to_date(col: ColumnOrName) -> Column:
+    """Convert to a date, as ``cast`` does."""
+    return _of(col).cast("date")
+
+
+def to_timestamp(col: ColumnOrName) -> Column:
+    """Convert to a timestamp, as ``cast`` does; texts without a zone are in the session's."""
+    return _of(col).cast("timestamp")
+
+
+def unix_seconds(col: ColumnOrName) -> Column:
+    """Return the whole seconds since 1970-01-01 UTC."""
+    return call("unix_micros", _of(col), per_unit=1_000_000)
+
+
+def unix_millis(col: ColumnOrName) -> Column:
+    """Return the whole milliseconds since 1970-01-01 UTC."""
+    return call("unix_micros", _of(col), per_unit=1000)
+
+
+def unix_micros(col: ColumnOrName) -> Column:
+    """Return the microseconds since 1970-01-01 UTC."""
+    return call("unix_micros", _of(col), per_unit=1)
+
+
+def timestamp_seconds(col: ColumnOrName) -> Column:
+    """Return the timestamp so many whole seconds after 1970-01-01 UTC."""
+    return call("timestamp_micros", _of(col), per_unit=1_000_000)
+
+
+def timestamp_millis(col: ColumnOrName) -> Column:
+    """Return the timestamp so many milliseconds after 1970-01-01 UTC."""
+    return call("timestamp_micros", _of(col), per_unit=1000)
+
+
+def timestamp_micros(col: ColumnOrName) -> Column:
+    """Return the timestamp so many microseconds after 1970-01-01 UTC."""
+    return call("timestamp_micros", _of(col), per_unit=1)
+
+
+def struct(*cols: ColumnOrName) -> Column:
+    """Make a struct of columns, with their names."""
+    columns = [_of(each) for each in cols]
+    return call("struct", *columns, names=tuple(each.name_in_output for each in columns))
+
+
+def _constant(argument: str, column: Column) -> str:
+    """Return the text of a constant: a plain text would be the name of a column, as in PySpark."""
+    if isinstance(column, Column) and isinstance(column.node, Constant) and isinstance(column.node.value, str):
+        return column.node.value
+    raise OptionError(
+        f"The argument {argument!r} is {column!r}; it must be a constant: lit('...').",
+        option=argument, value=repr(column),
+    )  # fmt: skip
+
+
+def _one_character(pad: str) -> str:
+    if len(pad) != 1:
+        raise OptionError(f"The padding is {pad!r}; it must be one character.", option="pad", value=pad)
+    return pad

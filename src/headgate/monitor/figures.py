@@ -1,0 +1,157 @@
+"""Adds up what subtasks say they did: rows, time, positions, over deployments that start counting again at 0.
+
+Never: read a clock; go back: no total ever falls, whatever comes late, twice or out of order.
+
+Rows that are read again after a failure count again: they were read again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from headgate.protocol.messages import SubtaskId, SubtaskProgress
+
+
+class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy an operator is, at the subtask where it is busiest.
+
+    Parameters
+    ----------
+    uid, stage
+        The operator, and the stage that it is part of.
+    subtask
+        Which subtask.
+    share
+        The part of the time, from 0 to 1, since the interval began.
+    """
+
+    uid: str
+    stage: int
+    subtask: int
+    share: float
+
+
+class _Subtask(msgspec.Struct):
+    """The last letter and when it came, and the one that the interval began with."""
+
+    last: SubtaskProgress
+    last_ms: int
+    first: SubtaskProgress
+    first_ms: int
+
+    def shares(self) -> dict[str, float]:
+        """Return by operator the part of the time that it took; nothing while there is but one letter."""
+        elapsed_ms = self.last_ms - self.first_ms
+        if elapsed_ms <= 0:
+            return {}
+        return {
+            uid: min(1.0, max(0, busy_ms - self.first.busy_ms.get(uid, 0)) / elapsed_ms)
+            for uid, busy_ms in self.last.busy_ms.items()
+        }
+
+
+class Figures:
+    """The sums of one query.
+
+    Examples
+    --------
+    >>> figures = Figures()
+    >>> figures.take(0, SubtaskProgress(stage=0, execution=1, rows_in={"kafka": 70}), 1000)
+    >>> figures.take(0, SubtaskProgress(stage=0, execution=2, rows_in={"kafka": 5}), 2000)
+    >>> figures.rows_in["kafka"]
+    75
+    """
+
+    def __init__(self) -> None:
+        self.rows_in: Counter[str] = Counter()
+        """Rows read since the start, by source uid."""
+        self.rows_out: Counter[str] = Counter()
+        """Rows written since the start, by sink uid."""
+        self.skipped = 0
+        """Bad records skipped since the start."""
+        self._subtasks: dict[SubtaskId, _Subtask] = {}
+
+    def take(self, subtask: int, progress: SubtaskProgress, now_ms: int) -> None:
+        """Take note of a letter. One of an older deployment is ignored."""
+        key = SubtaskId(progress.stage, subtask)
+        known = self._subtasks.get(key)
+        if known is not None and progress.execution < known.last.execution:
+            return
+        if known is not None and progress.execution == known.last.execution:
+            before = known.last
+            self._subtasks[key] = _Subtask(progress, max(now_ms, known.last_ms), known.first, known.first_ms)
+        else:
+            before = SubtaskProgress(stage=progress.stage, execution=progress.execution)
+            self._subtasks[key] = _Subtask(progress, now_ms, progress, now_ms)
+        _add(self.rows_in, progress.rows_in, before.rows_in)
+        _add(self.rows_out, progress.rows_out, before.rows_out)
+        self.skipped += max(0, progress.skipped - before.skipped)
+
+    def forget_subtasks(self) -> None:
+        """Forget who did it, not what was done: other subtasks begin."""
+        self._subtasks.clear()
+
+    def begin_interval(self) -> None:
+        """Let `busiest` tell of the time from now on."""
+        for each in self._subtasks.values():
+            each.first, each.first_ms = each.last, each.last_ms
+
+    def positions(self, source: str) -> dict[str, bytes]:
+        """Return the positions of the splits of a source that are being read, by split id."""
+        return {split_id: data for each in self._letters() for split_id, data in each.positions.get(source, {}).items()}
+
+    def lag(self, source: str) -> dict[str, int]:
+        """Return a source's own figures of how far it is behind, over all subtasks.
+
+        Names that begin with ``min``, ``max`` and ``millis`` tell how they are put together; ``avg`` is the mean over
+        subtasks; all others are sums.
+        """
+        by_name: dict[str, list[int]] = {}
+        for each in self._letters():
+            for name, value in each.lag.get(source, {}).items():
+                by_name.setdefault(name, []).append(value)
+        return {name: _together(name, values) for name, values in by_name.items()}
+
+    def watermark_ms(self) -> int | None:
+        """Return the lowest watermark among the subtasks that have one; None: none has."""
+        known = [each.watermark_ms for each in self._letters() if each.watermark_ms is not None]
+        return min(known, default=None)
+
+    def busiest(self) -> list[BusyOperator]:
+        """Return every operator at its busiest subtask, the busiest first."""
+        busiest: dict[tuple[int, str], BusyOperator] = {}
+        for key, subtask in sorted(self._subtasks.items()):
+            for uid, share in subtask.shares().items():
+                other = busiest.get((key.stage, uid))
+                if other is None or share > other.share:
+                    busy = BusyOperator(uid=uid, stage=key.stage, subtask=key.subtask, share=share)
+                    busiest[key.stage, uid] = busy
+        return sorted(busiest.values(), key=lambda each: (-each.share, each.stage, each.uid))
+
+    def check(self) -> None:
+        """Assert what always holds: a share is a share, and a total is at least what the last letters say."""
+        assert all(0 <= each.share <= 1 for each in self.busiest())
+        for uid in {uid for each in self._letters() for uid in each.rows_in}:
+            assert self.rows_in[uid] >= sum(each.rows_in.get(uid, 0) for each in self._letters())
+
+    def _letters(self) -> Iterator[SubtaskProgress]:
+        """Yield the last letter of each subtask, the latest of them last."""
+        return (each.last for each in sorted(self._subtasks.values(), key=lambda each: each.last_ms))
+
+
+def _add(totals: Counter[str], now: Mapping[str, int], before: Mapping[str, int]) -> None:
+    for uid, rows in now.items():
+        totals[uid] += max(0, rows - before.get(uid, 0))
+
+
+def _together(name: str, values: list[int]) -> int:
+    if name.startswith("min"):
+        return min(values)
+    if name.startswith(("max", "millis")):
+        return max(values)
+    if name.startswith("avg"):
+        return sum(values) // len(values)
+    return sum(values)

@@ -1,0 +1,248 @@
+"""Casts and common types, by the rules of Spark's ANSI mode (the default of Spark 4).
+
+Never: lose a value silently: one that does not fit is an error, as in Spark.
+
+Follows Spark 4.3, "ANSI Compliance": ``CAST`` and "Type Promotion and Precedence".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import OptionError
+from headgate.formats.values import cast_strings, session_zone
+from headgate.formats.values_datetime import local_to_utc
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+TIMESTAMP_NTZ = pa.timestamp("us")
+_NAMES: dict[str, pa.DataType] = {
+    "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(), "int": pa.int32(),
+    "integer": pa.int32(), "bigint": pa.int64(), "long": pa.int64(), "float": pa.float32(), "real": pa.float32(),
+    "double": pa.float64(), "string": pa.string(), "binary": pa.binary(), "boolean": pa.bool_(), "date": pa.date32(),
+    "timestamp": TIMESTAMP, "timestamp_ltz": TIMESTAMP, "timestamp_ntz": TIMESTAMP_NTZ,
+}  # fmt: skip
+_DECIMAL = re.compile(r"(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
+_INTEGER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
+_TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
+_SPACE = "".join(map(chr, range(33))) + "\x7f"
+
+
+def type_of_name(name: str) -> pa.DataType:
+    """Return the Arrow type of a simple type of Spark's SQL.
+
+    Raises
+    ------
+    OptionError
+        There is none of this name, or it is not a simple one.
+
+    Examples
+    --------
+    >>> type_of_name("long"), type_of_name("decimal(10, 2)")
+    (DataType(int64), Decimal128Type(decimal128(10, 2)))
+    """
+    lower = name.strip().lower()
+    decimal = _DECIMAL.fullmatch(lower)
+    if decimal is not None:
+        precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
+        if 1 <= precision <= 38 and scale <= precision:
+            return pa.decimal128(precision, scale)
+    elif lower in _NAMES:
+        return _NAMES[lower]
+    raise OptionError(
+        f"cast: there is no simple type {name!r}. The types are: {', '.join(_NAMES)} and decimal(precision, scale).",
+        option="cast", value=name,
+    )  # fmt: skip
+
+
+def common_type(types: list[pa.DataType], what: str) -> pa.DataType:
+    """Return the type in which values of several types meet.
+
+    Raises
+    ------
+    OptionError
+        There is none.
+    """
+    found = pa.null()
+    for each in types:
+        if pa.types.is_null(found) or found == each:
+            found = each
+        elif not pa.types.is_null(each):
+            found = _widest(found, each, what)
+    return found
+
+
+def _widest(left: pa.DataType, right: pa.DataType, what: str) -> pa.DataType:
+    for one, other in ((left, right), (right, left)):
+        if pa.types.is_string(one):
+            if pa.types.is_integer(other):
+                return pa.int64()
+            if pa.types.is_floating(other) or pa.types.is_decimal(other):
+                return pa.float64()
+            if pa.types.is_boolean(other) or pa.types.is_date(other) or pa.types.is_timestamp(other):
+                return other
+        if pa.types.is_floating(one) and is_number(other):
+            return pa.float64()
+        if pa.types.is_decimal(one) and (pa.types.is_integer(other) or pa.types.is_decimal(other)):
+            return _widest_decimal(one, as_decimal(other))
+        if pa.types.is_date(one) and pa.types.is_timestamp(other):
+            return other
+        if one == TIMESTAMP_NTZ and other == TIMESTAMP:
+            return TIMESTAMP
+    if pa.types.is_integer(left) and pa.types.is_integer(right):
+        return _INTEGER_ORDER[max(_INTEGER_ORDER.index(left), _INTEGER_ORDER.index(right))]
+    raise OptionError(
+        f"{what}: there is no common type of {left} and {right}. Cast one of them.", option=what, value=str(right)
+    )
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether one can calculate with values of a type."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def as_decimal(kind: pa.DataType) -> pa.DataType:
+    """Return the decimal type that holds all values of an integer type; of a decimal type itself."""
+    return kind if pa.types.is_decimal(kind) else pa.decimal128(_DIGITS[kind], 0)
+
+
+def _widest_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    scale = max(left.scale, right.scale)
+    whole = max(left.precision - left.scale, right.precision - right.scale)
+    return pa.decimal128(min(38, whole + scale), scale)
+
+
+def cast(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
+    """Cast as Spark's ``CAST`` does.
+
+    Parameters
+    ----------
+    values
+        What to cast.
+    to
+        The type.
+    time_zone
+        The session's: in which timestamps are written, and dates begin.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        A value does not fit.
+    OptionError
+        There is no such cast.
+    """
+    source = values.type
+    if source == to:
+        return values
+    if pa.types.is_null(source):
+        return pa.nulls(len(values), to)
+    if pa.types.is_string(source) and not pa.types.is_binary(to):
+        return _from_string(values, to, time_zone)
+    if pa.types.is_string(to):
+        return _to_string(values, time_zone)
+    if pa.types.is_timestamp(source) or pa.types.is_date(source):
+        return _from_time(values, to, time_zone)
+    if pa.types.is_timestamp(to) and to.tz is not None and pa.types.is_integer(source):
+        return pc.multiply_checked(values.cast(pa.int64()), 1_000_000).cast(to)
+    if pa.types.is_integer(to) and (pa.types.is_floating(source) or pa.types.is_decimal(source)):
+        whole = pc.trunc(values)
+        return whole.cast(pa.decimal128(38, 0)).cast(to) if pa.types.is_decimal(source) else whole.cast(to)
+    if pa.types.is_decimal(source) and pa.types.is_decimal(to) and to.scale < source.scale:
+        return pc.round(values, to.scale, round_mode="half_towards_infinity").cast(to)
+    if is_number(source) or pa.types.is_boolean(source):
+        allowed = is_number(to) or pa.types.is_boolean(to)
+        if allowed and not (pa.types.is_floating(source) and pa.types.is_decimal(to)):
+            return _between_numbers(values, to)
+    if pa.types.is_binary(to) and pa.types.is_string(source):
+        return values.cast(to)
+    raise OptionError(f"cast: there is no cast of {source} to {to}.", option="cast", value=str(to))
+
+
+def _between_numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
+    if pa.types.is_boolean(to):
+        return pc.not_equal(values, pa.scalar(0).cast(values.type))
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int8()).cast(to)
+    if pa.types.is_integer(values.type) and pa.types.is_decimal(to):
+        return values.cast(as_decimal(pa.int64())).cast(to)
+    return values.cast(to, safe=not pa.types.is_floating(to))
+
+
+def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
+    trimmed = pc.utf8_trim(values, _SPACE)
+    if pa.types.is_boolean(to):
+        lower = pc.utf8_lower(trimmed)
+        true = pc.is_in(lower, pa.array(_TRUE))
+        known = pc.or_(true, pc.is_in(lower, pa.array(_FALSE)))
+        result = pc.if_else(pc.and_(known, values.is_valid()), true, pa.scalar(None, pa.bool_()))
+        bad = pc.and_(pc.invert(known), values.is_valid())
+    else:
+        if pa.types.is_floating(to):
+            for pattern, name in (
+                (r"(?i)^\+?inf(inity)?$", "Inf"),
+                (r"(?i)^-inf(inity)?$", "-Inf"),
+                ("(?i)^nan$", "NaN"),
+            ):
+                trimmed = pc.replace_substring_regex(trimmed, pattern, name)
+        result, bad = cast_strings(trimmed, to, {}, time_zone)
+    if bad is not None and pc.any(bad, min_count=0).as_py():
+        example = values.filter(bad)[0].as_py()
+        raise pa.ArrowInvalid(f"the value {example!r} of type string cannot be cast to {to}")
+    return result
+
+
+def _to_string(values: pa.Array, time_zone: str) -> pa.Array:
+    if pa.types.is_floating(values.type):
+        return _floats_to_string(values)
+    if not pa.types.is_timestamp(values.type):
+        return values.cast(pa.string())
+    local = local_time(values, time_zone) if values.type.tz is not None else values
+    # Arrow writes six digits of the second, Spark none that are not needed.
+    return pc.replace_substring_regex(local.cast(TIMESTAMP_NTZ).cast(pa.string()), r"\.?0+$", "")
+
+
+def _floats_to_string(values: pa.Array) -> pa.Array:
+    """Write numbers as Java does, each different one once."""
+    encoded = values.dictionary_encode()
+    numbers = np.asarray(encoded.dictionary)
+    texts = pa.array([_java_text(number) for number in numbers], pa.string())
+    return texts.take(encoded.indices)
+
+
+def _java_text(number: Any) -> str:
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    size = abs(number)
+    if size == 0 or 1e-3 <= size < 1e7:
+        return np.format_float_positional(number, unique=True, trim="0")
+    mantissa, _, exponent = np.format_float_scientific(number, unique=True, trim="0").partition("e")
+    return f"{mantissa}E{int(exponent)}"
+
+
+def local_time(values: pa.Array, time_zone: str) -> pa.Array:
+    """Return the wall clock's time of timestamps in a time zone, or that of dates at midnight."""
+    if pa.types.is_timestamp(values.type) and values.type.tz is not None:
+        return pc.local_timestamp(values.cast(pa.timestamp("us", time_zone)))
+    return values.cast(TIMESTAMP_NTZ)
+
+
+def _from_time(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
+    if pa.types.is_date(to):
+        return pc.floor_temporal(local_time(values, time_zone), unit="day").cast(to)
+    if to == TIMESTAMP_NTZ:
+        return local_time(values, time_zone)
+    if pa.types.is_timestamp(to):
+        # Java's choice where the clock is turned: the earlier offset; a time that there is not is moved on.
+        return local_to_utc(values.cast(TIMESTAMP_NTZ), session_zone({}, time_zone))
+    if pa.types.is_timestamp(values.type) and values.type.tz is not None and to in (pa.int64(), pa.float64()):
+        micros = values.cast(TIMESTAMP).cast(pa.int64())
+        seconds = pc.divide(micros.cast(pa.float64()), 1e6)
+        return seconds if to == pa.float64() else pc.floor(seconds).cast(to)
+    raise OptionError(f"cast: there is no cast of {values.type} to {to}.", option="cast", value=str(to))

@@ -1,0 +1,422 @@
+"""Runs one subtask's part of a stage: rows of its sources, through the operators, to the sink's writer.
+
+Never: start a thread, read a clock other than the one it is given, or run a user's function longer than its slice.
+
+What a source emits waits in a queue. `process_some` takes it on, a slice at a time, so that letters of the mailbox get
+their turn in between however large a batch is (traps, 18). What a slice gave rise to is put before what waits: rows of
+a split stay in order, and no more waits than what one poll emitted and one slice gave.
+
+Exactly once: a reader's position is behind the rows that wait here. So the runner polls no reader while something
+waits, and takes a snapshot only when nothing does: `process_some` returned False (`snapshot` asserts it). A barrier's
+letter is read at once; its snapshot waits for the slices that are left, with letters between them. The other way, to
+drain in the barrier's own letter, would make that letter as long as all slices together.
+
+A record on which a function fails is found by halving: the halves are put before what waits, and are slices like any.
+What a call emitted counts only once it returned, so that a half that is called again repeats nothing.
+
+Follows FLIP-27, "Reader Interface and Threading Model"; traps 17 and 18.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from headgate.errors import ConnectorContractError
+from headgate.operators import bad_records
+from headgate.operators.conform import MisfitError, conform
+from headgate.operators.operator import Operator, OperatorContext, SinkWriter
+from headgate.operators.slices import SliceController
+from headgate.operators.stage_graph import BAD_RECORDS_UID, SINK_UID, QueryDefinition
+from headgate.operators.watermark_flow import WatermarkFlow
+from headgate.protocol.state import OperatorState
+
+ArrivedT = TypeVar("ArrivedT")
+MadeT = TypeVar("MadeT")
+
+_log = logging.getLogger(__name__)
+
+LETTER_MS = 10.0
+"""No further slice begins in a step that has taken this long, in milliseconds: small batches share a step."""
+
+
+class OperatorFigures(msgspec.Struct):
+    """What an operator or the sink did since the deployment: rows it took and gave, and its time in milliseconds."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    busy_ms: float = 0.0
+
+
+class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chain did since the deployment.
+
+    Parameters
+    ----------
+    rows_in
+        By the uid of a source: rows that it emitted.
+    rows_out
+        By the uid of a sink: rows that it was given.
+    busy_ms
+        By the uid of an operator or a sink: the time it took, in milliseconds.
+    watermark_ms
+        The sink's watermark; None: there is none.
+    skipped
+        Records that could not be processed, whether written elsewhere or not.
+    operators
+        By the uid of an operator or the sink: rows in and out.
+    """
+
+    rows_in: dict[str, int]
+    rows_out: dict[str, int]
+    busy_ms: dict[str, int]
+    watermark_ms: int | None
+    skipped: int
+    operators: dict[str, OperatorFigures]
+
+
+# What waits.
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """Rows of a source's split for an operator or the sink."""
+
+    uid: str
+    batch: pa.RecordBatch
+    source: str
+    split: str
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """Something to do behind the rows that were emitted before it."""
+
+    run: Callable[[], None]
+
+
+class _End(msgspec.Struct, frozen=True):
+    """The end of input for the operator with this index, then for those behind it."""
+
+    index: int
+
+
+class StageChain:
+    """The pipeline of one subtask. All methods are called on the mailbox thread.
+
+    Parameters
+    ----------
+    definition
+        The query.
+    context
+        The subtask's; each part gets it with its own uid.
+    items
+        By uid: the list state to restore.
+    clock_ms
+        A monotonic time in milliseconds, by which calls are measured.
+    """
+
+    def __init__(
+        self,
+        definition: QueryDefinition,
+        context: OperatorContext,
+        items: Mapping[str, Sequence[bytes]],
+        clock_ms: Callable[[], float] = lambda: time.perf_counter() * 1000,
+    ) -> None:
+        graph = definition.graph
+        self._definition = definition
+        self._context = context
+        self._items = items
+        self._clock_ms = clock_ms
+        # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
+        self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in graph.operators}
+        self._feeds = {uid: graph.consumers(uid) for uid in graph.uids}
+        self._watermarks = WatermarkFlow(graph, self._operators)
+        self._slices = {uid: SliceController() for uid in (*self._operators, SINK_UID)}
+        self._figures = {uid: OperatorFigures() for uid in (*self._operators, SINK_UID)}
+        self._rows_in = dict.fromkeys(definition.sources, 0)
+        self._inputs = {uid: ChainInput(self, uid, source.schema) for uid, source in definition.sources.items()}
+        self._waiting: deque[_Rows | _Note | _End] = deque()
+        self._opened: list[Operator] = []
+        self._writers: dict[str, SinkWriter] = {}
+        self._skipped = 0
+        self._bad_rows = 0
+        self.position_of: Callable[[str, str], str | None] = lambda source, split: None
+        """Tells the position of a source's split, as text, for the sink of bad records."""
+
+    def input(self, uid: str) -> ChainInput:
+        """Return what takes the rows and watermarks of a source."""
+        return self._inputs[uid]
+
+    def open(self) -> None:
+        """Open the operators and the sinks' writers, with their state. What is open already is closed by `close`.
+
+        Raises
+        ------
+        UserFunctionError
+            An ``open()`` of the user's raised.
+        """
+        definition = self._definition
+        for uid, operator in self._operators.items():
+            self._opened.append(operator)
+            try:
+                operator.open(self._context_of(uid), self._items.get(uid, ()))
+            except Exception as error:
+                raise bad_records.explain(error, self._call(uid, "", "")) from error
+        sinks = [(SINK_UID, definition.sink, definition.graph.schema)]
+        if definition.bad_records_sink is not None:
+            sinks.append((BAD_RECORDS_UID, definition.bad_records_sink, bad_records.SCHEMA))
+        for uid, sink, schema in sinks:
+            self._writers[uid] = sink.create_writer(self._context_of(uid), schema, self._items.get(uid, ()))
+
+    def ready(self) -> Future[None] | None:
+        """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
+        for writer in self._writers.values():
+            room = writer.ready()
+            if room is not None and not room.done():
+                return room
+        return None
+
+    def process_some(self) -> bool:
+        """Take on what waits, about `LETTER_MS` and at most one slice longer; return whether there was anything.
+
+        Raises
+        ------
+        HeadgateError
+            A function failed, and bad records are not to be skipped; or the sink did.
+        """
+        if not self._waiting:
+            return False
+        began_ms = self._clock_ms()
+        while self._waiting:
+            self._step(self._waiting.popleft())
+            if self._clock_ms() - began_ms >= LETTER_MS or self.ready() is not None:
+                break
+        return True
+
+    def end_input(self) -> None:
+        """Let each operator emit what it holds, behind what waits; `process_some` does it."""
+        self._waiting.append(_End(0))
+
+    def snapshot(self, checkpoint_id: int, *, final: bool) -> Future[dict[str, OperatorState]]:
+        """Return what belongs to a checkpoint, by uid, once it is safe. Nothing waits when this is called.
+
+        ``final``: no rows follow.
+        """
+        assert not self._waiting, f"{len(self._waiting)} slices wait: their rows would be in no checkpoint"
+        states = {uid: operator.snapshot(checkpoint_id) for uid, operator in self._operators.items()}
+        under_way = {uid: writer.prepare_commit(checkpoint_id, final=final) for uid, writer in self._writers.items()}
+        held = {uid: state for uid, state in states.items() if state is not None}
+        return _gathered(under_way, lambda safe: held | safe)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Tell operators and sinks that a checkpoint is durable."""
+        parts: list[Operator | SinkWriter] = [*self._operators.values(), *self._writers.values()]
+        for part in parts:
+            part.notify_checkpoint_complete(checkpoint_id)
+
+    def finish(self) -> Future[None] | None:
+        """Return a future that is done when the sinks published what is known complete; None: nothing is left."""
+        finishing = {uid: future for uid, writer in self._writers.items() if (future := writer.finish()) is not None}
+        return _gathered(finishing, lambda _: None) if finishing else None
+
+    def figures(self) -> ChainFigures:
+        """Return what was done since the deployment."""
+        rows_out = {SINK_UID: self._figures[SINK_UID].rows_in}
+        if BAD_RECORDS_UID in self._writers:
+            rows_out[BAD_RECORDS_UID] = self._bad_rows
+        return ChainFigures(
+            rows_in=dict(self._rows_in),
+            rows_out=rows_out,
+            busy_ms={uid: round(each.busy_ms) for uid, each in self._figures.items()},
+            watermark_ms=self._watermarks.watermark_ms,
+            skipped=self._skipped,
+            operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
+        )
+
+    def close(self) -> None:
+        """Close everything, whatever raises. What is in no checkpoint is thrown away."""
+        self._waiting.clear()
+        parts: list[Operator | SinkWriter] = [*self._writers.values(), *self._opened]
+        self._writers, self._opened = {}, []
+        for part in parts:
+            try:
+                part.close()
+            except Exception:
+                _log.warning("closing %s of subtask %d failed", part, self._context.subtask, exc_info=True)
+
+    # For the inputs.
+
+    def take_rows(self, source: str, batch: pa.RecordBatch, split: str) -> None:
+        """Queue rows of a source."""
+        self._rows_in[source] += batch.num_rows
+        if batch.num_rows:
+            self._waiting.extend(_Rows(uid, batch, source, split) for uid in self._feeds[source])
+
+    def take_note(self, run: Callable[[WatermarkFlow], None]) -> None:
+        """Queue what concerns watermarks behind the rows that came before it."""
+        self._waiting.append(_Note(lambda: run(self._watermarks)))
+
+    def _step(self, item: _Rows | _Note | _End) -> None:
+        match item:
+            case _Rows():
+                self._process(item)
+            case _Note(run=run):
+                run()
+            case _End(index=index):
+                self._end(index)
+
+    def _process(self, item: _Rows) -> None:
+        """Give the first rows of an item to its operator, and put what comes of them before what is left of it."""
+        slices = self._slices[item.uid]
+        rows = min(slices.rows, item.batch.num_rows)
+        if rows < item.batch.num_rows:
+            self._waiting.appendleft(msgspec.structs.replace(item, batch=item.batch.slice(rows)))
+            item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
+        began_ms = self._clock_ms()
+        if item.uid == SINK_UID:
+            self._writers[SINK_UID].write(item.batch)
+        else:
+            emitted: list[tuple[pa.RecordBatch, str]] = []
+            try:
+                self._operators[item.uid].process(item.batch, item.split, _collector(emitted))
+            except Exception as error:
+                self._figures[item.uid].busy_ms += self._clock_ms() - began_ms
+                self._failed(item, error)
+                return
+            self._feed(item.uid, emitted, item.source)
+        took_ms = self._clock_ms() - began_ms
+        slices.took(rows, took_ms)
+        figures = self._figures[item.uid]
+        figures.rows_in += rows
+        figures.busy_ms += took_ms
+
+    def _feed(self, uid: str, emitted: Sequence[tuple[pa.RecordBatch, str]], source: str) -> None:
+        """Put rows that an operator emitted before everything else that waits, in their order."""
+        self._figures[uid].rows_out += sum(batch.num_rows for batch, _ in emitted)
+        items = [
+            _Rows(to, batch, source, split) for batch, split in emitted if batch.num_rows for to in self._feeds[uid]
+        ]
+        self._waiting.extendleft(reversed(items))
+
+    def _failed(self, item: _Rows, error: Exception) -> None:
+        call = self._call(item.uid, item.source, item.split)
+        if self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
+            raise bad_records.explain(error, call) from error
+        rows = item.batch.num_rows
+        if rows > 1:
+            halves = (item.batch.slice(0, rows // 2), item.batch.slice(rows // 2))
+            self._waiting.extendleft(msgspec.structs.replace(item, batch=half) for half in reversed(halves))
+            return
+        self._skipped += 1
+        self._figures[item.uid].rows_in += 1
+        if BAD_RECORDS_UID in self._writers:
+            position = self.position_of(item.source, item.split)
+            self._writers[BAD_RECORDS_UID].write(bad_records.describe(item.batch, error, call, position))
+            self._bad_rows += 1
+
+    def _end(self, index: int) -> None:
+        operators = list(self._operators.items())
+        if index == len(operators):
+            return
+        uid, operator = operators[index]
+        emitted: list[tuple[pa.RecordBatch, str]] = []
+        try:
+            operator.end_input(_collector(emitted))
+        except Exception as error:
+            raise bad_records.explain(error, self._call(uid, "", "")) from error
+        self._waiting.appendleft(_End(index + 1))
+        self._feed(uid, emitted, "")
+
+    def _context_of(self, uid: str) -> OperatorContext:
+        return msgspec.structs.replace(self._context, uid=uid)
+
+    def _call(self, uid: str, source: str, split: str) -> bad_records.FailedCall:
+        function = getattr(self._operators[uid], "function", type(self._operators[uid]).__name__)
+        return bad_records.FailedCall(
+            operator=uid, function=function, subtask=self._context.subtask, source=source, split=split
+        )
+
+
+class ChainInput:
+    """Where a source's output goes: a `headgate.task.outputs.Downstream`."""
+
+    def __init__(self, chain: StageChain, uid: str, schema: pa.Schema) -> None:
+        self._chain = chain
+        self._uid = uid
+        self._schema = schema
+
+    def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
+        """Take rows of a split.
+
+        Raises
+        ------
+        ConnectorContractError
+            They are not what the source was asked for.
+        """
+        try:
+            batch = conform(batch, self._schema)
+        except MisfitError as error:
+            raise ConnectorContractError(
+                f"The source {self._uid} emitted a batch that does not fit its schema: {error}.",
+                connector=self._uid, method="emit_batch", split=split_id,
+            ) from error  # fmt: skip
+        self._chain.take_rows(self._uid, batch, split_id)
+
+    def on_watermark(self, timestamp_ms: int) -> None:
+        """Take the source's watermark, in milliseconds."""
+        self._chain.take_note(lambda flow: flow.on_watermark(self._uid, timestamp_ms))
+
+    def on_idle(self) -> None:
+        """Wait no longer for this source."""
+        self._chain.take_note(lambda flow: flow.on_idle(self._uid))
+
+    def on_active(self) -> None:
+        """Wait for this source again."""
+        self._chain.take_note(lambda flow: flow.on_active(self._uid))
+
+    def release_split(self, split_id: str) -> None:
+        """Forget a finished split, behind its last rows: watermarks that operators make no longer wait for it."""
+        self._chain.take_note(lambda flow: flow.release_split(self._uid, split_id))
+
+
+def _collector(emitted: list[tuple[pa.RecordBatch, str]]) -> Callable[[pa.RecordBatch, str], None]:
+    return lambda batch, split_id: emitted.append((batch, split_id))
+
+
+def _gathered(under_way: Mapping[str, Future[ArrivedT]], made: Callable[[dict[str, ArrivedT]], MadeT]) -> Future[MadeT]:
+    """Return a future of what is made of all results, which fails with the first that does.
+
+    Any thread may complete it.
+    """
+    gathered: Future[MadeT] = Future()
+    lock = threading.Lock()
+    results: dict[str, ArrivedT] = {}  # guarded by lock, as is failed
+    failed = False
+
+    def arrived(uid: str, future: Future[ArrivedT]) -> None:
+        nonlocal failed
+        error = future.exception()
+        with lock:
+            if failed:
+                return
+            failed = error is not None
+            if error is None:
+                results[uid] = future.result()
+            complete = len(results) == len(under_way)
+        if error is not None:
+            gathered.set_exception(error)
+        elif complete:
+            gathered.set_result(made(results))
+
+    for uid, future in under_way.items():
+        future.add_done_callback(partial(arrived, uid))
+    return gathered

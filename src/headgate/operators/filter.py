@@ -1,0 +1,50 @@
+"""`Filter`: lets rows through for which a condition is true.
+
+Never: keep anything between two batches.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from headgate.errors import OptionError
+from headgate.operators.expressions import Column, evaluate, type_in
+from headgate.operators.operator import Emit, Operator
+
+
+class Filter(Operator):
+    """Evaluates a condition. Null counts as false.
+
+    Parameters
+    ----------
+    schema
+        The columns of the rows.
+    condition
+        A boolean expression.
+    time_zone
+        The session's.
+
+    Raises
+    ------
+    OptionError
+        A column is missing, or it is no condition.
+    """
+
+    kind = "filter"
+
+    def __init__(self, schema: pa.Schema, condition: Column, time_zone: str) -> None:
+        found = type_in(condition.node, schema, time_zone)
+        if not pa.types.is_boolean(found):
+            raise OptionError(
+                f"filter: {condition!r} has the type {found}; a condition is boolean.",
+                option="filter", value=repr(condition),
+            )  # fmt: skip
+        self._node = condition.node
+        self._time_zone = time_zone
+        self.schema = schema
+        self.function = f"filter({condition!r})"
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Emit the rows for which the condition is true."""
+        keep = evaluate(self._node, batch, self._time_zone)
+        emit(batch if keep.true_count == len(keep) else batch.filter(keep), split_id)

@@ -1,0 +1,59 @@
+"""`Project`: makes columns of columns.
+
+Never: keep anything between two batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headgate.errors import OptionError
+from headgate.operators.expressions import Column, Node, evaluate, index_of, type_in
+from headgate.operators.operator import Emit, Operator
+
+
+class Project(Operator):
+    """Evaluates an expression per column.
+
+    Parameters
+    ----------
+    schema
+        The columns of its input.
+    columns
+        What it makes, by their names in the output.
+    time_zone
+        The session's.
+
+    Raises
+    ------
+    OptionError
+        A column is missing, types do not go together, or two results have the same name.
+    """
+
+    kind = "select"
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[Column], time_zone: str) -> None:
+        names = [each.name_in_output for each in columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise OptionError(
+                f"select: {', '.join(map(repr, twice))} stands more than once among the columns. Use alias().",
+                option="select", value=twice,
+            )  # fmt: skip
+        self._nodes = [each.node for each in columns]
+        self._time_zone = time_zone
+        self.function = f"select({', '.join(map(repr, columns))})"
+        self.schema = pa.schema(
+            [pa.field(name, type_in(node, schema, time_zone)) for name, node in zip(names, self._nodes)]
+        )
+
+    def expression_of(self, column: str) -> Node:
+        """Return what a column of the output is made of."""
+        return self._nodes[index_of(self.schema, column)]
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Emit the results."""
+        arrays = [evaluate(node, batch, self._time_zone) for node in self._nodes]
+        emit(pa.RecordBatch.from_arrays(arrays, schema=self.schema), split_id)

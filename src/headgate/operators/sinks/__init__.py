@@ -1,0 +1,4 @@
+"""Where rows of a continuous query go.
+
+Never: publish what belongs to a checkpoint that is not complete.
+"""

@@ -1,0 +1,358 @@
+"""The whole cluster: a driver after the other, Spark's tasks, the network, storage, faults, and what must hold.
+
+Never: help a machine: what it is told is what would happen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.restore import restore
+from headgate.coordinator import job_master as jm
+from headgate.coordinator import scheduler as sch
+from headgate.coordinator.slots import ATTEMPT_BITS
+from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport
+from headgate.protocol.state import SplitState
+from headgate.simulation.clockwork import Clockwork, Process
+from headgate.simulation.driver_process import DriverProcess
+from headgate.simulation.durable import Storage, Table
+from headgate.simulation.faults import inject
+from headgate.simulation.invariants import Invariants
+from headgate.simulation.network import Connection, Network
+from headgate.simulation.parts import Parts
+from headgate.simulation.scenario import PHASE_MS, Fault, Scenario
+from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic, TopicSplit
+from headgate.simulation.slot_process import SlotProcess
+
+_MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
+_MAX_TASK_FAILURES = 4
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+class Job(Process):
+    """One submission of Spark's job."""
+
+    def __init__(self, driver: DriverProcess, submission: int) -> None:
+        super().__init__(f"job {submission}")
+        self.driver, self.submission = driver, submission
+        self.failures = 0
+        self.tasks: dict[int, SlotProcess] = {}
+        self.attempts: dict[int, int] = {}
+        self.done: set[int] = set()
+
+
+class Cluster:
+    """One simulation.
+
+    Parameters
+    ----------
+    scenario
+        What the seed decided.
+    parts
+        The machines.
+    """
+
+    def __init__(self, scenario: Scenario, parts: Parts) -> None:
+        self.scenario, self.parts = scenario, parts
+        self.clock = Clockwork()
+        self.choose = random.Random(f"schedule {scenario.seed}")
+        self.network = Network(self.clock, self.choose)
+        self.storage, self.table = Storage(), Table()
+        self.topics = {
+            script.uid: Topic(
+                [TopicSplit(split_id=name, appears_ms=at_ms, stop=stop, parent=parent) for name, at_ms, stop, parent in script.splits],
+                pulled=script.pulled, reassigns=script.reassigns, bounded=script.bounded, latest=script.latest,
+                assigner=script.assigner, row_ms=script.row_ms,
+                keeps_subtask=script.keeps_subtask, now_ms=lambda: self.clock.now_ms,
+            )
+            for script in scenario.sources
+        }  # fmt: skip
+        self.sources = {
+            uid: (ReassigningSource if topic.reassigns else ScriptedSource)(topic, parts.enumerator)
+            for uid, topic in self.topics.items()
+        }
+        self.world = Process("world")
+        self.driver: DriverProcess | None = None
+        self.jobs: list[Job] = []
+        self.slots: list[SlotProcess] = []
+        self.invariants = Invariants(self)
+        self.trace: deque[tuple[int, str, str, Any]] = deque(maxlen=4000)
+        self.events = self.faults = 0
+        self.next_parallelism = scenario.parallelism
+        self.calm = False
+        self.finished = False
+        self.stopping = False
+        self.run_number = 0
+        self._requests = 0
+
+    def run(self) -> None:
+        """Run both phases.
+
+        Raises
+        ------
+        Violation, AssertionError, InternalError
+            Something does not hold, or the cluster does not converge.
+        """
+        for fault in self.scenario.faults:
+            self.clock.at(fault.at_ms, self.world, self._fault, fault)
+        self.clock.at(PHASE_MS, self.world, self._calm_down)
+        self.start_run(self.scenario.parallelism)
+        while not self.finished:
+            if not self.clock.step():
+                raise Violation("nothing happens any more, but the query has not ended")
+            if self.clock.steps > _MAX_STEPS or self.clock.now_ms > _MAX_MS:
+                raise Violation(f"no end after {self.clock.steps} steps, {self.clock.now_ms} ms: {self.invariants.missing()}")
+        self.invariants.at_the_end()
+
+    # What processes tell.
+
+    def note(self, process: Process, event: Any) -> None:
+        """Note that a machine is given an event."""
+        self.events += 1
+        self.trace.append((self.clock.now_ms, process.name, "<-", event))
+
+    def note_action(self, process: Process, action: Any) -> None:
+        """Note that a machine orders something."""
+        self.trace.append((self.clock.now_ms, process.name, "->", action))
+        self.invariants.on_action(process, action)
+
+    def check(self, machine: Any) -> None:
+        """Check a machine after a step."""
+        machine.check()
+
+    def splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
+        """Note that a reader has got splits."""
+        self.invariants.on_splits_added(slot, uid, splits)
+
+    def manifest_written(self, manifest: Manifest) -> None:
+        """Check a checkpoint that is complete."""
+        self.invariants.on_manifest(manifest)
+
+    def commit(self, action: cp.Commit, fault: str) -> dict[str, tuple[bytes, ...]]:
+        """Publish an epoch; raises OSError where a fault wants it."""
+        self.invariants.on_commit(action)
+        if fault == "before":
+            raise OSError
+        committables = [data for each in action.committables.values() for data in each]
+        later = [] if action.final else [each for each in committables if self.choose.random() < self.scenario.publish_later]
+        now = [each for each in committables if each not in later]
+        self.table.publish(now[: len(now) // 2] if fault == "half" else now)
+        self.invariants.on_published(None if fault or later else action)
+        if fault:
+            raise OSError
+        return {"sink": tuple(later)}
+
+    # The network.
+
+    def connect(self, slot: SlotProcess) -> Connection | None:
+        """Connect a slot to the driver; None: there is none of its run."""
+        driver = self.driver
+        if driver is None or not driver.alive or driver.over or driver.plan.run != slot.run:
+            return None
+        return self.network.connect(slot, driver)
+
+    def send_to_driver(self, connection: Connection, envelope: Envelope) -> None:
+        """Send from a slot."""
+        driver = connection.driver
+        assert isinstance(driver, DriverProcess)
+        self.network.to_driver(connection, envelope, driver.receive)
+
+    def send_to_slot(self, number: int, envelope: Envelope) -> None:
+        """Send from the driver."""
+        connection = self.network.connections[number - 1]
+        slot = connection.slot
+        assert isinstance(slot, SlotProcess)
+        self.network.to_slot(connection, envelope, lambda each: slot.receive(connection, each))
+
+    def break_connection(self, connection: Connection) -> None:
+        """Break a connection."""
+        slot, driver = connection.slot, connection.driver
+        assert isinstance(slot, SlotProcess) and isinstance(driver, DriverProcess)
+        self.network.break_(connection, lambda: slot.lose(connection), lambda: driver.lose(connection.number))
+
+    def close_connection(self, number: int) -> None:
+        """Close a connection from the driver's side."""
+        connection = self.network.connections[number - 1]
+        slot = connection.slot
+        assert isinstance(slot, SlotProcess)
+        self.network.close(connection, lambda: slot.lose(connection))
+
+    # Spark.
+
+    def submit_job(self, driver: DriverProcess, submission: int) -> None:
+        """Start the tasks of a job."""
+        job = Job(driver, submission)
+        self.jobs.append(job)
+        for slot in range(driver.plan.parallelism):
+            self.start_task(job, slot)
+
+    def start_task(self, job: Job, slot: int) -> None:
+        """Start an attempt of a task, in a while."""
+        self.clock.after(self.choose.choice((5, 20, 100)), job, self._begin_task, job, slot)
+
+    def _begin_task(self, job: Job, slot: int) -> None:
+        number = job.attempts.get(slot, -1) + 1
+        job.attempts[slot] = number
+        attempt = job.submission << ATTEMPT_BITS | number
+        process = SlotProcess(self, job.driver.plan.run, slot, attempt, lambda each, reason: self._task_ended(job, each, reason))
+        job.tasks[slot] = process
+        self.slots.append(process)
+        process.start()
+
+    def _task_ended(self, job: Job, process: SlotProcess, reason: str | None) -> None:
+        """Spark sees a task end; of one that it has given up it sees nothing."""
+        if not job.alive or job.tasks.get(process.slot) is not process:
+            return
+        if reason is None:
+            job.done.add(process.slot)
+            if len(job.done) == job.driver.plan.parallelism:
+                self.end_job(job, None)
+            return
+        self._task_failed(job, process)
+
+    def _task_failed(self, job: Job, process: SlotProcess) -> None:
+        job.failures += 1
+        if job.failures >= _MAX_TASK_FAILURES:
+            self.end_job(job, "too many task failures")
+        else:
+            self.start_task(job, process.slot)
+
+    def end_job(self, job: Job, reason: str | None) -> None:
+        """End a job with all its tasks; the driver is told."""
+        if not job.alive:
+            return
+        job.alive = False
+        for process in job.tasks.values():
+            self._kill(process)
+        error = None if reason is None else ErrorReport(error_type="SparkException", message=reason)
+        self.clock.after(self.choose.choice((1, 30)), job.driver, job.driver.tell, sch.JobEnded(job.submission, error))
+
+    def cancel_job(self, driver: DriverProcess, submission: int) -> None:
+        """Let Spark kill a job, in a while."""
+        for job in self.jobs:
+            if job.driver is driver and job.submission == submission:
+                self.clock.after(self.choose.choice((5, 50)), job, self.end_job, job, "cancelled")
+
+    def crash_slot(self, process: SlotProcess) -> None:
+        """Kill a slot's process; Spark starts another one if it has not given up on this one before."""
+        self._kill(process)
+        for job in self.jobs:
+            if job.alive and job.tasks.get(process.slot) is process:
+                self._task_failed(job, process)
+
+    def abandon(self, process: SlotProcess) -> bool:
+        """Let Spark give up on an executor that lives on: another attempt of the task starts beside it."""
+        for job in self.jobs:
+            if job.alive and job.tasks.get(process.slot) is process:
+                del job.tasks[process.slot]
+                self._task_failed(job, process)
+                return True
+        return False
+
+    def _kill(self, process: SlotProcess) -> None:
+        process.alive = False
+        if process.connection is not None:
+            self.break_connection(process.connection)
+
+    # Runs.
+
+    def start_run(self, parallelism: int) -> None:
+        """Start the query from the newest checkpoint."""
+        self.run_number += 1
+        found = self.storage.newest()
+        plan = jm.JobPlan(
+            sources={
+                uid: jm.SourcePlan(
+                    name="scripted", reassigns_on_recovery=topic.reassigns, keeps_subtask=topic.keeps_subtask
+                )
+                for uid, topic in self.topics.items()
+            },
+            stages=((*self.topics, "sink"),),
+            parallelism=parallelism,
+            max_parallelism=128,
+            query_id="simulated",
+            run=self.run_number,
+        )
+        self.invariants.on_run(parallelism)
+        self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan))
+        self.driver.start()
+
+    def crash_driver(self, parallelism: int) -> None:
+        """Kill the driver, and Spark's tasks with it, some of them a little later; start again."""
+        driver = self.driver
+        if driver is None or not driver.alive:
+            return
+        self._end_driver(driver)
+        for process in self.slots:
+            if process.alive:
+                self.clock.after(self.choose.choice((0, 0, 500)), process, self._kill, process)
+        self.clock.after(self.choose.choice((10, 300)), self.world, self.start_run, parallelism)
+
+    def _end_driver(self, driver: DriverProcess) -> None:
+        driver.alive = False
+        for enumerator in driver.enumerators.values():
+            enumerator.alive = False
+        for connection in self.network.connections:
+            if connection.driver is driver:
+                self.break_connection(connection)
+        for job in self.jobs:
+            if job.driver is driver:
+                job.alive = False
+
+    def query_failed(self, driver: DriverProcess, error: ErrorReport) -> None:
+        """Note that the query has given up; somebody will start it again, unless nothing goes wrong any more."""
+        if self.calm:
+            raise Violation(f"the query failed though nothing goes wrong: {error.message}")
+        driver.failed = True
+
+    def query_over(self, driver: DriverProcess) -> None:
+        """Note that a run has ended; start the next one, or look whether everything is there."""
+        self._end_driver(driver)
+        ended = all(topic.bounded for topic in self.topics.values()) and not driver.suspended and not driver.failed
+        if self.stopping or ended:
+            self.finished = True
+            return
+        self.clock.after(10, self.world, self.start_run, self.next_parallelism)
+
+    def request(self, kind: CheckpointKind, location: str = "") -> None:
+        """Ask for a checkpoint."""
+        if self.driver is not None and self.driver.alive and not self.driver.over:
+            self._requests += 1
+            self.driver.tell(cp.CheckpointRequested(self._requests, kind, location))
+
+    # Phases.
+
+    def _fault(self, fault: Fault) -> None:
+        if not self.finished:
+            self.next_parallelism = fault.parallelism
+            self.faults += inject(self, fault)
+
+    def _calm_down(self) -> None:
+        """No faults from here on; nothing grows any more either."""
+        self.calm = True
+        self.network.calm_down()
+        for process in (*self.slots, *([self.driver] if self.driver is not None else [])):
+            process.forget_faults()
+        for topic in self.topics.values():
+            topic.frozen_ms = self.clock.now_ms
+        self.clock.after(100, self.world, self._look)
+
+    def _look(self) -> None:
+        """End an unbounded query once everything is committed."""
+        if not self.finished and not any(topic.bounded for topic in self.topics.values()) and not self.invariants.missing():
+            driver = self.driver
+            if driver is not None and driver.alive and not driver.over and not self.stopping:
+                self.stopping = True
+                if self.scenario.drain:
+                    self.request(CheckpointKind.DRAIN)
+                else:
+                    driver.tell(jm.StopRequested())
+        self.clock.after(100, self.world, self._look)
+

@@ -1,0 +1,225 @@
+"""The driver's process in one run: the production `JobMaster`, and models of Spark, storage, commits and log threads.
+
+Never: decide anything that the machine decides, or answer an action at once: answers come later, in the order in which
+the thread that gives them works.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, assert_never
+
+from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest
+from headgate.coordinator import job_master as jm
+from headgate.coordinator import scheduler as sch
+from headgate.coordinator import source_coordinator as src
+from headgate.protocol.messages import Envelope
+from headgate.simulation.clockwork import Process
+from headgate.simulation.enumerator_process import EnumeratorProcess
+
+if TYPE_CHECKING:
+    from headgate.simulation.cluster import Cluster
+
+
+class Worker:
+    """A thread of the driver's that does one thing after the other, and takes its time."""
+
+    def __init__(self, driver: DriverProcess, delays_ms: tuple[int, ...]) -> None:
+        self._driver = driver
+        self._delays_ms = delays_ms
+        self._free_ms = 0
+
+    def do(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Let work be done when all that was ordered before is."""
+        clock = self._driver.cluster.clock
+        self._free_ms = max(self._free_ms, clock.now_ms) + self._driver.cluster.choose.choice(self._delays_ms)
+        clock.at(self._free_ms, self._driver, work, *arguments)
+
+
+class DriverProcess(Process):
+    """One run of the query.
+
+    Parameters
+    ----------
+    cluster
+        Where it lives.
+    plan, restored
+        What the machine is made of.
+    """
+
+    def __init__(self, cluster: Cluster, plan: jm.JobPlan, restored: Manifest | None) -> None:
+        super().__init__(f"driver of run {plan.run}")
+        self.cluster = cluster
+        self.plan = plan
+        self.master = cluster.parts.job_master(
+            plan,
+            cluster.scenario.job_options(),
+            restored,
+            random.Random(f"{cluster.scenario.seed} {plan.run}"),
+            stored=cp.StoredCheckpoints(tuple(sorted(cluster.storage.manifests))),
+        )
+        self.crash_in: int | None = None
+        """After how many more actions the process dies; None: it does not."""
+        self.fail_append: set[str] = set()
+        self.lose_log: set[str] = set()
+        self.manifest_fault: str = ""
+        self.commit_fault: str = ""
+        self._storage = Worker(self, (2, 10, 80))
+        self._commits = Worker(self, (2, 20, 120))
+        self._logs = {uid: Worker(self, (1, 3, 30)) for uid in plan.sources}
+        self.enumerators: dict[str, EnumeratorProcess] = {}
+        self._wake_ms: int | None = None
+        self.over = self.failed = self.suspended = False
+        self.requests: dict[int, int | None] = {}
+
+    def forget_faults(self) -> None:
+        """Let nothing go wrong that has not yet."""
+        self.crash_in = None
+        self.fail_append.clear()
+        self.lose_log.clear()
+        self.manifest_fault = self.commit_fault = ""
+        for enumerator in self.enumerators.values():
+            enumerator.crash_next = False
+
+    def start(self) -> None:
+        """Begin."""
+        self.tell(sch.QueryStarted())
+
+    def tell(self, event: jm.Event) -> None:
+        """Give the machine an event and do what it orders."""
+        cluster = self.cluster
+        cluster.note(self, event)
+        actions = self.master.handle(event, cluster.clock.now_ms)
+        cluster.check(self.master)
+        for action in actions:
+            if self.crash_in is not None:
+                self.crash_in -= 1
+                if self.crash_in < 0:
+                    cluster.crash_driver(cluster.next_parallelism)
+                    return
+            cluster.note_action(self, action)
+            self._carry_out(action)
+        self._arm()
+
+    def receive(self, connection: int, envelope: Envelope) -> None:
+        """Take an envelope of a slot."""
+        self.tell(jm.LetterReceived(connection, envelope))
+
+    def lose(self, connection: int) -> None:
+        """Notice that a connection broke."""
+        self.tell(jm.ConnectionClosed(connection))
+
+    def _carry_out(self, action: jm.Action) -> None:
+        cluster = self.cluster
+        match action:
+            case jm.Transmit(connection=connection, envelope=envelope):
+                cluster.send_to_slot(connection, envelope)
+            case jm.CloseConnection(connection=connection):
+                cluster.close_connection(connection)
+            case jm.ForSource(source=uid, action=for_source):
+                self._carry_out_for_source(uid, for_source)
+            case jm.ShowProgress() | jm.ShowCheckpoint() | jm.Log():
+                pass
+            case sch.SubmitJob(submission=submission):
+                cluster.submit_job(self, submission)
+            case sch.CancelJob(submission=submission):
+                cluster.cancel_job(self, submission)
+            case sch.FailQuery(error=error):
+                cluster.query_failed(self, error)
+            case sch.QueryOver():
+                self.over = True
+                cluster.query_over(self)
+            case cp.WriteManifest():
+                self._storage.do(self._write, action)
+            case cp.DeleteCheckpoint(checkpoint_id=checkpoint_id):
+                self._storage.do(self._delete, checkpoint_id)
+            case cp.Commit():
+                self._commits.do(self._commit, action)
+            case cp.AnswerRequest(request_id=request_id, checkpoint_id=checkpoint_id):
+                self.requests[request_id] = checkpoint_id
+            case _:
+                assert_never(action)
+
+    def _carry_out_for_source(self, uid: str, action: Any) -> None:
+        match action:
+            case src.StartEnumerator():
+                self._stop_enumerator(uid)
+                self.enumerators[uid] = EnumeratorProcess(self, uid, action)
+            case src.CallEnumerator(call=call):
+                self.enumerators[uid].call(call)
+            case src.StopEnumerator():
+                self._stop_enumerator(uid)
+            case src.AppendLog():
+                self._logs[uid].do(self._append, uid, action)
+            case src.DropLog(before_segment=segment):
+                self._logs[uid].do(self._drop, uid, segment)
+            case src.LoadLog():
+                self._logs[uid].do(self._load, uid, action)
+            case _:
+                raise AssertionError(f"no such action of a source: {action!r}")
+
+    def _stop_enumerator(self, uid: str) -> None:
+        if uid in self.enumerators:
+            self.enumerators.pop(uid).alive = False
+
+    def _log_of(self, uid: str) -> dict[int, list[tuple[int, Any]]]:
+        return self.cluster.storage.logs.setdefault((self.plan.run, uid), {})
+
+    def _append(self, uid: str, action: src.AppendLog) -> None:
+        if uid in self.fail_append:
+            self.fail_append.discard(uid)
+            self.tell(jm.FromSource(uid, src.LogAppendFailed(action.number, "a fault")))
+            return
+        first = action.number - len(action.records) + 1
+        self._log_of(uid).setdefault(action.segment, []).extend(enumerate(action.records, first))
+        self.tell(jm.FromSource(uid, src.LogAppended(action.number)))
+
+    def _drop(self, uid: str, before_segment: int | None) -> None:
+        log = self._log_of(uid)
+        for segment in [each for each in log if before_segment is None or each < before_segment]:
+            del log[segment]
+
+    def _load(self, uid: str, action: src.LoadLog) -> None:
+        records = [
+            record for segment, held in sorted(self._log_of(uid).items()) if segment >= action.from_segment for record in held
+        ]
+        usable = bool(records) and records[-1][0] >= action.through and uid not in self.lose_log
+        self.lose_log.discard(uid)
+        loaded = tuple(record for _, record in records) if usable else None
+        self.tell(jm.FromSource(uid, src.LogLoaded(loaded, "" if usable else "lost", action.incarnation)))
+
+    def _write(self, action: cp.WriteManifest) -> None:
+        fault, self.manifest_fault = self.manifest_fault, ""
+        if fault != "lost":
+            self.cluster.storage.write(action.manifest, action.location)
+            self.cluster.manifest_written(action.manifest)
+        if fault:
+            self.tell(cp.ManifestWriteFailed(action.checkpoint_id, "a fault"))
+        else:
+            self.tell(cp.ManifestWritten(action.checkpoint_id, 1000))
+
+    def _delete(self, checkpoint_id: int) -> None:
+        self.cluster.storage.manifests.pop(checkpoint_id, None)
+
+    def _commit(self, action: cp.Commit) -> None:
+        fault, self.commit_fault = self.commit_fault, ""
+        try:
+            left = self.cluster.commit(action, fault)
+        except OSError:
+            self.tell(cp.CommitFailed(action.epoch, "a fault"))
+        else:
+            self.tell(cp.Committed(action.epoch, left))
+
+    def _arm(self) -> None:
+        clock = self.cluster.clock
+        due_ms = self.master.next_time_ms()
+        if due_ms is not None and (self._wake_ms is None or due_ms < self._wake_ms):
+            self._wake_ms = due_ms
+            clock.at(max(due_ms, clock.now_ms), self, self._wake, due_ms)
+
+    def _wake(self, due_ms: int) -> None:
+        if self._wake_ms == due_ms:
+            self._wake_ms = None
+            self.tell(jm.TimePassed())

@@ -1,0 +1,79 @@
+"""What survives every crash: manifests, logs, and the table that the sink publishes into.
+
+Never: forget anything, or publish a committable twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.checkpoint.manifest import Manifest
+from headgate.coordinator.log_records import LogRecord
+
+Row = tuple[str, str, int]
+"""Source uid, split id, offset."""
+
+
+class Committable(msgspec.Struct, frozen=True):
+    """Rows that a writer staged, under a name that no other has."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Committable)
+
+
+def encode_committable(committable: Committable) -> bytes:
+    """Return a committable as a checkpoint holds it."""
+    return _encoder.encode(committable)
+
+
+class Storage:
+    """The checkpoint location, and the savepoints."""
+
+    def __init__(self) -> None:
+        self.manifests: dict[int, Manifest] = {}
+        self.savepoints: dict[str, Manifest] = {}
+        self.logs: dict[tuple[int, str], dict[int, list[tuple[int, LogRecord]]]] = {}
+        self.promised: set[bytes] = set()
+        """All committables that ever stood in a manifest: nothing else may be published."""
+
+    def write(self, manifest: Manifest, location: str) -> None:
+        """Make a checkpoint durable."""
+        if location:
+            self.savepoints[location] = manifest
+        else:
+            self.manifests[manifest.checkpoint_id] = manifest
+        for by_sink in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
+            for committables in by_sink.values():
+                self.promised.update(committables)
+
+    def newest(self) -> Manifest | None:
+        """Return the newest complete checkpoint of the query's own location."""
+        return max(self.manifests.values(), key=lambda manifest: manifest.checkpoint_id, default=None)
+
+
+class Table:
+    """What the sink has published: each row's number of times, and the epochs."""
+
+    def __init__(self) -> None:
+        self.published: set[str] = set()
+        self.rows: dict[Row, str] = {}
+        self.epoch = 0
+        self.doubled: list[tuple[Row, str, str]] = []
+
+    def publish(self, committables: Sequence[bytes]) -> None:
+        """Publish what was not published before: the same committable may come again."""
+        for data in committables:
+            committable = _decoder.decode(data)
+            if committable.name in self.published:
+                continue
+            self.published.add(committable.name)
+            for row in committable.rows:
+                if row in self.rows:
+                    self.doubled.append((row, self.rows[row], committable.name))
+                self.rows[row] = committable.name

@@ -1,0 +1,98 @@
+"""The thread of one source's enumerator: the production `EnumeratorRunner` with a scripted source, one call at a time.
+
+Never: run slow work on the enumerator's thread, or stop an older incarnation from saying what it still says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headgate.coordinator import job_master as jm
+from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.enumerator_runner import Output, SlowWork
+from headgate.protocol.messages import ErrorReport
+from headgate.simulation.clockwork import Process
+from headgate.source.enumerator import Boundedness
+
+if TYPE_CHECKING:
+    from headgate.simulation.driver_process import DriverProcess
+
+_BUGS = ("AssertionError", "ConnectorContractError", "InternalError", "KeyError", "TypeError")
+"""Errors that no fault makes: the model of the enumerator was told something impossible."""
+
+
+class EnumeratorProcess(Process):
+    """One incarnation.
+
+    Parameters
+    ----------
+    driver
+        Where it lives.
+    uid
+        The source's.
+    order
+        What it is started from.
+    """
+
+    def __init__(self, driver: DriverProcess, uid: str, order: src.StartEnumerator) -> None:
+        super().__init__(f"enumerator of {uid}")
+        self._driver = driver
+        self._cluster = driver.cluster
+        self._uid = uid
+        self._incarnation = order.incarnation
+        self._free_ms = self._said_ms = 0
+        self.crash_next = False
+        topic = self._cluster.topics[uid]
+        self.runner = self._cluster.parts.runner(
+            self._cluster.sources[uid],
+            uid,
+            incarnation=order.incarnation,
+            boundedness=Boundedness.BOUNDED if topic.bounded else Boundedness.CONTINUOUS_UNBOUNDED,
+            schema=pa.schema([]),
+            parallelism=driver.plan.parallelism,
+            state=order.state,
+            checkpoint_id=order.checkpoint_id,
+            call_async=self._begin_slow_work,
+        )
+        self._do(self.runner.start)
+
+    def call(self, call: src.EnumeratorCall) -> None:
+        """Queue a call."""
+        self._do(lambda: self.runner.call(call))
+
+    def _do(self, turn: Callable[[], list[Output]]) -> None:
+        clock, choose = self._cluster.clock, self._cluster.choose
+        self._free_ms = max(self._free_ms, clock.now_ms) + choose.choice((0, 1, 1, 2, 30))
+        clock.at(self._free_ms, self, self._turn, turn)
+
+    def _turn(self, turn: Callable[[], list[Output]]) -> None:
+        if self.crash_next:
+            self.alive = False
+            error = ErrorReport(error_type="OSError", message="a fault")
+            self._say(src.EnumeratorFailed(self._incarnation, error))
+            return
+        for event in self.runner.reported(turn()):
+            if isinstance(event, src.EnumeratorFailed) and event.error.error_type in _BUGS:
+                raise AssertionError(event.error.traceback)
+            self._say(event)
+
+    def _say(self, event: src.Event) -> None:
+        clock = self._cluster.clock
+        self._said_ms = max(self._said_ms, clock.now_ms + self._cluster.choose.choice((0, 1, 10)))
+        clock.at(self._said_ms, self._driver, self._driver.tell, jm.FromSource(self._uid, event))
+
+    def _begin_slow_work(self, work: SlowWork) -> None:
+        delay_ms = work.initial_delay_ms + self._cluster.choose.choice((1, 5, 50))
+        self._cluster.clock.after(delay_ms, self, self._work, work)
+
+    def _work(self, work: SlowWork) -> None:
+        result: Any = work.work()
+        self._do(lambda: self._finish(work, result))
+
+    def _finish(self, work: SlowWork, result: Any) -> list[Output]:
+        if work.period_ms is not None:
+            self._cluster.clock.after(work.period_ms, self, self._work, work)
+        return self.runner.finish(work, result, None)

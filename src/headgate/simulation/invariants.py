@@ -1,0 +1,181 @@
+"""What must hold after every step, in every checkpoint, after every commit, and in the end.
+
+Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once), 5 (owners stay, balance) and 7
+(memory) of the design. Not checked: event time (no watermarks here), the order of rows of different splits, anything
+about time in which something is done.
+
+Never: look into a machine for what it decided; what it holds may be counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest
+from headgate.coordinator import job_master as jm
+from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.source_state import decode_source_state
+from headgate.protocol import messages as msg
+from headgate.protocol.state import InlineState, SplitState
+from headgate.simulation.clockwork import Process
+from headgate.simulation.scripted_source import SPLITS, STATES
+
+if TYPE_CHECKING:
+    from headgate.simulation.cluster import Cluster
+    from headgate.simulation.slot_process import SlotProcess
+
+_MAX_UNCONFIRMED = 1000
+
+
+class Invariants:
+    """The checks of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._deployed: dict[int, int] = {}  # by subtask, the execution that counts
+        self._owners: dict[tuple[str, str], int] = {}
+        self._parallelism = 0
+        self._epoch: int | None = None
+
+    def on_run(self, parallelism: int) -> None:
+        """Note that a run begins."""
+        self._deployed = {}
+        self._epoch = None
+        if parallelism != self._parallelism:
+            self._owners = {}
+        self._parallelism = parallelism
+
+    def on_action(self, process: Process, action: Any) -> None:
+        """Note which executions count, and that completed epochs are contiguous."""
+        match action:
+            case jm.Transmit(envelope=msg.Envelope(message=msg.Deploy(execution=execution), slot=slot)):
+                self._deployed[slot] = max(execution, self._deployed.get(slot, 0))
+            case jm.Transmit(envelope=msg.Envelope(message=msg.CancelSubtask(), slot=slot)):
+                self._deployed.pop(slot, None)
+            case jm.ForSource(action=src.CallEnumerator(call=src.ForgetReader(subtask=subtask))):
+                self._deployed.pop(subtask, None)
+            case jm.ForSource(action=src.DropLog(before_segment=None)):  # everything is restored
+                self._deployed = {}
+            case jm.ForSource(source=uid, action=src.StartEnumerator(checkpoint_id=checkpoint_id)):
+                self._forget_owners(uid, checkpoint_id)
+
+    def _forget_owners(self, uid: str, checkpoint_id: int) -> None:
+        """Forget who has splits that the checkpoint does not hold: they are discovered and assigned anew."""
+        known = (each for each in self._cluster.storage.manifests.values() if each.checkpoint_id <= checkpoint_id)
+        oldest = min(known, key=lambda each: each.checkpoint_id, default=None)
+        states = oldest.subtasks[0] if oldest is not None and oldest.parallelism == self._parallelism else ()
+        held = {split.split_id for state in states if uid in state.readers for split in state.readers[uid].splits}
+        self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid or key[1] in held}
+
+    def on_splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
+        """Check that a split that a reader gets is with no other one, and stays with its owner."""
+        cluster = self._cluster
+        if not self._counts(slot):
+            return
+        ids = {split.split_id for split in splits}
+        for other in cluster.slots:
+            if other is not slot and other.execution is not None and self._counts(other):
+                double = ids & set(other.execution.readers[uid].splits)
+                assert not double, f"{slot.name} was given {double}, which {other.name} is reading"
+        topic = cluster.topics[uid]
+        if topic.reassigns:
+            for split_id in ids:
+                owner = self._owners.setdefault((uid, split_id), slot.slot)
+                assert owner == slot.slot, f"{split_id} moved from {owner} to {slot.slot} though P stayed the same"
+
+    def _counts(self, slot: SlotProcess) -> bool:
+        driver = self._cluster.driver
+        return (
+            slot.alive
+            and driver is not None
+            and slot.run == driver.plan.run
+            and slot.machine.state == "connected"
+            and slot.execution is not None
+            and self._deployed.get(slot.slot) == slot.execution.number
+        )
+
+    def on_manifest(self, manifest: Manifest) -> None:
+        """Check that every split is in exactly one place in a complete checkpoint."""
+        for uid, entry in manifest.sources.items():
+            assert isinstance(entry.enumerator, InlineState)
+            source = decode_source_state(entry.enumerator.data)
+            state = STATES.deserialize(source.enumerator)
+            with_readers = set(source.assigned)
+            pending = [split.split_id for split in state.pending if split.split_id not in with_readers]
+            readers = [subtask.readers[uid] for subtask in manifest.subtasks[0] if uid in subtask.readers]
+            held = [split.split_id for reader in readers for split in reader.splits]
+            ended = set(state.ended) | {end.split_id for reader in readers for end in reader.finished}
+            places = Counter([*pending, *held])
+            for split_id in [*state.known, *places]:
+                # One whose reader was restored to a time before its end is with the reader again, and known to end.
+                assert places[split_id] == 1 or (places[split_id] == 0 and split_id in ended), (
+                    f"checkpoint {manifest.checkpoint_id} has {split_id} in {places[split_id]} places: pending "
+                    f"{pending} (with readers {sorted(with_readers)}), with readers {held}, ended {sorted(ended)}"
+                )
+
+    def on_commit(self, action: cp.Commit) -> None:
+        """Check that only what a complete checkpoint promises is published, epoch by epoch."""
+        table, storage = self._cluster.table, self._cluster.storage
+        for committables in action.committables.values():
+            missing = [each for each in committables if each not in storage.promised]
+            assert not missing, f"epoch {action.epoch} publishes {missing}, which no manifest holds"
+        # A new run may begin with epochs that were committed and are not known to be.
+        first = self._epoch is None and action.epoch <= table.epoch + 1
+        assert first or self._epoch in (action.epoch, action.epoch - 1), f"epoch {action.epoch} follows {self._epoch}"
+        self._epoch = action.epoch
+        table.epoch = max(table.epoch, action.epoch)
+
+    def on_published(self, action: cp.Commit | None) -> None:
+        """Check that nothing was published twice and, after a whole epoch, that nothing is left out."""
+        doubled = self._cluster.table.doubled
+        assert not doubled, f"published twice: {doubled[:5]}"
+        if action is not None:
+            self._assert_no_gaps()
+
+    def _assert_no_gaps(self) -> None:
+        for (uid, split_id), offsets in self._published().items():
+            first = min(offsets)
+            assert len(offsets) == max(offsets) + 1 - first, f"rows of {split_id} are missing: {sorted(offsets)}"
+            assert first == 0 or self._cluster.topics[uid].latest, f"{split_id} begins with row {first}"
+
+    def _published(self) -> dict[tuple[str, str], set[int]]:
+        offsets: dict[tuple[str, str], set[int]] = {}
+        for uid, split_id, offset in self._cluster.table.rows:
+            offsets.setdefault((uid, split_id), set()).add(offset)
+        return offsets
+
+    def missing(self) -> list[str]:
+        """Return the splits that are not published up to their end."""
+        published = self._published()
+        behind = []
+        for uid, topic in self._cluster.topics.items():
+            visible = {split.split_id for split in topic.visible()}
+            for split in topic.splits.values():
+                wanted = topic.rows(split.split_id)
+                offsets = published.get((uid, split.split_id), set())
+                # Less than the last one when some are kept for later.
+                first = min(offsets, default=0) if topic.latest else 0
+                there = first + len(offsets) if offsets else self._stored_position(uid, split.split_id)
+                if there < wanted and (split.parent is not None or split.split_id in visible):
+                    behind.append(f"{split.split_id}: {there} of {wanted}")
+        return behind
+
+    def _stored_position(self, uid: str, split_id: str) -> int:
+        """Return where a split is in the newest checkpoint: one that is read from its latest row may have no new one."""
+        newest = self._cluster.storage.newest()
+        for state in newest.subtasks[0] if newest is not None and self._cluster.topics[uid].latest else ():
+            for split in state.readers[uid].splits if uid in state.readers else ():
+                if split.split_id == split_id:
+                    return SPLITS.deserialize(split.data).position
+        return 0
+
+    def at_the_end(self) -> None:
+        """Check that everything is there, and that little is left behind."""
+        cluster = self._cluster
+        self._assert_no_gaps()
+        assert not self.missing(), f"not published: {self.missing()}"
+        for (run, uid), log in cluster.storage.logs.items():
+            records = sum(len(segment) for segment in log.values())
+            assert run < cluster.run_number or records < _MAX_UNCONFIRMED, f"the log of {uid} has {records} records"

@@ -1,0 +1,177 @@
+"""What a seed decides before anything runs: sizes, rates, options, and which faults come when.
+
+Never: look at what happens: a scenario with a fault less is the same scenario otherwise, so that traces can be shortened.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from headgate.checkpoint.coordinator import CheckpointOptions
+from headgate.coordinator.job_master import JobOptions
+from headgate.coordinator.restart_strategy import FixedDelay
+from headgate.coordinator.scheduler import SchedulerOptions
+
+PHASE_MS = 3500
+"""How long faults come, in milliseconds of virtual time."""
+
+
+class FaultKind(Enum):
+    """What can go wrong, and what a user can do meanwhile."""
+
+    BREAK_CONNECTION = "break connection"
+    BREAK_ALL = "break all connections"
+    CRASH_SLOT = "crash slot"
+    CRASH_SLOT_SOON = "crash slot between actions"
+    FREEZE_SLOT = "freeze slot"
+    FREEZE_DRIVER = "freeze driver"
+    ZOMBIE = "zombie"
+    FAIL_SUBTASK = "fail subtask"
+    DECLINE = "decline snapshot"
+    END_JOB = "Spark gives up"
+    CRASH_ENUMERATOR = "crash enumerator"
+    CRASH_ENUMERATOR_AND_LOG = "crash enumerator, lose log"
+    FAIL_APPEND = "fail to log"
+    LOSE_MANIFEST = "fail to write manifest"
+    HIDE_MANIFEST = "write manifest and say it failed"
+    FAIL_COMMIT = "fail commit"
+    FAIL_HALF_COMMIT = "fail commit half-way"
+    CRASH_DRIVER = "crash driver"
+    CRASH_DRIVER_SOON = "crash driver between actions"
+    CHECKPOINT = "ask for a checkpoint"
+    SAVEPOINT = "ask for a savepoint"
+    SUSPEND = "suspend and start again"
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault.
+
+    Parameters
+    ----------
+    at_ms
+        When.
+    kind
+        What.
+    pick
+        Which slot, source, or number of actions: any number, taken modulo what there is.
+    parallelism
+        Of the run that follows, where one does.
+    """
+
+    at_ms: int
+    kind: FaultKind
+    pick: int
+    parallelism: int
+
+    def __str__(self) -> str:
+        return f"{self.at_ms} ms: {self.kind.value} (pick {self.pick}, then P={self.parallelism})"
+
+
+class SourceScript(msgspec.Struct, frozen=True):
+    """One source: see `Topic`. ``splits``: (id, appears after ms, rows or None, parent or None)."""
+
+    uid: str
+    pulled: bool
+    reassigns: bool
+    bounded: bool
+    latest: bool
+    assigner: str
+    row_ms: int
+    keeps_subtask: bool
+    splits: tuple[tuple[str, int, int | None, str | None], ...]
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """All that is decided beforehand."""
+
+    seed: int
+    parallelism: int
+    sources: tuple[SourceScript, ...]
+    faults: tuple[Fault, ...]
+    interval_ms: int | None
+    checkpoint_timeout_ms: int
+    heartbeat_timeout_ms: int
+    failover_strategy: Literal["region", "full"]
+    publish_later: float
+    """How likely the committer keeps a committable for later."""
+    drain: bool
+    """How an unbounded query is ended."""
+
+    @classmethod
+    def of(cls, seed: int) -> Scenario:
+        """Return the scenario of a seed."""
+        draw = random.Random(f"scenario {seed}")
+        bounded = draw.random() < 0.4
+        sources = tuple(_source(draw, f"source-{number}", bounded) for number in range(draw.choice((1, 1, 1, 2, 2))))
+        rate = draw.choice((3, 4, 5, 7, 10))
+        kinds = draw.sample(list(FaultKind), draw.randint(4, len(FaultKind)))
+        faults = sorted(
+            (
+                Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
+                for _ in range(rate)
+            ),
+            key=lambda fault: fault.at_ms,
+        )
+        return cls(
+            seed=seed,
+            parallelism=draw.randint(1, 4),
+            sources=sources,
+            faults=tuple(faults),
+            interval_ms=draw.choice((100, 200, 400)),
+            checkpoint_timeout_ms=draw.choice((300, 2000)),
+            heartbeat_timeout_ms=draw.choice((400, 1000)),
+            failover_strategy="full" if draw.random() < 0.15 else "region",
+            publish_later=draw.choice((0.0, 0.0, 0.3)),
+            drain=draw.random() < 0.5,
+        )
+
+    def job_options(self) -> JobOptions:
+        """Return the machine's options."""
+        return JobOptions(
+            checkpoints=CheckpointOptions(
+                interval_ms=self.interval_ms,
+                timeout_ms=self.checkpoint_timeout_ms,
+                num_retained=1 + self.seed % 2,
+                tolerable_failed=self.seed % 3,
+                first_after_restore_ms=100,
+            ),
+            scheduler=SchedulerOptions(
+                failover_strategy=self.failover_strategy,
+                restart=FixedDelay(attempts=1000, delay_ms=50),
+                heartbeat_timeout_ms=self.heartbeat_timeout_ms,
+                registration_timeout_ms=10_000,
+                release_timeout_ms=1000,
+            ),
+        )
+
+    def with_faults(self, faults: tuple[Fault, ...]) -> Scenario:
+        """Return the same with other faults."""
+        return msgspec.structs.replace(self, faults=faults)
+
+
+def _source(draw: random.Random, uid: str, bounded: bool) -> SourceScript:
+    pulled = draw.random() < 0.5
+    splits: list[tuple[str, int, int | None, str | None]] = []
+    for number in range(draw.randint(1, 7)):
+        late = draw.randrange(PHASE_MS) if draw.random() < 0.3 else 0
+        stop = draw.randint(0, 60) if bounded or draw.random() < 0.3 else None
+        splits.append((f"{uid}-{number}", 0 if bounded else late, stop, None))
+        if stop is not None and draw.random() < 0.4:
+            splits.append((f"{uid}-{number}-child", 0, draw.randint(1, 40) if bounded else None, f"{uid}-{number}"))
+    if pulled and not bounded:  # nobody asks for a second split before the first has ended
+        splits = [(name, at_ms, 40 if stop is None else stop, parent) for name, at_ms, stop, parent in splits]
+    return SourceScript(
+        uid=uid,
+        pulled=pulled,
+        reassigns=not pulled and draw.random() < 0.6,
+        bounded=bounded,
+        latest=not bounded and draw.random() < 0.3,
+        assigner=draw.choice(("hash", "round-robin")),
+        row_ms=draw.choice((15, 40, 100)),
+        keeps_subtask=draw.random() < 0.3,
+        splits=tuple(splits),
+    )

@@ -1,0 +1,295 @@
+"""A source whose splits are known beforehand: pulled or assigned, with an end or without, shards with children.
+
+Never: read a clock: what there is to read by now is told by a `Topic`, which belongs to the cluster.
+
+The enumerators are models, small and strict: they raise `AssertionError` when they are told something impossible, such
+as a split that comes back though it never left.
+
+Follows the source contract (`headgate.source`); FLIP-537 for the one with the marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from headgate.assigners import ASSIGNERS
+from headgate.source.enumerator import SplitEnumerator, SplitEnumeratorContext
+from headgate.source.reader import SourceReader, SourceReaderContext
+from headgate.source.serialization import VersionedSerializer
+from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
+from headgate.source.split import Split
+
+DISCOVERY_PERIOD_MS = 300
+
+
+class ScriptedSplit(Split, frozen=True, kw_only=True):
+    """Rows from ``position`` up to ``stop``; None: it grows as long as the topic does."""
+
+    position: int
+    stop: int | None
+
+
+class ScriptedState(msgspec.Struct, frozen=True):
+    """What an enumerator knows: ids it discovered, ids whose end it was told, splits with nobody, owners by id."""
+
+    known: tuple[str, ...]
+    ended: tuple[str, ...]
+    pending: tuple[ScriptedSplit, ...]
+    owners: dict[str, int]
+    parallelism: int
+
+
+SPLITS = VersionedSerializer(ScriptedSplit, version=1, what="a split of the simulator")
+STATES = VersionedSerializer(ScriptedState, version=1, what="the state of an enumerator of the simulator")
+
+
+class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """A split as it really is.
+
+    Parameters
+    ----------
+    split_id
+        Its name.
+    appears_ms
+        When discovery can see it; for a child, when its parent has been read.
+    stop
+        How many rows it has; None: it grows.
+    parent
+        The split that must be read before it.
+    """
+
+    split_id: str
+    appears_ms: int
+    stop: int | None
+    parent: str | None = None
+
+
+class Topic:
+    """What a source reads: the truth that committed output is compared with.
+
+    Parameters
+    ----------
+    splits
+        All splits there will ever be.
+    pulled, reassigns, bounded, latest
+        Whether readers ask for splits; whether the source has FLIP-537's marker; whether it ends; whether a split is
+        read from where it is when it is discovered.
+    assigner
+        Who gets which split, where they are not pulled.
+    keeps_subtask
+        Whether splits that are given back wait for the reader that had them.
+    row_ms
+        In how many milliseconds a growing split grows by a row.
+    now_ms
+        Reads the cluster's clock.
+    """
+
+    def __init__(
+        self,
+        splits: Sequence[TopicSplit],
+        *,
+        pulled: bool,
+        reassigns: bool,
+        bounded: bool,
+        latest: bool,
+        assigner: str,
+        row_ms: int,
+        keeps_subtask: bool,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.splits = {split.split_id: split for split in splits}
+        self.pulled, self.reassigns, self.bounded, self.latest = pulled, reassigns, bounded, latest
+        self.assigner, self.keeps_subtask = assigner, keeps_subtask
+        self._row_ms = row_ms
+        self._now_ms = now_ms
+        self.frozen_ms: int | None = None
+        """Since when nothing grows any more."""
+
+    def rows(self, split_id: str) -> int:
+        """Return how many rows the split has by now."""
+        split = self.splits[split_id]
+        if split.stop is not None:
+            return split.stop
+        now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
+        return max(0, now_ms - split.appears_ms) // self._row_ms
+
+    def visible(self) -> list[TopicSplit]:
+        """Return the splits that discovery finds now: no children, they are known from their parents."""
+        now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
+        late = not self.bounded
+        return [each for each in self.splits.values() if each.parent is None and (each.appears_ms <= now_ms or not late)]
+
+    def first(self, split: TopicSplit) -> ScriptedSplit:
+        """Return a split as it is discovered now."""
+        start = self.rows(split.split_id) if self.latest and split.stop is None else 0
+        return ScriptedSplit(split_id=split.split_id, position=start, stop=split.stop)
+
+
+class ScriptedSource(Source[ScriptedSplit, ScriptedState]):
+    """Makes the enumerators; the readers are the simulator's own (`task_model`)."""
+
+    name = "scripted"
+    split_serializer = SPLITS
+    state_serializer = STATES
+
+    def __init__(self, topic: Topic, enumerator: type[ScriptedEnumerator]) -> None:
+        super().__init__({})
+        self.topic = topic
+        self._enumerator = enumerator
+
+    def schema(self) -> pa.Schema:
+        """Return no columns: rows are numbers here."""
+        return pa.schema([])
+
+    def create_enumerator(self, context: SplitEnumeratorContext[ScriptedSplit]) -> ScriptedEnumerator:
+        """Return one that knows nothing."""
+        return self._enumerator(self.topic, context, None)
+
+    def restore_enumerator(
+        self, context: SplitEnumeratorContext[ScriptedSplit], state: ScriptedState
+    ) -> ScriptedEnumerator:
+        """Return one that goes on."""
+        return self._enumerator(self.topic, context, state)
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[ScriptedSplit]:
+        """Not used here."""
+        raise NotImplementedError
+
+
+class ReassigningSource(ScriptedSource, SupportsSplitReassignmentOnRecovery):
+    """The same with FLIP-537's marker."""
+
+
+class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
+    """Pulled: the next one to whoever asks. Assigned: each split has an owner, who keeps it unless P changes."""
+
+    def __init__(
+        self, topic: Topic, context: SplitEnumeratorContext[ScriptedSplit], state: ScriptedState | None
+    ) -> None:
+        self._topic = topic
+        self._context = context
+        self._known: dict[str, None] = dict.fromkeys(state.known if state else ())
+        self._ended: set[str] = set(state.ended if state else ())
+        self._pending: dict[str, ScriptedSplit] = {split.split_id: split for split in (state.pending if state else ())}
+        same = state is not None and state.parallelism == context.current_parallelism
+        self._owners: dict[str, int] = dict(state.owners) if state is not None and same else {}
+        self._rebalancing = state is not None and not same and topic.reassigns
+        self._waiting: dict[int, None] = {}
+        self._promised: set[int] = set()
+        self._discovered = False
+
+    def start(self) -> None:
+        """Begin discovery."""
+        period_ms = None if self._topic.bounded else DISCOVERY_PERIOD_MS
+        self._context.call_async(self._discover, self._on_discovered, period_ms=period_ms)
+
+    def _discover(self) -> list[ScriptedSplit]:
+        return [self._topic.first(split) for split in self._topic.visible()]
+
+    def _on_discovered(self, found: list[ScriptedSplit] | None, error: Exception | None) -> None:
+        self._discovered = True
+        for split in found or ():
+            if split.split_id not in self._known:
+                self._known[split.split_id] = None
+                self._pending[split.split_id] = split
+        self._assign()
+
+    def add_reader(self, subtask: int) -> None:
+        """Take over what the reader reports: it is nowhere else."""
+        info = self._context.registered_readers[subtask]
+        self._promised.discard(subtask)
+        self._waiting.pop(subtask, None)
+        for split in info.reported_splits_on_registration:
+            assert isinstance(split, ScriptedSplit)
+            assert split.split_id not in self._pending, f"{split.split_id} was reported but is not with anybody"
+            # It may have ended before the reader was restored to an earlier position: then it ends once more.
+            self._known[split.split_id] = None
+            self._pending[split.split_id] = split
+            if not self._rebalancing:
+                self._owners[split.split_id] = subtask
+        self._assign()
+
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        """Serve a reader now or later."""
+        self._waiting[subtask] = None
+        self._assign()
+
+    def add_splits_back(self, splits: Sequence[ScriptedSplit], subtask: int) -> None:
+        """Take splits back, and serve whoever waits."""
+        self._waiting.pop(subtask, None)
+        for split in splits:
+            assert split.split_id not in self._pending, f"{split.split_id} came back but was not away"
+            self._pending[split.split_id] = split
+            self._owners[split.split_id] = subtask
+        self._assign()
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        """Let children follow."""
+        for split_id in split_ids:
+            if split_id in self._ended:
+                continue
+            self._ended.add(split_id)  # its owner stays: should its end be undone, it goes back there
+            for split in self._topic.splits.values():
+                if split.parent == split_id and split.split_id not in self._known:
+                    self._known[split.split_id] = None
+                    self._pending[split.split_id] = self._topic.first(split)
+        self._assign()
+
+    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
+        """Return all of it."""
+        return ScriptedState(
+            tuple(self._known),
+            tuple(sorted(self._ended)),
+            tuple(self._pending.values()),
+            dict(self._owners),
+            0 if self._rebalancing else self._context.current_parallelism,
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _assign(self) -> None:
+        if self._topic.pulled:
+            self._serve()
+        else:
+            self._distribute()
+        done = self._discovered and not self._pending and not self._rebalancing and self._nothing_follows()
+        if self._topic.bounded and done:
+            for subtask in list(self._waiting) if self._topic.pulled else list(self._context.registered_readers):
+                if subtask not in self._promised:
+                    self._promised.add(subtask)
+                    self._waiting.pop(subtask, None)
+                    self._context.signal_no_more_splits(subtask)
+
+    def _nothing_follows(self) -> bool:
+        parents = {split.parent for split in self._topic.splits.values() if split.parent is not None}
+        return parents <= self._ended
+
+    def _serve(self) -> None:
+        for subtask in list(self._waiting):
+            if self._pending and subtask in self._context.registered_readers:
+                split_id = next(iter(self._pending))
+                del self._waiting[subtask]
+                self._context.assign_splits({subtask: [self._pending.pop(split_id)]})
+
+    def _distribute(self) -> None:
+        readers, parallelism = self._context.registered_readers, self._context.current_parallelism
+        if self._rebalancing and len(readers) < parallelism:
+            return
+        self._rebalancing = False
+        homeless = [("topic", split_id) for split_id in self._pending if split_id not in self._owners]
+        owners = {
+            split_id: ("topic", subtask) for split_id, subtask in self._owners.items() if split_id not in self._ended
+        }
+        self._owners |= ASSIGNERS[self._topic.assigner]().assign(homeless, owners, parallelism)
+        assignment: dict[int, list[ScriptedSplit]] = {}
+        for split_id, split in list(self._pending.items()):
+            subtask = self._owners[split_id]
+            if subtask in readers and subtask not in self._promised:
+                assignment.setdefault(subtask, []).append(split)
+                del self._pending[split_id]
+        if assignment:
+            self._context.assign_splits(assignment)

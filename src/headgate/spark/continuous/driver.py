@@ -1,0 +1,367 @@
+"""Carries out what the `JobMaster` orders in one run of a query: Spark's job, streams, enumerators, storage, commits.
+
+Never: decide. One thread gives events to the machine; everything that may block runs on a thread of its own kind and
+comes back as an event.
+
+    thread                       what it does
+    ---------------------------  ----------------------------------------------------
+    headgate-query-NAME          the machine, and nothing that blocks
+    headgate-enumerator-UID      one source's enumerator
+    headgate-log-UID             its write-ahead log
+    headgate-storage-NAME        manifests, retention
+    headgate-commits-NAME        the sinks' committers
+    headgate-job-NAME            waits for Spark's job
+
+Follows FLIP-27, "Where to run the enumerator" (option 3).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, assert_never
+
+import msgspec
+
+from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.ownership import Ownership
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.coordinator import job_master as jm
+from headgate.coordinator import scheduler as sch
+from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.write_ahead_log import WriteAheadLog
+from headgate.errors import HeadgateError, InternalError
+from headgate.operators.operator import SinkCommitter
+from headgate.operators.stage_graph import QueryDefinition
+from headgate.protocol.messages import CheckpointKind, Envelope
+from headgate.spark.continuous.enumerator_thread import EnumeratorThread
+from headgate.spark.continuous.error_reports import error_of
+from headgate.spark.continuous.job import SlotJob
+from headgate.spark.continuous.slot import ADDRESS_FILE, SlotSettings
+from headgate.spark.continuous.worker import Worker
+from headgate.task.mailbox import monotonic_ms
+from headgate.transport.address_file import CoordinatorAddress, write_address
+from headgate.transport.control_server import ControlServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 1.0
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is fixed before a run begins.
+
+    Parameters
+    ----------
+    slot
+        What slots are told; the address and the submission are filled in by the driver.
+    host, port
+        Where the endpoint is.
+    options
+        The machine's.
+    """
+
+    slot: SlotSettings
+    host: str
+    port: int
+    options: jm.JobOptions
+
+
+class QueryDriver:
+    """One run of a query, from `start` until ``on_end`` is called.
+
+    Parameters
+    ----------
+    spark, definition
+        What to run, and where.
+    plan, restored, settings
+        What the machine is made of.
+    storage, ownership
+        The checkpoint location, which this run owns.
+    on_end
+        Called once, on the driver's thread, with the error that ended the run, or None.
+    on_progress
+        Called with every subtask's figures and every completed checkpoint.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        definition: QueryDefinition,
+        plan: jm.JobPlan,
+        restored: Manifest | None,
+        settings: RunSettings,
+        storage: CheckpointStorage,
+        ownership: Ownership,
+        on_end: Callable[[HeadgateError | None], None],
+        on_progress: Callable[[Any], None],
+    ) -> None:
+        self._spark = spark
+        self._definition = definition
+        self._plan = plan
+        self._settings = settings
+        self._storage = storage
+        self._ownership = ownership
+        self._on_end = on_end
+        self._on_progress = on_progress
+        self._name = definition.name or plan.query_id[:8]
+        self._master = jm.JobMaster(
+            plan,
+            settings.options,
+            restored,
+            random.Random(),
+            stored=storage.stored(),
+            clock_offset_ms=time.time_ns() // 1_000_000 - monotonic_ms(),
+        )
+        self._inbox: queue.SimpleQueue[jm.Event | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._requests: dict[int, Future[int]] = {}
+        self._next_request = 1
+        # On the driver's thread only:
+        self._enumerators: dict[str, EnumeratorThread] = {}
+        self._jobs: dict[int, SlotJob] = {}
+        self._error: HeadgateError | None = None
+        self._over = False
+        self._storage_worker = Worker(f"headgate-storage-{self._name}")
+        self._commit_worker = Worker(f"headgate-commits-{self._name}")
+        self._logs = {
+            uid: WriteAheadLog(storage.store.file_system, storage.store.path(f"log/{uid}")) for uid in plan.sources
+        }
+        self._log_workers = {uid: Worker(f"headgate-log-{uid}") for uid in plan.sources}
+        self._committers = _committers(definition)
+        self._server = self._open_server(settings.port)
+        self._thread = threading.Thread(target=self._run, name=f"headgate-query-{self._name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+        self._inbox.put(sch.QueryStarted())
+
+    def request_checkpoint(self, kind: CheckpointKind, location: str = "") -> Future[int]:
+        """Ask for a checkpoint now; the future has its number, or a `HeadgateError` why there is none. Any thread."""
+        answer: Future[int] = Future()
+        with self._lock:
+            number, self._next_request = self._next_request, self._next_request + 1
+            self._requests[number] = answer
+        self._inbox.put(cp.CheckpointRequested(number, kind, location))
+        return answer
+
+    def stop(self) -> None:
+        """End without a checkpoint. Any thread; does not wait."""
+        self._inbox.put(jm.StopRequested())
+
+    def join(self, timeout_s: float | None) -> bool:
+        """Wait for the end; return whether it came. Any thread."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def status(self) -> Any:
+        """What the machine says of itself. Any thread: it may be a moment old."""
+        return self._master.status()
+
+    @property
+    def committers(self) -> dict[str, SinkCommitter]:
+        """The sinks' committers, by the sink's uid."""
+        return self._committers
+
+    def restart_endpoint(self) -> None:
+        """Drop the endpoint with all its streams and open one on another port: slots look the address up again."""
+        self._server.close()
+        self._server = self._open_server(0)
+
+    # From here on: on the driver's thread, unless said otherwise.
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                self._handle(self._next_event())
+        except Exception as error:
+            _log.exception("query %s: the driver failed", self._name)
+            self._error = InternalError(f"The driver of the query {self._name!r} failed: {error}")
+            self._error.__cause__ = error
+            for job in self._jobs.values():
+                job.cancel()
+        finally:
+            self._close()
+            self._on_end(self._error)
+
+    def _next_event(self) -> jm.Event:
+        due_ms = self._master.next_time_ms()
+        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, max(0.0, (due_ms - monotonic_ms()) / 1000))
+        try:
+            return self._inbox.get(timeout=wait_s) or jm.TimePassed()
+        except queue.Empty:
+            return jm.TimePassed()
+
+    def _handle(self, event: jm.Event) -> None:
+        for action in self._master.handle(event, monotonic_ms()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: jm.Action) -> None:
+        match action:
+            case jm.Transmit(connection=connection, envelope=envelope):
+                self._server.send(connection, envelope)
+            case jm.CloseConnection(connection=connection):
+                self._server.close_connection(connection)
+            case jm.ForSource(source=uid, action=for_source):
+                self._carry_out_for_source(uid, for_source)
+            case jm.ShowProgress() | jm.ShowCheckpoint():
+                self._on_progress(action)
+            case jm.Log(level=level, text=text):
+                _log.log(getattr(logging, level.upper()), "query %s: %s", self._name, text)
+            case sch.SubmitJob(submission=submission):
+                self._submit(submission)
+            case sch.CancelJob(submission=submission):
+                if submission in self._jobs:
+                    self._jobs[submission].cancel()
+            case sch.FailQuery(error=error):
+                self._error = error_of(error)
+            case sch.QueryOver():
+                self._over = True
+            case cp.WriteManifest() | cp.DeleteCheckpoint():
+                self._storage_worker.do(lambda: self._store(action))
+            case cp.Commit():
+                self._commit_worker.do(lambda: self._commit(action))
+            case cp.AnswerRequest(request_id=request_id, checkpoint_id=checkpoint_id, reason=reason):
+                self._answer(request_id, checkpoint_id, reason)
+            case _:
+                assert_never(action)
+
+    def _carry_out_for_source(self, uid: str, action: Any) -> None:
+        match action:
+            case src.StartEnumerator():
+                self._stop_enumerator(uid)
+                source = self._definition.sources[uid]
+                self._enumerators[uid] = EnumeratorThread(
+                    source.source,
+                    uid,
+                    incarnation=action.incarnation,
+                    boundedness=source.boundedness,
+                    schema=source.schema,
+                    parallelism=self._plan.parallelism,
+                    state=action.state,
+                    checkpoint_id=action.checkpoint_id,
+                    on_event=self._tell,
+                )
+            case src.CallEnumerator(call=call):
+                self._enumerators[uid].call(call)
+            case src.StopEnumerator():
+                self._stop_enumerator(uid)
+            case src.AppendLog() | src.DropLog() | src.LoadLog():
+                self._log_workers[uid].do(lambda: self._use_log(uid, action))
+            case _:
+                raise InternalError(f"no such action of a source: {action!r}")
+
+    def _stop_enumerator(self, uid: str) -> None:
+        if (thread := self._enumerators.pop(uid, None)) is not None:
+            thread.close()
+
+    def _tell(self, uid: str, event: src.Event) -> None:
+        """Queue something of a source's; any thread."""
+        self._inbox.put(jm.FromSource(uid, event))
+
+    def _use_log(self, uid: str, action: src.AppendLog | src.DropLog | src.LoadLog) -> None:
+        """On the log's thread."""
+        outcome = self._logs[uid].carry_out(action)
+        if outcome is not None:
+            self._tell(uid, outcome)
+
+    def _submit(self, submission: int) -> None:
+        settings = msgspec.structs.replace(self._settings.slot, submission=submission, address=self._server.address)
+        self._jobs[submission] = SlotJob(
+            self._spark,
+            self._name,
+            settings,
+            self._definition,
+            self._plan.parallelism,
+            on_ended=lambda error: self._inbox.put(sch.JobEnded(submission, error)),
+        )
+
+    def _store(self, action: cp.WriteManifest | cp.DeleteCheckpoint) -> None:
+        """On the storage thread."""
+        if isinstance(action, cp.DeleteCheckpoint):
+            self._storage.delete(action.checkpoint_id)
+            return
+        try:
+            self._ownership.check()
+            size = self._storage.write_manifest(action.manifest, location=action.location)
+        except Exception as error:
+            self._inbox.put(cp.ManifestWriteFailed(action.checkpoint_id, f"{type(error).__name__}: {error}"))
+        else:
+            self._inbox.put(cp.ManifestWritten(action.checkpoint_id, size))
+
+    def _commit(self, action: cp.Commit) -> None:
+        """On the commits' thread."""
+        left: dict[str, tuple[bytes, ...]] = {}
+        try:
+            self._ownership.check()
+            for uid, committer in self._committers.items():
+                committables = action.committables.get(uid, ())
+                left[uid] = tuple(committer.commit(committables, epoch=action.epoch, final=action.final))
+        except Exception as error:
+            _log.warning("query %s: committing epoch %d failed", self._name, action.epoch, exc_info=True)
+            self._inbox.put(cp.CommitFailed(action.epoch, f"{type(error).__name__}: {error}"))
+        else:
+            self._inbox.put(cp.Committed(action.epoch, left))
+
+    def _answer(self, request_id: int, checkpoint_id: int | None, reason: str) -> None:
+        with self._lock:
+            answer = self._requests.pop(request_id)
+        if checkpoint_id is None:
+            answer.set_exception(HeadgateError(f"The checkpoint did not complete: {reason}", reason=reason))
+        else:
+            answer.set_result(checkpoint_id)
+
+    def _open_server(self, port: int) -> ControlServer:
+        server = ControlServer(
+            self._settings.slot.secret,
+            self._settings.host,
+            port,
+            self._settings.slot.tls,
+            on_opened=lambda connection, peer: _log.debug("stream %d from %s", connection, peer),
+            on_letter=self._on_letter,
+            on_closed=lambda connection: self._inbox.put(jm.ConnectionClosed(connection)),
+        )
+        store = self._storage.store
+        address = CoordinatorAddress(run=self._plan.run, address=server.address)
+        write_address(store.file_system, store.path(ADDRESS_FILE), address)
+        return server
+
+    def _on_letter(self, connection: int, envelope: Envelope) -> None:
+        """On a stream's thread."""
+        self._inbox.put(jm.LetterReceived(connection, envelope))
+
+    def _close(self) -> None:
+        self._server.close()
+        for uid in list(self._enumerators):
+            self._stop_enumerator(uid)
+        for job in self._jobs.values():
+            job.join(5.0)
+        for worker in (self._storage_worker, self._commit_worker, *self._log_workers.values()):
+            worker.close()
+        for committer in self._committers.values():
+            try:
+                committer.close()
+            except Exception:
+                _log.warning("query %s: closing a committer failed", self._name, exc_info=True)
+        with self._lock:
+            waiting, self._requests = list(self._requests.values()), {}
+        for answer in waiting:
+            answer.set_exception(HeadgateError("The query ended before the checkpoint was complete."))
+
+
+def _committers(definition: QueryDefinition) -> dict[str, SinkCommitter]:
+    sinks = [definition.sink] + ([definition.bad_records_sink] if definition.bad_records_sink else [])
+    made = {sink.uid: sink.create_committer() for sink in sinks}
+    return {uid: committer for uid, committer in made.items() if committer is not None}

@@ -1,0 +1,196 @@
+"""Runs a source's enumerator on a thread of its own, its slow work in a pool, and serialises beside it.
+
+Never: let an enumerator that hangs hold up the query: what is asked of it waits in a queue, and `close` does not.
+
+    thread                          what it does
+    ------------------------------  --------------------------------------------------------------------
+    headgate-enumerator-UID         the enumerator, one call after the other
+    headgate-enumerator-UID-says    serialises splits and states, and tells, in the order of the calls
+    headgate-enumerator-UID-work    (up to 4) what the enumerator gave to ``call_async``
+
+Follows FLIP-27, "Where to run the enumerator" ("called from an additional thread").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.enumerator_runner import EnumeratorRunner, Output, SlowWork
+from headgate.source.enumerator import Boundedness
+from headgate.source.source import Source
+
+_log = logging.getLogger(__name__)
+
+_WORKERS = 4
+_PATIENCE_S = 0.8
+
+
+class EnumeratorThread:
+    """One incarnation of an enumerator, running from construction on.
+
+    Parameters
+    ----------
+    source, uid, incarnation, boundedness, schema, parallelism, state, checkpoint_id
+        As for `EnumeratorRunner`.
+    on_event
+        Takes the uid and what the enumerator says, on a thread of ours; must not block.
+    """
+
+    def __init__(
+        self,
+        source: Source[Any, Any],
+        uid: str,
+        *,
+        incarnation: int,
+        boundedness: Boundedness,
+        schema: pa.Schema,
+        parallelism: int,
+        state: bytes | None,
+        checkpoint_id: int,
+        on_event: Callable[[str, src.Event], None],
+    ) -> None:
+        self._uid = uid
+        self._on_event = on_event
+        self._turns: queue.SimpleQueue[Callable[[], list[Output]] | None] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[list[Output] | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        # On the enumerator's thread only: slow work by the time it is due.
+        self._due: list[tuple[float, int, SlowWork]] = []
+        self._number = itertools.count()
+        self._runner = EnumeratorRunner(
+            source,
+            uid,
+            incarnation=incarnation,
+            boundedness=boundedness,
+            schema=schema,
+            parallelism=parallelism,
+            state=state,
+            checkpoint_id=checkpoint_id,
+            call_async=lambda work: self._work_later(work, work.initial_delay_ms),
+        )
+        name = f"headgate-enumerator-{uid}"
+        self._pool = _Pool(f"{name}-work")
+        self._turns.put(self._runner.start)
+        self._threads = [
+            threading.Thread(target=self._run, name=name, daemon=True),
+            threading.Thread(target=self._say, name=f"{name}-says", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def call(self, call: src.EnumeratorCall) -> None:
+        """Let the enumerator be called, after all calls before. Does not block."""
+        self._turns.put(lambda: self._runner.call(call))
+
+    def close(self) -> None:
+        """Close the enumerator. Blocks for less than a second; one that hangs is left to itself, and says no more."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._pool.close()
+        self._turns.put(None)
+        until = time.monotonic() + _PATIENCE_S
+        for thread in (*self._threads, *self._pool.threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in (*self._threads, *self._pool.threads)):
+            _log.warning("The enumerator of %s does not end: it is left to itself.", self._uid)
+
+    # On the enumerator's thread.
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            turn = self._next_turn()
+            if turn is not None:
+                self._outputs.put(turn())
+        self._outputs.put(None)
+        try:
+            self._runner.close()
+        except Exception:
+            _log.warning("The enumerator of %s failed when it was closed.", self._uid, exc_info=True)
+
+    def _next_turn(self) -> Callable[[], list[Output]] | None:
+        """Wait for a turn, and meanwhile give out the work that comes due; None: look again."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            work = heapq.heappop(self._due)[2]
+            self._pool.do(partial(self._do_work, work))
+        try:
+            return self._turns.get(timeout=max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
+        except queue.Empty:
+            return None
+
+    def _work_later(self, work: SlowWork, delay_ms: int) -> None:
+        heapq.heappush(self._due, (time.monotonic() + delay_ms / 1000, next(self._number), work))
+
+    def _finish(self, work: SlowWork, result: Any, error: Exception | None) -> list[Output]:
+        outputs = self._runner.finish(work, result, error)
+        if work.period_ms is not None and not self._runner.failed:
+            self._work_later(work, work.period_ms)
+        return outputs
+
+    # On others.
+
+    def _do_work(self, work: SlowWork) -> None:
+        result: Any = None
+        failure: Exception | None = None
+        try:
+            result = work.work()
+        except Exception as error:
+            failure = error
+        self._turns.put(lambda: self._finish(work, result, failure))
+
+    def _say(self) -> None:
+        while (outputs := self._outputs.get()) is not None:
+            for output in outputs:
+                event = self._runner.report(output)
+                if event is not None and not self._closed.is_set():
+                    self._on_event(self._uid, event)
+
+
+class _Pool:
+    """A few daemon threads, made when they are needed: one that hangs keeps no process from ending."""
+
+    def __init__(self, name: str) -> None:
+        self.threads: list[threading.Thread] = []
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._unfinished = 0
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Let a thread do something. Called on one thread only."""
+        with self._lock:
+            self._unfinished += 1
+            is_busy = self._unfinished > len(self.threads)
+        if is_busy and len(self.threads) < _WORKERS:
+            thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self.threads)}", daemon=True)
+            self.threads.append(thread)
+            thread.start()
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Let the threads end after what they are doing; what waits is not done."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in range(_WORKERS):
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            with self._lock:
+                self._unfinished -= 1

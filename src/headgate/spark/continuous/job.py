@@ -1,0 +1,154 @@
+"""Spark's part of a continuous query: one job whose tasks are the slots, submitted again when Spark gives up on it.
+
+Never: decide whether to submit again (the scheduler does), or start in a session that cannot keep slots alive.
+
+Follows traps 19, 20 and 21.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headgate.errors import DeploymentError, OptionError
+from headgate.operators.stage_graph import QueryDefinition
+from headgate.protocol.messages import ErrorReport
+from headgate.spark.continuous.error_reports import report_of
+from headgate.spark.continuous.slot import SlotSettings, run_slot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+_EXECUTORS_COME_S = 8.0
+_IDLE_TIMEOUTS = (
+    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
+    "spark.python.worker.idleTimeoutSeconds",
+)
+
+
+def check_session(spark: SparkSession, parallelism: int) -> None:
+    """Refuse a session in which slots could not live.
+
+    Raises
+    ------
+    OptionError
+        Speculation is on (two live attempts of every slow slot), Spark ends silent Python workers, or a local session
+        has fewer cores than the query wants slots.
+    """
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.speculation", "false").lower() == "true":
+        raise OptionError(
+            "spark.speculation is true: Spark would start a second attempt of every slot of a continuous query. Set it "
+            "to false for this application.",
+            option="spark.speculation", value="true",
+        )  # fmt: skip
+    for name in _IDLE_TIMEOUTS:
+        value = spark.conf.get(name, None) or conf.get(name, "0") or "0"
+        if value != "0" and _kills_idle(spark, name):
+            raise OptionError(
+                f"{name} is {value} and Spark is told to kill idle workers: a slot of a continuous query is silent "
+                "towards Spark as long as it lives. Set it to 0.",
+                option=name, value=value,
+            )  # fmt: skip
+    cores = _cores(spark, parallelism)
+    if cores < parallelism and not _grows(spark):
+        raise OptionError(
+            f"A continuous query of parallelism {parallelism} needs {parallelism} cores for its slots, but "
+            f"{spark.sparkContext.master} has {cores}. Ask for a parallelism of at most {cores}, or for more cores.",
+            option="parallelism", value=parallelism, cores=cores,
+        )  # fmt: skip
+
+
+def _cores(spark: SparkSession, wanted: int) -> int:
+    """Return how many cores there are. Executors that have just been asked for are given some seconds to come."""
+    context = spark.sparkContext
+    deadline = time.monotonic() + (0.0 if is_local(spark) else _EXECUTORS_COME_S)
+    while context.defaultParallelism < wanted and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return context.defaultParallelism
+
+
+def _grows(spark: SparkSession) -> bool:
+    """Return whether Spark asks for more executors when it has work for them."""
+    return spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Return whether everything runs in this machine's one JVM."""
+    master = spark.sparkContext.master or ""
+    return master == "local" or master.startswith("local[")
+
+
+def _kills_idle(spark: SparkSession, name: str) -> bool:
+    switch = name.replace("idleTimeoutSeconds", "killOnIdleTimeout")
+    value = spark.conf.get(switch, None) or spark.sparkContext.getConf().get(switch, "false")
+    return str(value).lower() == "true"
+
+
+class SlotJob:
+    """One submission of the job.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    name
+        What stands in Spark's UI.
+    settings
+        For the slots.
+    definition
+        For the slots.
+    parallelism
+        How many.
+    on_ended
+        Called on the job's thread with None, or the error that Spark ended it with.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        name: str,
+        settings: SlotSettings,
+        definition: QueryDefinition,
+        parallelism: int,
+        on_ended: Callable[[ErrorReport | None], None],
+    ) -> None:
+        self._spark = spark
+        self._group = f"headgate-{settings.query_id}-{settings.run}-{settings.submission}"
+        self._name = name
+        self._slot = partial(run_slot, settings, definition)
+        self._parallelism = parallelism
+        self._on_ended = on_ended
+        self._thread = threading.Thread(target=self._run, name=f"headgate-job-{name}", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Let Spark kill the slots."""
+        self._spark.sparkContext.cancelJobGroup(self._group)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the job's end at most this long, in seconds."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        outcome: ErrorReport | None = None
+        try:
+            context: Any = self._spark.sparkContext
+            context.setJobGroup(self._group, self._name, interruptOnCancel=True)
+            slots = self._spark.range(0, self._parallelism, 1, self._parallelism)
+            slots.mapInArrow(self._slot, "id long").write.format("noop").mode("overwrite").save()
+        except Exception as error:
+            _log.debug("the job of the slots ended", exc_info=True)
+            outcome = report_of(DeploymentError(f"Spark ended the job of the slots: {_first_line(error)}"))
+        self._on_ended(outcome)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__

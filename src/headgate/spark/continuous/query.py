@@ -1,0 +1,405 @@
+"""A running continuous query, as its user sees it: Spark's ``StreamingQuery``, with savepoints and rescaling.
+
+Never: decide, or touch the machine: it starts runs (`QueryDriver`), waits for them, and keeps what outlives one.
+
+Follows api.md, section 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headgate.checkpoint.coordinator import CheckpointOptions
+from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.ownership import Ownership
+from headgate.checkpoint.restore import restore
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.coordinator.job_master import JobOptions, JobPlan, SourcePlan
+from headgate.coordinator.scheduler import SchedulerOptions
+from headgate.errors import HeadgateError, OptionError
+from headgate.operators.query_options import restart_options
+from headgate.operators.stage_graph import QueryDefinition
+from headgate.protocol.messages import CheckpointKind
+from headgate.spark.continuous.driver import QueryDriver, RunSettings
+from headgate.spark.continuous.job import check_session, is_local
+from headgate.spark.continuous.slot import SlotSettings
+from headgate.spark.task import Versions
+from headgate.transport.options import transport_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+_REGISTRATION_TIMEOUT_MS = 120_000
+"""How long slots may take to come where there are cores enough: Spark may be busy with other work."""
+
+_active_lock = threading.Lock()
+_active: dict[str, ContinuousQuery] = {}  # by checkpoint location, of this process; guarded by _active_lock
+
+
+def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQuery:
+    """Start a query and return it; it runs until it ends, fails or is stopped.
+
+    Raises
+    ------
+    OptionError
+        The session cannot run it, or another live query of this process has its checkpoint location.
+    StoredStateError
+        The checkpoint it would resume from cannot be used.
+    """
+    check_session(spark, definition.parallelism)
+    query = ContinuousQuery(spark, definition)
+    query._begin()
+    return query
+
+
+def active_queries() -> list[ContinuousQuery]:
+    """Return the live queries of this process."""
+    with _active_lock:
+        return list(_active.values())
+
+
+class ContinuousQuery:
+    """A continuous query; `ContinuousStreamWriter.start` makes it. All methods may be called by any thread."""
+
+    def __init__(self, spark: SparkSession, definition: QueryDefinition) -> None:
+        self._spark = spark
+        self._definition = definition
+        self._temporary = None if definition.checkpoint_location else tempfile.mkdtemp(prefix="headgate-")
+        self._location = definition.checkpoint_location or str(self._temporary)
+        self._storage = CheckpointStorage(self._location)
+        self._id = ""
+        self._run_id = ""
+        self._changing = threading.Lock()  # held by stop and rescale
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._state_changed = threading.Condition(self._lock)
+        self._driver: QueryDriver | None = None
+        self._ended = False
+        self._rescaling = False
+        self._error: HeadgateError | None = None
+
+    @property
+    def id(self) -> str:
+        """Names the query across restarts from its checkpoints."""
+        return self._id
+
+    @property
+    def runId(self) -> str:
+        """Names this start of it."""
+        return self._run_id
+
+    @property
+    def name(self) -> str | None:
+        """What ``queryName`` said; None: nothing."""
+        return self._definition.name
+
+    @property
+    def isActive(self) -> bool:
+        """Whether it has not ended yet."""
+        with self._lock:
+            return not self._ended
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What it is doing: ``message``, ``isDataAvailable``, ``isTriggerActive`` as in Spark, and slots and subtasks."""
+        driver = self._driver
+        if driver is None or not self.isActive:
+            return {"message": "Stopped", "isDataAvailable": False, "isTriggerActive": False}
+        status = driver.status
+        return {"message": status.state, "isDataAvailable": True, "isTriggerActive": True, **_plain(status)}
+
+    def exception(self) -> HeadgateError | None:
+        """Return the error that ended the query; None while it runs and when it ended well."""
+        with self._lock:
+            return self._error
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:
+        """Wait for the end.
+
+        Parameters
+        ----------
+        timeout
+            At most this long, in seconds; None: as long as it takes.
+
+        Returns
+        -------
+        Whether it ended.
+
+        Raises
+        ------
+        HeadgateError
+            It ended by this error.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._state_changed:
+            while not self._ended:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._state_changed.wait(1.0 if left is None else min(1.0, left))  # lets Ctrl-C through
+            if self._error is not None:
+                raise self._error
+            return True
+
+    def checkpoint(self, timeout: float = 600.0) -> int:
+        """Take a checkpoint now and return its number once it is complete.
+
+        Parameters
+        ----------
+        timeout
+            How long to wait for it, in seconds.
+
+        Raises
+        ------
+        HeadgateError
+            It did not complete, with the reason; or the query has ended.
+        """
+        return self._live().request_checkpoint(CheckpointKind.CHECKPOINT).result(timeout)
+
+    def savepoint(self, location: str, timeout: float = 600.0) -> int:
+        """Write a savepoint into a folder and go on. A savepoint needs nothing outside its folder."""
+        return self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)).result(timeout)
+
+    def stop(self, savepoint: str | None = None, *, drain: bool = False, timeout: float = 600.0) -> None:
+        """End the query.
+
+        Parameters
+        ----------
+        savepoint
+            Suspend: write a savepoint into this folder, after which nothing is emitted. If it fails, the query goes on.
+        drain
+            End for good: the input ends here, everything that operators hold goes out and is committed.
+        timeout
+            How long to wait, in seconds.
+
+        Raises
+        ------
+        HeadgateError
+            The savepoint or the last checkpoint did not complete; the query goes on.
+        """
+        with self._changing:
+            driver = self._driver
+            if driver is None or not self.isActive:
+                return
+            if savepoint is not None or drain:
+                kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND
+                driver.request_checkpoint(kind, str(savepoint or "")).result(timeout)
+            else:
+                driver.stop()
+            if not driver.join(timeout):
+                raise HeadgateError(f"The query did not end within {timeout:.0f} seconds.")
+
+    def rescale(self, parallelism: int, timeout: float = 600.0) -> None:
+        """Go on with another number of slots: a checkpoint, then a new run of it. Nothing is lost or repeated.
+
+        Parameters
+        ----------
+        parallelism
+            How many slots from now on.
+        timeout
+            How long to wait for the checkpoint and the end of the old slots, in seconds.
+
+        Raises
+        ------
+        OptionError
+            There cannot be so many.
+        HeadgateError
+            The checkpoint did not complete; the query goes on as it was.
+        """
+        import dataclasses
+
+        check_session(self._spark, parallelism)
+        self._check_parallelism(parallelism)
+        with self._changing:
+            driver = self._live()
+            with self._lock:
+                self._rescaling = True
+            try:
+                driver.request_checkpoint(CheckpointKind.SUSPEND).result(timeout)
+                if not driver.join(timeout):
+                    raise HeadgateError(f"The query's slots did not end within {timeout:.0f} seconds.")
+                self._definition = dataclasses.replace(self._definition, parallelism=parallelism, from_savepoint=None)
+                self._start_run()
+            except BaseException as error:
+                if not driver.join(0):
+                    raise
+                self._finish(error if isinstance(error, HeadgateError) else None)
+                raise
+            finally:
+                with self._lock:
+                    self._rescaling = False
+
+    def table(self) -> pa.Table:
+        """Return what the ``memory`` sink has got: committed rows only.
+
+        Raises
+        ------
+        OptionError
+            The query's sink is another one.
+        """
+        driver = self._driver
+        committer = None if driver is None else driver.committers.get(self._definition.sink.uid)
+        if committer is None or not hasattr(committer, "table"):
+            raise OptionError(
+                f"table() is for the sink 'memory'; this query writes to {self._definition.sink_format!r}.",
+                option="format", value=self._definition.sink_format,
+            )  # fmt: skip
+        made: pa.Table = committer.table()
+        return made
+
+    def _begin(self) -> None:
+        """Start the first run."""
+        self._check_parallelism(self._definition.parallelism)
+        with _active_lock:
+            other = _active.get(self._location)
+            if other is not None:
+                raise OptionError(
+                    f"The checkpoint location {self._location!r} belongs to the query {other.name or other.id!r}, which "
+                    "is live. Stop that one first, or give this one a location of its own.",
+                    option="checkpointLocation", value=self._location,
+                )  # fmt: skip
+            _active[self._location] = self
+        try:
+            self._start_run()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _start_run(self) -> None:
+        definition = self._definition
+        ownership = Ownership.claim(self._storage)
+        found = self._newest()
+        self._id = self._storage.query_id(str(uuid.uuid4()))
+        self._run_id = str(uuid.uuid4())
+        plan = _plan(definition, self._id, ownership.run)
+        allow_left_over = bool(definition.options["allowNonRestoredState"])
+        restored = None if found is None else restore(found, plan, allow_non_restored_state=allow_left_over)
+        driver = QueryDriver(
+            self._spark,
+            definition,
+            plan,
+            restored,
+            self._run_settings(ownership.run),
+            self._storage,
+            ownership,
+            on_end=self._on_run_ended,
+            on_progress=lambda _: None,
+        )
+        with self._lock:
+            self._driver = driver
+        driver.start()
+
+    def _newest(self) -> Manifest | None:
+        if self._definition.from_savepoint is not None:
+            return CheckpointStorage(self._definition.from_savepoint).load_savepoint()
+        return self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
+
+    def _run_settings(self, run: int) -> RunSettings:
+        options = self._definition.options
+        driver_host = self._spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1")
+        transport = transport_options(options)
+        host = transport.host or ("127.0.0.1" if is_local(self._spark) else driver_host)
+        slot = SlotSettings(
+            run=run,
+            query_id=self._id,
+            submission=0,
+            address="",
+            secret=secrets.token_hex(32),
+            tls=transport.tls,
+            checkpoint_location=self._location,
+            heartbeat_timeout_ms=options["heartbeat.timeout"],
+            stuck_timeout_ms=options["task.stuck.timeout"],
+            time_zone=self._definition.time_zone,
+            versions=Versions.here(),
+        )
+        return RunSettings(slot=slot, host=host, port=transport.port, options=_job_options(self._definition))
+
+    def _on_run_ended(self, error: HeadgateError | None) -> None:
+        """On the driver's thread."""
+        with self._lock:
+            between_runs = self._rescaling and error is None
+        if not between_runs:
+            self._finish(error)
+
+    def _finish(self, error: HeadgateError | None) -> None:
+        with self._state_changed:
+            self._ended, self._error = True, error
+            self._state_changed.notify_all()
+        self._leave()
+
+    def _leave(self) -> None:
+        with _active_lock:
+            if _active.get(self._location) is self:
+                del _active[self._location]
+        if self._temporary is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._temporary)
+
+    def _live(self) -> QueryDriver:
+        driver = self._driver
+        if driver is None or not self.isActive:
+            raise HeadgateError("The query has ended.")
+        return driver
+
+    def _check_parallelism(self, parallelism: int) -> None:
+        most = self._definition.options["max-parallelism"]
+        if not 1 <= parallelism <= most:
+            raise OptionError(
+                f"The parallelism is {parallelism}; it must be from 1 to max-parallelism, which is {most}.",
+                option="parallelism", value=parallelism,
+            )  # fmt: skip
+
+
+def _plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
+    return JobPlan(
+        sources={
+            uid: SourcePlan(
+                name=source.source.name,
+                reassigns_on_recovery=source.reassigns_on_recovery,
+                fixed=source.source.options.fixed,
+                keeps_subtask=source.watermark_strategy is not None,
+            )
+            for uid, source in definition.sources.items()
+        },
+        stages=(definition.graph.uids,),
+        parallelism=definition.parallelism,
+        max_parallelism=definition.options["max-parallelism"],
+        query_id=query_id,
+        run=run,
+    )
+
+
+def _job_options(definition: QueryDefinition) -> JobOptions:
+    options = definition.options
+    checkpoints = CheckpointOptions(
+        interval_ms=definition.checkpoint_interval_ms,
+        timeout_ms=options["execution.checkpointing.timeout"],
+        num_retained=options["execution.checkpointing.num-retained"],
+        tolerable_failed=options["execution.checkpointing.tolerable-failed-checkpoints"],
+    )
+    scheduler = SchedulerOptions(
+        failover_strategy=options["failover-strategy"],
+        restart=restart_options(options),
+        heartbeat_timeout_ms=options["heartbeat.timeout"],
+        registration_timeout_ms=_REGISTRATION_TIMEOUT_MS,
+    )
+    return JobOptions(checkpoints=checkpoints, scheduler=scheduler)
+
+
+def _plain(status: Any) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(status)
+    return plain

@@ -1,0 +1,245 @@
+"""A slot: the long Spark task. Its stream to the coordinator, and the subtasks it runs.
+
+Never: decide (`SlotMachine` does), or end Spark's task with an error because a user's function raised.
+
+One thread, Spark's own, handles all events of the machine; a connection is made on a thread of its own.
+
+Follows FLIP-27, "Where to run the enumerator"; traps 19 to 22.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, assert_never
+
+import msgspec
+import pyarrow as pa
+
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.errors import DeploymentError, HeadgateError
+from headgate.operators.stage_graph import QueryDefinition
+from headgate.protocol import messages as msg
+from headgate.spark.continuous.subtask_runner import SlotPlace, SubtaskRunner
+from headgate.spark.task import Versions, check_versions
+from headgate.task import slot as machine
+from headgate.task.mailbox import monotonic_ms
+from headgate.task.watchdog import Watchdog
+from headgate.transport.address_file import read_address
+from headgate.transport.control_client import ControlClient
+from headgate.transport.options import TlsOptions
+
+_log = logging.getLogger(__name__)
+
+ADDRESS_FILE = "coordinator"
+"""The name of the address file at the checkpoint location."""
+_MAX_WAIT_S = 1.0
+_TIME_TO_SEND_S = 0.3
+"""How long a process that is about to end leaves its last letter to get out."""
+
+
+class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slot is told with Spark's task.
+
+    Parameters
+    ----------
+    run, query_id
+        Whose slot it is.
+    submission
+        Which submission of Spark's job this is; later ones fence earlier ones.
+    address
+        Where the coordinator is. When it is not there any longer, slots look into `ADDRESS_FILE` at the location.
+    secret
+        The query's.
+    tls
+        How to encrypt, or None.
+    checkpoint_location
+        Where state that lies in files is read from, and the address file.
+    heartbeat_timeout_ms, stuck_timeout_ms
+        When a silent slot, and a subtask that makes no progress, is given up.
+    time_zone
+        For texts without one (an IANA name).
+    versions
+        The driver's.
+    """
+
+    run: int
+    query_id: str
+    submission: int
+    address: str
+    secret: str
+    tls: TlsOptions | None
+    checkpoint_location: str
+    heartbeat_timeout_ms: int
+    stuck_timeout_ms: int
+    time_zone: str
+    versions: Versions
+
+
+def run_slot(
+    settings: SlotSettings, definition: QueryDefinition, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Be a slot until the coordinator says that it is over: the function of Spark's ``mapInArrow``."""
+    from pyspark import TaskContext
+
+    check_versions(settings.versions)
+    context = TaskContext.get()
+    if context is None:
+        raise DeploymentError("a slot must run in a Spark task")
+    numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+    attempt = settings.submission << 16 | context.attemptNumber()
+    slot = SlotRuntime(settings, definition, int(numbers[0]), attempt)
+    slot.run()
+    yield from ()
+
+
+class SlotRuntime:
+    """Drives a `SlotMachine` and the subtasks of one slot."""
+
+    def __init__(self, settings: SlotSettings, definition: QueryDefinition, slot: int, attempt: int) -> None:
+        self._settings = settings
+        self._definition = definition
+        self._slot = slot
+        self._attempt = attempt
+        self._host = socket.gethostname()
+        self._parent = os.getppid()
+        self._storage = CheckpointStorage(settings.checkpoint_location)
+        self._inbox: queue.SimpleQueue[machine.Event] = queue.SimpleQueue()
+        self._machine = machine.SlotMachine(
+            run=settings.run,
+            slot=slot,
+            attempt=attempt,
+            host=self._host,
+            pid=os.getpid(),
+            executor=os.environ.get("SPARK_EXECUTOR_DIRS", ""),
+            data_address="",
+            heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+        )
+        self._clients: dict[int, ControlClient] = {}
+        self._runners: dict[int, SubtaskRunner] = {}
+        self._exit: machine.ExitSlot | None = None
+        self._watchdog = Watchdog(
+            stuck_timeout_ms=settings.stuck_timeout_ms,
+            heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+            beat=lambda: None,  # the machine sends them, on this slot's own thread
+            report=self._report_stuck,
+        )
+
+    def run(self) -> None:
+        """Run until the machine orders the end.
+
+        Raises
+        ------
+        DeploymentError
+            The machine ended the slot for a reason: it is fenced, or the run is over.
+        """
+        self._watchdog.start()
+        self._handle(machine.SlotStarted())
+        try:
+            while self._exit is None:
+                self._handle(self._next_event())
+        finally:
+            self._close()
+        if self._exit.reason is not None:
+            raise DeploymentError(f"Slot {self._slot}, attempt {self._attempt}, ends: {self._exit.reason}.")
+
+    def _next_event(self) -> machine.Event:
+        due_ms = self._machine.next_time_ms()
+        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, max(0.0, (due_ms - monotonic_ms()) / 1000))
+        try:
+            return self._inbox.get(timeout=wait_s)
+        except queue.Empty:
+            if os.getppid() != self._parent:  # Spark's daemon is gone, and the executor with it
+                _log.error("slot %d: its executor is gone; it ends", self._slot)
+                os._exit(1)
+            return machine.SlotTimePassed()
+
+    def _handle(self, event: machine.Event) -> None:
+        for action in self._machine.handle(event, monotonic_ms()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: machine.Action) -> None:
+        match action:
+            case machine.OpenStream(connection=connection):
+                threading.Thread(target=self._connect, args=(connection,), name="headgate-connect", daemon=True).start()
+            case machine.SendEnvelope(connection=connection, envelope=envelope):
+                if (client := self._clients.get(connection)) is not None:
+                    client.send(envelope)
+            case machine.Deliver(letter=letter):
+                self._deliver(letter)
+            case machine.ExitSlot():
+                self._exit = action
+            case _:
+                assert_never(action)
+
+    def _connect(self, connection: int) -> None:
+        settings = self._settings
+        try:
+            client = ControlClient(
+                self._look_up() if connection > 1 else settings.address,
+                settings.secret,
+                settings.tls,
+                on_letter=lambda envelope: self._inbox.put(machine.EnvelopeReceived(connection, envelope)),
+                on_closed=lambda _: self._inbox.put(machine.StreamBroken(connection)),
+            )
+        except (HeadgateError, OSError, pa.ArrowException) as error:
+            _log.warning("slot %d cannot reach the coordinator: %s", self._slot, error)
+            self._inbox.put(machine.StreamBroken(connection))
+            return
+        self._clients[connection] = client
+        self._inbox.put(machine.StreamOpened(connection))
+
+    def _look_up(self) -> str:
+        """Return where the coordinator is by now."""
+        store = self._storage.store
+        found = read_address(store.file_system, store.path(ADDRESS_FILE))
+        return self._settings.address if found is None or found.run != self._settings.run else found.address
+
+    def _deliver(self, letter: Any) -> None:
+        runner = self._runners.get(letter.stage)
+        if runner is None:
+            runner = self._runners[letter.stage] = self._new_runner(letter.stage)
+        runner.deliver(letter)
+
+    def _new_runner(self, stage: int) -> SubtaskRunner:
+        place = SlotPlace(
+            run=self._settings.run,
+            slot=self._slot,
+            attempt=self._attempt,
+            host=self._host,
+            query_id=self._settings.query_id,
+            time_zone=self._settings.time_zone,
+            checkpoint_location=self._settings.checkpoint_location,
+        )
+        runner = SubtaskRunner(
+            self._definition,
+            stage,
+            place,
+            post=lambda letter: self._inbox.put(machine.LetterPosted(letter)),
+            on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
+            read_state=self._storage.read_state,
+        )
+        self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
+        self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
+        return runner
+
+    def _report_stuck(self, what: str, stacks: str) -> None:
+        """Tell the coordinator before the process ends; on the watchdog's thread."""
+        for stage, runner in self._runners.items():
+            error = msg.ErrorReport(error_type="HeadgateError", message=what, traceback=stacks)
+            letter = msg.SubtaskFailed(stage=stage, execution=runner.number, error=error)
+            self._inbox.put(machine.LetterPosted(letter))
+        time.sleep(_TIME_TO_SEND_S)
+
+    def _close(self) -> None:
+        self._watchdog.close()
+        deadline = time.monotonic() + 5.0
+        for runner in self._runners.values():
+            runner.close(max(0.1, deadline - time.monotonic()))
+        for client in self._clients.values():
+            client.close()

@@ -1,0 +1,507 @@
+"""The control plane over real sockets: order, secrets, TLS, ends of all kinds, and that no thread stays behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow.flight as fl
+import pytest
+
+from headgate.errors import InternalError, TransportError
+from headgate.protocol.messages import Envelope, SlotHeartbeat, SplitRequested, encode
+from headgate.transport.authentication import call_options
+from headgate.transport.control_client import ControlClient
+from headgate.transport.control_server import ControlServer
+from headgate.transport.endpoint import close_quietly, connect
+from headgate.transport.options import TlsOptions, transport_options
+
+if TYPE_CHECKING:
+    from local.kafka import Certificates
+
+SECRET = "a-secret-of-this-query"
+
+
+def letter(number: int, text: str = "kafka") -> Envelope:
+    request = SplitRequested(stage=0, execution=1, source=text, host="here")
+    return Envelope(run=1, slot=0, attempt=0, number=number, received=0, message=request)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Wait until it holds; a machine that others use as well may take long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def own_threads() -> list[str]:
+    """Return the names of all threads that Python knows of and that are the transport's."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("headgate", "Dummy", "Timer"))]
+
+
+class Driver:
+    """A server with a record of its calls; it answers each letter with the same letter while ``echo`` is set."""
+
+    def __init__(self, port: int = 0, *, secret: str = SECRET, tls: TlsOptions | None = None) -> None:
+        self.opened: list[int] = []
+        self.letters: list[tuple[int, Envelope]] = []
+        self.closed: list[int] = []
+        self.echo = True
+        self.server = ControlServer(
+            secret, "127.0.0.1", port, tls,
+            on_opened=lambda number, peer: self.opened.append(number),
+            on_letter=self.on_letter,
+            on_closed=self.closed.append,
+        )  # fmt: skip
+        self.port = int(self.server.address.rpartition(":")[2])
+
+    def on_letter(self, connection: int, envelope: Envelope) -> None:
+        if envelope.number < 0:
+            raise ValueError("a letter that the driver cannot take")
+        self.letters.append((connection, envelope))
+        if self.echo:
+            self.server.send(connection, envelope)
+
+
+class Slot:
+    """A client with a record of its calls."""
+
+    def __init__(self, driver: Driver, *, secret: str = SECRET, tls: TlsOptions | None = None) -> None:
+        self.letters: list[Envelope] = []
+        self.closed: list[TransportError | None] = []
+        self.client = ControlClient(
+            driver.server.address, secret, tls, on_letter=self.letters.append, on_closed=self.closed.append
+        )
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    made.server.close()
+    wait_for(lambda: not own_threads())
+
+
+def test_letters_keep_their_order_both_ways(driver: Driver) -> None:
+    """The driver sends the same letters back while more are coming: neither direction waits for the other."""
+    slot = Slot(driver)
+    sent = [letter(number) for number in range(1, 10_001)]
+    for envelope in sent:
+        slot.client.send(envelope)
+    wait_for(lambda: len(slot.letters) == len(sent))
+    assert [envelope for _, envelope in driver.letters] == sent
+    assert slot.letters == sent
+    slot.client.close()
+
+
+def test_a_letter_of_many_megabytes_arrives(driver: Driver) -> None:
+    """A subtask's state may stand in its letter."""
+    slot = Slot(driver)
+    large = letter(1, "x" * 40_000_000)
+    slot.client.send(large)
+    wait_for(lambda: bool(slot.letters))
+    assert slot.letters == [large]
+    slot.client.close()
+
+
+def test_connections_are_told_apart(driver: Driver) -> None:
+    slots = [Slot(driver) for _ in range(3)]
+    for number, slot in enumerate(slots, start=1):
+        slot.client.send(letter(number))
+    wait_for(lambda: all(slot.letters for slot in slots))
+    assert [slot.letters for slot in slots] == [[letter(1)], [letter(2)], [letter(3)]]
+    assert sorted(connection for connection, _ in driver.letters) == sorted(driver.opened) == [1, 2, 3]
+    for slot in slots:
+        slot.client.close()
+
+
+def test_a_client_that_closes_sends_what_is_queued_first(driver: Driver) -> None:
+    slot = Slot(driver)
+    for number in range(1, 1001):
+        slot.client.send(letter(number))
+    slot.client.close()
+    wait_for(lambda: driver.closed == [1])
+    assert [envelope.number for _, envelope in driver.letters] == list(range(1, 1001))
+    assert slot.closed == [None]
+    slot.client.close()  # a second time changes nothing
+
+
+def test_a_connection_is_closed_after_what_was_queued_for_it(driver: Driver) -> None:
+    slot = Slot(driver)
+    wait_for(lambda: driver.opened == [1])
+    for number in range(1, 1001):
+        driver.server.send(1, letter(number))
+    driver.server.close_connection(1)
+    driver.server.send(1, letter(1001))
+    wait_for(lambda: bool(slot.closed))
+    assert [envelope.number for envelope in slot.letters] == list(range(1, 1001))
+    assert slot.closed == [None]
+    wait_for(lambda: driver.closed == [1])
+    driver.server.send(1, letter(1))
+    driver.server.close_connection(1)  # it is gone: nothing happens
+
+
+def test_closing_the_server_ends_all_streams_and_threads() -> None:
+    driver = Driver()
+    slots = [Slot(driver) for _ in range(4)]
+    wait_for(lambda: len(driver.opened) == 4)
+    driver.server.send(1, letter(1))
+    driver.server.close()
+    assert sorted(driver.closed) == [1, 2, 3, 4], "all are told before close returns"
+    wait_for(lambda: all(slot.closed == [None] for slot in slots))
+    assert sum(len(slot.letters) for slot in slots) == 1
+    wait_for(lambda: not own_threads())
+    with pytest.raises(TransportError):
+        Slot(driver)
+    wait_for(lambda: not own_threads())
+
+
+def test_threads_do_not_add_up_over_many_servers() -> None:
+    """Also not those that Python does not know of; gRPC keeps a few for the whole process."""
+    counts = []
+    for _ in range(12):
+        driver = Driver()
+        slots = [Slot(driver) for _ in range(3)]
+        for slot in slots:
+            slot.client.close()
+        driver.server.close()
+        counts.append(len(os.listdir("/proc/self/task")))
+    assert max(counts[-3:]) <= max(counts[:6]) + 2, counts
+
+
+def test_a_killed_server_starts_again_on_the_same_port() -> None:
+    """A slot that loses the endpoint learns of it at once, and finds it again at its address."""
+    first = Driver()
+    slot = Slot(first)
+    wait_for(lambda: first.opened == [1])
+    first.server.kill()
+    wait_for(lambda: bool(slot.closed))
+    assert slot.closed[0] is not None and slot.closed[0].reason == "broken"
+    assert first.closed == [1]
+    slot.client.send(letter(1))  # lost, like all that follows
+    slot.client.close()
+    second = Driver(first.port)
+    again = Slot(second)
+    again.client.send(letter(2))
+    wait_for(lambda: again.letters == [letter(2)])
+    again.client.close()
+    second.server.close()
+    wait_for(lambda: not own_threads())
+
+
+@pytest.mark.parametrize("secret", ["", "another-query's", SECRET + "x", SECRET[:-1]])
+def test_a_wrong_secret_is_refused_and_logged(driver: Driver, secret: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TransportError, match="refused the secret") as raised:
+        Slot(driver, secret=secret)
+    assert raised.value.reason == "refused"
+    assert isinstance(raised.value.__cause__, fl.FlightUnauthenticatedError)
+    wait_for(lambda: bool(caplog.records))
+    assert f"at {driver.server.address}: its secret is not that of this query" in caplog.text
+    assert SECRET not in caplog.text
+    assert not driver.opened
+
+
+def test_a_call_without_a_secret_is_refused_whatever_it_is(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    client = connect(driver.server.address, None)
+    with pytest.raises(fl.FlightUnauthenticatedError):
+        list(client.list_flights())
+    with pytest.raises(fl.FlightUnauthenticatedError):
+        client.do_get(fl.Ticket(b"x"))
+    with pytest.raises(fl.FlightUnauthenticatedError):
+        writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"control"))
+        try:
+            reader.read_chunk()
+        finally:
+            close_quietly(writer)
+    client.close()
+    wait_for(lambda: caplog.text.count("its secret is missing") == 3)
+
+
+def raw_stream(driver: Driver) -> tuple[fl.FlightClient, fl.FlightStreamWriter, fl.FlightStreamReader]:
+    """Return a stream without a `ControlClient` around it."""
+    client = connect(driver.server.address, None)
+    writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"control"), call_options(SECRET))
+    return client, writer, reader
+
+
+@pytest.mark.parametrize("frame", [b"nonsense", b"\xff" * 1000, encode(letter(1))[:-3], b"\x81\xa3run\x01"])
+def test_what_is_no_letter_closes_the_connection(
+    driver: Driver, frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client does not even say goodbye: its socket is broken after a while. Others go on."""
+    other = Slot(driver)
+    wait_for(lambda: driver.opened == [1])
+    client, writer, _ = raw_stream(driver)
+    writer.write_metadata(frame)
+    writer.write_metadata(encode(letter(7)))
+    wait_for(lambda: driver.closed == [2])
+    assert "are no letter" in caplog.text
+    assert not driver.letters, "nothing behind it is read"
+    other.client.send(letter(1))
+    wait_for(lambda: other.letters == [letter(1)])
+    other.client.close()
+    close_quietly(writer, client)
+
+
+def test_a_driver_that_cannot_take_a_letter_closes_that_connection(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = Slot(driver), Slot(driver)
+    bad.client.send(letter(-1))
+    wait_for(lambda: bad.closed == [None])
+    assert "a letter that the driver cannot take" in caplog.text
+    good.client.send(letter(1))
+    wait_for(lambda: good.letters == [letter(1)])
+    good.client.close()
+
+
+def test_a_slot_that_cannot_take_a_letter_loses_its_connection(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_letter(envelope: Envelope) -> None:
+        raise ValueError("a letter that the slot cannot take")
+
+    closed: list[TransportError | None] = []
+    client = ControlClient(driver.server.address, SECRET, on_letter=on_letter, on_closed=closed.append)
+    client.send(letter(1))
+    wait_for(lambda: bool(closed))
+    assert "a letter that the slot cannot take" in str(closed[0])
+    client.close()
+    wait_for(lambda: driver.closed == [1])
+
+
+def test_nobody_closes_an_end_from_its_own_thread() -> None:
+    """It would wait for itself for ever (traps, 22)."""
+    errors: list[InternalError] = []
+
+    def close(end: ControlServer | ControlClient) -> None:
+        try:
+            end.close()
+        except InternalError as error:
+            errors.append(error)
+
+    def close_and_answer(connection: int, envelope: Envelope) -> None:
+        close(server)
+        server.send(connection, envelope)
+
+    server = ControlServer(
+        SECRET, "127.0.0.1",
+        on_opened=lambda number, peer: None,
+        on_letter=close_and_answer,
+        on_closed=lambda number: None,
+    )  # fmt: skip
+    client = ControlClient(
+        server.address, SECRET, on_letter=lambda envelope: close(client), on_closed=lambda error: None
+    )
+    client.send(letter(1))
+    wait_for(lambda: len(errors) == 2)
+    client.close()
+    server.close()
+
+
+def test_a_client_that_does_not_read_holds_up_nobody_else(driver: Driver) -> None:
+    """A full window blocks the writer of that connection only, and no sender; closing breaks it."""
+    driver.echo = False
+    client, writer, _ = raw_stream(driver)
+    wait_for(lambda: driver.opened == [1])
+    large = letter(1, "x" * 1_000_000)
+    for _ in range(100):
+        driver.server.send(1, large)
+    slot = Slot(driver)
+    wait_for(lambda: driver.opened == [1, 2])
+    driver.server.send(2, letter(5))
+    wait_for(lambda: slot.letters == [letter(5)])
+    driver.server.close_connection(1)
+    wait_for(lambda: driver.closed == [1])
+    slot.client.close()
+    close_quietly(writer, client)
+
+
+def test_a_slot_that_reads_slowly_gets_every_letter(driver: Driver) -> None:
+    letters: list[int] = []
+
+    def on_letter(envelope: Envelope) -> None:
+        time.sleep(0.0005)
+        letters.append(envelope.number)
+
+    client = ControlClient(driver.server.address, SECRET, on_letter=on_letter, on_closed=lambda error: None)
+    wait_for(lambda: driver.opened == [1])
+    for number in range(1, 501):
+        driver.server.send(1, letter(number, "x" * 10_000))
+    wait_for(lambda: len(letters) == 500)
+    assert letters == list(range(1, 501))
+    client.close()
+
+
+FROZEN = """
+import sys, time
+from headgate.transport.control_client import ControlClient
+ControlClient(sys.argv[1], sys.argv[2], on_letter=print, on_closed=print)
+print("open", flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_frozen_slot_does_not_keep_the_server_from_closing() -> None:
+    """Its process is stopped: it answers nothing, and its connection stays open."""
+    driver = Driver()
+    process = subprocess.Popen(
+        [sys.executable, "-c", FROZEN, driver.server.address, SECRET], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+        process.send_signal(signal.SIGSTOP)
+        driver.server.send(1, letter(1))
+        driver.server.close()
+        assert driver.closed == [1]
+        wait_for(lambda: not own_threads())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_client_without_a_stream_does_not_keep_the_server_from_closing() -> None:
+    """Its channel is open, because a call was refused."""
+    driver = Driver()
+    client = connect(driver.server.address, None)
+    with pytest.raises(fl.FlightUnauthenticatedError):
+        list(client.list_flights())
+    driver.server.close()
+    client.close()
+
+
+UNCLOSED = """
+import threading
+from headgate.protocol.messages import Envelope, SlotHeartbeat
+from headgate.transport.control_client import ControlClient
+from headgate.transport.control_server import ControlServer
+def back(connection, envelope): server.send(connection, envelope)
+server = ControlServer("s", "127.0.0.1", on_opened=lambda *_: None, on_letter=back, on_closed=lambda _: None)
+busy = threading.Event()
+def again(envelope): busy.set(); client.send(envelope)
+client = ControlClient(server.address, "s", on_letter=again, on_closed=lambda _: None)
+for _ in range(100):
+    client.send(Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat()))
+busy.wait()
+"""
+
+
+def test_a_process_that_closes_nothing_exits_in_good_order() -> None:
+    """Letters are under way in both directions when Python exits: it must not abort."""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_slot_killed_by_a_signal_is_noticed() -> None:
+    driver = Driver()
+    process = subprocess.Popen(
+        [sys.executable, "-c", FROZEN, driver.server.address, SECRET], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: driver.closed == [1])
+    driver.server.close()
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
+    """A port that something else listens at, or a driver that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(TransportError) as raised:
+            ControlClient(address, SECRET, on_letter=print, on_closed=print, timeout_s=0.2)
+        assert raised.value.reason == "silent"
+        assert address in str(raised.value)
+    wait_for(lambda: not own_threads())
+
+
+def test_nobody_at_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(TransportError) as raised:
+        ControlClient(address, SECRET, on_letter=print, on_closed=print)
+    assert (raised.value.reason, raised.value.address) == ("broken", address)
+
+
+def test_a_port_that_is_taken(driver: Driver) -> None:
+    with pytest.raises(TransportError, match="Cannot listen") as raised:
+        Driver(driver.port)
+    assert raised.value.reason == "listen"
+
+
+def tls_of(certificates: Certificates, *, other_ca: bool = False) -> TlsOptions:
+    tls = transport_options(
+        {
+            "transport.host": None,
+            "transport.port": 0,
+            "transport.tls.enabled": True,
+            "transport.tls.cert": str(certificates.broker),
+            "transport.tls.key": str(certificates.broker),
+            "transport.tls.ca": str(certificates.other_ca if other_ca else certificates.ca),
+        }
+    ).tls
+    assert tls is not None
+    return tls
+
+
+def test_letters_over_tls(certificates: Certificates) -> None:
+    tls = tls_of(certificates)
+    driver = Driver(tls=tls)
+    slot = Slot(driver, tls=tls)
+    slot.client.send(letter(1))
+    wait_for(lambda: slot.letters == [letter(1)])
+    slot.client.close()
+    with pytest.raises(TransportError) as refused:
+        Slot(driver, tls=tls, secret="another")
+    assert refused.value.reason == "refused"
+    driver.server.close()
+    wait_for(lambda: not own_threads())
+
+
+def test_tls_refuses_plaintext_and_another_ca(certificates: Certificates) -> None:
+    driver = Driver(tls=tls_of(certificates))
+    with pytest.raises(TransportError) as plaintext:
+        Slot(driver)
+    assert plaintext.value.reason == "broken"
+    assert "one side uses TLS and the other does not" in str(plaintext.value)
+    with pytest.raises(TransportError) as wrong:
+        Slot(driver, tls=tls_of(certificates, other_ca=True))
+    assert wrong.value.reason == "tls"
+    assert not driver.opened
+    driver.server.close()
+
+
+def test_a_tls_client_is_refused_by_a_server_without(driver: Driver, certificates: Certificates) -> None:
+    with pytest.raises(TransportError):
+        Slot(driver, tls=tls_of(certificates))
+    assert not driver.opened
+
+
+def test_a_certificate_without_its_key(certificates: Certificates) -> None:
+    pem = certificates.ca.read_bytes()
+    with pytest.raises(TransportError) as raised:
+        Driver(tls=TlsOptions(certificate=pem, key=pem, ca=pem))
+    assert raised.value.reason == "listen"
+
+
+def test_logging_names_connections_not_letters(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in letters (splits, states, errors) is not for the log."""
+    with caplog.at_level(logging.DEBUG):
+        slot = Slot(driver)
+        heartbeat = Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat())
+        slot.client.send(heartbeat)
+        wait_for(lambda: slot.letters == [heartbeat])
+        slot.client.close()
+    assert "SlotHeartbeat" not in caplog.text

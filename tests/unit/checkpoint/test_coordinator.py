@@ -1,0 +1,416 @@
+"""The checkpoint coordinator: its table, and what it promises across failures, requests and restores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest, SourceEntry, UncommittedEpoch
+from headgate.coordinator.job_master import JobPlan, SourcePlan
+from headgate.errors import InvalidTransitionError
+from headgate.protocol.messages import CheckpointKind, SubtaskId
+from headgate.protocol.state import InlineState, OperatorState, SubtaskState
+from tests.machines import Later, explore
+
+FIRST, SECOND = SubtaskId(0, 0), SubtaskId(0, 1)
+RUNNING = cp.SubtasksRunning({FIRST: 1, SECOND: 1}, restored=True)
+EMPTY = SubtaskState()
+OPTIONS = cp.CheckpointOptions(interval_ms=1000, timeout_ms=5000)
+
+
+def plan(sources: tuple[str, ...] = ("rides",)) -> JobPlan:
+    return JobPlan(
+        sources={uid: SourcePlan(name="numbers", reassigns_on_recovery=False, fixed={"topic": uid}) for uid in sources},
+        stages=(("rides", "sink"),), parallelism=2, max_parallelism=128, query_id="q", run=3,
+    )  # fmt: skip
+
+
+def manifest(checkpoint_id: int = 7, epoch: int = 5, **fields: Any) -> Manifest:
+    return Manifest(
+        checkpoint_id=checkpoint_id, epoch=epoch, kind=CheckpointKind.CHECKPOINT, query_id="q", run=2, created_ms=0,
+        parallelism=2, max_parallelism=128, stages=(("rides", "sink"),),
+        sources={"rides": SourceEntry(name="numbers", enumerator=InlineState(b"e"))},
+        subtasks=((SubtaskState(), SubtaskState()),), **fields,
+    )  # fmt: skip
+
+
+def staged(*committables: bytes) -> SubtaskState:
+    return SubtaskState(operators={"sink": OperatorState(items=(InlineState(b"i"),), committables=committables)})
+
+
+def machine(
+    options: cp.CheckpointOptions = OPTIONS, restored: Manifest | None = None, **more: Any
+) -> cp.CheckpointCoordinator:
+    return cp.CheckpointCoordinator(options, plan(), restored, **more)
+
+
+class Run:
+    """A machine that is driven forward, with a clock; `check` runs after every event."""
+
+    def __init__(self, made: cp.CheckpointCoordinator) -> None:
+        self.machine = made
+        self.now_ms = 0
+
+    def tell(self, *events: cp.Event) -> list[cp.Action]:
+        """Return what follows from the last of these events."""
+        actions: list[cp.Action] = []
+        for event in events:
+            actions = self.machine.handle(event, self.now_ms)
+            self.machine.check()
+        return actions
+
+    def wait(self) -> list[cp.Action]:
+        """Let time pass until the machine wants to know it."""
+        due_ms = self.machine.next_time_ms()
+        assert due_ms is not None
+        self.now_ms = max(self.now_ms, due_ms)
+        return self.tell(cp.CheckpointTimePassed())
+
+    def barriers(self) -> int:
+        """Begin the next checkpoint, up to its barriers; return its number."""
+        assert [type(action) for action in self.wait()] == [cp.SnapshotSources]
+        checkpoint_id = self.machine.pending_id
+        assert checkpoint_id is not None
+        (barriers,) = self.tell(cp.SourceStateReady("rides", checkpoint_id, b"{}", {0: 4}))
+        assert isinstance(barriers, cp.SendBarriers)
+        return checkpoint_id
+
+    def acknowledge(self, first: SubtaskState = EMPTY) -> Manifest:
+        """Let both subtasks acknowledge; return the manifest."""
+        checkpoint_id = self.machine.pending_id
+        assert checkpoint_id is not None
+        (write,) = self.tell(
+            cp.SubtaskAcknowledged(FIRST, 1, checkpoint_id, first),
+            cp.SubtaskAcknowledged(SECOND, 1, checkpoint_id, EMPTY),
+        )
+        assert isinstance(write, cp.WriteManifest)
+        return write.manifest
+
+    def complete(self, *committables: bytes) -> list[cp.Action]:
+        """Take a whole checkpoint; return what follows from its completion."""
+        checkpoint_id = self.barriers()
+        self.acknowledge(staged(*committables))
+        return self.tell(cp.ManifestWritten(checkpoint_id, 10))
+
+
+def running(options: cp.CheckpointOptions = OPTIONS, **more: Any) -> Run:
+    run = Run(machine(options, **more))
+    run.tell(cp.CheckpointingStarted(), RUNNING)
+    return run
+
+
+def of(kind: type, actions: list[cp.Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+# The table.
+
+RESTORED = manifest(commits={"sink": (b"5",)}, uncommitted=(UncommittedEpoch(4, {"sink": (b"4",)}),))
+SAVEPOINT = cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "s")
+SUSPEND = cp.CheckpointRequested(2, CheckpointKind.SUSPEND)
+
+
+def events(made: cp.CheckpointCoordinator) -> Iterator[cp.Event | Later]:
+    """Yield what may happen next; in a second checkpoint little but what goes well."""
+    newest, pending = made._last_id, made._pending
+    yield from (RUNNING, cp.CheckpointTimePassed())
+    if made._uncommitted:
+        yield cp.Committed(made._uncommitted[0].epoch, {})
+    yield cp.SourceStateReady("rides" if pending is None or not pending.sources else "taxis", newest, b"", {})
+    yield cp.SubtaskAcknowledged(
+        FIRST if pending is None or not pending.subtasks else SECOND, 1, newest, SubtaskState()
+    )
+    yield from (cp.ManifestWritten(newest, 1), Later(cp.CheckpointTimePassed(), 6000))
+    failures = [
+        cp.SourceRefused("rides", newest, "it fails"),
+        cp.SubtaskDeclined(FIRST, 1, newest, "no"),
+        cp.ManifestWriteFailed(newest, "disk full"),
+    ]
+    if newest >= 9:
+        yield from failures if len(made._abandoned) == 1 else []
+        yield from [cp.CommitFailed(each.epoch, "no") for each in made._uncommitted[:1] if pending is not None]
+        return
+    yield cp.SourceStateReady("rides", newest, b"", {})
+    if made.state == "stopped" and made.latest is RESTORED:
+        yield cp.CheckpointingStarted()
+    if not made._input_ended and not made._requests:
+        yield from (SAVEPOINT, SUSPEND, cp.InputAllEnded())
+    if not made._abandoned or made.state not in ("snapshotting", "pending", "completing"):
+        yield cp.SubtasksNotRunning("a subtask failed")
+        yield from failures
+        if made._uncommitted:
+            yield cp.CommitFailed(made._uncommitted[0].epoch, "no")
+
+
+def test_the_table_is_what_the_machine_does() -> None:
+    options = cp.CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=1)
+
+    def make() -> cp.CheckpointCoordinator:
+        return cp.CheckpointCoordinator(options, plan(("rides", "taxis")), RESTORED)
+
+    explore(
+        make,
+        events,
+        table=cp.__doc__,
+        name=lambda made, event: made.kind_of(event).__name__,
+        depth=24,
+        limit=4000,
+        ignore=("_due_ms",),
+    )
+
+
+# When one begins.
+
+
+def test_the_first_checkpoint_comes_early_and_the_others_at_the_interval() -> None:
+    run = running(cp.CheckpointOptions(interval_ms=60_000))
+    assert run.machine.next_time_ms() == 500
+    run.complete()
+    assert run.machine.next_time_ms() == 60_500
+    run.tell(cp.SubtasksNotRunning("a subtask failed"))
+    assert run.machine.next_time_ms() is None
+    run.now_ms = 10_000
+    run.tell(RUNNING)
+    assert run.machine.next_time_ms() == 10_500
+
+
+def test_without_an_interval_only_requests_and_the_end_begin_one() -> None:
+    run = running(cp.CheckpointOptions(interval_ms=None))
+    assert run.machine.next_time_ms() is None
+    run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
+    assert cp.AnswerRequest(1, 1) in run.complete()
+    assert run.machine.next_time_ms() is None
+    run.tell(cp.Committed(1, {}), cp.InputAllEnded())
+    assert of(cp.Commit, run.complete())[0].final
+
+
+def test_requests_wait_for_the_one_under_way_and_share_the_next() -> None:
+    run = running()
+    run.barriers()
+    requests = [cp.CheckpointRequested(n, CheckpointKind.CHECKPOINT) for n in (1, 2)]
+    assert run.tell(*requests, cp.CheckpointRequested(3, CheckpointKind.SAVEPOINT, "there")) == []
+    run.acknowledge()
+    assert not of(cp.AnswerRequest, run.tell(cp.ManifestWritten(1, 10)))
+    run.tell(cp.Committed(1, {}))
+    assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(1, 2), cp.AnswerRequest(2, 2)]
+    assert run.barriers() == 3
+
+
+def test_ids_go_on_after_everything_that_was_there_and_epochs_have_no_gaps() -> None:
+    run = running(restored=manifest(7, 5), stored=cp.StoredCheckpoints((7,), (8, 9)))
+    run.tell(cp.Committed(5, {}))
+    run.barriers()
+    run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
+    assert run.barriers() == 11
+    assert run.acknowledge().epoch == 6
+
+
+# Failures.
+
+
+def test_failures_in_a_row_count_but_not_savepoints_and_failovers() -> None:
+    run = running(cp.CheckpointOptions(interval_ms=1000, tolerable_failed=1))
+    for _ in range(5):
+        run.barriers()
+        run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
+        run.tell(cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "there"))
+        refused = run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+        assert of(cp.AnswerRequest, refused)[0].reason.endswith("disk full")
+    for _ in range(2):
+        declined = run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+        assert not of(cp.CheckpointFailureLimitReached, declined)
+        run.tell(*[cp.Committed(each.epoch, {}) for each in run.machine._uncommitted])
+        run.complete()
+        run.tell(cp.Committed(run.machine.epoch, {}))
+    run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+    (limit,) = of(
+        cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskDeclined(SECOND, 1, run.barriers(), "disk full"))
+    )
+    assert "number 2 in a row: subtask 1 of stage 0 declined: disk full" in limit.reason
+    assert run.machine.state == "stopped"
+
+
+def test_a_timeout_names_what_is_missing() -> None:
+    run = running(cp.CheckpointOptions(interval_ms=1000, timeout_ms=3000, tolerable_failed=9))
+    run.wait()
+    assert "source 'rides'" in of(cp.NotifyAborted, run.wait())[0].reason
+    run.tell(cp.SubtaskAcknowledged(FIRST, 1, run.barriers(), SubtaskState()))
+    assert "missing: subtask 1 of stage 0" in of(cp.NotifyAborted, run.wait())[0].reason
+
+
+def test_a_subtask_that_fails_while_the_manifest_is_written_restores_from_the_checkpoint_before() -> None:
+    """Its sources were told to give back what it got since then: the new one may not count any longer."""
+    run = running(restored=manifest(7, 5))
+    run.tell(cp.Committed(5, {}))
+    run.barriers()
+    run.acknowledge(staged(b"a"))
+    assert run.tell(cp.SubtasksNotRunning("a subtask failed")) == [cp.NotifyAborted(8, "a subtask failed")]
+    assert run.tell(cp.ManifestWritten(8, 10)) == []
+    assert run.machine.latest is not None and run.machine.latest.checkpoint_id == 7
+    run.tell(RUNNING)
+    run.barriers()
+    assert run.acknowledge(staged(b"a", b"b")).commits == {"sink": (b"a", b"b")}
+    assert of(cp.DeleteCheckpoint, run.tell(cp.ManifestWritten(9, 10))) == [cp.DeleteCheckpoint(8)]
+
+
+def test_a_letter_of_an_older_execution_is_no_part_of_the_checkpoint() -> None:
+    run = running()
+    checkpoint_id = run.barriers()
+    run.tell(cp.SubtaskAcknowledged(FIRST, 1, checkpoint_id, SubtaskState()))
+    assert run.tell(cp.SubtaskAcknowledged(SECOND, 0, checkpoint_id, staged(b"zombie"))) == []
+    assert run.tell(cp.SubtaskDeclined(SECOND, 2, checkpoint_id, "zombie")) == []
+    assert run.machine.state == "pending"
+
+
+def test_what_nobody_asked_for_is_refused_with_the_history() -> None:
+    run = running()
+    run.wait()
+    for event in (
+        cp.SubtaskAcknowledged(FIRST, 1, 1, SubtaskState()), cp.ManifestWritten(1, 1), cp.SourceRefused("taxis", 1, ""),
+        cp.ManifestWritten(2, 1), cp.Committed(1, {}), RUNNING,
+    ):  # fmt: skip
+        with pytest.raises(InvalidTransitionError) as caught:
+            run.tell(event)
+        assert any("SubtasksRunning" in each for each in caught.value.history)
+
+
+# Commits.
+
+
+def test_a_slow_commit_blocks_no_checkpoint_and_stands_in_manifests_as_it_was_ordered() -> None:
+    run = running()
+    assert of(cp.Commit, run.complete(b"1")) == [cp.Commit(1, {"sink": (b"1",)}, False)]
+    assert of(cp.Commit, run.complete(b"2")) == []
+    run.barriers()
+    third = run.acknowledge(staged(b"3"))
+    assert third.commits == {"sink": (b"3",)}
+    assert third.uncommitted == (UncommittedEpoch(1, {"sink": (b"1",)}), UncommittedEpoch(2, {"sink": (b"2",)}))
+    assert all(not state.operators["sink"].committables for state in third.subtasks[0] if state.operators)
+    run.tell(cp.ManifestWritten(3, 10))
+    assert run.tell(cp.Committed(1, {"sink": (b"1",)})) == [cp.Commit(2, {"sink": (b"1", b"2")}, False)]
+    run.barriers()
+    assert run.acknowledge().uncommitted[0] == UncommittedEpoch(2, {"sink": (b"1", b"2")})
+
+    again = running(restored=third)
+    assert again.tell(cp.SubtasksNotRunning("a subtask failed")) == []
+    for epoch in (1, 2):
+        (commit,) = again.tell(cp.Committed(epoch, {}))
+        assert commit == cp.Commit(epoch + 1, {"sink": (b"%d" % (epoch + 1),)}, False)
+
+
+def test_what_a_commit_left_stays_in_manifests_until_it_is_published() -> None:
+    run = running()
+    run.complete(b"1")
+    run.tell(cp.Committed(1, {"sink": (b"1",)}))
+    run.barriers()
+    assert run.acknowledge().commits == {"sink": (b"1",)}
+    assert of(cp.Commit, run.tell(cp.ManifestWritten(2, 1))) == [cp.Commit(2, {"sink": (b"1",)}, False)]
+    run.tell(cp.Committed(2, {"sink": ()}))
+    run.barriers()
+    assert run.acknowledge().commits == {}
+
+
+def test_no_checkpoint_begins_before_what_was_restored_is_published() -> None:
+    run = Run(machine(restored=manifest(commits={"sink": (b"5",)})))
+    assert run.tell(cp.CheckpointingStarted()) == [cp.Commit(5, {"sink": (b"5",)}, False)]
+    run.tell(RUNNING)
+    assert run.machine.next_time_ms() is None
+    assert run.tell(cp.CommitFailed(5, "broker away")) == [
+        cp.CheckpointFailureLimitReached("epoch 5 could not be committed: broker away")
+    ]
+    assert run.tell(RUNNING) == [cp.Commit(5, {"sink": (b"5",)}, False)]
+    run.tell(cp.Committed(5, {}))
+    assert run.machine.next_time_ms() is not None
+
+
+# The end.
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.SUSPEND, CheckpointKind.DRAIN])
+def test_a_stop_with_a_savepoint_writes_both_commits_and_ends(kind: CheckpointKind) -> None:
+    run = running()
+    run.complete(b"1")
+    run.tell(cp.CheckpointRequested(9, kind, "there"))
+    checkpoint_id = run.barriers()
+    last = run.acknowledge(staged(b"2"))
+    assert run.tell(cp.ManifestWritten(checkpoint_id, 10)) == [cp.WriteManifest(checkpoint_id, last, "")]
+    actions = run.tell(cp.ManifestWritten(checkpoint_id, 10))
+    assert cp.AnswerRequest(9, checkpoint_id) in actions and run.machine.next_time_ms() is None
+    assert run.tell(cp.SubtasksNotRunning("a slot was lost")) == []
+    assert run.tell(cp.Committed(1, {})) == [cp.Commit(2, {"sink": (b"2",)}, True)]
+    assert run.tell(cp.Committed(2, {})) == [cp.QuerySuspended(checkpoint_id)]
+    assert of(cp.AnswerRequest, run.tell(SUSPEND))[0].checkpoint_id is None
+
+
+def test_a_last_checkpoint_that_fails_is_tried_again_until_the_input_has_not_ended_any_longer() -> None:
+    run = running(cp.CheckpointOptions(interval_ms=None, tolerable_failed=5))
+    run.tell(cp.InputAllEnded())
+    run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+    run.barriers()
+    run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
+    assert run.machine.next_time_ms() is None  # its successor reads what is left, then the end is told anew
+    run.tell(cp.InputAllEnded())
+    assert of(cp.Commit, run.complete()) == [cp.Commit(1, {}, True)]
+
+
+# Retention.
+
+
+def test_so_many_are_kept_and_never_fewer() -> None:
+    run = running(
+        cp.CheckpointOptions(interval_ms=1000, num_retained=2, tolerable_failed=9),
+        restored=manifest(7, 5), stored=cp.StoredCheckpoints((5, 6, 7, 9), (8,)),
+    )  # fmt: skip
+    run.tell(cp.Committed(5, {}))
+    assert run.barriers() == 10
+    run.acknowledge()
+    run.tell(cp.ManifestWriteFailed(10, "disk full"))
+    # 9 is newer than what was restored: it was corrupt.
+    assert [each.checkpoint_id for each in of(cp.DeleteCheckpoint, run.complete())] == [8, 9, 10, 5, 6]
+    run.tell(cp.Committed(6, {}))
+    assert [each.checkpoint_id for each in of(cp.DeleteCheckpoint, run.complete())] == [7]
+
+
+def test_finished_splits_are_told_by_subtask_with_the_completion() -> None:
+    (notify,) = of(cp.NotifyCompleted, running().complete())
+    assert notify == cp.NotifyCompleted(1, {0: {"rides": 4}}, epoch=1, duration_ms=0, size_bytes=10)
+
+
+@given(st.lists(st.integers(0, 13), max_size=80), st.booleans(), st.integers(0, 2))
+def test_whatever_happens_epochs_are_committed_once_in_order_and_the_newest_checkpoint_stays(
+    choices: list[int], old: bool, tolerable: int
+) -> None:
+    run = running(
+        cp.CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=tolerable),
+        restored=manifest(7, 5) if old else None,
+    )
+    existing = {7} if old else set()
+    committed: list[int] = []
+    for choice in choices:
+        newest = run.machine._last_id
+        uncommitted = run.machine._uncommitted
+        possible: list[cp.Event] = [
+            cp.CheckpointTimePassed(), cp.SourceStateReady("rides", newest, b"", {}),
+            cp.SubtaskAcknowledged(FIRST, 1, newest, staged(b"x")), cp.SubtaskAcknowledged(SECOND, 1, newest, staged()),
+            cp.ManifestWritten(newest, 1), cp.ManifestWriteFailed(newest, ""), cp.SubtasksNotRunning(""), RUNNING,
+            cp.SubtaskDeclined(FIRST, 1, newest, ""), SUSPEND, SAVEPOINT, cp.InputAllEnded(),
+            cp.Committed(uncommitted[0].epoch if uncommitted else 0, {}),
+            cp.CommitFailed(uncommitted[0].epoch if uncommitted else 0, ""),
+        ]  # fmt: skip
+        run.now_ms += 700
+        event = possible[choice]
+        if isinstance(event, cp.ManifestWritten) and run.machine.pending_id == newest:
+            existing.add(newest)
+        try:
+            actions = run.tell(event)
+        except InvalidTransitionError:
+            continue
+        committed += [event.epoch] if isinstance(event, cp.Committed) else []
+        existing -= {each.checkpoint_id for each in of(cp.DeleteCheckpoint, actions)}
+        assert run.machine.latest is None or run.machine.latest.checkpoint_id in existing
+    assert committed == list(range(5 if old else 1, len(committed) + (5 if old else 1)))

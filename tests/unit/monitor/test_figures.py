@@ -1,0 +1,121 @@
+"""Sums over subtasks and deployments: they never fall, and nothing is counted twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.monitor.figures import BusyOperator, Figures
+from headgate.protocol.messages import SubtaskProgress
+
+
+def figures_of(*letters: tuple[int, int, SubtaskProgress]) -> Figures:
+    """Return figures that took (subtask, time in milliseconds, letter)."""
+    figures = Figures()
+    for subtask, now_ms, letter in letters:
+        figures.take(subtask, letter, now_ms)
+        figures.check()
+    return figures
+
+
+def letter(execution: int = 1, stage: int = 0, **fields: Any) -> SubtaskProgress:
+    return SubtaskProgress(stage=stage, execution=execution, **fields)
+
+
+def test_rows_are_added_up_over_subtasks() -> None:
+    figures = figures_of(
+        (0, 10, letter(rows_in={"a": 5, "b": 1}, rows_out={"s": 4}, skipped=1)),
+        (1, 11, letter(rows_in={"a": 7}, rows_out={"s": 7})),
+        (0, 20, letter(rows_in={"a": 9, "b": 1}, rows_out={"s": 8}, skipped=3)),
+    )
+    assert (figures.rows_in, figures.rows_out, figures.skipped) == ({"a": 16, "b": 1}, {"s": 15}, 3)
+
+
+def test_a_deployment_counts_from_zero_again() -> None:
+    figures = figures_of((0, 10, letter(1, rows_in={"a": 100})), (0, 20, letter(2, rows_in={"a": 3})))
+    assert figures.rows_in["a"] == 103
+
+
+def test_a_letter_of_an_older_deployment_is_ignored() -> None:
+    figures = figures_of((0, 10, letter(2, rows_in={"a": 3})), (0, 20, letter(1, rows_in={"a": 500}, watermark_ms=1)))
+    assert figures.rows_in["a"] == 3
+    assert figures.watermark_ms() is None
+
+
+def test_stages_of_a_slot_are_told_apart() -> None:
+    figures = figures_of((0, 10, letter(1, 0, rows_in={"a": 3})), (0, 11, letter(7, 1, rows_in={"a": 4})))
+    assert figures.rows_in["a"] == 7
+
+
+def test_the_lowest_watermark_counts_and_none_has_no_vote() -> None:
+    figures = figures_of((0, 1, letter(watermark_ms=50)), (1, 1, letter(watermark_ms=-40)), (2, 1, letter()))
+    assert figures.watermark_ms() == -40
+
+
+def test_positions_of_all_subtasks_the_latest_counts() -> None:
+    """A split that moved stands in two letters for a while."""
+    figures = figures_of(
+        (1, 10, letter(positions={"a": {"x": b"1", "y": b"1"}})),
+        (0, 20, letter(positions={"a": {"x": b"2"}, "b": {"z": b"9"}})),
+    )
+    assert figures.positions("a") == {"x": b"2", "y": b"1"}
+    assert figures.positions("none") == {}
+
+
+def test_lag_is_put_together_by_its_name() -> None:
+    one = {"rowsBehind": 5, "minOffsetsBehindLatest": 1, "maxOffsetsBehindLatest": 4, "avgOffsetsBehindLatest": 2}
+    two = {"rowsBehind": 7, "minOffsetsBehindLatest": 3, "maxOffsetsBehindLatest": 9, "avgOffsetsBehindLatest": 5}
+    figures = figures_of((0, 1, letter(lag={"a": one})), (1, 1, letter(lag={"a": two | {"millisBehindLatest": 60}})))
+    assert figures.lag("a") == {
+        "rowsBehind": 12, "minOffsetsBehindLatest": 1, "maxOffsetsBehindLatest": 9, "avgOffsetsBehindLatest": 3,
+        "millisBehindLatest": 60,
+    }  # fmt: skip
+
+
+def test_the_busiest_subtask_speaks_for_an_operator() -> None:
+    figures = figures_of(
+        (0, 1000, letter(busy_ms={"map": 100, "sink": 0})),
+        (1, 1000, letter(busy_ms={"map": 0, "sink": 0})),
+        (0, 2000, letter(busy_ms={"map": 350, "sink": 10})),
+        (1, 3000, letter(busy_ms={"map": 1800, "sink": 10})),
+    )
+    assert figures.busiest() == [
+        BusyOperator(uid="map", stage=0, subtask=1, share=0.9), BusyOperator(uid="sink", stage=0, subtask=0, share=0.01)
+    ]  # fmt: skip
+    figures.begin_interval()
+    assert figures.busiest() == [], "nothing is known of the new interval yet"
+    figures.take(0, letter(busy_ms={"map": 350, "sink": 510}), 3000)
+    assert [(each.uid, each.share) for each in figures.busiest()] == [("sink", 0.5), ("map", 0.0)]
+
+
+def test_a_new_deployment_is_no_idle_time() -> None:
+    figures = figures_of((0, 1000, letter(1, busy_ms={"map": 900})), (0, 5000, letter(2, busy_ms={"map": 10})))
+    assert figures.busiest() == []
+    figures.take(0, letter(2, busy_ms={"map": 1010}), 6000)
+    assert figures.busiest()[0].share == 1.0
+
+
+def test_a_rescaled_query_counts_on() -> None:
+    """Its subtasks are others, and their executions begin with 1 again."""
+    figures = figures_of((0, 1, letter(4, rows_in={"a": 10}, watermark_ms=7)), (1, 1, letter(3, rows_in={"a": 10})))
+    figures.forget_subtasks()
+    assert figures.watermark_ms() is None
+    figures.take(0, letter(1, rows_in={"a": 2}), 2)
+    assert figures.rows_in["a"] == 22
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(-5, 50), st.integers(1, 3), st.integers(0, 1000), st.integers(0, 5000))
+    )
+)
+def test_totals_never_fall_and_shares_are_shares(letters: list[tuple[int, int, int, int, int]]) -> None:
+    """Whatever comes, in any order, with a clock that may be set back."""
+    figures, before = Figures(), 0
+    for subtask, now_ms, execution, rows, busy_ms in letters:
+        figures.take(subtask, letter(execution, rows_in={"a": rows}, busy_ms={"map": busy_ms}), now_ms)
+        assert figures.rows_in["a"] >= before
+        before = figures.rows_in["a"]
+        assert all(0 <= each.share <= 1 for each in figures.busiest())

@@ -1,0 +1,145 @@
+"""``lastProgress``: what happened since the one before, under the names that Spark gave it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.connectors.kafka.split import SPLIT_SERIALIZER, KafkaSplit
+from headgate.monitor.live_line import live_text
+from headgate.monitor.progress import (
+    RECENT,
+    CheckpointStatistics,
+    ProgressReporter,
+    QueryIdentity,
+    timestamp,
+)
+from headgate.protocol.messages import SubtaskProgress
+from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+
+IDENTITY = QueryIdentity(
+    query_id="8c57e1ec-94b5-4c99-b100-f694162df0b9",
+    run_id="ae505c5a-a64e-4896-8c28-c7cbaf926f16",
+    name="rides",
+    sources={"kafka": "headgate.kafka[rides]", "gen": "headgate.datagen"},
+    sinks={"sink": "parquet[out]", "bad": "json[bad]"},
+)
+
+
+def letter(execution: int = 1, **fields: Any) -> SubtaskProgress:
+    return SubtaskProgress(stage=0, execution=execution, **fields)
+
+
+def position(offset: int) -> dict[str, dict[str, bytes]]:
+    split = KafkaSplit(split_id="rides-0", topic="rides", partition=0, position=offset)
+    return {"kafka": {"rides-0": SPLIT_SERIALIZER.serialize(split)}}
+
+
+def test_a_query_that_has_done_nothing_yet() -> None:
+    progress, warning = ProgressReporter(IDENTITY, started_ms=1_000_000).report(1_000_000)
+    assert warning is None
+    assert (progress["batchId"], progress["durationMs"], progress["eventTime"]) == (0, {}, {})
+    assert (progress["numInputRows"], progress["inputRowsPerSecond"]) == (0, 0.0)
+    assert progress["headgate"]["checkpoint"] is None
+    assert live_text(progress) == "rides: 0 rows/s in, 0 rows out"
+
+
+def test_everything_of_an_interval() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    reporter.take(0, letter(rows_in={"kafka": 100}, positions=position(100), busy_ms={"map": 0}), 500)
+    reporter.report(1000)
+    statistics = CheckpointStatistics(checkpoint_id=7, duration_ms=35, size_bytes=12_000, completed_ms=2500)
+    reporter.checkpoint_completed(statistics)
+    last = letter(
+        rows_in={"kafka": 400, "gen": 20}, rows_out={"sink": 310, "bad": 2}, positions=position(400), skipped=3,
+        busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000, lag={"kafka": {"rowsBehind": 9}},
+    )  # fmt: skip
+    reporter.take(0, last, 3000)
+    progress, _ = reporter.report(3000)
+    assert progress == {
+        "id": IDENTITY.query_id, "runId": IDENTITY.run_id, "name": "rides", "timestamp": "1970-01-01T00:00:03.000Z",
+        "batchId": 7, "batchDuration": 35, "durationMs": {"checkpoint": 35},
+        "eventTime": {"watermark": "2025-11-21T21:20:00.000Z"}, "stateOperators": [],
+        "sources": [
+            {
+                "description": "headgate.kafka[rides]", "startOffset": {"rides-0": 100}, "endOffset": {"rides-0": 400},
+                "latestOffset": None, "numInputRows": 300, "inputRowsPerSecond": 150.0, "processedRowsPerSecond": 150.0,
+                "metrics": {"rowsBehind": "9"},
+            },
+            {
+                "description": "headgate.datagen", "startOffset": {}, "endOffset": {}, "latestOffset": None,
+                "numInputRows": 20, "inputRowsPerSecond": 10.0, "processedRowsPerSecond": 10.0, "metrics": {},
+            },
+        ],
+        "sink": {"description": "parquet[out]", "numOutputRows": 310, "metrics": {}},
+        "numInputRows": 320, "inputRowsPerSecond": 160.0, "processedRowsPerSecond": 160.0, "observedMetrics": {},
+        "headgate": {
+            "checkpoint": {"id": 7, "durationMs": 35, "sizeBytes": 12_000, "ageMs": 500},
+            "operators": [{"uid": "map", "stage": 0, "subtask": 0, "busyPercent": 50}],
+            "rowsRead": {"kafka": 400, "gen": 20}, "rowsWritten": {"sink": 310, "bad": 2}, "skippedRecords": 3,
+        },
+    }  # fmt: skip
+    assert reporter.recent[-1] is progress
+    assert live_text(progress) == (
+        "rides: 160 rows/s in, 310 rows out, rowsBehind 9, watermark 2025-11-21T21:20:00.000Z, "
+        "checkpoint 7 (35 ms, 12 kB), 3 bad records skipped"
+    )
+
+
+def test_a_restored_query_shows_the_checkpoint_that_it_began_with() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0, checkpoint_id=41)
+    assert reporter.report(1)[0]["batchId"] == 41
+    reporter.run_began(43)
+    assert reporter.report(2)[0]["batchId"] == 43
+
+
+def test_only_the_last_progresses_are_kept() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    for now_ms in range(RECENT + 10):
+        reporter.report(now_ms)
+    assert len(reporter.recent) == RECENT
+    assert reporter.recent[-1]["timestamp"] == timestamp(RECENT + 9)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"v":1,"split_id":"s","position":{"page":[1,2]},"stop":null}', {"page": [1, 2]}),
+        (b'{"v":1,"split_id":"s","position":null}', None),
+        (b'{"v":1,"split_id":"s","path":"a.csv","start":5}', {"path": "a.csv", "start": 5}),
+        (b"[1,2]", [1, 2]),
+        (b"\x00not json", None),
+    ],
+)
+def test_positions_of_all_kinds_of_splits(data: bytes, expected: object) -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    reporter.take(0, letter(positions={"gen": {"s": data}}), 1)
+    assert reporter.report(1)[0]["sources"][1]["endOffset"] == {"s": expected}
+
+
+def test_times_that_no_calendar_holds() -> None:
+    """The final watermark is the highest number that there is."""
+    assert timestamp(MAX_WATERMARK_MS) == "9999-12-31T23:59:59.999Z"
+    assert timestamp(MIN_WATERMARK_MS) == "1000-01-01T00:00:00.000Z"
+    assert timestamp(-1) == "1969-12-31T23:59:59.999Z"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 10_000), st.integers(-100, 5_000))),
+)
+def test_no_rate_is_negative_and_nothing_is_lost(steps: list[tuple[int, int, int, int]]) -> None:
+    """Subtasks are deployed again, letters come late, the clock is set back."""
+    reporter, now_ms, rows = ProgressReporter(IDENTITY, started_ms=0), 0, 0
+    for subtask, execution, count, elapsed_ms in steps:
+        now_ms += elapsed_ms
+        reporter.take(subtask, letter(execution, rows_in={"kafka": count}, rows_out={"sink": count}), now_ms)
+        progress, _ = reporter.report(now_ms)
+        rows += progress["numInputRows"]
+        assert progress["numInputRows"] >= 0 and progress["sink"]["numOutputRows"] >= 0
+        assert progress["inputRowsPerSecond"] >= 0
+        assert rows == progress["headgate"]["rowsRead"]["kafka"]
+        json.dumps(progress, allow_nan=False)

@@ -1,0 +1,57 @@
+"""The public functions: names that PySpark has as well, and arguments that mean the same."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from headgate import functions
+from headgate.errors import OptionError
+from headgate.functions import col, lit
+
+
+def test_all_functions_are_documented_and_listed() -> None:
+    found = {
+        name
+        for name, each in vars(functions).items()
+        if inspect.isfunction(each) and each.__module__ == functions.__name__ and not name.startswith("_")
+    }
+    assert found | {"Column"} == set(functions.__all__)
+    assert all(getattr(functions, name).__doc__ for name in functions.__all__)
+
+
+def test_their_arguments_have_pyspark_s_names() -> None:
+    spark_functions = pytest.importorskip("pyspark.sql.functions")
+    for name in functions.__all__:
+        theirs = getattr(spark_functions, name, None)
+        if name == "Column" or theirs is None:
+            continue
+        ours = list(inspect.signature(getattr(functions, name)).parameters)
+        assert ours == list(inspect.signature(theirs).parameters)[: len(ours)], name
+
+
+def test_a_text_is_the_name_of_a_column() -> None:
+    assert repr(functions.upper("name")) == "Column<upper(name)>"
+    assert repr(functions.concat("a", lit("-"))) == "Column<concat(a, -)>"
+
+
+def test_a_constant_must_be_said_to_be_one() -> None:
+    assert repr(functions.contains("s", lit("x"))) == "Column<contains(s, x)>"
+    with pytest.raises(OptionError, match="must be a constant"):
+        functions.contains("s", "x")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="must be a constant"):
+        functions.startswith("s", col("x"))
+
+
+def test_arguments_that_cannot_be() -> None:
+    with pytest.raises(OptionError, match="A column or its name is needed"):
+        functions.upper(5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="there is no unit 'fortnight'"):
+        functions.date_trunc("fortnight", "at")
+    with pytest.raises(OptionError, match="must be one character"):
+        functions.lpad("s", 3, "ab")
+    with pytest.raises(OptionError, match="no simple type 'array<int>'"):
+        col("a").cast("array<int>")
+    with pytest.raises(OptionError, match=r"follows functions.when"):
+        col("a").otherwise(1)
