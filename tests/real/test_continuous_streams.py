@@ -49,10 +49,10 @@ def test_a_registered_source(spark: SparkSession, streams: ContinuousStreams) ->
 def test_formats_that_cannot_be_read(spark: SparkSession, streams: ContinuousStreams) -> None:
     with pytest.raises(OptionError, match=r"no source 'nowhere'.*headgate\.register"):
         streams.readStream.format("nowhere").load()
-    with pytest.raises(OptionError, match="no source 'headgate.nowhere'"):
+    with pytest.raises(OptionError, match=r"no source 'headgate\.nowhere'"):
         streams.readStream.format("headgate.nowhere").load()
     spark.dataSource.register(OnlySpark)
-    with pytest.raises(OptionError, match="use spark.readStream"):
+    with pytest.raises(OptionError, match=r"use spark\.readStream"):
         streams.readStream.format("only-spark").load()
 
 

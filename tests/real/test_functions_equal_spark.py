@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -157,7 +158,7 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "hour": lambda f, c: f.hour("at"),
     "minute": lambda f, c: f.minute("at"),
     "second": lambda f, c: f.second("at"),
-    **{f"date_trunc {unit}": lambda f, c, unit=unit: f.date_trunc(unit, "at")
+    **{f"date_trunc {unit}": partial(lambda unit, f, c: f.date_trunc(unit, "at"), unit)
        for unit in ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond")},
     "date_add": lambda f, c: f.date_add("day", 3),
     "date_add column": lambda f, c: f.date_add("day", "i"),
@@ -175,9 +176,9 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "getItem": lambda f, c: c("o")["a"],
     "path": lambda f, c: c("o.a"),
     "struct": lambda f, c: f.struct("i", c("s").alias("z")),
-    **{f"cast int to {kind}": lambda f, c, kind=kind: c("j").cast(kind)
+    **{f"cast int to {kind}": partial(lambda kind, f, c: c("j").cast(kind), kind)
        for kind in ("tinyint", "bigint", "float", "double", "string", "boolean", "decimal(12, 3)", "timestamp")},
-    **{f"cast text to {kind}": lambda f, c, kind=kind: c("n").cast(kind)
+    **{f"cast text to {kind}": partial(lambda kind, f, c: c("n").cast(kind), kind)
        for kind in ("tinyint", "int", "long", "float", "double", "decimal(5,1)")},
     "cast text to boolean": lambda f, c: f.when(c("i") > 0, " Yes").when(c("i") < 0, "f").cast("boolean"),
     "cast text to date": lambda f, c: c("m").cast("date"),

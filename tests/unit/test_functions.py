@@ -37,6 +37,7 @@ def test_a_text_is_the_name_of_a_column() -> None:
 
 
 def test_a_constant_must_be_said_to_be_one() -> None:
+    assert repr(col("s").contains(lit("x"))) == repr(col("s").contains("x"))
     assert repr(functions.contains("s", lit("x"))) == "Column<contains(s, x)>"
     with pytest.raises(OptionError, match="must be a constant"):
         functions.contains("s", "x")  # type: ignore[arg-type]
@@ -49,6 +50,10 @@ def test_arguments_that_cannot_be() -> None:
         functions.upper(5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="there is no unit 'fortnight'"):
         functions.date_trunc("fortnight", "at")
+    with pytest.raises(OptionError, match="must be a constant, the same for all rows"):
+        functions.repeat("s", col("n"))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="a field of a struct has a name"):
+        col("a")[0]  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="must be one character"):
         functions.lpad("s", 3, "ab")
     with pytest.raises(OptionError, match="no simple type 'array<int>'"):

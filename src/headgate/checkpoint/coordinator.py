@@ -79,6 +79,8 @@ Never: start one before every subtask is running, two at a time, or write a mani
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   stands in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
+Longer than other modules, since what comes in and goes out stands beside the machine and its table.
+
 Follows FLIP-27, "Where to run the enumerator"; Flink's CheckpointCoordinator; traps 29 and 34.
 """
 
@@ -90,7 +92,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from headgate.checkpoint.manifest import Manifest, QueryPlan, SourceEntry, UncommittedEpoch
+from headgate.checkpoint.commits import CommitQueue
+from headgate.checkpoint.manifest import Committables, Manifest, QueryPlan, SourceEntry, UncommittedEpoch
 from headgate.errors import InvalidTransitionError
 from headgate.protocol.messages import CheckpointKind, SubtaskId
 from headgate.protocol.state import InlineState, SubtaskState
@@ -192,7 +195,7 @@ class Committed(msgspec.Struct, frozen=True):
     """Sinks published an epoch. ``left`` (by sink uid): what they will publish later; it stays in checkpoints."""
 
     epoch: int
-    left: dict[str, tuple[bytes, ...]]
+    left: Committables
 
 
 class CommitFailed(msgspec.Struct, frozen=True):
@@ -280,7 +283,7 @@ class Commit(msgspec.Struct, frozen=True):
     """Let the sinks publish. Answered by `Committed` or `CommitFailed`. ``final``: publish everything, keep nothing."""
 
     epoch: int
-    committables: dict[str, tuple[bytes, ...]]
+    committables: Committables
     final: bool
 
 
@@ -418,14 +421,10 @@ class CheckpointCoordinator:
         self._input_ended = False
         self._due_ms: int | None = None
         self._failed_in_row = 0
-        # Completed epochs that are not known to be committed, oldest first; only the first can be under way.
-        self._uncommitted: list[UncommittedEpoch] = []
-        self._commit_under_way = False
-        self._left: dict[str, tuple[bytes, ...]] = {}
-        self._commit_first = 0  # epochs up to this one are committed before a checkpoint begins
-        if restored is not None:
-            self._uncommitted = [*restored.uncommitted, UncommittedEpoch(restored.epoch, restored.commits)]
-            self._commit_first = restored.epoch
+        restored_epochs = () if restored is None else (
+            *restored.uncommitted, UncommittedEpoch(restored.epoch, restored.commits),
+        )  # fmt: skip
+        self._commits = CommitQueue(restored_epochs)
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
@@ -468,9 +467,7 @@ class CheckpointCoordinator:
         """Assert what always holds."""
         assert (self._pending is not None) == (self.state in ("snapshotting", "pending", "completing"))
         assert bool(self._executions) == (self.state not in ("stopped", "ending", "suspended"))
-        assert self._uncommitted or not self._commit_under_way
-        epochs = [each.epoch for each in self._uncommitted]
-        assert epochs == list(range(self.epoch - len(epochs) + 1, self.epoch + 1)), f"gaps between epochs: {epochs}"
+        self._commits.check(self.epoch)
         assert self.latest is None or self.latest.checkpoint_id <= self._last_id
         assert not set(self._retained) & set(self._abandoned)
         if self._pending is not None:
@@ -479,9 +476,9 @@ class CheckpointCoordinator:
             assert (self.state == "snapshotting") == (self._pending.sources.keys() != self._plan.sources.keys())
             assert (self.state == "completing") == (self._pending.subtasks.keys() == self._executions.keys())
         if self.state in ("idle", "snapshotting", "pending", "completing"):
-            assert not self._must_commit_first()
+            assert not self._commits.comes_first
         if self.state in ("ending", "suspended"):
-            assert bool(self._uncommitted) == (self.state == "ending")
+            assert bool(self._commits.epochs) == (self.state == "ending")
 
     def kind_of(self, event: Event) -> type:
         """Return the type under which the table has the event."""
@@ -510,7 +507,7 @@ class CheckpointCoordinator:
         self._executions = dict(event.executions)
         if event.restored or self._due_ms is None:
             self._due_ms = self._soon(now_ms)
-        if not self._must_commit_first():
+        if not self._commits.comes_first:
             self.state = "idle"
             return []
         self.state = "recommitting"
@@ -638,8 +635,8 @@ class CheckpointCoordinator:
                 )
                 for stage in stages
             ),
-            commits=new if self._uncommitted else _joined(self._left, new),
-            uncommitted=tuple(self._uncommitted),
+            commits=self._commits.for_manifest(new),
+            uncommitted=self._commits.epochs,
         )
 
     def _complete(self, pending: _Pending, manifest: Manifest, size_bytes: int, now_ms: int) -> list[Action]:
@@ -654,7 +651,7 @@ class CheckpointCoordinator:
             *(AnswerRequest(each, pending.checkpoint_id) for each in pending.requests),
         ]
         self.latest, self._pending, self._failed_in_row = manifest, None, 0
-        self._uncommitted.append(UncommittedEpoch(manifest.epoch, _committables(pending.subtasks)))
+        self._commits.add(manifest.epoch, _committables(pending.subtasks))
         self.state = "idle"
         if pending.last:
             actions += [AnswerRequest(each.request_id, None, _OVER) for each in self._requests]
@@ -712,24 +709,21 @@ class CheckpointCoordinator:
 
     def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
         self._check_commit(event)
-        final = self.state == "ending" and len(self._uncommitted) == 1
+        final = self.state == "ending" and len(self._commits.epochs) == 1
         if final and any(event.left.values()):
             raise self._invalid(event, "a final commit leaves nothing to be published later")
-        self._uncommitted.pop(0)
-        self._commit_under_way = False
-        self._left = {uid: left for uid, left in event.left.items() if left}
+        self._commits.committed(event.left)
         if final:
             assert self.latest is not None
             self.state = "suspended"
             return [QuerySuspended(self.latest.checkpoint_id)]
-        if self.state == "recommitting" and not self._must_commit_first():
+        if self.state == "recommitting" and not self._commits.comes_first:
             self.state = "idle"
         return self._commit_next()
 
     def _on_commit_failed(self, event: CommitFailed, now_ms: int) -> list[Action]:
         self._check_commit(event)
-        self._commit_under_way = False
-        self._commit_first = self._uncommitted[-1].epoch
+        self._commits.failed()
         reason = f"epoch {event.epoch} could not be committed: {event.reason}"
         actions = self._abort(reason)
         if self.state != "ending":
@@ -738,19 +732,14 @@ class CheckpointCoordinator:
 
     def _commit_next(self) -> list[Action]:
         """Order the oldest commit, unless one is under way."""
-        if self._commit_under_way or not self._uncommitted:
+        ordered = self._commits.order_next()
+        if ordered is None:
             return []
-        first = self._uncommitted[0]
-        first = UncommittedEpoch(first.epoch, _joined(self._left, first.committables))
-        self._uncommitted[0], self._left, self._commit_under_way = first, {}, True
-        final = self.state == "ending" and len(self._uncommitted) == 1
-        return [Commit(first.epoch, first.committables, final)]
-
-    def _must_commit_first(self) -> bool:
-        return bool(self._uncommitted) and self._uncommitted[0].epoch <= self._commit_first
+        final = self.state == "ending" and len(self._commits.epochs) == 1
+        return [Commit(ordered.epoch, ordered.committables, final)]
 
     def _check_commit(self, event: Committed | CommitFailed) -> None:
-        if not self._commit_under_way or event.epoch != self._uncommitted[0].epoch:
+        if event.epoch != self._commits.under_way:
             raise self._invalid(event, "no such commit is under way")
 
     def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
@@ -797,7 +786,7 @@ class CheckpointCoordinator:
 _OVER = "the query has taken its last checkpoint"
 
 
-def _committables(subtasks: dict[SubtaskId, SubtaskState]) -> dict[str, tuple[bytes, ...]]:
+def _committables(subtasks: dict[SubtaskId, SubtaskState]) -> Committables:
     """Return what subtasks prepared to be committed, by sink, in the order of the subtasks."""
     found: dict[str, list[bytes]] = {}
     for _, state in sorted(subtasks.items()):
@@ -813,10 +802,6 @@ def _without_committables(state: SubtaskState) -> SubtaskState:
         return state
     operators = {uid: msgspec.structs.replace(each, committables=()) for uid, each in state.operators.items()}
     return msgspec.structs.replace(state, operators=operators)
-
-
-def _joined(first: dict[str, tuple[bytes, ...]], second: dict[str, tuple[bytes, ...]]) -> dict[str, tuple[bytes, ...]]:
-    return {uid: (*first.get(uid, ()), *second.get(uid, ())) for uid in {**first, **second}}
 
 
 def _brief(event: Event) -> str:

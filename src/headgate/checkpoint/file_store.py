@@ -26,6 +26,7 @@ from headgate.errors import DeploymentError, HeadgateError, OptionError, StoredS
 
 _TEMPORARY = ".part-"
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_ATTEMPTS = 5
 _WHOLE_WHEN_CLOSED = {"gcs", "abfs"}  # object stores, by pyarrow's names
 
 
@@ -95,7 +96,7 @@ class FileStore:
         """Make a file durable unless one is there; return whether the content that is there now is this."""
         path = self.path(name)
         try:
-            return self._write_if_absent(path, data) or self.read(path) == data
+            return self._write_if_absent(path, data) or self.read(name) == data
         except OSError as error:
             raise _failed("written", path, error) from error
 
@@ -220,21 +221,25 @@ class S3Store(FileStore):
     def _put(self, path: str, data: bytes, condition: dict[str, str]) -> bool:
         """Return False if the condition did not hold."""
         bucket, _, key = path.partition("/")
-        answer = self._call("put_object", path, Bucket=bucket, Key=key, Body=data, **condition)
-        return answer is not None
+        return self._call("put_object", path, Bucket=bucket, Key=key, Body=data, **condition) is not None
 
     def _call(self, operation: str, path: str, **request: Any) -> Any:
         """Call S3; None if a condition did not hold."""
         client = self._client = self._client or _s3_client(self._location)
         from botocore.exceptions import BotoCoreError, ClientError
 
-        try:
-            return getattr(client, operation)(**request)
-        except (BotoCoreError, ClientError) as error:
-            code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
-            if "IfNoneMatch" in request and code in ("PreconditionFailed", "412"):
-                return None
-            raise _failed("deleted" if operation == "delete_object" else "written", path, error) from error
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return getattr(client, operation)(**request)
+            except (BotoCoreError, ClientError) as error:
+                code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
+                if code == "PreconditionFailed":
+                    return None
+                if code == "ConditionalRequestConflict" and attempts < _ATTEMPTS:
+                    continue  # somebody puts the same file at this very moment: ask who was first
+                raise _failed("deleted" if operation == "delete_object" else "written", path, error) from error
 
 
 def _s3_client(location: str) -> Any:
@@ -261,7 +266,7 @@ def _s3_client(location: str) -> Any:
         aws_access_key_id=unquote(key) or None,
         aws_secret_access_key=unquote(secret) or None,
         # A PUT that succeeded, but whose answer was lost, is put again: `write_if_absent` compares the content.
-        config=Config(retries={"mode": "standard", "total_max_attempts": 5}, user_agent_extra="headgate"),
+        config=Config(retries={"mode": "standard", "total_max_attempts": _ATTEMPTS}, user_agent_extra="headgate"),
     )
 
 

@@ -39,6 +39,10 @@ HEADER_BYTES = 256
 """The first line is not longer than this."""
 
 
+Committables = dict[str, tuple[bytes, ...]]
+"""What sinks publish once a checkpoint is complete, by their uid."""
+
+
 class PlannedSource(Protocol):
     """A source of the query that takes or restores a checkpoint."""
 
@@ -109,7 +113,7 @@ class UncommittedEpoch(msgspec.Struct, frozen=True):
     """
 
     epoch: int
-    committables: dict[str, tuple[bytes, ...]]
+    committables: Committables
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, SourceEntry]
     stages: tuple[tuple[str, ...], ...]
     subtasks: tuple[tuple[SubtaskState, ...], ...]
-    commits: dict[str, tuple[bytes, ...]] = {}
+    commits: Committables = {}
     uncommitted: tuple[UncommittedEpoch, ...] = ()
 
 
@@ -307,11 +311,11 @@ def _from_handle(handle: _StoredHandle) -> StateHandle:
     return InlineState(_from_json(handle.data)) if isinstance(handle, _StoredInline) else handle
 
 
-def _to_committables(by_sink: dict[str, tuple[bytes, ...]]) -> dict[str, tuple[msgspec.Raw, ...]]:
+def _to_committables(by_sink: Committables) -> dict[str, tuple[msgspec.Raw, ...]]:
     return {uid: tuple(map(_to_json, each)) for uid, each in by_sink.items()}
 
 
-def _from_committables(by_sink: dict[str, tuple[msgspec.Raw, ...]]) -> dict[str, tuple[bytes, ...]]:
+def _from_committables(by_sink: dict[str, tuple[msgspec.Raw, ...]]) -> Committables:
     return {uid: tuple(map(_from_json, each)) for uid, each in by_sink.items()}
 
 

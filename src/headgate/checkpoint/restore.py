@@ -63,12 +63,6 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
     )
 
 
-def finished_splits(manifest: Manifest, source: str) -> tuple[str, ...]:
-    """Return the ids of finished splits that the enumerator in a checkpoint may not know of (traps, 25)."""
-    readers = (subtask.readers.get(source, _NO_READER) for stage in manifest.subtasks for subtask in stage)
-    return tuple(sorted({each.split_id for reader in readers for each in reader.finished}))
-
-
 def _check_options(manifest: Manifest, plan: QueryPlan) -> None:
     """Refuse what makes the stored state mean something else."""
     changed: list[tuple[str, Any, Any, str]] = []

@@ -179,15 +179,14 @@ class CheckpointStorage:
                 "query.stop(savepoint=...) was given, or a folder chk-<number> of a checkpoint location.",
                 what="a savepoint", path=path,
             )  # fmt: skip
-        bare, question, parameters = self.location.partition("?")
-        bare = bare.rstrip("/")
-        files, location = self.store, bare
-        if _CHECKPOINT.fullmatch(posixpath.basename(bare)):  # the files of checkpoints are named from its location on
-            location = posixpath.dirname(posixpath.abspath(bare) if "://" not in bare else bare)
-            files = open_store(location + question + parameters, "fromSavepoint")
+        folder, parameters = _parted(self.location)
+        files, location = self.store, folder
+        if _CHECKPOINT.fullmatch(posixpath.basename(folder)):  # its files are named from the checkpoint location on
+            location = posixpath.dirname(folder if "://" in folder else posixpath.abspath(folder))
+            files = open_store(location + parameters, "fromSavepoint")
         manifest = _load(self.store, _MANIFEST, files)
         base = location if "://" in location else files.base
-        return _with_files(manifest, lambda name: f"{base}/{name}{question}{parameters}")
+        return _with_files(manifest, lambda name: f"{base}/{name}{parameters}")
 
     def read_state(self, handle: StateHandle) -> bytes:
         """Return state.
@@ -200,11 +199,9 @@ class CheckpointStorage:
         if isinstance(handle, InlineState):
             return handle.data
         if "://" in handle.path or handle.path.startswith("/"):  # of a savepoint
-            before, question, parameters = handle.path.partition("?")
-            folder, _, name = before.rpartition("/")
-            return _read_file(
-                open_store(folder + question + parameters), FileState(name, handle.size_bytes, handle.crc32)
-            )
+            address, parameters = _parted(handle.path)
+            folder, _, name = address.rpartition("/")
+            return _read_file(open_store(folder + parameters), FileState(name, handle.size_bytes, handle.crc32))
         return _read_file(self.store, handle)
 
     # How.
@@ -312,6 +309,12 @@ def _damaged(store: FileStore, handle: FileState, found: str) -> CorruptStateErr
         "start from an older checkpoint.",
         what="a file of a checkpoint", path=path, expected=expected, found=found,
     )  # fmt: skip
+
+
+def _parted(location: str) -> tuple[str, str]:
+    """Return a location without the parameters of a URI, and those, with their question mark."""
+    folder, question, parameters = location.partition("?") if "://" in location else (location, "", "")
+    return folder.rstrip("/"), question + parameters
 
 
 def _file_name(name: str) -> str:

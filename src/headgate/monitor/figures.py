@@ -72,6 +72,8 @@ class Figures:
         """Rows written since the start, by sink uid."""
         self.skipped = 0
         """Bad records skipped since the start."""
+        self.lag: dict[str, dict[str, int]] = {}
+        """How far sources that can tell are behind, by source uid; set from outside."""
         self._subtasks: dict[SubtaskId, _Subtask] = {}
 
     def take(self, subtask: int, progress: SubtaskProgress, now_ms: int) -> None:
@@ -103,18 +105,6 @@ class Figures:
         """Return the positions of the splits of a source that are being read, by split id."""
         return {split_id: data for each in self._letters() for split_id, data in each.positions.get(source, {}).items()}
 
-    def lag(self, source: str) -> dict[str, int]:
-        """Return a source's own figures of how far it is behind, over all subtasks.
-
-        Names that begin with ``min``, ``max`` and ``millis`` tell how they are put together; ``avg`` is the mean over
-        subtasks; all others are sums.
-        """
-        by_name: dict[str, list[int]] = {}
-        for each in self._letters():
-            for name, value in each.lag.get(source, {}).items():
-                by_name.setdefault(name, []).append(value)
-        return {name: _together(name, values) for name, values in by_name.items()}
-
     def watermark_ms(self) -> int | None:
         """Return the lowest watermark among the subtasks that have one; None: none has."""
         known = [each.watermark_ms for each in self._letters() if each.watermark_ms is not None]
@@ -145,13 +135,3 @@ class Figures:
 def _add(totals: Counter[str], now: Mapping[str, int], before: Mapping[str, int]) -> None:
     for uid, rows in now.items():
         totals[uid] += max(0, rows - before.get(uid, 0))
-
-
-def _together(name: str, values: list[int]) -> int:
-    if name.startswith("min"):
-        return min(values)
-    if name.startswith(("max", "millis")):
-        return max(values)
-    if name.startswith("avg"):
-        return sum(values) // len(values)
-    return sum(values)

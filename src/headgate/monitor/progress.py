@@ -98,6 +98,19 @@ class ProgressReporter:
         """Take note of a subtask's figures."""
         self._figures.take(subtask, progress, now_ms)
 
+    def take_lag(self, source: str, lag: Mapping[str, int]) -> None:
+        """Take note of how far a source is behind, by its own figures."""
+        self._figures.lag[source] = dict(lag)
+
+    def positions(self, source: str) -> dict[str, bytes]:
+        """Return the positions of the splits of a source that are being read, by split id."""
+        return self._figures.positions(source)
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows read by all sources and written by all sinks since the start."""
+        return self._figures.rows_in.total(), self._figures.rows_out.total()
+
     def run_began(self, checkpoint_id: int) -> None:
         """Take note that the query is rescaled: its subtasks are others, and their executions begin with 1."""
         self._figures.forget_subtasks()
@@ -158,7 +171,7 @@ class ProgressReporter:
             "numInputRows": rows,
             "inputRowsPerSecond": _rate(rows, seconds),
             "processedRowsPerSecond": _rate(rows, seconds),
-            "metrics": {name: str(value) for name, value in self._figures.lag(uid).items()},
+            "metrics": {name: str(value) for name, value in self._figures.lag.get(uid, {}).items()},
         }
 
     def _sink(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def is_of_the_record(error: Exception) -> bool:
     return not isinstance(error, HeadgateError) or isinstance(error, UserFunctionError)
 
 
-def explain(error: Exception, call: FailedCall) -> HeadgateError:
+def explain(error: BaseException, call: FailedCall) -> HeadgateError:
     """Return the error to raise, from the original, for one of a call: of the same kind if it was one of ours."""
     facts: dict[str, Any] = {**msgspec.to_builtins(call), **getattr(error, "facts", {})}
     where = f"(operator {call.operator}, subtask {call.subtask}, source {call.source}, split {call.split!r})"

@@ -292,6 +292,8 @@ class StageChain:
                 self._figures[item.uid].busy_ms += self._clock_ms() - began_ms
                 self._failed(item, error)
                 return
+            except SystemExit as error:  # sys.exit() of a function's would end the thread without a word
+                raise bad_records.explain(error, self._call(item.uid, item.source, item.split)) from error
             self._feed(item.uid, emitted, item.source)
         took_ms = self._clock_ms() - began_ms
         slices.took(rows, took_ms)

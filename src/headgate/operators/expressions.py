@@ -143,23 +143,23 @@ class Column:
         """Whether both are equal or both are null."""
         return call("<=>", self, other)
 
-    def like(self, other: str) -> Column:
+    def like(self, other: str | Column) -> Column:
         r"""Whether a text is like a pattern of SQL: ``%`` any text, ``_`` any character, ``\`` escapes."""
         return call("like", self, pattern=other)
 
-    def rlike(self, other: str) -> Column:
+    def rlike(self, other: str | Column) -> Column:
         """Whether a regular expression (of RE2) is found in a text."""
         return call("rlike", self, pattern=other)
 
-    def contains(self, other: str) -> Column:
+    def contains(self, other: str | Column) -> Column:
         """Whether a text contains another."""
         return call("contains", self, pattern=other)
 
-    def startswith(self, other: str) -> Column:
+    def startswith(self, other: str | Column) -> Column:
         """Whether a text begins with another."""
         return call("startswith", self, pattern=other)
 
-    def endswith(self, other: str) -> Column:
+    def endswith(self, other: str | Column) -> Column:
         """Whether a text ends with another."""
         return call("endswith", self, pattern=other)
 
@@ -169,6 +169,11 @@ class Column:
 
     def getField(self, name: str) -> Column:
         """Take a field of a struct."""
+        if not isinstance(name, str):
+            raise OptionError(
+                f"{self!r}[{name!r}]: a field of a struct has a name. Items of lists and maps are for mapInArrow.",
+                option="getField", value=name,
+            )  # fmt: skip
         return call("getfield", self, name=name)
 
     __getitem__ = getField
@@ -269,8 +274,20 @@ class Column:
 
 
 def call(function: str, *arguments: Any, **parameters: Any) -> Column:
-    """Return a call of one of `KERNELS`; arguments that are no columns are constants."""
-    return Column(Call(function, tuple(as_node(each) for each in arguments), parameters))
+    """Return a call of one of `KERNELS`; arguments that are no columns are constants, and parameters must be."""
+    fixed = {name: _fixed(function, name, value) for name, value in parameters.items()}
+    return Column(Call(function, tuple(as_node(each) for each in arguments), fixed))
+
+
+def _fixed(function: str, name: str, value: Any) -> Any:
+    if not isinstance(value, Column):
+        return value
+    if isinstance(value.node, Constant):
+        return value.node.value
+    raise OptionError(
+        f"{function}: the argument {name!r} is {value!r}; it must be a constant, the same for all rows.",
+        option=name, value=repr(value),
+    )  # fmt: skip
 
 
 def as_node(value: Any) -> Node:
@@ -308,7 +325,7 @@ def text_of(node: Node) -> str:
     """Return an expression as text, about as Spark names columns."""
     match node:
         case Name(path=path):
-            return path
+            return path.replace("`", "")
         case Constant(value=value):
             return "NULL" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         case CastTo(argument=argument, text=text):

@@ -28,7 +28,7 @@ class MapInArrow(Operator):
     ----------
     function
         A function, a generator function, or an object with ``__call__`` and, if it likes, ``open()`` and ``close()``,
-        which are called once each in every subtask.
+        which are called in every subtask, once each time it is started: after a failure on the same object again.
     schema
         The columns of what it yields.
     """

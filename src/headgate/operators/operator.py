@@ -138,6 +138,8 @@ class Sink(ABC):
 
     uid: str = "sink"
     name: str
+    publishes_on_slots: bool = False
+    """Whether rows of the last checkpoint are published by the slots, after it is complete (`SinkWriter.finish`)."""
 
     @abstractmethod
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:

@@ -35,6 +35,8 @@ class Project(Operator):
     kind = "select"
 
     def __init__(self, schema: pa.Schema, columns: Sequence[Column], time_zone: str) -> None:
+        if not columns:
+            raise OptionError("select: it needs at least one column.", option="select", value=None)
         names = [each.name_in_output for each in columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

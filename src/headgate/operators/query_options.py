@@ -159,9 +159,3 @@ def restart_options(options: Options) -> RestartOptions:
     }
     made = {"exponential-delay": ExponentialDelay, "fixed-delay": FixedDelay, "none": NoRestart}[kind]
     return made(**values)  # type: ignore[no-any-return]
-
-
-def checkpoints_during_recovery(options: Options) -> bool:
-    """Return whether checkpoints complete during recovery: as set, else as rows are recovered downstream."""
-    own: bool | None = options[_DURING_RECOVERY]
-    return bool(options[_RECOVER_DOWNSTREAM]) if own is None else own

@@ -128,11 +128,6 @@ class StageGraph:
         schemas |= {each.uid: each.operator.schema for each in self.operators}
         return schemas[self.output]
 
-    @property
-    def bounded(self) -> bool:
-        """Whether all its input ends."""
-        return all(each.boundedness is Boundedness.BOUNDED for each in self.sources)
-
     def consumers(self, uid: str) -> tuple[str, ...]:
         """Return the uids of what a source or an operator feeds, the sink's included, once for each time it does."""
         fed = tuple(node.uid for node in self.operators for each in node.inputs if each == uid)
@@ -151,8 +146,6 @@ class QueryDefinition:
         Sources and operators.
     sink, sink_format
         The sink, whose uid is `SINK_UID`, and the name that the user gave to ``format``.
-    output_mode
-        ``append``.
     options
         The options of continuous queries, parsed: `headgate.operators.query_options`.
     checkpoint_location
@@ -178,7 +171,6 @@ class QueryDefinition:
     options: Options
     parallelism: int
     name: str | None = None
-    output_mode: str = "append"
     checkpoint_location: str | None = None
     checkpoint_interval_ms: int = 1000
     from_savepoint: str | None = None

@@ -189,8 +189,6 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         The subtask's watermark; None when there is none.
     skipped
         Bad records skipped since the deployment.
-    lag
-        By source uid: figures of the source's own.
     """
 
     rows_in: dict[str, int] = {}
@@ -199,7 +197,6 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     busy_ms: dict[str, int] = {}
     watermark_ms: int | None = None
     skipped: int = 0
-    lag: dict[str, dict[str, int]] = {}
 
 
 class SlotHeartbeat(_Message, frozen=True, kw_only=True):

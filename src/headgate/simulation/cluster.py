@@ -30,6 +30,7 @@ from headgate.simulation.slot_process import SlotProcess
 
 _MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
 _MAX_TASK_FAILURES = 4
+_LINGER_MS = 100
 
 
 class Violation(AssertionError):
@@ -88,9 +89,11 @@ class Cluster:
         self.next_parallelism = scenario.parallelism
         self.calm = False
         self.finished = False
+        self.starved_ms = 0  # how long the next task waits for a core
         self.stopping = False
+        self._gave_up = 0
         self.run_number = 0
-        self._requests = 0
+        self._requests = self._drain = 0
 
     def run(self) -> None:
         """Run both phases.
@@ -195,7 +198,8 @@ class Cluster:
 
     def start_task(self, job: Job, slot: int) -> None:
         """Start an attempt of a task, in a while."""
-        self.clock.after(self.choose.choice((5, 20, 100)), job, self._begin_task, job, slot)
+        delay_ms, self.starved_ms = self.choose.choice((5, 20, 100)) + self.starved_ms, 0
+        self.clock.after(delay_ms, job, self._begin_task, job, slot)
 
     def _begin_task(self, job: Job, slot: int) -> None:
         number = job.attempts.get(slot, -1) + 1
@@ -308,24 +312,39 @@ class Cluster:
 
     def query_failed(self, driver: DriverProcess, error: ErrorReport) -> None:
         """Note that the query has given up; somebody will start it again, unless nothing goes wrong any more."""
-        if self.calm:
+        self._gave_up += self.calm
+        if self._gave_up > 1:  # once may be for what went wrong before
             raise Violation(f"the query failed though nothing goes wrong: {error.message}")
         driver.failed = True
 
     def query_over(self, driver: DriverProcess) -> None:
-        """Note that a run has ended; start the next one, or look whether everything is there."""
+        """Note that a run has ended; its process lives on for a moment."""
+        self.clock.after(_LINGER_MS, driver, self._run_ended, driver)
+
+    def _run_ended(self, driver: DriverProcess) -> None:
+        """Start the next run, or be done."""
         self._end_driver(driver)
-        ended = all(topic.bounded for topic in self.topics.values()) and not driver.suspended and not driver.failed
+        ended = all(topic.bounded for topic in self.topics.values()) and driver.suspension is None and not driver.failed
         if self.stopping or ended:
             self.finished = True
             return
         self.clock.after(10, self.world, self.start_run, self.next_parallelism)
 
-    def request(self, kind: CheckpointKind, location: str = "") -> None:
+    def request(self, driver: DriverProcess, kind: CheckpointKind, location: str = "") -> None:
         """Ask for a checkpoint."""
-        if self.driver is not None and self.driver.alive and not self.driver.over:
-            self._requests += 1
-            self.driver.tell(cp.CheckpointRequested(self._requests, kind, location))
+        self._requests += 1
+        if kind is CheckpointKind.SUSPEND:
+            driver.suspension = self._requests
+        elif kind is CheckpointKind.DRAIN:
+            self._drain = self._requests
+        driver.tell(cp.CheckpointRequested(self._requests, kind, location))
+
+    def request_refused(self, driver: DriverProcess, request_id: int) -> None:
+        """Note that a checkpoint that was asked for failed: the query goes on."""
+        if request_id == self._drain:
+            self.stopping = False
+        if request_id == driver.suspension:
+            driver.suspension = None
 
     # Phases.
 
@@ -337,6 +356,7 @@ class Cluster:
     def _calm_down(self) -> None:
         """No faults from here on; nothing grows any more either."""
         self.calm = True
+        self.starved_ms = 0
         self.network.calm_down()
         for process in (*self.slots, *([self.driver] if self.driver is not None else [])):
             process.forget_faults()
@@ -351,7 +371,7 @@ class Cluster:
             if driver is not None and driver.alive and not driver.over and not self.stopping:
                 self.stopping = True
                 if self.scenario.drain:
-                    self.request(CheckpointKind.DRAIN)
+                    self.request(driver, CheckpointKind.DRAIN)
                 else:
                     driver.tell(jm.StopRequested())
         self.clock.after(100, self.world, self._look)

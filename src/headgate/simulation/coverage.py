@@ -6,7 +6,7 @@ Never: change what a machine does: its door is watched.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -20,30 +20,37 @@ Pair = tuple[str, str]
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """A machine with a table, and how to see where it stands."""
+    """A machine with a table, and how to see the pairs that an event makes in it."""
 
     machine: type[Any]
     table: str | None
-    pair: Callable[[Any, Any], Pair]
+    pairs: Callable[[Any, Any], Iterable[Pair]]
 
 
-def _by_kind(machine: Any, event: Any) -> Pair:
-    return machine.state, machine.kind_of(event).__name__
+def _by_kind(machine: Any, event: Any) -> Iterable[Pair]:
+    return [(machine.state, machine.kind_of(event).__name__)]
 
 
-def _by_event(machine: Any, event: Any) -> Pair:
-    return machine.state_of(event), type(event).__name__
+def _by_event(machine: Any, event: Any) -> Iterable[Pair]:
+    return [(machine.state_of(event), type(event).__name__)]
 
 
-def _by_state(machine: Any, event: Any) -> Pair:
-    return machine.state, type(event).__name__
+def _by_state(machine: Any, event: Any) -> Iterable[Pair]:
+    return [(machine.state, type(event).__name__)]
+
+
+def _by_slot(machine: Any, event: Any) -> Iterable[Pair]:
+    about = [event.slot] if hasattr(event, "slot") else range(len(machine._slots))
+    return [(machine.state(number), type(event).__name__) for number in about]
 
 
 WATCHED = (
     Watched(slot.SlotMachine, slot.__doc__, _by_kind),
     Watched(subtask.SubtaskMachine, subtask.__doc__, _by_kind),
+    Watched(slots.Slots, slots.__doc__, _by_slot),
     Watched(scheduler.Scheduler, scheduler.__doc__, _by_event),
-    Watched(checkpoints.CheckpointCoordinator, checkpoints.__doc__, _by_state),
+    Watched(checkpoints.CheckpointCoordinator, checkpoints.__doc__, _by_kind),
+    Watched(source_coordinator.SourceCoordinator, source_coordinator.__doc__, _by_state),
 )
 
 
@@ -71,11 +78,11 @@ class Coverage:
                 machine.handle = handle
 
     def _watching(self, watched: Watched) -> Callable[[Any, Any, int], Any]:
-        handle, pair = watched.machine.handle, watched.pair
+        handle, pairs_of = watched.machine.handle, watched.pairs
         pairs = self.met.setdefault(watched.machine.__name__, set())
 
         def watching(machine: Any, event: Any, now_ms: int) -> Any:
-            pairs.add(pair(machine, event))
+            pairs.update(pairs_of(machine, event))
             return handle(machine, event, now_ms)
 
         return watching

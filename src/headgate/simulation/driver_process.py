@@ -22,6 +22,8 @@ from headgate.simulation.enumerator_process import EnumeratorProcess
 if TYPE_CHECKING:
     from headgate.simulation.cluster import Cluster
 
+_TICK_MS = 1000
+
 
 class Worker:
     """A thread of the driver's that does one thing after the other, and takes its time."""
@@ -71,8 +73,9 @@ class DriverProcess(Process):
         self._logs = {uid: Worker(self, (1, 3, 30)) for uid in plan.sources}
         self.enumerators: dict[str, EnumeratorProcess] = {}
         self._wake_ms: int | None = None
-        self.over = self.failed = self.suspended = False
-        self.requests: dict[int, int | None] = {}
+        self.over = self.failed = False
+        self.suspension: int | None = None
+        """The request of a checkpoint after which the query is to be started again."""
 
     def forget_faults(self) -> None:
         """Let nothing go wrong that has not yet."""
@@ -85,6 +88,7 @@ class DriverProcess(Process):
 
     def start(self) -> None:
         """Begin."""
+        self.cluster.clock.after(_TICK_MS, self, self._tick)
         self.tell(sch.QueryStarted())
 
     def tell(self, event: jm.Event) -> None:
@@ -138,7 +142,8 @@ class DriverProcess(Process):
             case cp.Commit():
                 self._commits.do(self._commit, action)
             case cp.AnswerRequest(request_id=request_id, checkpoint_id=checkpoint_id):
-                self.requests[request_id] = checkpoint_id
+                if checkpoint_id is None:
+                    cluster.request_refused(self, request_id)
             case _:
                 assert_never(action)
 
@@ -218,6 +223,11 @@ class DriverProcess(Process):
         if due_ms is not None and (self._wake_ms is None or due_ms < self._wake_ms):
             self._wake_ms = due_ms
             clock.at(max(due_ms, clock.now_ms), self, self._wake, due_ms)
+
+    def _tick(self) -> None:
+        """Look at the clock now and then, due or not, as the real driver does."""
+        self.tell(jm.TimePassed())
+        self.cluster.clock.after(_TICK_MS, self, self._tick)
 
     def _wake(self, due_ms: int) -> None:
         if self._wake_ms == due_ms:

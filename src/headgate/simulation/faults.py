@@ -48,6 +48,8 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
             driver.manifest_fault = "lost"
         case FaultKind.HIDE_MANIFEST:
             driver.manifest_fault = "hidden"
+        case FaultKind.STARVE:
+            cluster.starved_ms = 500 + 5 * (fault.pick % 500)
         case FaultKind.FAIL_COMMIT:
             driver.commit_fault = "before"
         case FaultKind.FAIL_HALF_COMMIT:
@@ -57,12 +59,13 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.CRASH_DRIVER_SOON:
             driver.crash_in = fault.pick % 12
         case FaultKind.CHECKPOINT:
-            cluster.request(CheckpointKind.CHECKPOINT)
+            cluster.request(driver, CheckpointKind.CHECKPOINT)
         case FaultKind.SAVEPOINT:
-            cluster.request(CheckpointKind.SAVEPOINT, f"savepoint-{fault.at_ms}")
+            cluster.request(driver, CheckpointKind.SAVEPOINT, f"savepoint-{fault.at_ms}")
         case FaultKind.SUSPEND:
-            driver.suspended = True
-            cluster.request(CheckpointKind.SUSPEND)
+            if driver.suspension is not None:
+                return False
+            cluster.request(driver, CheckpointKind.SUSPEND)
         case _:
             raise AssertionError(fault.kind)
     return True
@@ -94,7 +97,7 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.CRASH_SLOT_SOON:
             slot.crash_in = fault.pick % 7
         case FaultKind.FREEZE_SLOT:
-            slot.freeze(cluster.clock.now_ms + 50 * (1 + fault.pick % 40))
+            slot.freeze(cluster.clock.now_ms + 50 * (1 + fault.pick % 60))
         case FaultKind.ZOMBIE:
             return cluster.abandon(slot)
         case FaultKind.FAIL_SUBTASK:

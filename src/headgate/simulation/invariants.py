@@ -38,6 +38,8 @@ class Invariants:
         self._owners: dict[tuple[str, str], int] = {}
         self._parallelism = 0
         self._epoch: int | None = None
+        self._positions: dict[tuple[str, str], int] = {}  # where splits were in the newest manifest
+        self._resolved: dict[tuple[str, str], int] = {}  # where they were in the first completed checkpoint
 
     def on_run(self, parallelism: int) -> None:
         """Note that a run begins."""
@@ -58,6 +60,8 @@ class Invariants:
                 self._deployed.pop(subtask, None)
             case jm.ForSource(action=src.DropLog(before_segment=None)):  # everything is restored
                 self._deployed = {}
+            case jm.ShowCheckpoint():  # complete: what is resolved in it stays
+                self._resolved = self._positions | self._resolved
             case jm.ForSource(source=uid, action=src.StartEnumerator(checkpoint_id=checkpoint_id)):
                 self._forget_owners(uid, checkpoint_id)
 
@@ -98,6 +102,7 @@ class Invariants:
 
     def on_manifest(self, manifest: Manifest) -> None:
         """Check that every split is in exactly one place in a complete checkpoint."""
+        self._positions = {}
         for uid, entry in manifest.sources.items():
             assert isinstance(entry.enumerator, InlineState)
             source = decode_source_state(entry.enumerator.data)
@@ -107,6 +112,11 @@ class Invariants:
             readers = [subtask.readers[uid] for subtask in manifest.subtasks[0] if uid in subtask.readers]
             held = [split.split_id for reader in readers for split in reader.splits]
             ended = set(state.ended) | {end.split_id for reader in readers for end in reader.finished}
+            for data in (split.data for reader in readers for split in reader.splits):
+                split = SPLITS.deserialize(data)
+                self._positions[uid, split.split_id] = split.position
+            self._positions |= {(uid, each.split_id): each.position for each in state.pending if each.split_id in pending}
+            self._check_balance(uid, [len(reader.splits) for reader in readers], not pending)
             places = Counter([*pending, *held])
             for split_id in [*state.known, *places]:
                 # One whose reader was restored to a time before its end is with the reader again, and known to end.
@@ -114,6 +124,13 @@ class Invariants:
                     f"checkpoint {manifest.checkpoint_id} has {split_id} in {places[split_id]} places: pending "
                     f"{pending} (with readers {sorted(with_readers)}), with readers {held}, ended {sorted(ended)}"
                 )
+
+    def _check_balance(self, uid: str, counts: list[int], all_assigned: bool) -> None:
+        """Check that no reader has two splits more than another, where none ends and all are spread."""
+        topic = self._cluster.topics[uid]
+        endless = all(split.stop is None for split in topic.splits.values())
+        if topic.reassigns and topic.assigner == "round-robin" and endless and all_assigned and any(counts):
+            assert max(counts) - min(counts) <= 1, f"the readers of {uid} have {counts} splits"
 
     def on_commit(self, action: cp.Commit) -> None:
         """Check that only what a complete checkpoint promises is published, epoch by epoch."""
@@ -138,6 +155,7 @@ class Invariants:
         for (uid, split_id), offsets in self._published().items():
             first = min(offsets)
             assert len(offsets) == max(offsets) + 1 - first, f"rows of {split_id} are missing: {sorted(offsets)}"
+            assert first <= self._resolved.get((uid, split_id), first), f"rows of {split_id} before {first} are missing"
             assert first == 0 or self._cluster.topics[uid].latest, f"{split_id} begins with row {first}"
 
     def _published(self) -> dict[tuple[str, str], set[int]]:

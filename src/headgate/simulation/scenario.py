@@ -33,6 +33,7 @@ class FaultKind(Enum):
     FAIL_SUBTASK = "fail subtask"
     DECLINE = "decline snapshot"
     END_JOB = "Spark gives up"
+    STARVE = "no core for the next task"
     CRASH_ENUMERATOR = "crash enumerator"
     CRASH_ENUMERATOR_AND_LOG = "crash enumerator, lose log"
     FAIL_APPEND = "fail to log"
@@ -143,7 +144,7 @@ class Scenario(msgspec.Struct, frozen=True):
                 failover_strategy=self.failover_strategy,
                 restart=FixedDelay(attempts=1000, delay_ms=50),
                 heartbeat_timeout_ms=self.heartbeat_timeout_ms,
-                registration_timeout_ms=10_000,
+                registration_timeout_ms=1500,
                 release_timeout_ms=1000,
             ),
         )

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.assigners import ASSIGNERS
 from headgate.source.enumerator import SplitEnumerator, SplitEnumeratorContext
+from headgate.source.events import SourceEvent
 from headgate.source.reader import SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
@@ -44,6 +45,10 @@ class ScriptedState(msgspec.Struct, frozen=True):
 
 SPLITS = VersionedSerializer(ScriptedSplit, version=1, what="a split of the simulator")
 STATES = VersionedSerializer(ScriptedState, version=1, what="the state of an enumerator of the simulator")
+
+
+class Nudge(SourceEvent, frozen=True):
+    """Says nothing; both sides send it to one another."""
 
 
 class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +222,12 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._waiting[subtask] = None
         self._assign()
 
+    def handle_source_event(self, subtask: int, event: SourceEvent) -> None:
+        """Answer, if the reader is still there."""
+        assert isinstance(event, Nudge)
+        if subtask in self._context.registered_readers:
+            self._context.send_event_to_source_reader(subtask, event)
+
     def add_splits_back(self, splits: Sequence[ScriptedSplit], subtask: int) -> None:
         """Take splits back, and serve whoever waits."""
         self._waiting.pop(subtask, None)
@@ -258,7 +269,8 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
             self._distribute()
         done = self._discovered and not self._pending and not self._rebalancing and self._nothing_follows()
         if self._topic.bounded and done:
-            for subtask in list(self._waiting) if self._topic.pulled else list(self._context.registered_readers):
+            readers = list(self._context.registered_readers)
+            for subtask in (each for each in readers if each in self._waiting or not self._topic.pulled):
                 if subtask not in self._promised:
                     self._promised.add(subtask)
                     self._waiting.pop(subtask, None)

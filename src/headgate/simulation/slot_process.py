@@ -5,12 +5,14 @@ Never: decide anything that a machine decides.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope, SubtaskId
 from headgate.simulation.clockwork import Process
+from headgate.simulation.scripted_source import Nudge
 from headgate.simulation.task_model import ModelReader, ModelWriter
 from headgate.task import slot as sl
 from headgate.task import subtask as st
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from headgate.simulation.network import Connection
 
 _POLL_MS = 25
+_TICK_MS = 1000
+_LINGER_MS = 60  # from the order to exit to the end of the process
+_NUDGE = pickle.dumps(Nudge())
 
 
 class Execution:
@@ -71,6 +76,7 @@ class SlotProcess(Process):
 
     def start(self) -> None:
         """Begin."""
+        self._clock.after(_TICK_MS, self, self._tick)
         self._tell_slot(sl.SlotStarted())
 
     def forget_faults(self) -> None:
@@ -79,8 +85,10 @@ class SlotProcess(Process):
 
     def fail(self) -> None:
         """Let the user's function raise."""
+        failed = st.SomethingFailed(msg.ErrorReport(error_type="ValueError", message="a fault"))
         if self.execution is not None:
-            self._tell_subtask(st.SomethingFailed(msg.ErrorReport(error_type="ValueError", message="a fault")))
+            self._clock.after(self._choose.randrange(60), self, self._tell_subtask, failed)  # another part of it
+            self._tell_subtask(failed)
 
     @property
     def connection(self) -> Connection | None:
@@ -165,7 +173,17 @@ class SlotProcess(Process):
         readers = {uid: ModelReader(uid, topic) for uid, topic in self._cluster.topics.items()}
         writer = ModelWriter(f"r{self.run}-s{self.slot}-a{self.attempt}-e{number}")
         self.execution = Execution(number, readers, writer)
+        for uid, reader in readers.items():
+            if reader.wants_split() and self._choose.random() < 0.3:
+                reader.asking = True
+                self._clock.after(0, self, self._at_start, self.execution, st.RequestMade(uid))
+            if self._choose.random() < 0.1:
+                self._clock.after(0, self, self._at_start, self.execution, st.EventMade(uid, _NUDGE))
         self._clock.after(self._choose.randrange(30), self, self._opened, self.execution)
+
+    def _at_start(self, execution: Execution, event: st.Event) -> None:
+        if self.execution is execution:
+            self._tell_subtask(event)
 
     def _opened(self, execution: Execution) -> None:
         if self.execution is execution:
@@ -188,6 +206,8 @@ class SlotProcess(Process):
             if self.execution is execution and reader.wants_split():
                 reader.asking = True
                 self._tell_subtask(st.RequestMade(uid))
+            if self.execution is execution and self._choose.random() < 0.01:
+                self._tell_subtask(st.EventMade(uid, _NUDGE))
             if self.execution is not execution or not self.alive:
                 return
         if all(reader.ended() for reader in execution.readers.values()):
@@ -206,10 +226,7 @@ class SlotProcess(Process):
         made: st.Event = st.SnapshotMade(action.checkpoint_id, splits, operators)
         if self.decline_next:
             self.decline_next, made = False, st.SnapshotFailed(action.checkpoint_id, "a fault")
-        self._clock.after(self._choose.choice((1, 10, 60)), self, self._safe, made)
-
-    def _safe(self, event: st.Event) -> None:
-        self._tell_subtask(event)
+        self._clock.after(self._choose.choice((1, 10, 60)), self, self._tell_subtask, made)
 
     def _connect(self, number: int) -> None:
         for connection in self._connections.values():
@@ -233,11 +250,18 @@ class SlotProcess(Process):
         return next(number for number, each in self._connections.items() if each is connection)
 
     def _exit(self, reason: str | None) -> None:
-        self.alive = False
-        self.execution = None
         for connection in self._connections.values():
             self._cluster.break_connection(connection)
+        self._clock.after(_LINGER_MS, self, self._end, reason)
+
+    def _end(self, reason: str | None) -> None:
+        self.alive = False
         self._on_exit(self, reason)
+
+    def _tick(self) -> None:
+        """Look at the clock now and then, due or not, as the real slot does."""
+        self._tell_slot(sl.SlotTimePassed())
+        self._clock.after(_TICK_MS, self, self._tick)
 
     def _arm(self) -> None:
         due_ms = self.machine.next_time_ms()

@@ -4,24 +4,290 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from pyarrow import fs as pa_fs
 
 from headgate.checkpoint import file_store
 from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.file_store import FileStore
-from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.manifest import Manifest, SourceEntry
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.storage import INLINE_BYTES, CheckpointStorage
 from headgate.errors import CorruptStateError, OptionError, StoredStateError
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import FileState, InlineState, OperatorState, StateHandle, SubtaskState
 
-from .test_manifest import VERSION_1
-
 BIG = b"x" * (INLINE_BYTES + 1)
+
+
+def manifest(checkpoint_id: int, run: int = 1, enumerator: bytes = b"{}", *items: StateHandle) -> Manifest:
+    return Manifest(
+        checkpoint_id=checkpoint_id, epoch=checkpoint_id, kind=CheckpointKind.CHECKPOINT, query_id="q", run=run,
+        created_ms=0, parallelism=1, max_parallelism=128, stages=(("rides", "sink"),),
+        sources={"rides": SourceEntry(name="numbers", enumerator=InlineState(enumerator))},
+        subtasks=((SubtaskState(operators={"sink": OperatorState(items=items)}),),),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints" / "rides"
+
+
+@pytest.fixture(params=["local", "any file system of pyarrow's"])
+def storage(request: pytest.FixtureRequest, location: Path) -> CheckpointStorage:
+    if request.param == "local":
+        return CheckpointStorage(str(location))
+    location.parent.mkdir()
+    file_system = pa_fs.SubTreeFileSystem(str(location.parent), pa_fs.LocalFileSystem())
+    return CheckpointStorage("", FileStore(file_system, "rides"))
+
+
+def test_what_is_written_is_read(storage: CheckpointStorage) -> None:
+    assert storage.load_newest() is None
+    small, big = storage.write_state(1, "sink/0", b"abc"), storage.write_state(1, "sink/1", BIG)
+    assert small == InlineState(b"abc") and isinstance(big, FileState)
+    first = manifest(1, 1, BIG, small, big)
+    assert storage.write_manifest(first) > len(BIG)
+    assert storage.load_newest() == first
+    assert [storage.read_state(each) for each in (small, big)] == [b"abc", BIG]
+    storage.write_state(2, "sink/0", BIG)
+    assert storage.stored() == StoredCheckpoints((1,), (2,))
+    storage.write_manifest(manifest(10))
+    storage.write_manifest(manifest(9))
+    loaded = storage.load_newest()
+    assert loaded is not None and loaded.checkpoint_id == 10
+    for each in (1, 2, 2, 10):
+        storage.delete(each)
+    assert storage.stored() == StoredCheckpoints((9,))
+
+
+def test_large_states_stay_out_of_the_manifest(location: Path) -> None:
+    storage = CheckpointStorage(f"file://{location}")
+    storage.write_manifest(manifest(1, 1, BIG))
+    assert (location / "chk-1/_metadata").stat().st_size < INLINE_BYTES
+    assert (location / "chk-1/enumerator-0-rides").read_bytes() == BIG
+
+
+def test_a_manifest_is_never_overwritten(storage: CheckpointStorage) -> None:
+    storage.write_manifest(manifest(1))
+    storage.write_manifest(manifest(1))  # the same again, after an answer that was lost
+    with pytest.raises(StoredStateError, match=r"already at .*chk-1/_metadata"):
+        storage.write_manifest(manifest(1, 1, b'{"other":1}'))
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "changed"])
+@pytest.mark.parametrize("name", ["_metadata", "enumerator-0-rides", "sink"])
+def test_damage_names_the_file_and_the_one_before_may_be_taken(location: Path, name: str, how: str) -> None:
+    storage = CheckpointStorage(str(location))
+    storage.write_manifest(manifest(1))
+    storage.write_manifest(manifest(2, 1, BIG, storage.write_state(2, "sink", BIG)))
+    damage(location / "chk-2" / name, how)
+    if (name, how) == ("_metadata", "missing"):
+        assert storage.stored() == StoredCheckpoints((1,), (2,))  # never completed, or half deleted
+        return
+    if (name, how) == ("sink", "changed"):
+        with pytest.raises(CorruptStateError, match="chk-2/sink"):
+            storage.read_state(storage.load(2).subtasks[0][0].operators["sink"].items[0])
+        return
+    with pytest.raises(CorruptStateError, match=f"chk-2/{name}") as caught:
+        storage.load_newest()
+    assert caught.value.path == str(location / "chk-2" / name)
+    assert storage.load_newest(fall_back=True) == manifest(1)
+    damage(location / "chk-1/_metadata", "cut")
+    with pytest.raises(CorruptStateError, match="chk-2"):
+        storage.load_newest(fall_back=True)
+
+
+def test_a_savepoint_needs_nothing_outside_of_its_folder(location: Path, tmp_path: Path) -> None:
+    storage = CheckpointStorage(str(location))
+    made = manifest(3, 1, BIG, storage.write_state(3, "sink", BIG), InlineState(b"i"))
+    storage.write_manifest(made, location=str(tmp_path / "first"))
+    storage.write_manifest(made)
+    chk = CheckpointStorage(str(location / "chk-3")).load_savepoint()
+    assert [storage.read_state(each) for each in chk.subtasks[0][0].operators["sink"].items] == [BIG, b"i"]
+    storage.delete(3)
+    os.rename(tmp_path / "first", tmp_path / "moved")
+    loaded = CheckpointStorage(f"{tmp_path}/moved/").load_savepoint()
+    assert loaded.sources == made.sources
+    elsewhere = CheckpointStorage(str(tmp_path / "other"))
+    assert [elsewhere.read_state(each) for each in loaded.subtasks[0][0].operators["sink"].items] == [BIG, b"i"]
+    with pytest.raises(StoredStateError, match="give another folder"):
+        storage.write_manifest(manifest(4), location=str(tmp_path / "moved"))
+    with pytest.raises(StoredStateError, match=r"There is no savepoint in .*/other"):
+        elsewhere.load_savepoint()
+
+
+def test_the_query_id_stays(storage: CheckpointStorage) -> None:
+    assert storage.query_id("first") == "first"
+    assert storage.query_id("second") == "first"
+
+
+def test_a_scheme_that_nobody_knows_is_an_option_error_without_its_key() -> None:
+    with pytest.raises(OptionError, match="'checkpointLocation' is 'nothing://host/x'") as caught:
+        CheckpointStorage("nothing://KEY:SECRET@host/x")
+    assert "SECRET" not in f"{caught.value} {caught.value.facts}"
+
+
+# One owner.
+
+
+def test_a_newer_run_fences_the_older(storage: CheckpointStorage) -> None:
+    old = Ownership.claim(storage)
+    old.check()
+    storage.write_manifest(manifest(1, old.run))
+    new = Ownership.claim(storage)
+    assert (old.run, new.run) == (1, 2)
+    with pytest.raises(StoredStateError, match=r"Run 2 has taken over .* run 1, may not write") as caught:
+        old.check()
+    assert caught.value.newer_run == 2
+    with pytest.raises(StoredStateError, match="taken over"):
+        storage.write_manifest(manifest(2, old.run))
+    assert storage.stored().complete == (1,)
+    new.check()
+
+
+def test_what_an_older_run_wrote_in_the_instant_of_the_takeover_does_not_count(storage: CheckpointStorage) -> None:
+    class TakenOver(FileStore):
+        def write_if_absent(self, name: str, data: bytes) -> bool:
+            done = storage.store.write_if_absent(name, data)
+            if name == "chk-2/_metadata":
+                new = Ownership.claim(storage)
+                storage.write_manifest(manifest(1, new.run))
+            return done
+
+        def sizes(self, names: Any) -> list[int | None]:
+            return storage.store.sizes(names)
+
+        def names(self, folder: str = "") -> list[str]:
+            return storage.store.names(folder)
+
+        def read(self, name: str, size_bytes: int | None = None) -> bytes:
+            return storage.store.read(name, size_bytes)
+
+    zombie = CheckpointStorage("", TakenOver(pa_fs.LocalFileSystem(), ""))
+    old = Ownership.claim(storage)
+    with pytest.raises(StoredStateError, match="taken over"):
+        zombie.write_manifest(manifest(2, old.run))
+    assert storage.stored().complete == (1, 2)
+    newest = storage.load_newest()
+    assert newest is not None and (newest.run, newest.checkpoint_id) == (2, 1)
+
+
+def test_files_of_old_runs_do_not_pile_up(location: Path) -> None:
+    storage = CheckpointStorage(str(location))
+    storage.query_id("q")
+    (location / "runs").mkdir()
+    for run in range(1, 150):
+        (location / "runs" / str(run)).touch()
+    assert Ownership.claim(storage).run == 150
+    assert len(storage.store.names("runs")) == 100
+
+
+# Crashes.
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class DyingOs:
+    """The system calls of the module; the process dies in number ``dies_at``, a write halfway through."""
+
+    def __init__(self, dies_at: int) -> None:
+        self.calls = 0
+        self.dies_at = dies_at
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        if name not in ("open", "write", "fsync", "link", "replace", "unlink", "mkdir"):
+            return real
+
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.dies_at:
+                if name == "write":
+                    real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                raise Crash(name)
+            if name == "write":
+                return real(arguments[0], bytes(arguments[1])[:40_000])  # short writes are allowed
+            return real(*arguments)
+
+        return call
+
+
+def test_a_crash_at_any_system_call_leaves_the_old_or_the_new_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = manifest(1), manifest(2, 1, BIG)
+    outcomes = []
+    for dies_at in range(1, 1000):
+        storage = CheckpointStorage(str(tmp_path / str(dies_at)))
+        storage.write_manifest(old)
+        dying = DyingOs(dies_at)
+        with monkeypatch.context() as patch:
+            patch.setattr(file_store, "os", dying)
+            try:
+                storage.write_manifest(new)
+                storage.delete(1)
+                completed = True
+            except Crash:
+                completed = False
+        again = CheckpointStorage(str(tmp_path / str(dies_at)))
+        newest = again.load_newest()
+        assert newest in (old, new)
+        outcomes.append(newest == new)
+        again.write_manifest(manifest(3))  # what is left over is in nobody's way
+        for each in (1, 2):
+            again.delete(each)
+        assert sorted(again.store.names()) == ["chk-3"]
+        if completed:
+            break
+    assert completed and outcomes == sorted(outcomes) and len(outcomes) > 15
+
+
+def test_a_crash_at_any_system_call_of_a_claim_leaves_a_location_that_can_be_claimed(
+    location: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = CheckpointStorage(str(location))
+    runs = []
+    for dies_at in range(1, 12):
+        with monkeypatch.context() as patch:
+            patch.setattr(file_store, "os", DyingOs(dies_at))
+            with pytest.raises(Crash):
+                Ownership.claim(storage)
+                raise Crash
+        runs.append(Ownership.claim(storage).run)
+    assert runs == sorted(set(runs))
+
+
+def test_folders_that_know_no_links_work_as_well(location: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link(*_: str) -> None:
+        raise OSError(errno.EPERM, "not here")
+
+    monkeypatch.setattr(os, "link", no_link)
+    storage = CheckpointStorage(str(location))
+    assert [Ownership.claim(storage).run for _ in range(3)] == [1, 2, 3]
+    storage.write_manifest(manifest(1, 3))
+    assert storage.load_newest() == manifest(1, 3)
+
+
+def test_what_the_storage_refuses_names_the_file(location: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    storage = CheckpointStorage(str(location))
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoredStateError, match=r"chk-1/_metadata .* could not be written: .*No space left"):
+        storage.write_manifest(manifest(1))

@@ -15,6 +15,7 @@ import msgspec
 
 from headgate.checkpoint import coordinator as cp
 from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.restore import restore
 from headgate.coordinator import enumerator_runner as run
 from headgate.coordinator import job_master as job
 from headgate.coordinator import scheduler as sch
@@ -173,7 +174,7 @@ class World:
     options
         The query's.
     restored
-        The checkpoint to start from.
+        The checkpoint to start from, of whatever parallelism.
     retries
         How often Spark tries a task.
     """
@@ -197,6 +198,7 @@ class World:
         self.alive: list[Process] = []  # zombies too
         self.failures: Counter[int] = Counter()
         self.submission: int | None = None
+        self.submissions = 0
         self.connections: dict[int, tuple[Process, int]] = {}
         self.opened = 0
         self.runner: run.EnumeratorRunner | None = None
@@ -218,7 +220,8 @@ class World:
             query_id="q",
             run=1,
         )
-        self.master = job.JobMaster(plan, options, restored, random.Random(seed))
+        fitting = None if restored is None else restore(restored, plan)
+        self.master = job.JobMaster(plan, options, fitting, random.Random(seed))
         self.tell(sch.QueryStarted())
 
     # The coordinator.
@@ -371,6 +374,7 @@ class World:
 
     def submit(self, submission: int) -> None:
         self.submission = submission
+        self.submissions += 1
         self.failures.clear()
         for slot in range(self.parallelism):
             self.start_process(slot)
@@ -429,10 +433,19 @@ class World:
 
     # Time.
 
+    def step(self, count: int = 1) -> bool:
+        """Let so many things happen that are under way; return whether there were so many."""
+        for _ in range(count):
+            queues = [queue for queue in self.queues.values() if queue]
+            if not queues:
+                return False
+            self.random.choice(queues).popleft()()
+        return True
+
     def settle(self) -> None:
         """Let everything happen that is under way."""
-        while queues := [queue for queue in self.queues.values() if queue]:
-            self.random.choice(queues).popleft()()
+        while self.step():
+            pass
 
     def pass_time(self, ms: int, *, reading: bool = True) -> None:
         """Let time go on, in steps of 10 ms, in each of which every task has a turn."""

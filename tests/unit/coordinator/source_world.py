@@ -422,7 +422,13 @@ class World:
             self.step_checkpoint()
             self.drain()
             self.step_barriers()
-        expected = {(each, at): 1 for split in self.source.splits for each in (split.split_id, split.child) if each for at in (0, 1)}
+        expected = {
+            (each, at): 1
+            for split in self.source.splits
+            for each in (split.split_id, split.child)
+            if each
+            for at in (0, 1)
+        }
         assert dict(self.committed) == expected, f"{self.committed} is not what there is"
         assert all(reader.ended for reader in self.readers.values()), "a reader waits for ever"
 
@@ -430,7 +436,7 @@ class World:
         """Do everything but checkpoints until nothing is left to do."""
         busy = True
         while busy:
-            busy = any([self.step_enumerator(), self.step_work(), self.step_hear(), self.step_log()])
+            done = [self.step_enumerator(), self.step_work(), self.step_hear(), self.step_log()]
             for subtask in range(self.parallelism):
-                steps = (self.step_to_reader, self.step_read, self.step_from_reader)
-                busy = any([step(subtask) for step in steps]) or busy
+                done += [self.step_to_reader(subtask), self.step_read(subtask), self.step_from_reader(subtask)]
+            busy = any(done)

@@ -30,9 +30,10 @@ class Query:
             letter = SubtaskProgress(
                 stage=0, execution=1,
                 busy_ms={"parse": self.now_ms // 10, "map": busy_ms},
-                lag={} if lag is None else {"kafka": {name: lag if subtask == 1 else 0}},
             )  # fmt: skip
             self.reporter.take(subtask, letter, self.now_ms)
+        if lag is not None:
+            self.reporter.take_lag("kafka", {name: lag})
         return self.reporter.report(self.now_ms)[1]
 
 

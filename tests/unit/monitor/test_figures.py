@@ -64,16 +64,6 @@ def test_positions_of_all_subtasks_the_latest_counts() -> None:
     assert figures.positions("none") == {}
 
 
-def test_lag_is_put_together_by_its_name() -> None:
-    one = {"rowsBehind": 5, "minOffsetsBehindLatest": 1, "maxOffsetsBehindLatest": 4, "avgOffsetsBehindLatest": 2}
-    two = {"rowsBehind": 7, "minOffsetsBehindLatest": 3, "maxOffsetsBehindLatest": 9, "avgOffsetsBehindLatest": 5}
-    figures = figures_of((0, 1, letter(lag={"a": one})), (1, 1, letter(lag={"a": two | {"millisBehindLatest": 60}})))
-    assert figures.lag("a") == {
-        "rowsBehind": 12, "minOffsetsBehindLatest": 1, "maxOffsetsBehindLatest": 9, "avgOffsetsBehindLatest": 3,
-        "millisBehindLatest": 60,
-    }  # fmt: skip
-
-
 def test_the_busiest_subtask_speaks_for_an_operator() -> None:
     figures = figures_of(
         (0, 1000, letter(busy_ms={"map": 100, "sink": 0})),

@@ -56,9 +56,10 @@ def test_everything_of_an_interval() -> None:
     reporter.checkpoint_completed(statistics)
     last = letter(
         rows_in={"kafka": 400, "gen": 20}, rows_out={"sink": 310, "bad": 2}, positions=position(400), skipped=3,
-        busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000, lag={"kafka": {"rowsBehind": 9}},
+        busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000,
     )  # fmt: skip
     reporter.take(0, last, 3000)
+    reporter.take_lag("kafka", {"rowsBehind": 9})
     progress, _ = reporter.report(3000)
     assert progress == {
         "id": IDENTITY.query_id, "runId": IDENTITY.run_id, "name": "rides", "timestamp": "1970-01-01T00:00:03.000Z",

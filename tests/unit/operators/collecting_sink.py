@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.connectors.datagen.source import DatagenSource
-from headgate.operators import bad_records
 from headgate.operators.chain import StageChain
 from headgate.operators.operator import Operator, OperatorContext, Sink, SinkWriter
 from headgate.operators.plan import PlanNode, stage_graph
@@ -30,6 +29,7 @@ class CollectingSink(Sink):
         self.batches: list[pa.RecordBatch] = []
         self.prepared: list[Future[OperatorState]] = []
         self.room: Future[None] | None = None
+        self.finished: Future[None] | None = None
         self.items: list[bytes] = []
         self.calls: list[object] = []
 
@@ -61,6 +61,9 @@ class CollectingWriter(SinkWriter):
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._sink.calls.append(("complete", checkpoint_id))
+
+    def finish(self) -> Future[None] | None:
+        return self._sink.finished
 
     def close(self) -> None:
         self._sink.calls.append("close")

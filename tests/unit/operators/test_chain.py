@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from headgate.functions import col
 from headgate.operators import bad_records
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import MapInArrow
-from headgate.operators.operator import Emit, Operator
+from headgate.operators.operator import Emit, Operator, OperatorContext
+from headgate.operators.plan import PlanNode
 from headgate.operators.project import Project
 from headgate.operators.slices import CALL_MS
 from headgate.operators.union import Union
@@ -120,8 +122,6 @@ def test_no_more_is_written_while_the_sink_has_no_room() -> None:
 def test_a_stream_may_be_united_with_a_branch_of_itself() -> None:
     start = source()
     branch = start.then(Project(NUMBERS, [(-col("n")).alias("m")], "UTC"))
-    from headgate.operators.plan import PlanNode
-
     both = PlanNode(of=Union(start.schema, branch.schema), inputs=(start, branch))
     chain, sink = chain_of(both)
     chain.input("numbers").on_batch(numbers(1, 2), "a")
@@ -180,6 +180,16 @@ def test_rows_of_a_source_are_checked() -> None:
     chain, _ = chain_of(source())
     with pytest.raises(ConnectorContractError, match="missing: n"):
         chain.input("numbers").on_batch(pa.RecordBatch.from_pydict({"m": [1]}), "a")
+
+
+def test_a_function_that_exits_is_one_that_fails() -> None:
+    def function(batches: Batches) -> Iterable[pa.RecordBatch]:
+        sys.exit(3)
+
+    chain, _ = chain_of(source().then(MapInArrow(function, NUMBERS)), handling="skip")
+    chain.input("numbers").on_batch(numbers(1), "a")
+    with pytest.raises(UserFunctionError, match="raised SystemExit: 3"):
+        drain(chain)
 
 
 # Bad records.
@@ -263,8 +273,8 @@ class Summing(Operator):
 
     schema = NUMBERS
 
-    def open(self, context: object, items: object) -> None:
-        self.total = sum(int(item) for item in items)  # type: ignore[attr-defined]
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        self.total = sum(int(item) for item in items)
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         self.total += pc.sum(batch.column(0)).as_py()
@@ -305,6 +315,18 @@ def test_a_snapshot_fails_with_the_first_sink_that_does() -> None:
     sink.prepared[0].set_exception(OSError("later"))
     with pytest.raises(OSError, match="disk full"):
         safe.result(0)
+
+
+def test_finishing_waits_for_all_sinks_that_have_something_to_do() -> None:
+    bad = CollectingSink()
+    chain, sink = chain_of(source(), handling="sink", bad=bad)
+    assert chain.finish() is None
+    sink.finished = Future()
+    finish = chain.finish()
+    assert finish is not None
+    assert not finish.done()
+    sink.finished.set_result(None)
+    assert finish.done()
 
 
 def test_the_end_goes_through_the_operators_in_order() -> None:
@@ -362,8 +384,6 @@ def test_a_watermark_arrives_behind_the_rows_before_it() -> None:
 
 
 def test_the_slowest_input_of_a_union_counts() -> None:
-    from headgate.operators.plan import PlanNode
-
     left, right = source(uid="left"), source(uid="right")
     chain, _ = chain_of(PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(left, right)))
 

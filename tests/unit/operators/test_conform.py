@@ -43,7 +43,7 @@ def test_wrong_columns(columns: dict[str, Any], message: str) -> None:
 
 
 def test_a_value_that_does_not_fit() -> None:
-    with pytest.raises(MisfitError, match="'a'.*int32.*4294967296") as raised:
+    with pytest.raises(MisfitError, match=r"'a'.*int32.*4294967296") as raised:
         conform(batch(a=[1 << 32], b=["x"]), SCHEMA)
     assert not raised.value.columns
 

@@ -93,7 +93,7 @@ def test_it_returns_no_iterator(returned: Any) -> None:
 
 def test_it_yields_something_else() -> None:
     with pytest.raises(OptionError, match="yielded dict; it must yield"):
-        results(MapInArrow(lambda batches: [{"n": 1}], NUMBERS), numbers(1))  # type: ignore[list-item]
+        results(MapInArrow(lambda batches: [{"n": 1}], NUMBERS), numbers(1))
 
 
 def test_it_yields_other_columns() -> None:

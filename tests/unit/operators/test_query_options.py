@@ -8,7 +8,6 @@ from headgate.coordinator.restart_strategy import ExponentialDelay, FixedDelay, 
 from headgate.errors import OptionError
 from headgate.operators.query_options import (
     QUERY_OPTION_SPECS,
-    checkpoints_during_recovery,
     parse_query_options,
     restart_options,
     split_options,
@@ -79,12 +78,10 @@ def test_a_bad_value_says_what_is_allowed(name: str, value: str, allowed: str) -
         parse_query_options({name: value}, {})
 
 
-def test_checkpoints_during_recovery_follow_what_they_need() -> None:
+def test_checkpoints_during_recovery_need_rows_with_who_gets_them() -> None:
     downstream = f"{UNALIGNED}.recover-output-on-downstream.enabled"
     during = f"{UNALIGNED}.during-recovery.enabled"
-    assert checkpoints_during_recovery(parse_query_options({}, {}))
-    assert not checkpoints_during_recovery(parse_query_options({downstream: "false"}, {}))
-    assert not checkpoints_during_recovery(parse_query_options({during: "false"}, {}))
+    assert parse_query_options({}, {})[during] is None
     with pytest.raises(OptionError, match="Set both to true"):
         parse_query_options({downstream: "false", during: "true"}, {})
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import pyarrow.fs as pa_fs
 
-from headgate.errors import CorruptStateError, OptionError, SinkError
+from headgate.errors import CorruptStateError, OptionError, SinkError, UnsupportedVersionError
 from headgate.operators.operator import SinkCommitter
 from headgate.operators.sinks.durable_files import make_durable, write_at_once
 from headgate.operators.sinks.file_encodings import FileEncoding
@@ -44,6 +44,7 @@ from headgate.operators.sinks.staged_files import FOLDER, StagedFile, StagedName
 
 _log = logging.getLogger(__name__)
 _INTENT = "publishing.json"
+_INTENT_VERSION = 1
 _MOVED_ALONE = 8
 """A staged file of this part of the target size is published as it is: large output does not pass the driver."""
 
@@ -76,9 +77,30 @@ class _Output(msgspec.Struct, frozen=True):
 class _Intent(msgspec.Struct, frozen=True, kw_only=True):
     """What is about to be published. Durable: version 1."""
 
-    version: int = 1
+    version: int = _INTENT_VERSION
     batch: int
     outputs: tuple[_Output, ...]
+
+
+def _decode_intent(data: bytes, path: str) -> _Intent:
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != _INTENT_VERSION:
+            raise UnsupportedVersionError(
+                f"{path} has the version {version}; this Headgate knows {_INTENT_VERSION}. It says which files were "
+                "about to be published: start the query with the Headgate that wrote it.",
+                what=path, expected=_INTENT_VERSION, found=version,
+            )  # fmt: skip
+        return msgspec.json.decode(data, type=_Intent)
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(
+            f"{path} cannot be read: {error}. It says which files were about to be published: restore it.",
+            what=path, expected="JSON with version, batch and outputs", found=data[:80],
+        ) from error  # fmt: skip
+
+
+class _Versioned(msgspec.Struct):
+    version: int
 
 
 class FilesCommitter(SinkCommitter):
@@ -181,7 +203,7 @@ class FilesCommitter(SinkCommitter):
             batch = (self._metadata.latest or 0) + 1
             outputs = self._plan(batch, staged)
             intent = msgspec.json.encode(_Intent(batch=batch, outputs=outputs))
-            write_at_once(self._fs, staged_path(self._output, _INTENT), iter([intent]))
+            write_at_once(self._fs, staged_path(self._output, _INTENT), iter([intent]), replaces=True)
             for output in outputs:
                 self._make(output)
             self._metadata.append([self._entry(output) for output in outputs], self._now_ms())
@@ -271,13 +293,7 @@ class FilesCommitter(SinkCommitter):
             return published
         with self._fs.open_input_stream(path) as stream:
             data = stream.read()
-        try:
-            intent = msgspec.json.decode(data, type=_Intent)
-        except msgspec.DecodeError as error:
-            raise CorruptStateError(
-                f"{path} cannot be read: {error}. It says which files were about to be published. Restore it.",
-                what=path, expected="JSON with version, batch and outputs", found=data[:80],
-            ) from error  # fmt: skip
+        intent = _decode_intent(data, path)
         if not self._is_done(intent, published.get(intent.batch)):
             for output in intent.outputs:
                 self._undo(output)

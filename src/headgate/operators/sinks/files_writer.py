@@ -71,7 +71,8 @@ class FilesWriter(SinkWriter):
         self._fs = file_system
         self._output = output
         self._encoding = encoding
-        self._schema = stored_schema(schema)
+        self._schema = schema
+        self._stored_schema = stored_schema(schema)
         self._target_bytes = target_bytes
         self._thread = WorkerThread("headgate-files-sink", limit_bytes=_QUEUE_BYTES)
         # Used by the thread alone, and by close when the thread has ended.
@@ -124,7 +125,8 @@ class FilesWriter(SinkWriter):
     # From here on: on the thread.
 
     def _append(self, batch: pa.RecordBatch) -> None:
-        table = pa.Table.from_batches([batch]).cast(self._schema, safe=False)
+        # Only what the files' types leave out may be cut off: nanoseconds.
+        table = pa.Table.from_batches([batch]).cast(self._schema).cast(self._stored_schema, safe=False)
         self._held.append(table)
         self._held_bytes += table.nbytes
         if self._held_bytes >= _GROUP_BYTES:
@@ -149,7 +151,7 @@ class FilesWriter(SinkWriter):
         if not self._has_folder:
             self._fs.create_dir(posixpath.dirname(path), recursive=True)
             self._has_folder = True
-        return _OpenFile(name, self._encoding.create(self._fs, path, self._schema))
+        return _OpenFile(name, self._encoding.create(self._fs, path, self._stored_schema))
 
     def _end_file(self) -> None:
         assert self._file is not None

@@ -77,6 +77,7 @@ class ContinuousKafkaSink(Sink):
 
     def __init__(self, sink: KafkaSink) -> None:
         self._sink = sink
+        self.publishes_on_slots = sink.exactly_once
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
         """Return a subtask's writer. It begins to publish what the items hold, whatever the guarantee is now.

@@ -81,9 +81,12 @@ class SparkMetadataLog:
         self._compact: set[int] = set()
 
     def load(self) -> int | None:
-        """Look what is there, and return the last batch's number, or None."""
+        """Look what is there, and return the last batch's number, or None. What a dead writer left half is deleted."""
         self._numbers, self._compact = {}, set()
         for info in self._fs.get_file_info(pa_fs.FileSelector(self._folder, allow_not_found=True)):
+            if info.base_name.startswith(".") and info.base_name.endswith(".tmp"):
+                self._fs.delete_file(info.path)
+                continue
             stem = info.base_name.removesuffix(_COMPACT)
             if info.type == pa_fs.FileType.File and stem.isdecimal():
                 self._numbers[int(stem)] = (info.mtime_ns or 0) // 1_000_000

@@ -36,9 +36,10 @@ from headgate.coordinator import job_master as jm
 from headgate.coordinator import scheduler as sch
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.write_ahead_log import WriteAheadLog
-from headgate.errors import HeadgateError, InternalError
+from headgate.errors import HeadgateError, InternalError, SinkError
 from headgate.operators.operator import SinkCommitter
 from headgate.operators.stage_graph import QueryDefinition
+from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, Envelope
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
 from headgate.spark.continuous.error_reports import error_of
@@ -132,6 +133,7 @@ class QueryDriver:
         self._jobs: dict[int, SlotJob] = {}
         self._error: HeadgateError | None = None
         self._over = False
+        self._stopping = False
         self._storage_worker = Worker(f"headgate-storage-{self._name}")
         self._commit_worker = Worker(f"headgate-commits-{self._name}")
         self._logs = {
@@ -158,6 +160,7 @@ class QueryDriver:
 
     def stop(self) -> None:
         """End without a checkpoint. Any thread; does not wait."""
+        self._stopping = True
         self._inbox.put(jm.StopRequested())
 
     def join(self, timeout_s: float | None) -> bool:
@@ -205,8 +208,22 @@ class QueryDriver:
             return jm.TimePassed()
 
     def _handle(self, event: jm.Event) -> None:
+        self._watch_the_end(event)
         for action in self._master.handle(event, monotonic_ms()):
             self._carry_out(action)
+
+    def _watch_the_end(self, event: jm.Event) -> None:
+        """Note when a slot that had rows to publish did not live to do so."""
+        lost = isinstance(event, sch.JobEnded) and event.error is not None
+        came = isinstance(event, jm.LetterReceived) and isinstance(event.envelope.message, msg.RegisterSlot)
+        if not (lost or came) or self._stopping or not self._definition.sink.publishes_on_slots:
+            return
+        if self._error is None and self._master.status().state == "ending":
+            self._error = SinkError(
+                f"A slot of the query {self._name!r} died after the last checkpoint, before the sink had published all "
+                "rows that stand in it. Start the query again from its checkpoint location: it publishes what is left.",
+                sink=self._definition.sink_format,
+            )
 
     def _carry_out(self, action: jm.Action) -> None:
         match action:

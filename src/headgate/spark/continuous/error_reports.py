@@ -23,7 +23,7 @@ def report_of(error: BaseException, **facts: Any) -> ErrorReport:
     original = error.__cause__ or error
     pickled: bytes | None = None
     with contextlib.suppress(Exception):
-        data: bytes = cloudpickle.dumps(original)
+        data: bytes = cloudpickle.dumps(original)  # type: ignore[no-untyped-call]
         pickle.loads(data)  # an error that cannot be read again is worth nothing there
         pickled = data if len(data) <= _MAX_PICKLED_BYTES else None
     if isinstance(error, HeadgateError):

@@ -30,22 +30,22 @@ from headgate.errors import HeadgateError, OptionError
 from headgate.operators.query_options import restart_options
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol.messages import CheckpointKind
+from headgate.spark.continuous import manager
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
 from headgate.spark.continuous.job import check_session, is_local
+from headgate.spark.continuous.progress import QueryProgress
 from headgate.spark.continuous.slot import SlotSettings
 from headgate.spark.task import Versions
 from headgate.transport.options import transport_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 _log = logging.getLogger(__name__)
 
 _REGISTRATION_TIMEOUT_MS = 120_000
 """How long slots may take to come where there are cores enough: Spark may be busy with other work."""
-
-_active_lock = threading.Lock()
-_active: dict[str, ContinuousQuery] = {}  # by checkpoint location, of this process; guarded by _active_lock
 
 
 def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQuery:
@@ -64,12 +64,6 @@ def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQ
     return query
 
 
-def active_queries() -> list[ContinuousQuery]:
-    """Return the live queries of this process."""
-    with _active_lock:
-        return list(_active.values())
-
-
 class ContinuousQuery:
     """A continuous query; `ContinuousStreamWriter.start` makes it. All methods may be called by any thread."""
 
@@ -80,7 +74,8 @@ class ContinuousQuery:
         self._location = definition.checkpoint_location or str(self._temporary)
         self._storage = CheckpointStorage(self._location)
         self._id = ""
-        self._run_id = ""
+        self._run_id = str(uuid.uuid4())
+        self._progress: QueryProgress | None = None
         self._changing = threading.Lock()  # held by stop and rescale
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -113,12 +108,28 @@ class ContinuousQuery:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it is doing: ``message``, ``isDataAvailable``, ``isTriggerActive`` as in Spark, and slots and subtasks."""
-        driver = self._driver
+        """What it is doing: Spark's ``message``, ``isDataAvailable`` and ``isTriggerActive``, and more.
+
+        ``rowsIn`` and ``rowsOut`` since the start, ``slots`` (with host and process), ``subtasks``, checkpoints.
+        """
+        driver, progress = self._driver, self._progress
+        rows_in, rows_out = (0, 0) if progress is None else progress.rows
+        rows = {"rowsIn": rows_in, "rowsOut": rows_out}
         if driver is None or not self.isActive:
-            return {"message": "Stopped", "isDataAvailable": False, "isTriggerActive": False}
+            return {"message": "Stopped", "isDataAvailable": False, "isTriggerActive": False, **rows}
         status = driver.status
-        return {"message": status.state, "isDataAvailable": True, "isTriggerActive": True, **_plain(status)}
+        return {"message": status.state, "isDataAvailable": True, "isTriggerActive": True, **_plain(status), **rows}
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """The newest progress, as PySpark's own class, with ours under ``["headgate"]``; None: there is none yet."""
+        recent = self.recentProgress
+        return recent[-1] if recent else None
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """The last hundred progresses, about one a second, the newest last."""
+        return [] if self._progress is None else self._progress.recent
 
     def exception(self) -> HeadgateError | None:
         """Return the error that ended the query; None while it runs and when it ended well."""
@@ -262,15 +273,7 @@ class ContinuousQuery:
     def _begin(self) -> None:
         """Start the first run."""
         self._check_parallelism(self._definition.parallelism)
-        with _active_lock:
-            other = _active.get(self._location)
-            if other is not None:
-                raise OptionError(
-                    f"The checkpoint location {self._location!r} belongs to the query {other.name or other.id!r}, which "
-                    "is live. Stop that one first, or give this one a location of its own.",
-                    option="checkpointLocation", value=self._location,
-                )  # fmt: skip
-            _active[self._location] = self
+        manager.enter(self._location, self)
         try:
             self._start_run()
         except BaseException:
@@ -282,10 +285,13 @@ class ContinuousQuery:
         ownership = Ownership.claim(self._storage)
         found = self._newest()
         self._id = self._storage.query_id(str(uuid.uuid4()))
-        self._run_id = str(uuid.uuid4())
         plan = _plan(definition, self._id, ownership.run)
         allow_left_over = bool(definition.options["allowNonRestoredState"])
         restored = None if found is None else restore(found, plan, allow_non_restored_state=allow_left_over)
+        if self._progress is None:
+            self._progress = QueryProgress(definition, self._id, self._run_id)
+        progress = self._progress
+        progress.run_began(0 if restored is None else restored.checkpoint_id)
         driver = QueryDriver(
             self._spark,
             definition,
@@ -295,7 +301,7 @@ class ContinuousQuery:
             self._storage,
             ownership,
             on_end=self._on_run_ended,
-            on_progress=lambda _: None,
+            on_progress=progress.take,
         )
         with self._lock:
             self._driver = driver
@@ -334,15 +340,15 @@ class ContinuousQuery:
             self._finish(error)
 
     def _finish(self, error: HeadgateError | None) -> None:
+        if self._progress is not None:
+            self._progress.end(error)
         with self._state_changed:
             self._ended, self._error = True, error
             self._state_changed.notify_all()
         self._leave()
 
     def _leave(self) -> None:
-        with _active_lock:
-            if _active.get(self._location) is self:
-                del _active[self._location]
+        manager.leave(self._location, self)
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self._temporary)
@@ -394,6 +400,7 @@ def _job_options(definition: QueryDefinition) -> JobOptions:
         restart=restart_options(options),
         heartbeat_timeout_ms=options["heartbeat.timeout"],
         registration_timeout_ms=_REGISTRATION_TIMEOUT_MS,
+        release_timeout_ms=70_000 if definition.sink.publishes_on_slots else 10_000,
     )
     return JobOptions(checkpoints=checkpoints, scheduler=scheduler)
 

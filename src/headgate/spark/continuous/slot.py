@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 ADDRESS_FILE = "coordinator"
 """The name of the address file at the checkpoint location."""
 _MAX_WAIT_S = 1.0
+_TIME_TO_FINISH_S = 60.0
 _TIME_TO_SEND_S = 0.3
 """How long a process that is about to end leaves its last letter to get out."""
 
@@ -237,6 +238,11 @@ class SlotRuntime:
         time.sleep(_TIME_TO_SEND_S)
 
     def _close(self) -> None:
+        if self._exit is not None and self._exit.reason is None:
+            for runner in self._runners.values():
+                if not runner.finish(_TIME_TO_FINISH_S):
+                    _log.error("slot %d: its sink did not publish all in time", self._slot)
+                    os._exit(1)  # the driver sees that this slot did not end well
         self._watchdog.close()
         deadline = time.monotonic() + 5.0
         for runner in self._runners.values():

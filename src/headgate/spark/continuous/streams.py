@@ -1,7 +1,7 @@
 """The public builder of continuous queries: ``headgate.continuous(spark)`` stands where ``spark`` stood.
 
-Never: read a source, or do anything on executors: `ContinuousStreamWriter.start` hands a validated `QueryDefinition` to
-who runs it. What can be wrong with a program is an `OptionError` in the line that is wrong.
+Never: read a source, or do anything on executors. What can be wrong with a program is an `OptionError` in the line that
+is wrong.
 
 The names are PySpark's: ``readStream``, ``select``, ``mapInArrow``, ``withWatermark``, ``writeStream``.
 """
@@ -10,35 +10,37 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.operators import bad_records
 from headgate.operators.expressions import Column, Name, index_of
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import ArrowFunction, MapInArrow
-from headgate.operators.plan import PlanNode, source_column, stage_graph, with_strategy
+from headgate.operators.plan import PlanNode, source_column, with_strategy
 from headgate.operators.project import Project
-from headgate.operators.query_options import parse_query_options, split_options
 from headgate.operators.row_condition import condition_of
-from headgate.operators.sinks.registry import make_sink
-from headgate.operators.stage_graph import BAD_RECORDS_UID, QueryDefinition, SourceDefinition
+from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark
 from headgate.source import Boundedness, Source, WatermarkAlignment, WatermarkStrategy
-from headgate.source.options import Options, duration_ms
+from headgate.source.options import Options
 from headgate.spark.continuous.formats import find_format
+from headgate.spark.continuous.settings import (
+    arrow_schema,
+    interval_ms,
+    session_defaults,
+    session_time_zone,
+    set_option,
+)
+from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from headgate.spark.continuous.query import ContinuousQuery
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class ContinuousStreamReader:
 
     def option(self, key: str, value: Any) -> ContinuousStreamReader:
         """Set an option of the source; None takes it back."""
-        _set_option(self._options, key, value)
+        set_option(self._options, key, value)
         return self
 
     def options(self, **options: Any) -> ContinuousStreamReader:
@@ -177,9 +179,7 @@ class ContinuousStreamReader:
             self.schema(schema)
         self.options(**options)
         if path is not None:
-            _set_option(
-                self._options, *(("path", path) if isinstance(path, str) else ("paths", json.dumps(list(path))))
-            )
+            set_option(self._options, *(("path", path) if isinstance(path, str) else ("paths", json.dumps(list(path)))))
         if self._format is None:
             raise OptionError("Name the source: readStream.format('headgate.kafka').", option="format", value=None)
         found = find_format(self._spark, self._format)
@@ -318,7 +318,7 @@ class ContinuousStream:
         delayThreshold
             Spark's interval, like ``"10 seconds"``; ``"0 seconds"`` for none.
         """
-        delay_ms = _interval_ms("withWatermark", delayThreshold)
+        delay_ms = interval_ms("withWatermark", delayThreshold)
         name = self.columns[index_of(self._node.schema, eventTime)]
         operator = WithWatermark(self._node.schema, name, delay_ms)
         column = source_column(self._node, name)
@@ -349,8 +349,8 @@ class ContinuousStream:
         """
         alignment = WatermarkAlignment(
             group=group,
-            max_drift_ms=_interval_ms("withWatermarkAlignment", maxDrift),
-            update_interval_ms=_interval_ms("withWatermarkAlignment", updateInterval),
+            max_drift_ms=interval_ms("withWatermarkAlignment", maxDrift),
+            update_interval_ms=interval_ms("withWatermarkAlignment", updateInterval),
         )
         sources = list(self._node.sources())
         before = sources[0].watermark_strategy
@@ -380,191 +380,6 @@ class ContinuousStream:
 
     def _then(self, operator: Any) -> ContinuousStream:
         return ContinuousStream(self._spark, self._parallelism, self._node.then(operator))
-
-
-class ContinuousStreamWriter:
-    """Says where rows go and how the query runs. Its methods are those of Spark's ``DataStreamWriter``."""
-
-    def __init__(self, spark: SparkSession, parallelism: int, node: PlanNode) -> None:
-        self._spark = spark
-        self._parallelism = parallelism
-        self._node = node
-        self._format = "parquet"
-        self._options: dict[str, str] = {}
-        self._name: str | None = None
-        self._interval_ms = 1000
-
-    def format(self, source: str) -> ContinuousStreamWriter:
-        """Name the sink: parquet (the default), json, csv, kafka, console, memory, noop, or a Python data source."""
-        self._format = source
-        return self
-
-    def option(self, key: str, value: Any) -> ContinuousStreamWriter:
-        """Set an option of the query or of its sink; None takes it back."""
-        _set_option(self._options, key, value)
-        return self
-
-    def options(self, **options: Any) -> ContinuousStreamWriter:
-        """Set options of the query or of its sink."""
-        for key, value in options.items():
-            self.option(key, value)
-        return self
-
-    def outputMode(self, outputMode: str) -> ContinuousStreamWriter:
-        """Set the output mode: ``append`` is the only one without an aggregation."""
-        if outputMode.lower() != "append":
-            raise OptionError(
-                f"The output mode is {outputMode!r}; a query without an aggregation has only 'append'.",
-                option="outputMode", value=outputMode,
-            )  # fmt: skip
-        return self
-
-    def queryName(self, queryName: str) -> ContinuousStreamWriter:
-        """Name the query; the name stands in Spark's UI and in logs."""
-        if not isinstance(queryName, str) or not queryName.strip():
-            raise OptionError(
-                f"The query's name is {queryName!r}; it must be a text that is not empty.",
-                option="queryName", value=queryName,
-            )  # fmt: skip
-        self._name = queryName.strip()
-        return self
-
-    def trigger(self, *, continuous: str | None = None, **others: Any) -> ContinuousStreamWriter:
-        """Set the time from one checkpoint to the next, like ``"1 second"``, which is the default.
-
-        Rows do not wait for it: only a sink that publishes exactly once shows them with the checkpoint.
-        """
-        if continuous is None or others:
-            raise OptionError(
-                f"trigger({', '.join(others) or ''}): a continuous query has trigger(continuous='1 second') only. To "
-                "read what is there and end, use streams.read instead of streams.readStream.",
-                option="trigger", value=sorted(others),
-            )  # fmt: skip
-        self._interval_ms = _interval_ms("trigger", continuous)
-        if self._interval_ms < 1:
-            raise OptionError(
-                f"trigger(continuous={continuous!r}): the interval must be above zero.",
-                option="trigger", value=continuous,
-            )  # fmt: skip
-        return self
-
-    def start(self, path: str | None = None, *, fromSavepoint: str | None = None) -> ContinuousQuery:
-        """Start the query; it runs until it ends, fails or is stopped.
-
-        Parameters
-        ----------
-        path
-            The option ``path`` of a sink of files.
-        fromSavepoint
-            A folder that ``query.stop(savepoint=...)`` or a savepoint wrote: the query goes on from there, at any
-            parallelism. Else it goes on from the newest checkpoint at ``checkpointLocation``, if there is one.
-
-        Raises
-        ------
-        OptionError
-            An option of the query or the sink is unknown or has a bad value, names stand twice, or the session cannot
-            run it.
-        StoredStateError
-            The checkpoint or savepoint cannot be used.
-        """
-        from headgate.spark.continuous.query import start_query
-
-        if path is not None:
-            _set_option(self._options, "path", path)
-        return start_query(self._spark, self.definition(fromSavepoint))
-
-    def definition(self, from_savepoint: str | None = None) -> QueryDefinition:
-        """Return what `start` runs, validated. For tools; raises as `start`."""
-        given, for_sink = split_options(self._options)
-        options = parse_query_options(given, session_defaults(self._spark))
-        most = options["max-parallelism"]
-        if self._parallelism > most:
-            raise OptionError(
-                f"The parallelism is {self._parallelism}; the option 'max-parallelism' allows {most}. Set it higher "
-                "before the query first runs: it cannot change later.",
-                option="parallelism", value=self._parallelism,
-            )  # fmt: skip
-        handling, bad_sink = self._bad_records(options)
-        return QueryDefinition(
-            name=self._name,
-            graph=stage_graph(self._node),
-            sink=make_sink(self._format, for_sink, self._node.schema, spark=self._spark),
-            sink_format=self._format,
-            options=options,
-            parallelism=self._parallelism,
-            checkpoint_location=self._location(options),
-            checkpoint_interval_ms=self._interval_ms,
-            from_savepoint=from_savepoint,
-            bad_records=handling,
-            bad_records_sink=bad_sink,
-            time_zone=session_time_zone(self._spark),
-        )
-
-    def _bad_records(self, options: Options) -> tuple[str, Any]:
-        handling: str = options["badRecords"]
-        its_options = options.matching("badRecords.*")
-        if handling.lower() in ("fail", "skip"):
-            if its_options:
-                raise options.error(
-                    "badRecords", f"is {handling!r}, which has no options; {sorted(its_options)} are set."
-                )
-            return handling.lower(), None
-        sink = make_sink(handling, its_options, bad_records.SCHEMA, spark=self._spark)
-        sink.uid = BAD_RECORDS_UID
-        return "sink", sink
-
-    def _location(self, options: Options) -> str | None:
-        given: str | None = options["checkpointLocation"]
-        root = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        return given if given is not None or not root else f"{root.rstrip('/')}/{self._name or uuid.uuid4()}"
-
-
-def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
-    """Return columns as Arrow's schema, with the types that Spark gives them (timestamps in microseconds, UTC).
-
-    Raises
-    ------
-    OptionError
-        The text is no schema, a type is not one of Spark's, or a name stands twice.
-    """
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    try:
-        match schema:
-            case str():
-                columns: Any = StructType.fromDDL(schema)
-            case pa.Schema():
-                columns = from_arrow_schema(schema)
-            case _:
-                columns = schema
-        arrow = to_arrow_schema(columns, timezone="UTC")
-    except (PySparkException, AttributeError, TypeError, ValueError) as error:
-        raise OptionError(
-            f"The schema is {str(schema)!r}, which cannot be used: {str(error).partition(chr(10))[0]}. "
-            'Write it like "user string, amount long, at timestamp".',
-            option="schema", value=str(schema),
-        ) from error  # fmt: skip
-    twice = sorted({name for name in arrow.names if arrow.names.count(name) > 1})
-    if twice:
-        raise OptionError(
-            f"The schema names {', '.join(map(repr, twice))} more than once. Name each column once.",
-            option="schema", value=twice,
-        )  # fmt: skip
-    return arrow
-
-
-def session_defaults(spark: SparkSession) -> dict[str, str]:
-    """Return the options that the session sets as ``spark.headgate.NAME``, by their names."""
-    prefix = "spark.headgate."
-    settings: Mapping[str, str] = spark.conf.getAll
-    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
-
-
-def session_time_zone(spark: SparkSession) -> str:
-    """Return the time zone in which the session reads and writes times without one."""
-    return str(spark.conf.get("spark.sql.session.timeZone"))
 
 
 def source_node(
@@ -625,26 +440,9 @@ def _idle_timeout_ms(node: PlanNode) -> int | None:
     return timeout_ms
 
 
-def _interval_ms(what: str, value: str) -> int:
-    try:
-        return duration_ms(value)
-    except (ValueError, AttributeError) as error:
-        raise OptionError(
-            f"{what}: {value!r} is no interval; write one like '10 seconds'.", option=what, value=value
-        ) from error
-
-
 def _column(value: str | Column) -> Column:
     if isinstance(value, Column):
         return value
     if isinstance(value, str):
         return Column(Name(value))
     raise OptionError(f"A column or its name is needed, not {value!r}.", option="column", value=repr(value))
-
-
-def _set_option(options: dict[str, str], key: str, value: Any) -> None:
-    """Set an option as Spark does: without regard to case, the last one counts, and values are texts."""
-    for known in [name for name in options if name.lower() == key.lower()]:
-        del options[known]
-    if value is not None:
-        options[key] = str(value).lower() if isinstance(value, bool) else str(value)

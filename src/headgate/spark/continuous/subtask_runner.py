@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, assert_never
 
 import msgspec
@@ -112,6 +112,22 @@ class SubtaskRunner:
         """Hand over a letter of the coordinator; called by any thread."""
         self._mailbox.post(Letter(lambda: self._on_letter(letter)))
 
+    def finish(self, timeout_s: float) -> bool:
+        """Let the sink publish what the last checkpoint left to it; return whether it did so in time. Another thread.
+
+        Raises
+        ------
+        HeadgateError
+            It failed.
+        """
+        finished: Future[None] = Future()
+        self._mailbox.post(Letter(lambda: self._begin_finish(finished), finished.cancel))
+        try:
+            finished.result(timeout_s)
+        except (TimeoutError, CancelledError):
+            return False
+        return True
+
     def close(self, timeout_s: float = 2.0) -> None:
         """End the thread, closing what runs; wait for that at most this long, in seconds. Called by another thread."""
         self._mailbox.post(Letter(self._begin_close))
@@ -167,6 +183,13 @@ class SubtaskRunner:
             self._post(msg.SubtaskFailed(stage=self._stage, execution=self._number, error=report))
         else:
             self.handle(machine.SomethingFailed(report))
+
+    def _begin_finish(self, finished: Future[None]) -> None:
+        under_way = None if self._execution is None else self._execution.finish()
+        if under_way is None:
+            finished.set_result(None)
+        else:
+            under_way.add_done_callback(lambda future: _hand_over(future, finished))
 
     def _begin_close(self) -> None:
         self._closing = True
@@ -357,6 +380,10 @@ class _Execution:
             each.reader.notify_checkpoint_complete(checkpoint_id)
         self._chain.notify_checkpoint_complete(checkpoint_id)
 
+    def finish(self) -> Future[None] | None:
+        """Return a future that is done when the sinks have published what they owe; None: they owe nothing."""
+        return None if self._chain is None else self._chain.finish()
+
     def progress(self) -> msg.SubtaskProgress:
         """Return the figures since the deployment."""
         assert self._chain is not None
@@ -399,6 +426,14 @@ class _Execution:
                 close()
             except Exception:
                 _log.warning("closing a part of subtask %d failed", self._runner._place.slot, exc_info=True)
+
+
+def _hand_over(future: Future[None], to: Future[None]) -> None:
+    error = future.exception()
+    if error is None:
+        to.set_result(None)
+    else:
+        to.set_exception(error)
 
 
 class _Input:

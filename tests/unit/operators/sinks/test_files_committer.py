@@ -20,7 +20,7 @@ from faulty_files import (
 )
 from faulty_files import writer as make_writer
 
-from headgate.errors import OptionError, SinkError
+from headgate.errors import CorruptStateError, OptionError, SinkError, UnsupportedVersionError
 from headgate.operators.operator import OperatorContext
 from headgate.operators.sinks.files_committer import PublishingLimits
 from headgate.operators.sinks.staged_files import StagedNames, decode_staged
@@ -253,6 +253,29 @@ def test_a_number_that_another_sink_took_does_not_count_as_ours() -> None:
     committer(DyingHandler(files), ONE_BY_ONE).commit(staged, epoch=1, final=True)
     assert visible(files) == [1]
     assert_tidy(files)
+
+
+def test_an_intent_as_it_lies_in_the_folder() -> None:
+    """Version 1 is read, another is refused; what it names and the log does not is undone."""
+    files = in_memory()
+    committer(DyingHandler(files)).open()
+    staged = stage(files, [[1]])
+    name = decode_staged(staged[0]).name
+    files.move(f"{OUTPUT}/_staging/{name}", f"{OUTPUT}/part-x.json")
+    golden = '{"version":1,"batch":1,"outputs":[{"name":"part-x.json","staged":["' + name + '"]}]}'
+    for content, error in (
+        (golden.replace("1", "2", 1), UnsupportedVersionError),
+        ("{}", CorruptStateError),
+        (golden[:-3], CorruptStateError),
+        (golden, None),
+    ):
+        with files.open_output_stream(f"{OUTPUT}/_staging/publishing.json") as stream:
+            stream.write(content.encode())
+        if error is not None:
+            with pytest.raises(error, match=r"publishing\.json"):
+                committer(DyingHandler(files)).open()
+    committer(DyingHandler(files)).open()
+    assert listed(files, f"{OUTPUT}/_staging") == [name] and listed(files, OUTPUT) == []
 
 
 def test_a_staged_file_that_is_gone_is_an_error() -> None:

@@ -135,6 +135,15 @@ def test_rows_that_do_not_fit_the_schema_are_an_error() -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("batch", [pa.record_batch({"id": [2**40]}), pa.record_batch({"other": [1]})])
+def test_rows_are_never_bent_to_the_schema(batch: pa.RecordBatch) -> None:
+    schema = pa.schema({"id": pa.int32()})
+    writer = make_writer(DyingHandler(in_memory()), StagedNames(CONTEXT, "json"), schema)
+    writer.write(batch)
+    assert isinstance(writer.prepare_commit(1, final=False).exception(60), SinkError)
+    writer.close()
+
+
 def test_types_that_files_do_not_have_become_ones_that_they_have(tmp_path: Any) -> None:
     arrays = {
         "word": pa.array(["a", None]).dictionary_encode(),

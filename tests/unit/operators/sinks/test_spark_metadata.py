@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow.fs as pa_fs
@@ -142,7 +143,30 @@ def test_a_line_that_cannot_be_read_names_its_file() -> None:
     assert log.load() == 8, "a batch that cannot be written is not there"
 
 
-def test_a_local_folder_gets_the_same_files(tmp_path: Any) -> None:
+@pytest.mark.parametrize("where", ["in memory", "local"])
+def test_a_number_that_somebody_else_took_is_not_written_over(where: str, tmp_path: Path) -> None:
+    files, folder = (in_memory(), "out") if where == "in memory" else (pa_fs.LocalFileSystem(), str(tmp_path))
+    older, newer = SparkMetadataLog(files, folder), SparkMetadataLog(files, folder)
+    older.append((), 0)
+    newer.load()
+    newer.append([entry("newer")], 0)
+    with pytest.raises(FileExistsError):
+        older.append([entry("older")], 0)
+    assert "newer" in text(files, f"{folder}/_spark_metadata/1")
+
+
+def test_a_crash_between_a_name_and_the_end_of_the_hidden_one(tmp_path: Path) -> None:
+    """Both names are the same file on a local disk: what is seen must not be cut by whoever writes next."""
+    files = pa_fs.LocalFileSystem()
+    SparkMetadataLog(files, str(tmp_path)).append((), 0)
+    folder = tmp_path / "_spark_metadata"
+    (folder / ".0.0123abcd.tmp").hardlink_to(folder / "0")
+    log = SparkMetadataLog(files, str(tmp_path))
+    assert log.load() == 0 and log.append((), 0) == 1
+    assert {each.name: each.read_text() for each in folder.iterdir()} == {"0": "v1", "1": "v1"}
+
+
+def test_a_local_folder_gets_the_same_files(tmp_path: Path) -> None:
     log = SparkMetadataLog(pa_fs.LocalFileSystem(), str(tmp_path))
     log.append((), 0)
     log.append([entry("a", "s")], 0)

@@ -119,21 +119,21 @@ def events(made: cp.CheckpointCoordinator) -> Iterator[cp.Event | Later]:
     """Yield what may happen next; in a second checkpoint little but what goes well."""
     newest, pending = made._last_id, made._pending
     yield from (RUNNING, cp.CheckpointTimePassed())
-    if made._uncommitted:
-        yield cp.Committed(made._uncommitted[0].epoch, {})
+    if made._commits.epochs:
+        yield cp.Committed(made._commits.epochs[0].epoch, {})
     yield cp.SourceStateReady("rides" if pending is None or not pending.sources else "taxis", newest, b"", {})
     yield cp.SubtaskAcknowledged(
         FIRST if pending is None or not pending.subtasks else SECOND, 1, newest, SubtaskState()
     )
     yield from (cp.ManifestWritten(newest, 1), Later(cp.CheckpointTimePassed(), 6000))
-    failures = [
+    failures: list[cp.Event] = [
         cp.SourceRefused("rides", newest, "it fails"),
         cp.SubtaskDeclined(FIRST, 1, newest, "no"),
         cp.ManifestWriteFailed(newest, "disk full"),
     ]
     if newest >= 9:
         yield from failures if len(made._abandoned) == 1 else []
-        yield from [cp.CommitFailed(each.epoch, "no") for each in made._uncommitted[:1] if pending is not None]
+        yield from [cp.CommitFailed(each.epoch, "no") for each in made._commits.epochs[:1] if pending is not None]
         return
     yield cp.SourceStateReady("rides", newest, b"", {})
     if made.state == "stopped" and made.latest is RESTORED:
@@ -143,8 +143,8 @@ def events(made: cp.CheckpointCoordinator) -> Iterator[cp.Event | Later]:
     if not made._abandoned or made.state not in ("snapshotting", "pending", "completing"):
         yield cp.SubtasksNotRunning("a subtask failed")
         yield from failures
-        if made._uncommitted:
-            yield cp.CommitFailed(made._uncommitted[0].epoch, "no")
+        if made._commits.epochs:
+            yield cp.CommitFailed(made._commits.epochs[0].epoch, "no")
 
 
 def test_the_table_is_what_the_machine_does() -> None:
@@ -224,7 +224,7 @@ def test_failures_in_a_row_count_but_not_savepoints_and_failovers() -> None:
     for _ in range(2):
         declined = run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
         assert not of(cp.CheckpointFailureLimitReached, declined)
-        run.tell(*[cp.Committed(each.epoch, {}) for each in run.machine._uncommitted])
+        run.tell(*[cp.Committed(each.epoch, {}) for each in run.machine._commits.epochs])
         run.complete()
         run.tell(cp.Committed(run.machine.epoch, {}))
     run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
@@ -393,7 +393,7 @@ def test_whatever_happens_epochs_are_committed_once_in_order_and_the_newest_chec
     committed: list[int] = []
     for choice in choices:
         newest = run.machine._last_id
-        uncommitted = run.machine._uncommitted
+        uncommitted = run.machine._commits.epochs
         possible: list[cp.Event] = [
             cp.CheckpointTimePassed(), cp.SourceStateReady("rides", newest, b"", {}),
             cp.SubtaskAcknowledged(FIRST, 1, newest, staged(b"x")), cp.SubtaskAcknowledged(SECOND, 1, newest, staged()),

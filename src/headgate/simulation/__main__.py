@@ -1,0 +1,90 @@
+"""``python -m headgate.simulation``: runs fresh seeds, or one again, and prints what fails with its shortest trace.
+
+    --seeds N [--first S]   N seeds from S on, in two processes; without S from a random one
+    --replay SEED           one seed again, exactly as it was
+    --lines N               how many of the last lines of a trace are printed
+
+Never: decide what is wrong: the machines' checks and the invariants do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headgate.simulation.coverage import Coverage
+from headgate.simulation.running import Outcome, shrink, simulate, simulate_many, trace_of
+from headgate.simulation.scenario import Scenario
+
+_PROCESSES = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return 1 if a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m headgate.simulation", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=2000, help="how many seeds")
+    parser.add_argument("--first", type=int, default=None, help="the first of them")
+    parser.add_argument("--replay", type=int, default=None, help="one seed, again")
+    parser.add_argument("--lines", type=int, default=80, help="how many lines of a trace are printed")
+    options = parser.parse_args(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    if options.replay is not None:
+        outcome, _ = simulate(Scenario.of(options.replay))
+        _tell(console, outcome, options.lines)
+        return int(outcome.error is not None)
+    first = random.SystemRandom().randrange(10**9) if options.first is None else options.first
+    return _run(console, first, options.seeds, options.lines)
+
+
+def _run(console: Console, first: int, count: int, lines: int) -> int:
+    began, outcomes, coverage = time.monotonic(), [], Coverage()
+    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("seeds", total=count)
+        for outcome, of_chunk in simulate_many(range(first, first + count), _PROCESSES):
+            progress.advance(task)
+            coverage.add(of_chunk)
+            outcomes.append(outcome)
+            if outcome.error is not None:
+                break
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    seconds = time.monotonic() - began
+    events, faults = sum(each.events for each in outcomes), sum(each.faults for each in outcomes)
+    console.print(
+        f"seeds {first} to {first + len(outcomes) - 1}: {len(failed)} failed; {events:,} events, {faults:,} faults, "
+        f"{sum(each.virtual_ms for each in outcomes) / 3_600_000:.1f} hours of virtual time in {seconds:.0f} s"
+    )
+    console.print(f"(state, event) pairs met: {100 * coverage.share():.1f} %")
+    for name, pairs in coverage.missing().items():
+        if pairs:
+            console.print(f"  {name} without: {', '.join(f'{state}/{event}' for state, event in pairs)}")
+    for outcome in failed:
+        _tell(console, outcome, lines)
+    return int(bool(failed))
+
+
+def _tell(console: Console, outcome: Outcome, lines: int) -> None:
+    """Print an outcome; of a failing one the fewest faults that fail, and what happened last."""
+    console.print(
+        f"seed {outcome.seed}: {outcome.events} events, {outcome.faults} faults, {outcome.virtual_ms} ms of virtual time"
+    )
+    if outcome.error is None:
+        return
+    smallest = shrink(Scenario.of(outcome.seed))
+    again, cluster = simulate(smallest)
+    console.print(f"parallelism {smallest.parallelism}, failover-strategy {smallest.failover_strategy}; the faults:")
+    for fault in smallest.faults:
+        console.print(f"  {fault}", markup=False)
+    for line in trace_of(cluster)[-lines:]:
+        console.print(line, markup=False)
+    console.print(again.error or "", markup=False)
+    console.print(f"again: ./run simulate --replay {outcome.seed}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""What a running query tells of itself: progress every second, its lag, listeners, the line in a terminal.
+
+Never: hold the query up: what may block (asking a source for its lag, a listener) runs on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from headgate.coordinator.job_master import ShowCheckpoint, ShowProgress
+from headgate.monitor.live_line import LiveLine
+from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
+from headgate.operators.stage_graph import SINK_UID, QueryDefinition
+from headgate.source import SupportsLag
+from headgate.spark.continuous.listener import ListenerCalls, spark_progress
+from headgate.spark.continuous.manager import listeners
+from headgate.spark.continuous.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+_REPORT_EVERY_S = 1.0
+_LAG_EVERY_S = 2.0
+
+
+class QueryProgress:
+    """Collects the figures of all runs of one query.
+
+    Parameters
+    ----------
+    definition
+        The query.
+    query_id, run_id
+        Its ids.
+    """
+
+    def __init__(self, definition: QueryDefinition, query_id: str, run_id: str) -> None:
+        self._definition = definition
+        self._name = definition.name or query_id[:8]
+        identity = QueryIdentity(
+            query_id=query_id,
+            run_id=run_id,
+            name=definition.name,
+            sources={uid: f"{each.source.name}[{uid}]" for uid, each in definition.sources.items()},
+            sinks={SINK_UID: definition.sink_format},
+        )
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._reporter = ProgressReporter(identity, _now_ms())
+        self._rows = (0, 0)
+        self._recent: list[StreamingQueryProgress] = []
+        # On the driver's thread only:
+        self._reported_s = self._lag_s = time.monotonic()
+        self._asking = False
+        self._live_line = LiveLine(sys.stderr)
+        self._lag_worker = Worker(f"headgate-lag-{self._name}")
+        self._calls = ListenerCalls(listeners, query_id, run_id, definition.name)
+        self._calls.started(_now_ms())
+
+    def run_began(self, checkpoint_id: int) -> None:
+        """Take note of a new run; its subtasks count from nothing."""
+        with self._lock:
+            self._reporter.run_began(checkpoint_id)
+
+    def take(self, shown: ShowProgress | ShowCheckpoint) -> None:
+        """Take note of figures. On the driver's thread, as all that follows."""
+        with self._lock:
+            match shown:
+                case ShowProgress(subtask=subtask, progress=progress):
+                    self._reporter.take(subtask, progress, _now_ms())
+                    self._rows = self._reporter.rows
+                case ShowCheckpoint():
+                    self._reporter.checkpoint_completed(
+                        CheckpointStatistics(
+                            checkpoint_id=shown.checkpoint_id,
+                            duration_ms=shown.duration_ms,
+                            size_bytes=shown.size_bytes,
+                            completed_ms=_now_ms(),
+                        )
+                    )
+        now_s = time.monotonic()
+        if now_s - self._reported_s >= _REPORT_EVERY_S:
+            self._reported_s = now_s
+            self._report()
+        if now_s - self._lag_s >= _LAG_EVERY_S and not self._asking:
+            self._lag_s, self._asking = now_s, True
+            self._lag_worker.do(self._ask_for_lag)
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell of the end."""
+        self._report()
+        self._live_line.close()
+        self._calls.terminated(error)
+        self._lag_worker.close(0.1)
+        self._calls.join(1.0)
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows read and written since the start. Any thread."""
+        with self._lock:
+            return self._rows
+
+    @property
+    def recent(self) -> list[StreamingQueryProgress]:
+        """The last progresses, the newest last. Any thread."""
+        with self._lock:
+            return list(self._recent)
+
+    def _report(self) -> None:
+        with self._lock:
+            made, warning = self._reporter.report(_now_ms())
+            progress = spark_progress(made)
+            self._recent = [*self._recent[-99:], progress]
+        if warning is not None:
+            _log.warning("%s", warning)
+        self._calls.progressed(progress)
+        self._live_line.show(made)
+
+    def _ask_for_lag(self) -> None:
+        """On a thread of its own: sources may ask their system."""
+        try:
+            for uid, each in self._definition.sources.items():
+                if isinstance(each.source, SupportsLag):
+                    with self._lock:
+                        positions: Mapping[str, bytes] = self._reporter.positions(uid)
+                    splits: list[Any] = [each.source.split_serializer.deserialize(data) for data in positions.values()]
+                    lag = each.source.lag(splits, _now_ms()) if splits else {}
+                    with self._lock:
+                        self._reporter.take_lag(uid, lag)
+        except Exception as error:
+            _log.debug("query %s: its lag is not known: %s", self._name, error)
+        finally:
+            self._asking = False
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,161 @@
+"""The end of a program's chain: where the rows of a continuous query go, and how it runs.
+
+Never: start anything itself: `ContinuousStreamWriter.start` hands a validated `QueryDefinition` to who runs it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from headgate.errors import OptionError
+from headgate.operators import bad_records
+from headgate.operators.operator import Sink
+from headgate.operators.plan import PlanNode, stage_graph
+from headgate.operators.query_options import parse_query_options, split_options
+from headgate.operators.sinks.registry import make_sink
+from headgate.operators.stage_graph import BAD_RECORDS_UID, QueryDefinition
+from headgate.source import Options
+from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headgate.spark.continuous.query import ContinuousQuery
+
+
+class ContinuousStreamWriter:
+    """Says where rows go and how the query runs. Its methods are those of Spark's ``DataStreamWriter``."""
+
+    def __init__(self, spark: SparkSession, parallelism: int, node: PlanNode) -> None:
+        self._spark = spark
+        self._parallelism = parallelism
+        self._node = node
+        self._format = "parquet"
+        self._options: dict[str, str] = {}
+        self._name: str | None = None
+        self._interval_ms = 1000
+
+    def format(self, source: str) -> ContinuousStreamWriter:
+        """Name the sink: parquet (the default), json, csv, kafka, console, memory, noop, or a Python data source."""
+        self._format = source
+        return self
+
+    def option(self, key: str, value: Any) -> ContinuousStreamWriter:
+        """Set an option of the query or of its sink; None takes it back."""
+        set_option(self._options, key, value)
+        return self
+
+    def options(self, **options: Any) -> ContinuousStreamWriter:
+        """Set options of the query or of its sink."""
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
+    def outputMode(self, outputMode: str) -> ContinuousStreamWriter:
+        """Set the output mode: ``append`` is the only one without an aggregation."""
+        if outputMode.lower() != "append":
+            raise OptionError(
+                f"The output mode is {outputMode!r}; a query without an aggregation has only 'append'.",
+                option="outputMode", value=outputMode,
+            )  # fmt: skip
+        return self
+
+    def queryName(self, queryName: str) -> ContinuousStreamWriter:
+        """Name the query; the name stands in Spark's UI and in logs."""
+        if not isinstance(queryName, str) or not queryName.strip():
+            raise OptionError(
+                f"The query's name is {queryName!r}; it must be a text that is not empty.",
+                option="queryName", value=queryName,
+            )  # fmt: skip
+        self._name = queryName.strip()
+        return self
+
+    def trigger(self, *, continuous: str | None = None, **others: Any) -> ContinuousStreamWriter:
+        """Set the time from one checkpoint to the next, like ``"1 second"``, which is the default.
+
+        Rows do not wait for it: only a sink that publishes exactly once shows them with the checkpoint.
+        """
+        if continuous is None or others:
+            raise OptionError(
+                f"trigger({', '.join(others) or ''}): a continuous query has trigger(continuous='1 second') only. To "
+                "read what is there and end, use streams.read instead of streams.readStream.",
+                option="trigger", value=sorted(others),
+            )  # fmt: skip
+        self._interval_ms = interval_ms("trigger", continuous)
+        if self._interval_ms < 1:
+            raise OptionError(
+                f"trigger(continuous={continuous!r}): the interval must be above zero.",
+                option="trigger", value=continuous,
+            )  # fmt: skip
+        return self
+
+    def start(self, path: str | None = None, *, fromSavepoint: str | None = None) -> ContinuousQuery:
+        """Start the query; it runs until it ends, fails or is stopped.
+
+        Parameters
+        ----------
+        path
+            The option ``path`` of a sink of files.
+        fromSavepoint
+            A folder that ``query.stop(savepoint=...)`` or a savepoint wrote: the query goes on from there, at any
+            parallelism. Else it goes on from the newest checkpoint at ``checkpointLocation``, if there is one.
+
+        Raises
+        ------
+        OptionError
+            An option of the query or the sink is unknown or has a bad value, names stand twice, or the session cannot
+            run it.
+        StoredStateError
+            The checkpoint or savepoint cannot be used.
+        """
+        from headgate.spark.continuous.query import start_query
+
+        if path is not None:
+            set_option(self._options, "path", path)
+        return start_query(self._spark, self.definition(fromSavepoint))
+
+    def definition(self, from_savepoint: str | None = None) -> QueryDefinition:
+        """Return what `start` runs, validated. For tools; raises as `start`."""
+        given, for_sink = split_options(self._options)
+        options = parse_query_options(given, session_defaults(self._spark))
+        most = options["max-parallelism"]
+        if self._parallelism > most:
+            raise OptionError(
+                f"The parallelism is {self._parallelism}; the option 'max-parallelism' allows {most}. Set it higher "
+                "before the query first runs: it cannot change later.",
+                option="parallelism", value=self._parallelism,
+            )  # fmt: skip
+        handling, bad_sink = self._bad_records(options)
+        return QueryDefinition(
+            name=self._name,
+            graph=stage_graph(self._node),
+            sink=make_sink(self._format, for_sink, self._node.schema, spark=self._spark),
+            sink_format=self._format,
+            options=options,
+            parallelism=self._parallelism,
+            checkpoint_location=self._location(options),
+            checkpoint_interval_ms=self._interval_ms,
+            from_savepoint=from_savepoint,
+            bad_records=handling,
+            bad_records_sink=bad_sink,
+            time_zone=session_time_zone(self._spark),
+        )
+
+    def _bad_records(self, options: Options) -> tuple[str, Sink | None]:
+        handling: str = options["badRecords"]
+        its_options = options.matching("badRecords.*")
+        if handling.lower() in ("fail", "skip"):
+            if its_options:
+                raise options.error(
+                    "badRecords", f"is {handling!r}, which has no options; {sorted(its_options)} are set."
+                )
+            return handling.lower(), None
+        sink = make_sink(handling, its_options, bad_records.SCHEMA, spark=self._spark)
+        sink.uid = BAD_RECORDS_UID
+        return "sink", sink
+
+    def _location(self, options: Options) -> str | None:
+        given: str | None = options["checkpointLocation"]
+        root = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        return given if given is not None or not root else f"{root.rstrip('/')}/{self._name or uuid.uuid4()}"

@@ -1,0 +1,244 @@
+"""What a runner does for an enumerator, and what it does not let pass."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import pytest
+
+from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.enumerator_runner import EnumeratorRunner, SlowWork
+from headgate.errors import ConnectorContractError
+from headgate.protocol.state import SplitState
+from headgate.source.enumerator import Boundedness
+from headgate.source.events import SourceEvent
+from tests.unit.coordinator.toy_sources import (
+    SPLITS,
+    STATES,
+    PushedToySource,
+    ToyEnumerator,
+    ToySource,
+    ToySplit,
+    ToyState,
+)
+
+
+class Hello(SourceEvent, frozen=True, kw_only=True):
+    """An event of a connector's own."""
+
+    text: str
+
+
+class Scripted(ToyEnumerator):
+    """Does what the test says when a reader asks for a split."""
+
+    script: Callable[[Scripted], None] = lambda self: None
+
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        type(self).script(self)
+
+    def add_reader(self, subtask: int) -> None:
+        pass
+
+    def add_splits_back(self, splits: Sequence[ToySplit], subtask: int) -> None:
+        self.context.assign_splits({1: splits})
+
+    def serve(self) -> None:
+        pass
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        pass
+
+    def handle_source_event(self, subtask: int, event: SourceEvent) -> None:
+        self.context.send_event_to_source_reader(subtask, event)
+
+
+def state_of(*splits: ToySplit) -> bytes:
+    return STATES.serialize(ToyState(known=tuple(each.split_id for each in splits), pending=splits, discovered=True))
+
+
+def runner(
+    source: ToySource, state: bytes | None = None, parallelism: int = 2
+) -> tuple[EnumeratorRunner, list[SlowWork]]:
+    work: list[SlowWork] = []
+    made = EnumeratorRunner(
+        source,
+        "uid",
+        incarnation=3,
+        boundedness=Boundedness.BOUNDED,
+        schema=source.schema(),
+        parallelism=parallelism,
+        state=state,
+        checkpoint_id=0,
+        call_async=work.append,
+    )
+    return made, work
+
+
+def scripted(script: Callable[[Scripted], None]) -> EnumeratorRunner:
+    source = ToySource([])
+    source.enumerator = type("Script", (Scripted,), {"script": script})
+    made, _ = runner(source)
+    made.start()
+    for subtask in (0, 1):
+        made.call(src.AddReader(subtask, "h"))
+    return made
+
+
+def ask(made: EnumeratorRunner) -> list[Any]:
+    return list(made.reported(made.call(src.HandleSplitRequest(0, "h"))))
+
+
+def stored(split: ToySplit) -> SplitState:
+    return SplitState(split.split_id, SPLITS.serialize(split))
+
+
+A, B = ToySplit(split_id="a"), ToySplit(split_id="b")
+
+
+def test_what_it_says_comes_in_order_as_the_coordinator_takes_it() -> None:
+    def script(of: Scripted) -> None:
+        of.context.assign_splits({0: [A], 1: []})
+        of.context.send_event_to_source_reader(0, Hello(text="hi"))
+        of.context.signal_no_more_splits(0)
+
+    assigned, sent, no_more = ask(scripted(script))
+    assert assigned == src.SplitsAssigned(3, {0: (stored(A),)})
+    assert pickle.loads(sent.payload) == Hello(text="hi")
+    assert no_more == src.NoMoreSplitsSignalled(3, 0)
+
+
+def test_events_of_readers_reach_it_and_readers_can_be_forgotten() -> None:
+    made = scripted(lambda of: None)
+    (sent,) = made.reported(made.call(src.HandleSourceEvent(1, pickle.dumps(Hello(text="ho")))))
+    assert isinstance(sent, src.EventSent)
+    assert made.reported(made.call(src.ForgetReader(1))) == [src.ReaderForgotten(3, 1)]
+    assert list(made.readers) == [0]
+    assert made.reported(made.call(src.ForgetReader(7))) == [src.ReaderForgotten(3, 7)]
+
+
+def test_slow_work_is_handed_out_and_a_changed_state_is_told_once() -> None:
+    made, work = runner(ToySource([A, B]))
+    assert made.reported(made.start()) == [src.EnumeratorStarted(3)]
+    (found,) = work
+    (changed,) = made.reported(made.finish(found, found.work(), None))
+    assert isinstance(changed, src.EnumeratorStateChanged)
+    assert [split.split_id for split in STATES.deserialize(changed.state).pending] == ["a", "b"]
+    assert made.reported(made.finish(found, found.work(), None)) == []
+
+
+def test_a_snapshot_stands_behind_what_was_assigned_before_it() -> None:
+    made, _ = runner(ToySource([A, B]), state_of(A, B))
+    made.start()
+    outputs = [*made.call(src.AddReader(0, "h")), *made.call(src.HandleSplitRequest(0, "h"))]
+    outputs += [*made.call(src.SnapshotEnumerator(4)), *made.call(src.HandleSplitRequest(0, "h"))]
+    first, snapshot, second = made.reported(outputs)
+    assert isinstance(snapshot, src.EnumeratorSnapshotted)
+    assert snapshot.checkpoint_id == 4
+    assert [split.split_id for split in STATES.deserialize(snapshot.state).pending] == ["a"]
+    assert (first, second) == (
+        src.SplitsAssigned(3, {0: (stored(B),)}),
+        src.SplitsAssigned(3, {0: (stored(A),)}),
+    )
+
+
+def test_a_state_after_slow_work_is_taken_as_for_the_next_checkpoint() -> None:
+    """A connector may forget what the checkpoint of that number holds once it is complete."""
+    asked = []
+
+    class Noting(Scripted):
+        def snapshot_state(self, checkpoint_id: int) -> ToyState:
+            asked.append(checkpoint_id)
+            return super().snapshot_state(checkpoint_id)
+
+    source = ToySource([])
+    source.enumerator = Noting
+    made, work = runner(source)
+    made.start()
+    made.call(src.SnapshotEnumerator(7))
+    made.finish(work[0], [], None)
+    assert asked == [7, 8]
+
+
+def test_reported_splits_are_in_the_info_of_a_reader() -> None:
+    made, _ = runner(PushedToySource([A]), state_of(), parallelism=1)
+    made.start()
+    (assigned,) = made.reported(made.call(src.AddReader(0, "h", (stored(A),))))[:1]
+    assert assigned == src.SplitsAssigned(3, {0: (stored(A),)})
+    assert made.readers[0].reported_splits_on_registration == (A,)
+    made.call(src.ForgetReader(0))
+    # It holds nothing now but what it reports: the same split again is no contradiction.
+    assert made.reported(made.call(src.AddReader(0, "h", (stored(A),))))[0] == assigned
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (lambda of: of.context.assign_split(A, 5), r"reader 5 is not registered, only \[0, 1\] are"),
+        (lambda of: of.context.assign_splits({0: [A], 1: [A]}), "goes to 1, but reader 0 has it"),
+        (lambda of: (of.context.assign_split(A, 1), of.context.assign_split(A, 0)), "goes to 0, but reader 1 has it"),
+        (lambda of: (of.context.signal_no_more_splits(0), of.context.assign_split(A, 0)), "promised no more splits"),
+        (lambda of: of.context.signal_no_more_splits(4), "reader 4 is not registered"),
+        (lambda of: of.context.send_event_to_source_reader(4, Hello(text="")), "reader 4 is not registered"),
+    ],
+)
+def test_a_broken_promise_fails_the_enumerator(script: Callable[[Scripted], None], why: str) -> None:
+    made = scripted(script)
+    failed = ask(made)[-1]
+    with pytest.raises(ConnectorContractError, match=why):
+        raise pickle.loads(failed.error.pickled)
+    assert failed.error.facts["source"] == "uid"
+    assert made.failed
+    assert ask(made) == [], "it is not called again"
+
+
+def test_finished_and_given_back_splits_may_be_assigned_again() -> None:
+    made = scripted(lambda of: of.context.assign_split(A, 0))
+    ask(made)
+    made.call(src.NotifySplitsFinished(("a",)))
+    assert ask(made) == [src.SplitsAssigned(3, {0: (stored(A),)})]
+    assigned, back = made.reported(made.call(src.AddSplitsBack(0, (stored(A),))))
+    assert assigned == src.SplitsAssigned(3, {1: (stored(A),)})
+    assert back == src.SplitsTakenBack(3, 0)
+
+
+def test_whatever_raises_fails_the_enumerator() -> None:
+    def raising(of: Scripted) -> None:
+        raise OSError("no such topic")
+
+    (failed,) = ask(scripted(raising))
+    assert (failed.incarnation, failed.error.error_type, failed.error.message) == (3, "OSError", "no such topic")
+    assert "in raising" in failed.error.traceback
+    made, _ = runner(ToySource([]), b"not a state")
+    (failed,) = made.reported(made.start())
+    assert isinstance(failed, src.EnumeratorFailed)
+    assert failed.error.error_type == "CorruptStateError"
+    made, work = runner(ToySource([]))
+    made.start()
+    (failed,) = made.reported(made.finish(work[0], None, ValueError("discovery")))
+    assert isinstance(failed, src.EnumeratorFailed)
+    assert failed.error.message == "discovery"
+
+
+def test_a_state_that_cannot_be_serialised_fails_it_where_it_is_serialised() -> None:
+    class Odd(Scripted):
+        def snapshot_state(self, checkpoint_id: int) -> ToyState:
+            return ToyState(known=(object(),))  # type: ignore[arg-type]
+
+    source = ToySource([])
+    source.enumerator = Odd
+    made, _ = runner(source)
+    made.start()
+    (failed,) = made.reported(made.call(src.SnapshotEnumerator(1)))
+    assert isinstance(failed, src.EnumeratorFailed)
+
+
+def test_an_error_that_cannot_be_pickled_is_told_all_the_same() -> None:
+    def raising(of: Scripted) -> None:
+        raise ValueError(lambda: None)
+
+    (failed,) = ask(scripted(raising))
+    assert failed.error.pickled is None
+    assert failed.error.error_type == "ValueError"

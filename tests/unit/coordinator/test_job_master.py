@@ -1,0 +1,642 @@
+"""The one door: who is told what, in which order; then whole stories with slots, subtasks and a source back to back."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.manifest import Manifest
+from headgate.coordinator import scheduler as sch
+from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.job_master import (
+    Action,
+    CloseConnection,
+    ConnectionClosed,
+    Event,
+    ForSource,
+    FromSource,
+    JobMaster,
+    JobOptions,
+    JobPlan,
+    LetterReceived,
+    Log,
+    ShowProgress,
+    SourcePlan,
+    StopRequested,
+    TimePassed,
+    Transmit,
+)
+from headgate.coordinator.restart_strategy import ExponentialDelay, NoRestart, RestartOptions
+from headgate.errors import InternalError
+from headgate.protocol import messages as msg
+from headgate.protocol.messages import CheckpointKind, ErrorReport
+from headgate.protocol.session import Session
+from headgate.protocol.state import FinishedSplit, ReaderState, SplitState, SubtaskState
+from headgate.task import subtask as sub
+from tests.unit.coordinator.job_world import FAILED, World
+from tests.unit.coordinator.toy_sources import PushedToySource, ToySource, ToySplit
+
+PLAIN = ExponentialDelay(jitter_factor=0)
+KILLED = ErrorReport(error_type="SparkException", message="Task 0 in stage 0.0 failed 4 times")
+
+
+def options(restart: RestartOptions = PLAIN, *, interval_ms: int | None = 1_000, full: bool = False) -> JobOptions:
+    return JobOptions(
+        checkpoints=cp.CheckpointOptions(interval_ms=interval_ms, first_after_restore_ms=100),
+        scheduler=sch.SchedulerOptions(restart=restart, failover_strategy="full" if full else "region"),
+    )
+
+
+def plan(parallelism: int, *sources: str) -> JobPlan:
+    return JobPlan(
+        sources={uid: SourcePlan(name="toy", reassigns_on_recovery=False) for uid in sources},
+        stages=((*sources, "sink"),),
+        parallelism=parallelism,
+        max_parallelism=128,
+        query_id="q",
+        run=1,
+    )
+
+
+class Master:
+    """A master that is checked after each event, with the slots' ends of its streams."""
+
+    def __init__(self, parallelism: int = 1, *sources: str, restored: Manifest | None = None) -> None:
+        self.sources = sources or ("a",)
+        self.machine = JobMaster(plan(parallelism, *self.sources), options(), restored, random.Random(0))
+        self.parallelism = parallelism
+        self.sessions: dict[int, Session] = {}  # by connection
+
+    def __call__(self, event: Event, now_ms: int = 0) -> list[Action]:
+        actions = self.machine.handle(event, now_ms)
+        self.machine.check()
+        for action in actions:
+            if isinstance(action, Transmit) and action.connection in self.sessions:
+                self.sessions[action.connection].receive(action.envelope)
+        return actions
+
+    def register(self, connection: int, slot: int = 0, attempt: int = 0, now_ms: int = 0) -> list[Action]:
+        session = self.sessions[connection] = Session(run=1, slot=slot, attempt=attempt)
+        return self(LetterReceived(connection, session.send_uncounted(msg.RegisterSlot(host=f"h{slot}"))), now_ms)
+
+    def hear(self, connection: int, letter: msg.FromSlot, now_ms: int = 0) -> list[Action]:
+        return self(LetterReceived(connection, self.sessions[connection].send(letter)), now_ms)
+
+    def run(self) -> list[Action]:
+        """Start, let all slots come on connections 1 and up, and all subtasks run; return the last actions."""
+        self(sch.QueryStarted())
+        actions: list[Action] = []
+        for slot in range(self.parallelism):
+            self.register(slot + 1, slot)
+        for slot in range(self.parallelism):
+            actions = self.start(slot + 1)
+        return actions
+
+    def start(self, connection: int, execution: int = 1, now_ms: int = 0) -> list[Action]:
+        """Let a subtask register its readers and be running."""
+        for uid in self.sources:
+            came = msg.ReaderRegistered(stage=0, execution=execution, source=uid, host="h")
+            self.hear(connection, came, now_ms)
+        return self.hear(connection, msg.SubtaskRunning(stage=0, execution=execution), now_ms)
+
+    def said(self, incarnation_event: src.Event, source: str = "a", now_ms: int = 0) -> list[Action]:
+        return self(FromSource(source, incarnation_event), now_ms)
+
+
+def letters(actions: list[Action]) -> list[tuple[int, msg.Message]]:
+    """Return what is sent, by connection."""
+    return [(each.connection, each.envelope.message) for each in actions if isinstance(each, Transmit)]
+
+
+def kinds(actions: list[Action]) -> list[str]:
+    """Return the names of actions, of what is sent and of what is asked of sources."""
+    names = []
+    for action in actions:
+        match action:
+            case Transmit(envelope=envelope):
+                names.append(type(envelope.message).__name__)
+            case ForSource(action=src.CallEnumerator(call=call)):
+                names.append(type(call).__name__)
+            case ForSource(action=order):
+                names.append(type(order).__name__)
+            case _:
+                names.append(type(action).__name__)
+    return names
+
+
+def manifest(checkpoint_id: int, *states: SubtaskState) -> Manifest:
+    return Manifest(
+        checkpoint_id=checkpoint_id, epoch=1, kind=CheckpointKind.CHECKPOINT, query_id="q", run=0, created_ms=0,
+        parallelism=len(states), max_parallelism=128, sources={}, stages=(("a", "sink"),), subtasks=(states,),
+    )  # fmt: skip
+
+
+# Slots and streams.
+
+
+def test_the_start_orders_sources_and_the_job() -> None:
+    master = Master(1, "a", "b")
+
+    assert kinds(master(sch.QueryStarted())) == [
+        "DropLog", "AppendLog", "StartEnumerator", "DropLog", "AppendLog", "StartEnumerator", "SubmitJob",
+    ]  # fmt: skip
+
+
+def test_a_slot_is_accepted_and_its_subtask_deployed_on_the_same_stream() -> None:
+    master = Master()
+    master(sch.QueryStarted())
+
+    assert letters(master.register(7)) == [
+        (7, msg.SlotAccepted()),
+        (7, msg.Deploy(stage=0, execution=1, parallelism=1)),
+    ]
+
+
+def test_a_subtask_is_deployed_with_its_part_of_the_restored_checkpoint() -> None:
+    state = SubtaskState(readers={"a": ReaderState(splits=(SplitState("x", b"1"),))})
+    master = Master(2, restored=manifest(9, SubtaskState(), state))
+    master(sch.QueryStarted())
+    master.register(1, 0)
+
+    assert letters(master.register(2, 1))[-2:] == [
+        (1, msg.Deploy(stage=0, execution=1, parallelism=2, restore=SubtaskState(), checkpoint_id=9)),
+        (2, msg.Deploy(stage=0, execution=1, parallelism=2, restore=state, checkpoint_id=9)),
+    ]
+
+
+def test_a_checkpoint_that_was_made_for_another_parallelism_is_refused() -> None:
+    with pytest.raises(InternalError, match="checkpoint 9 was not made for"):
+        Master(2, restored=manifest(9, SubtaskState()))
+
+
+@pytest.mark.parametrize(("run", "slot"), [(2, 0), (1, 5), (1, -1)])
+def test_a_slot_of_another_run_or_of_none_is_refused(run: int, slot: int) -> None:
+    master = Master()
+    master(sch.QueryStarted())
+    envelope = Session(run=run, slot=slot, attempt=0).send_uncounted(msg.RegisterSlot(host="h"))
+
+    actions = master(LetterReceived(1, envelope))
+    assert kinds(actions) == ["Log", "SlotFenced", "CloseConnection"]
+    assert isinstance(actions[1], Transmit)
+    assert (actions[1].envelope.run, actions[1].envelope.slot) == (run, slot)
+
+
+def test_whoever_does_not_register_first_is_shut_out() -> None:
+    master = Master()
+    master(sch.QueryStarted())
+    stranger = Session(run=1, slot=0, attempt=0)
+
+    assert master(LetterReceived(1, stranger.send(msg.SubtaskRunning(stage=0, execution=1)))) == [CloseConnection(1)]
+
+
+def test_a_newer_attempt_fences_the_older_on_its_own_connection() -> None:
+    master = Master()
+    master.run()
+
+    actions = master.register(2, attempt=1, now_ms=1_000)
+    assert actions[0] == Log("warning", "Fenced attempt 0 of slot 0: attempt 1 of slot 0 came after attempt 0.")
+    assert kinds(actions) == ["Log", "SlotFenced", "CloseConnection", "SlotAccepted", "Log", "ForgetReader"]
+    assert [connection for connection, _ in letters(actions)] == [1, 2]
+
+
+def test_letters_of_a_zombie_are_not_heard() -> None:
+    master = Master()
+    master.run()
+    zombie = master.sessions[1]
+    master.register(2, attempt=1, now_ms=1_000)
+
+    assert master(LetterReceived(1, zombie.send(msg.InputEnded(stage=0, execution=1)))) == [CloseConnection(1)]
+    assert kinds(master(LetterReceived(3, zombie.send_uncounted(msg.RegisterSlot(host="h"))))) == [
+        "Log", "SlotFenced", "CloseConnection",
+    ]  # fmt: skip
+
+
+def test_what_a_broken_connection_lost_is_sent_again_on_the_next() -> None:
+    master = Master()
+    master(sch.QueryStarted())
+    lost = master.sessions[1] = Session(run=1, slot=0, attempt=0)
+    master(LetterReceived(1, lost.send_uncounted(msg.RegisterSlot(host="h"))))
+    master(ConnectionClosed(1), 100)
+
+    assert letters(master.register(2, now_ms=200)) == [
+        (2, msg.SlotAccepted()),
+        (2, msg.Deploy(stage=0, execution=1, parallelism=1)),
+    ]
+    assert kinds(master(ConnectionClosed(1), 300)) == []
+
+
+def test_a_second_connection_of_an_attempt_replaces_the_first() -> None:
+    master = Master()
+    master.run()
+    session = master.sessions[1]
+
+    actions = master(LetterReceived(2, session.send_uncounted(msg.RegisterSlot(host="h"))), 100)
+    assert kinds(actions)[:2] == ["CloseConnection", "SlotAccepted"]
+    assert master(ConnectionClosed(1), 200) == []
+
+
+def test_heartbeats_go_out_four_times_in_a_timeout_and_say_what_came() -> None:
+    master = Master()
+    master.run()
+
+    assert master.machine.next_time_ms() == 100  # a checkpoint is due
+    master.hear(1, msg.InputEnded(stage=0, execution=9), 2_000)
+    actions = [action for action in master(TimePassed(), 2_500) if isinstance(action, Transmit)]
+    assert kinds(list(actions)) == ["CoordinatorHeartbeat"]
+    assert (actions[0].envelope.number, actions[0].envelope.received) == (0, 3)
+
+
+def test_letters_of_an_older_execution_are_ignored() -> None:
+    master = Master()
+    master.run()
+    progress = msg.SubtaskProgress(stage=0, execution=1, rows_in={"a": 3})
+    assert master.hear(1, progress) == [ShowProgress(0, progress)]
+
+    for letter in (
+        msg.SubtaskProgress(stage=0, execution=2),
+        msg.SplitRequested(stage=0, execution=2, source="a", host="h"),
+        msg.SubtaskRunning(stage=0, execution=2),
+        msg.InputEnded(stage=0, execution=2),
+        msg.SubtaskFailed(stage=0, execution=2, error=FAILED),
+    ):
+        assert master.hear(1, letter) == []
+
+
+# Sources and checkpoints.
+
+
+def test_a_pull_goes_to_the_enumerator_and_its_answer_to_the_reader() -> None:
+    master = Master()
+    master.run()
+    asked = msg.SplitRequested(stage=0, execution=1, source="a", host="h0")
+    assert kinds(master.hear(1, asked)) == ["HandleSplitRequest"]
+
+    logged = master.said(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)}))
+    assert kinds(logged) == ["AppendLog"]
+    assert isinstance(logged[0], ForSource) and isinstance(logged[0].action, src.AppendLog)
+    given = msg.AssignSplits(stage=0, execution=1, source="a", number=1, splits=(SplitState("x", b"1"),))
+    assert letters(master.said(src.LogAppended(logged[0].action.number))) == [(1, given)]
+
+
+def checkpoint(master: Master, checkpoint_id: int, now_ms: int) -> list[Action]:
+    """Take a checkpoint up to its manifest; return the actions of the last acknowledgement."""
+    assert set(kinds(master(TimePassed(), now_ms))) >= {"SnapshotEnumerator"}
+    for uid in master.sources:
+        for action in master.said(src.EnumeratorSnapshotted(1, checkpoint_id, b"s"), uid, now_ms):
+            if isinstance(action, ForSource) and isinstance(action.action, src.AppendLog):
+                master.said(src.LogAppended(action.action.number), uid, now_ms)
+    actions: list[Action] = []
+    for connection in range(1, master.parallelism + 1):
+        acknowledged = msg.CheckpointAcknowledged(
+            stage=0, execution=1, checkpoint_id=checkpoint_id, state=SubtaskState()
+        )
+        actions = master.hear(connection, acknowledged, now_ms)
+    return actions
+
+
+def test_a_checkpoint_goes_from_the_sources_to_the_barriers_to_the_manifest_to_the_commit() -> None:
+    master = Master(2, "a", "b")
+    master.run()
+
+    assert kinds(master(TimePassed(), 100)) == ["SnapshotEnumerator", "SnapshotEnumerator"]
+    assert "TriggerCheckpoint" not in kinds(master.said(src.EnumeratorSnapshotted(1, 1, b"s"), "a", 110))
+    barriers = master.said(src.EnumeratorSnapshotted(1, 1, b"s"), "b", 120)
+    barriers += master.said(src.LogAppended(1), "a", 120) + master.said(src.LogAppended(1), "b", 120)
+    barrier = msg.TriggerCheckpoint(stage=0, execution=1, checkpoint_id=1)
+    assert letters(barriers) == [(1, barrier), (2, barrier)]
+    acknowledged = msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState())
+    assert kinds(master.hear(1, acknowledged, 130)) == []
+    assert kinds(master.hear(2, acknowledged, 140)) == ["WriteManifest"]
+    assert kinds(master(cp.ManifestWritten(1, 77), 150)) == [
+        "CheckpointCompleted", "CheckpointCompleted", "DropLog", "NotifyEnumerator", "DropLog", "NotifyEnumerator",
+        "ShowCheckpoint", "Commit",
+    ]  # fmt: skip
+    assert master(cp.Committed(1, {}), 160) == []
+    status = master.machine.status()
+    assert (status.state, status.completed_checkpoint, status.epoch) == ("running", 1, 1)
+
+
+def test_an_assignment_made_behind_the_snapshot_follows_the_barrier() -> None:
+    master = Master()
+    master.run()
+    master(TimePassed(), 100)
+    master.said(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=110)
+    logged = master.said(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)}), now_ms=110)
+    assert isinstance(logged[0], ForSource) and isinstance(logged[0].action, src.AppendLog)
+
+    sent = master.said(src.LogAppended(logged[0].action.number), now_ms=120)
+    assert kinds(sent) == ["TriggerCheckpoint", "AssignSplits"]
+
+
+def test_when_one_source_cannot_take_part_all_hear_that_the_checkpoint_is_off() -> None:
+    master = Master(1, "a", "b")
+    master.run()
+    master.said(src.EnumeratorFailed(1, FAILED), "a", 50)
+
+    actions = master(TimePassed(), 100)
+    assert "SnapshotEnumerator" in kinds(actions)
+    assert (1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1)) in letters(actions)
+
+
+def test_a_failure_aborts_the_checkpoint_before_splits_go_back() -> None:
+    master = Master(2)
+    master.run()
+    master(TimePassed(), 100)
+
+    actions = master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
+    assert kinds(actions) == ["Log", "Log", "CheckpointAborted", "ForgetReader"]
+    assert letters(actions) == [(1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1))]
+
+
+def test_a_failed_subtask_is_deployed_from_the_last_checkpoint_when_all_sources_have_its_splits() -> None:
+    master = Master(2, "a", "b")
+    master.run()
+    checkpoint(master, 1, 100)
+    master(cp.ManifestWritten(1, 1), 150)
+    master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
+
+    for uid in ("a", "b"):
+        assert "AddSplitsBack" in kinds(master.said(src.ReaderForgotten(1, 1), uid, 210))
+    assert kinds(master(TimePassed(), 300)) == []
+    assert "Deploy" not in kinds(master.said(src.SplitsTakenBack(1, 1), "a", 310))
+    deploy = msg.Deploy(stage=0, execution=2, parallelism=2, restore=SubtaskState(), checkpoint_id=1)
+    assert letters(master.said(src.SplitsTakenBack(1, 1), "b", 320)) == [(2, deploy)]
+    assert [each.execution for each in master.machine.status().subtasks] == [1, 2]
+
+
+def test_a_source_without_a_log_restores_everything() -> None:
+    master = Master(2)
+    master.run()
+    master.said(src.EnumeratorFailed(1, FAILED), now_ms=200)
+
+    actions = master.said(src.LogLoaded(None, "it is gone", 2), now_ms=210)
+    assert kinds(actions) == ["StopEnumerator", "Log", "CancelSubtask", "CancelSubtask"]
+    assert kinds(master(TimePassed(), 310))[-5:] == [
+        "DropLog", "AppendLog", "StartEnumerator", "Deploy", "Deploy",
+    ]  # fmt: skip
+    assert [each.execution for each in master.machine.status().subtasks] == [2, 2]
+
+
+def test_readers_ends_in_the_restored_checkpoint_are_told_to_the_enumerator_again() -> None:
+    ended = SubtaskState(readers={"a": ReaderState(finished=(FinishedSplit("x", 4),))})
+    master = Master(restored=manifest(9, ended))
+
+    calls = [each.action for each in master(sch.QueryStarted()) if isinstance(each, ForSource)]
+    assert src.CallEnumerator(1, src.NotifySplitsFinished(("x",))) in calls
+
+
+# The end.
+
+
+def test_stop_lets_slots_end_and_sources_close_and_answers_whoever_waits() -> None:
+    master = Master(2)
+    master.run()
+    master(cp.CheckpointRequested(5, CheckpointKind.CHECKPOINT), 50)
+
+    actions = master(StopRequested(), 60)
+    assert kinds(actions) == ["ShutDownSlot", "ShutDownSlot", "StopEnumerator"]
+    assert master(cp.CheckpointRequested(6, CheckpointKind.CHECKPOINT), 70) == [
+        cp.AnswerRequest(6, None, "the query ends")
+    ]
+    assert master(sch.JobEnded(0, None), 80)[-2:] == [cp.AnswerRequest(5, None, "the query ended"), sch.QueryOver()]
+    assert master.machine.next_time_ms() is None
+    assert master.machine.status().state == "ended"
+
+
+def test_a_slot_that_comes_late_is_told_to_end_once() -> None:
+    master = Master()
+    master.run()
+    master(StopRequested(), 60)
+
+    assert kinds(master.register(2, attempt=1, now_ms=70))[-2:] == ["SlotAccepted", "ShutDownSlot"]
+
+
+def test_when_the_strategy_gives_up_the_query_fails_with_the_cause() -> None:
+    machine = JobMaster(plan(1, "a"), options(NoRestart()), None, random.Random(0))
+    machine.handle(sch.QueryStarted(), 0)
+
+    actions = machine.handle(sch.JobEnded(0, KILLED), 10)
+    assert sch.FailQuery(KILLED) in actions
+    assert actions[-1] == sch.QueryOver()
+
+
+# Whole stories.
+
+
+def splits(count: int, stop: int = 20) -> list[ToySplit]:
+    return [ToySplit(split_id=f"s{number}", stop=stop) for number in range(count)]
+
+
+def world(
+    source: type[ToySource] = ToySource, parallelism: int = 2, *, seed: int = 0, stop: int = 20, **kwargs: Any
+) -> World:
+    return World(source(splits(6, stop)), parallelism, options(interval_ms=50), seed=seed, **kwargs)
+
+
+def assert_exactly_once(query: World, stop: int = 20) -> None:
+    """Assert that the query ended by itself and committed each row once."""
+    assert query.over and query.error is None, query.logged[-5:]
+    assert query.rows == Counter({(f"s{number}", position): 1 for number in range(6) for position in range(stop)})
+    assert sorted(query.committed) == list(range(1, len(query.committed) + 1))
+
+
+@pytest.mark.parametrize("source", [ToySource, PushedToySource])
+def test_a_bounded_query_reads_everything_once_and_ends(source: type[ToySource]) -> None:
+    query = world(source)
+    query.pass_time(20_000)
+
+    assert_exactly_once(query)
+    assert not query.processes
+    assert query.runner is None
+
+
+@pytest.mark.parametrize("source", [ToySource, PushedToySource])
+def test_a_killed_worker_restarts_alone_while_the_other_reads_on(source: type[ToySource]) -> None:
+    query = world(source)
+    query.pass_time(100)
+    query.kill(1)
+    before = query.emitted[0]
+    query.pass_time(60)
+
+    assert query.emitted[0] > before
+    query.pass_time(20_000)
+    assert query.executions() == [1, 2]
+    assert_exactly_once(query)
+
+
+def test_five_kills_of_one_slot_are_survived_though_spark_gives_up_on_the_job() -> None:
+    query = world(stop=100)
+    for _ in range(5):
+        query.pass_time(60)
+        query.kill(1)
+        query.pass_time(10)
+        while query.master.status().state != "running":
+            query.pass_time(10)
+    query.pass_time(20_000)
+
+    assert query.submissions == 2
+    assert query.executions() == [2, 6]
+    assert_exactly_once(query, stop=100)
+
+
+def test_a_function_that_fails_restarts_its_subtask_in_the_living_worker() -> None:
+    query = world()
+    query.pass_time(100)
+    process = query.processes[0]
+    process.task.later(sub.SomethingFailed(FAILED))
+    query.pass_time(20_000)
+
+    assert query.failures == {}
+    assert query.executions() == [2, 1]
+    assert_exactly_once(query)
+
+
+def test_a_slot_that_loses_the_coordinator_for_a_while_reads_on_and_loses_nothing() -> None:
+    query = world()
+    query.pass_time(80)
+    query.cut(0)
+    before = query.emitted[0]
+    query.pass_time(30)
+    assert query.emitted[0] > before
+    query.pass_time(20_000)
+
+    assert query.executions() == [1, 1]
+    assert_exactly_once(query)
+
+
+def test_a_zombie_is_fenced_and_what_it_wrote_is_not_committed() -> None:
+    query = world()
+    query.pass_time(100)
+    zombie = query.lose(1)
+    query.pass_time(20_000)
+
+    assert zombie.dead
+    assert query.executions() == [1, 2]
+    assert_exactly_once(query)
+
+
+@pytest.mark.parametrize("source", [ToySource, PushedToySource])
+def test_an_enumerator_that_dies_restarts_alone_and_readers_keep_their_execution(source: type[ToySource]) -> None:
+    query = world(source)
+    query.pass_time(80)
+    query.crash_enumerator()
+    query.pass_time(20_000)
+
+    assert query.executions() == [1, 1]
+    assert_exactly_once(query)
+
+
+def test_an_enumerator_whose_log_is_lost_restores_everything() -> None:
+    query = world()
+    query.pass_time(80)
+    query.log.clear()
+    query.crash_enumerator()
+    query.pass_time(20_000)
+
+    assert query.executions() == [2, 2]
+    assert_exactly_once(query)
+
+
+def test_too_many_failed_checkpoints_and_failed_commits_restore_everything() -> None:
+    query = world()
+    query.fail_manifest = True
+    query.pass_time(400)
+    query.fail_manifest, query.fail_commit = False, True
+    query.pass_time(600)
+    query.fail_commit = False
+    query.pass_time(30_000)
+
+    assert min(query.executions()) > 2
+    assert_exactly_once(query)
+
+
+def test_the_first_checkpoint_after_a_restart_comes_early() -> None:
+    query = World(ToySource(splits(6, stop=1_000)), 2, options(interval_ms=60_000), seed=1)
+    query.pass_time(2_000)
+    assert set(query.stored) == {1}
+    query.kill(0)
+    query.pass_time(1_000)
+
+    assert set(query.stored) == {2}
+
+
+def test_a_suspended_query_goes_on_from_its_savepoint_at_once() -> None:
+    query = world()
+    query.pass_time(100)
+    query.tell(cp.CheckpointRequested(1, CheckpointKind.SUSPEND, "savepoints/x"))
+    query.pass_time(20_000)
+    savepoint = query.answers[1].checkpoint_id
+    assert query.over and query.error is None and savepoint is not None
+    assert sum(query.rows.values()) < 120
+
+    later = world(restored=query.stored[savepoint])
+    later.committed = query.committed
+    later.pass_time(20_000)
+    assert_exactly_once(later)
+
+
+def test_under_full_one_failure_restarts_everything() -> None:
+    query = World(ToySource(splits(6)), 2, options(interval_ms=50, full=True))
+    query.pass_time(100)
+    query.kill(1)
+    query.pass_time(20_000)
+
+    assert query.executions() == [2, 2]
+    assert_exactly_once(query)
+
+
+def test_a_worker_that_hangs_is_replaced_by_a_new_job() -> None:
+    query = world(stop=100)
+    query.pass_time(100)
+    query.processes[1].silent = True
+    query.pass_time(40_000)
+
+    assert query.submissions == 2
+    assert_exactly_once(query, stop=100)
+
+
+def fault(query: World, kind: str, slot: int) -> None:
+    """Let something go wrong."""
+    if kind == "manifest":
+        query.fail_manifest = not query.fail_manifest
+    elif kind == "commit":
+        query.fail_commit = not query.fail_commit
+    elif kind == "enumerator":
+        if query.runner is not None and not query.runner.failed:
+            query.crash_enumerator()
+    elif slot in query.processes:
+        match kind:
+            case "kill":
+                query.kill(slot)
+            case "cut":
+                query.cut(slot)
+            case "zombie":
+                query.lose(slot)
+            case "hang":
+                query.processes[slot].silent = True
+            case "function":
+                query.processes[slot].task.later(sub.SomethingFailed(FAILED))
+
+
+@pytest.mark.parametrize("source", [ToySource, PushedToySource])
+@pytest.mark.parametrize("seed", range(15))
+def test_after_faults_of_all_kinds_each_row_is_there_once(source: type[ToySource], seed: int) -> None:
+    restart = ExponentialDelay(attempts=None, max_backoff_ms=200)
+    query = World(source(splits(6)), 3, options(restart, interval_ms=100, full=seed % 5 == 0), seed=seed)
+    chance = random.Random(seed)
+    kinds = ["kill", "cut", "zombie", "hang", "function", "manifest", "commit", "enumerator"]
+    for _ in range(12):
+        query.pass_time(chance.choice([10, 30, 70, 400]))
+        for _ in range(chance.randrange(1, 3)):
+            fault(query, chance.choice(kinds), chance.randrange(3))
+            query.step(chance.randrange(30))
+    query.fail_manifest = query.fail_commit = False
+    for process in query.alive:
+        process.wake_up()
+    query.pass_time(60_000)
+
+    assert_exactly_once(query)

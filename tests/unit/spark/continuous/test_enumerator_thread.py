@@ -1,0 +1,172 @@
+"""The threads around an enumerator: order, slow work with delays and periods, and an end within a second."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from headgate.coordinator import source_coordinator as src
+from headgate.source.enumerator import Boundedness
+from headgate.spark.continuous.enumerator_thread import EnumeratorThread
+from tests.unit.coordinator.toy_sources import ToyEnumerator, ToySource, ToySplit
+
+PATIENCE_S = 30
+
+
+class Probe(ToyEnumerator):
+    """Says on which thread it is called; the test sets what it starts with."""
+
+    begin: Callable[[Probe], None] = lambda self: None
+    on_request: Callable[[Probe], None] = lambda self: None
+
+    def start(self) -> None:
+        type(self).begin(self)
+
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        type(self).on_request(self)
+
+    def add_reader(self, subtask: int) -> None:
+        self.context.assign_split(ToySplit(split_id=f"of {threading.current_thread().name}"), subtask)
+
+    def add_splits_back(self, splits: Sequence[ToySplit], subtask: int) -> None:
+        pass
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        pass
+
+    def serve(self) -> None:
+        pass
+
+
+class Running:
+    """An enumerator on its threads, and what it said."""
+
+    def __init__(self, **script: Callable[[Probe], None]) -> None:
+        self.said: queue.Queue[tuple[str, src.Event]] = queue.Queue()
+        source = ToySource([])
+        source.enumerator = type("Script", (Probe,), script)
+        self.thread = EnumeratorThread(
+            source,
+            "uid",
+            incarnation=1,
+            boundedness=Boundedness.BOUNDED,
+            schema=source.schema(),
+            parallelism=1,
+            state=None,
+            checkpoint_id=0,
+            on_event=lambda uid, event: self.said.put((uid, event)),
+        )
+
+    def next(self) -> Any:
+        uid, event = self.said.get(timeout=PATIENCE_S)
+        assert uid == "uid"
+        return event
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    made: list[Running] = []
+
+    def make(**script: Callable[[Probe], None]) -> Running:
+        made.append(Running(**script))
+        return made[-1]
+
+    before = set(threading.enumerate())
+    yield make
+    for each in made:
+        each.thread.close()
+    assert not [thread for thread in set(threading.enumerate()) - before if "enumerator-uid" in thread.name]
+
+
+def test_calls_run_on_one_thread_and_are_told_in_their_order(start: Callable[..., Running]) -> None:
+    running = start()
+    for checkpoint_id in range(1, 4):
+        running.thread.call(src.AddReader(checkpoint_id, "h"))
+        running.thread.call(src.SnapshotEnumerator(checkpoint_id))
+        running.thread.call(src.NotifySplitsFinished(("of headgate-enumerator-uid",)))
+    assert running.next() == src.EnumeratorStarted(1)
+    for checkpoint_id in range(1, 4):
+        assigned, snapshot = running.next(), running.next()
+        assert [split.split_id for split in assigned.assignment[checkpoint_id]] == ["of headgate-enumerator-uid"]
+        assert snapshot.checkpoint_id == checkpoint_id
+
+
+def test_slow_work_runs_beside_it_and_is_handled_on_its_thread(start: Callable[..., Running]) -> None:
+    names: list[str] = []
+    gate = threading.Event()
+
+    def work() -> None:
+        gate.wait(PATIENCE_S)
+        names.append(threading.current_thread().name)
+
+    def handle(result: None, error: Exception | None) -> None:
+        names.append(threading.current_thread().name)
+        raise OSError("handled")
+
+    running = start(begin=lambda of: of.context.call_async(work, handle))
+    running.thread.call(src.SnapshotEnumerator(1))
+    assert running.next() == src.EnumeratorStarted(1)
+    assert isinstance(running.next(), src.EnumeratorSnapshotted), "it is called while the work runs"
+    gate.set()
+    failed = running.next()
+    assert failed.error.message == "handled"
+    assert names == ["headgate-enumerator-uid-work-0", "headgate-enumerator-uid"]
+
+
+def test_an_error_of_slow_work_goes_to_its_handler(start: Callable[..., Running]) -> None:
+    def work() -> None:
+        raise OSError("no broker")
+
+    def handle(result: None, error: Exception | None) -> None:
+        assert error is not None
+        raise error
+
+    running = start(begin=lambda of: of.context.call_async(work, handle))
+    assert running.next() == src.EnumeratorStarted(1)
+    assert running.next().error.message == "no broker"
+
+
+def test_periodic_work_runs_again_and_delayed_work_later(start: Callable[..., Running]) -> None:
+    order: queue.Queue[str] = queue.Queue()
+
+    def begin(of: Probe) -> None:
+        of.context.call_async(lambda: order.put("late"), lambda *outcome: None, initial_delay_ms=200)
+        of.context.call_async(lambda: order.put("again"), lambda *outcome: None, period_ms=20)
+
+    start(begin=begin)
+    seen = []
+    while "late" not in seen:
+        seen.append(order.get(timeout=PATIENCE_S))
+    assert seen[:2] == ["again", "again"]
+    assert order.get(timeout=PATIENCE_S) == "again"
+
+
+@pytest.mark.parametrize("hangs_in", ["work", "call"])
+def test_one_that_hangs_is_left_to_itself_and_says_no_more(hangs_in: str) -> None:
+    gate = threading.Event()
+
+    def hang() -> None:
+        gate.wait(PATIENCE_S)
+
+    script: dict[str, Callable[[Probe], None]] = {
+        "begin": lambda of: of.context.call_async(hang, lambda *outcome: of.context.signal_no_more_splits(0)),
+        "on_request": lambda of: hang(),
+    }
+    running = Running(
+        **{"begin" if hangs_in == "work" else "on_request": script["begin" if hangs_in == "work" else "on_request"]}
+    )
+    assert running.next() == src.EnumeratorStarted(1)
+    running.thread.call(src.HandleSplitRequest(0, "h"))
+    begin = time.monotonic()
+    running.thread.close()
+    assert time.monotonic() - begin < PATIENCE_S, "it does not wait for it"
+    gate.set()
+    for thread in threading.enumerate():
+        if "enumerator-uid" in thread.name:
+            thread.join(PATIENCE_S)
+    assert running.said.empty()
