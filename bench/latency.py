@@ -22,10 +22,10 @@ import uuid
 from functools import partial
 from typing import Any
 
-import headgate
 from pyspark.sql import SparkSession
 from rich.table import Table
 
+import headgate
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, session
 from local.jars import jars
 from local.kafka import Broker, running_broker
@@ -183,6 +183,7 @@ def run(arguments: argparse.Namespace) -> None:
     console.print(table)
     report(
         "latency", results, memory,
-        f"local[{CORES}], parallelism 1, {PARTITIONS} partitions, {ROWS_PER_SECOND:,} records/s for {seconds:.0f} s after "
-        f"{WARM_UP_S:.0f} s of warm-up, checkpoints every second in a local folder; producer, consumer and broker beside it.",
+        f"local[{CORES}], parallelism 1, {PARTITIONS} partitions, {ROWS_PER_SECOND:,} records/s for {seconds:.0f} s "
+        f"after {WARM_UP_S:.0f} s of warm-up, checkpoints every second in a local folder; producer, consumer and "
+        "broker beside it.",
     )  # fmt: skip

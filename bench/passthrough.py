@@ -1,23 +1,24 @@
 """Continuous queries without work to do: what the machinery costs, and Kafka beside Structured Streaming.
 
-overhead generates rows as fast as it can into the noop sink, with a checkpoint every second, beside the same generator in a
-bare loop in as many processes: both for the same time, after the same warm-up. kafka reads a topic of JSON records of
-about 90 bytes into the noop sink, beside Structured Streaming's own Kafka source with its default trigger: from the
+overhead generates rows as fast as it can into the noop sink, with a checkpoint every second, beside the same generator
+in a bare loop in as many processes: both for the same time, after the same warm-up. kafka reads a topic of JSON records
+of about 90 bytes into the noop sink, beside Structured Streaming's own Kafka source with its default trigger: from the
 start of the query until all records were read. The broker runs on the same two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import tempfile
 import time
 from functools import partial
 from typing import Any
 
-import headgate
 from pyspark.sql import SparkSession
 
+import headgate
 from bench import kafka as kafka_bench
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session
 from local.jars import jars
@@ -54,6 +55,8 @@ def _query(spark: SparkSession, seconds: float) -> float:
             .trigger(continuous="1 second").start()
         )  # fmt: skip
         while _rows_in(query) == 0:
+            if not query.isActive:
+                raise SystemExit(f"the query ended: {query.exception()}")
             time.sleep(0.05)
         time.sleep(WARM_UP_S)
         rows, begin = _rows_in(query), time.perf_counter()
@@ -102,7 +105,8 @@ def _bare(seconds: float) -> float:
     return float(rate)
 
 
-def _topic_to_noop(spark: SparkSession, broker: Broker, rows: int, peer: bool) -> int:
+def _topic_to_noop(spark: SparkSession, brokers: list[Broker], rows: int, peer: bool) -> int:
+    (broker,) = brokers
     frames: Any = spark.readStream if peer else headgate.continuous(spark, parallelism=CORES).readStream
     stream = (
         frames.format("kafka" if peer else "headgate.kafka")
@@ -129,21 +133,22 @@ def run(arguments: argparse.Namespace) -> None:
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     rows = arguments.rows or (kafka_bench.QUICK_ROWS if arguments.quick else kafka_bench.ROWS)
     memory = WorkerMemory()
-    with running_broker(CACHE / "kafka") as broker:
-        spark = session("passthrough", jars=jars("spark-kafka"))
-        cases = [
-            Case("overhead", partial(_query, spark, seconds), partial(_bare, seconds), "bare loop", unit="rows/s"),
-            Case("kafka", partial(_topic_to_noop, spark, broker, rows, peer=False),
-                 partial(_topic_to_noop, spark, broker, rows, peer=True), "spark kafka", rows),
-        ]  # fmt: skip
-        results = [
-            measure(case, 1 if arguments.quick else arguments.rounds, memory, warm_up=case.name != "overhead")
-            for case in chosen(cases, arguments.only)
-        ]
-        spark.stop()
+    rounds = 1 if arguments.quick else arguments.rounds
+    spark = session("passthrough", jars=jars("spark-kafka"))
+    brokers: list[Broker] = []
+    overhead = Case("overhead", partial(_query, spark, seconds), partial(_bare, seconds), "bare loop", unit="rows/s")
+    topic = Case("kafka", partial(_topic_to_noop, spark, brokers, rows, peer=False),
+                 partial(_topic_to_noop, spark, brokers, rows, peer=True), "spark kafka", rows)  # fmt: skip
+    results = []
+    for case in chosen([overhead, topic], arguments.only):
+        with contextlib.ExitStack() as stack:
+            if case is topic:
+                brokers.append(stack.enter_context(running_broker(CACHE / "kafka")))
+            results.append(measure(case, rounds, memory, warm_up=case is topic))
+    spark.stop()
     report(
         "passthrough", results, memory,
-        f"local[{CORES}], parallelism {CORES}, checkpoints every second in a local folder, noop sink (exactly once by "
-        f"position). overhead: {seconds:.0f} s after {WARM_UP_S:.0f} s of warm-up, columns {SCHEMA}. kafka: {rows:,} JSON "
-        "records of about 90 bytes in 4 partitions, from start() until all are read.",
+        f"local[{CORES}], parallelism {CORES}, checkpoints every second in a local folder, noop sink. overhead: "
+        f"{seconds:.0f} s after {WARM_UP_S:.0f} s of warm-up, columns {SCHEMA}. kafka: {rows:,} JSON records of about "
+        "90 bytes in 4 partitions, from start() until all are read.",
     )  # fmt: skip

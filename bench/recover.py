@@ -1,8 +1,8 @@
 """A worker dies under load: seconds until the query writes a new row.
 
 A generator of 20,000 rows a second, a function that adds the number of its process, and Kafka (at-least-once), with a
-checkpoint every second, on a cluster of two executors. Ten times over, the Python worker of a slot is killed by SIGKILL;
-the figure is the time until the first row arrives that a process wrote which was not there before.
+checkpoint every second, on a cluster of two executors. Ten times over, the Python worker of a slot is killed by
+SIGKILL; the figure is the time until the first row arrives that a process wrote which was not there before.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import headgate
 import pyarrow as pa
 from rich.progress import Progress
 
+import headgate
 from bench.frame import CACHE, CORES, Case, Result, WorkerMemory, console, report, session
 from local.kafka import Broker, running_broker
 from local.topics import create_topic
@@ -123,6 +123,6 @@ def run(arguments: argparse.Namespace) -> None:
     case = Case("worker", lambda: None, None, "required")
     report(
         "recover", [Result(case, figures, [REQUIRED_S])], memory,
-        f"local-cluster[{CORES},1,1024], parallelism {CORES}, {kills} SIGKILLs of a slot's Python worker, 20,000 rows/s, "
-        "checkpoints every second in a local folder, Kafka sink at-least-once.",
+        f"local-cluster[{CORES},1,1024], parallelism {CORES}, {kills} SIGKILLs of a slot's Python worker, 20,000 "
+        "rows/s, checkpoints every second in a local folder, Kafka sink at-least-once.",
     )  # fmt: skip

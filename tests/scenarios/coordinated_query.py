@@ -249,6 +249,7 @@ class Query:
                     parallelism=self.parallelism,
                     state=action.state,
                     checkpoint_id=action.checkpoint_id,
+                    holders=action.holders,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
                 self.hear(runner, runner.start())

@@ -15,7 +15,7 @@ from headgate.coordinator.source_state import decode_source_state
 from headgate.errors import InvalidTransitionError
 from headgate.protocol import messages as msg
 from headgate.source.enumerator import Boundedness
-from tests.scenarios.coordinated_query import Checkpoint, Query
+from tests.scenarios.coordinated_query import Checkpoint, Query, Reader
 from tests.unit.connectors.kafka.partitions_source import Cluster, PartitionsSource
 from tests.unit.coordinator.toy_sources import STATES, PushedToySource, ToySource, ToySplit
 
@@ -141,7 +141,7 @@ def test_section_2_reported_splits_are_in_the_state_before_they_are_assigned(ass
     assert not window.held()
     assert "topic-0" in pending(window)
     window.begin_checkpoint()
-    window.readers[1] = msgspec_empty_reader()
+    window.readers[1] = Reader(execution=99)  # it is there, and has nothing
     window.complete_checkpoint()
     query = kafka(cluster, 2, window.completed, assigner=assigner)
     assert "topic-0" in query.splits()
@@ -225,12 +225,6 @@ def both_with_the_first(cluster: Cluster, assigner: str) -> Checkpoint:
     return Checkpoint(before.checkpoint_id, before.state, {0: before.readers[0], 1: ()}, {})
 
 
-def msgspec_empty_reader() -> Any:
-    from tests.scenarios.coordinated_query import Reader
-
-    return Reader(execution=99)
-
-
 # -- topics come and go ---------------------------------------------------------------------------------------------
 
 
@@ -275,13 +269,13 @@ def test_a_start_position_is_resolved_once_though_the_enumerator_fails() -> None
 
 def test_splits_given_back_wake_a_reader_that_waits() -> None:
     """SeaTunnel: restored splits went back to the assigner and nobody was woken: running, and no rows."""
-    query = pulled("a")
+    query = Query(ToySource([ToySplit(split_id="parent", child="child")]), 2, BOUNDED)
+    query.discover()
     query.request(0)
     query.request(1)
-    assert query.held() == {0: ["a"]}
-    query.finish(0, "a")  # the child is known now, but reader 0 fails with that in no checkpoint
+    assert query.held() == {0: ["parent"]}
     query.fail_reader(0, comes_back=False)
-    assert query.held() == {1: ["a"]}, "it waited, and nobody had to ask"
+    assert query.held() == {1: ["parent"]}, "it waited, and nobody had to ask"
 
 
 def test_an_end_between_the_snapshot_of_coordinator_and_reader_is_not_lost() -> None:
@@ -495,7 +489,8 @@ def test_enumerator_and_readers_fail_by_turns_and_nothing_is_lost(pushed: bool) 
         query.crash()
         query.fail_reader(subtask)
         query.request(1 - subtask)
-    query.checkpoint() if query.begin_checkpoint() else None
+    if query.begin_checkpoint():
+        query.complete_checkpoint()
     for _ in range(8):
         for subtask in (0, 1):
             if not query.readers[subtask].ended:

@@ -39,16 +39,25 @@ class SplitAssignmentTracker:
         self._readers: dict[int, dict[int, dict[str, SplitState]]] = {}
         # Which readers have an entry for which checkpoint, so that completing one looks at no others.
         self._touched: dict[int, set[int]] = {}
+        self._holders: dict[str, int] = {}
 
     def assign(self, subtask: int, splits: Iterable[SplitState]) -> None:
-        """Note splits that a reader is given after the snapshot of the current checkpoint."""
+        """Note splits that a reader is given after the snapshot of the current checkpoint; others lose them."""
         since = self._readers.setdefault(subtask, {})
         held = since.get(self._current)
         if held is None:
             held = since[self._current] = {}
             self._touched.setdefault(self._current, set()).add(subtask)
         for split in splits:
-            held[split.split_id] = split
+            split_id = split.split_id
+            if split_id in self._holders:
+                self.discard(split_id)
+            held[split_id] = split
+            self._holders[split_id] = subtask
+
+    def holder(self, split_id: str) -> int | None:
+        """Return the reader that was given a split; None if that is not known."""
+        return self._holders.get(split_id)
 
     def begin(self, checkpoint_id: int) -> None:
         """Count what follows as assigned after the snapshot of this checkpoint."""
@@ -59,7 +68,8 @@ class SplitAssignmentTracker:
         for past in [each for each in self._touched if each < checkpoint_id]:
             for subtask in self._touched.pop(past):
                 since = self._readers[subtask]
-                del since[past]
+                for split_id in since.pop(past):
+                    del self._holders[split_id]
                 if not since:
                     del self._readers[subtask]
 
@@ -72,12 +82,16 @@ class SplitAssignmentTracker:
             self._touched[past].discard(subtask)
         if not since:
             self._readers.pop(subtask, None)
+        for split in taken:
+            del self._holders[split.split_id]
         return tuple(taken)
 
-    def discard(self, subtask: int, split_id: str) -> None:
-        """Forget one split of a reader: another one has got it since."""
-        for held in self._readers.get(subtask, {}).values():
-            held.pop(split_id, None)
+    def discard(self, split_id: str) -> None:
+        """Forget one split."""
+        subtask = self._holders.pop(split_id, None)
+        if subtask is not None:
+            for held in self._readers[subtask].values():
+                held.pop(split_id, None)
 
     def __iter__(self) -> Iterator[tuple[int, SplitState]]:
         """Yield every reader and split."""

@@ -91,6 +91,8 @@ class EnumeratorRunner:
         What the source's ``state_serializer`` wrote; None: start afresh.
     checkpoint_id
         The newest checkpoint that may have a state of this source.
+    holders
+        Readers that have splits already, by split id.
     call_async
         Takes slow work, on the enumerator's thread; must not run it there and then.
 
@@ -117,6 +119,7 @@ class EnumeratorRunner:
         state: bytes | None,
         checkpoint_id: int,
         call_async: Callable[[SlowWork], None],
+        holders: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.source = source
         self.uid = uid
@@ -129,8 +132,11 @@ class EnumeratorRunner:
         self._enumerator: SplitEnumerator[Any, Any] | None = None
         self._readers: dict[int, ReaderInfo] = {}
         self._promised: set[int] = set()
-        self._holders: dict[str, int] = {}  # who was given a split that is not known to be finished
+        self._holders = dict(holders)  # who was given a split that is not known to be finished
         self._outputs: list[Output] = []
+        # What readers reported, as it came: an enumerator that assigns the very same split again needs no new bytes.
+        # Filled on the enumerator's thread and emptied where outputs are reported.
+        self._reported: dict[str, tuple[Split, SplitState]] = {}
         # Where outputs are reported only:
         self._last_state = state
 
@@ -175,11 +181,13 @@ class EnumeratorRunner:
         return [event for output in outputs if (event := self.report(output)) is not None]
 
     def _serialized(self, assignment: Mapping[int, Sequence[AnySplit]]) -> dict[int, tuple[SplitState, ...]]:
-        serialize = self.source.split_serializer.serialize
-        return {
-            subtask: tuple([SplitState(split.split_id, serialize(split)) for split in splits])
-            for subtask, splits in assignment.items()
-        }
+        return {subtask: tuple([self._stored(split) for split in splits]) for subtask, splits in assignment.items()}
+
+    def _stored(self, split: AnySplit) -> SplitState:
+        reported = self._reported.pop(split.split_id, None)
+        if reported is not None and reported[0] is split:
+            return reported[1]
+        return SplitState(split.split_id, self.source.split_serializer.serialize(split))
 
     def _state_event(self, taken: StateTaken) -> src.Event | None:
         data = self.source.state_serializer.serialize(taken.state)
@@ -247,7 +255,8 @@ class EnumeratorRunner:
 
     def _add_reader(self, call: src.AddReader) -> None:
         reported = self._deserialized(call.reported_splits)
-        for split in reported:
+        for split, stored in zip(reported, call.reported_splits):
+            self._reported[split.split_id] = split, stored
             if self._holders.get(split.split_id) == call.subtask:
                 del self._holders[split.split_id]
         self._promised.discard(call.subtask)

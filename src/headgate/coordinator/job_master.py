@@ -275,7 +275,8 @@ class JobMaster:
         self._resetting: dict[int, set[str]] = {}  # by subtask: the sources that have not got its splits back
         self._reset_to: dict[int, int] = {}  # by subtask: the checkpoint that its splits were taken back to
         self._requests: set[int] = set()  # that were not answered
-        self._released = False
+        self._job: int | None = None  # that was submitted and has not ended
+        self._released = self._is_over = False
         self._beat_ms: int | None = None
         self._beat_every_ms = max(1, options.scheduler.heartbeat_timeout_ms // 4)
         self._checked: Manifest | None = None
@@ -293,6 +294,8 @@ class JobMaster:
             From `QueryStarted`: a source's state in the checkpoint cannot be read.
         """
         self._now_ms, self._out = now_ms, []
+        if self._is_over:
+            return self._after_the_end(event)
         match event:
             case sch.QueryStarted():
                 self._beat_ms = now_ms + self._beat_every_ms
@@ -305,7 +308,7 @@ class JobMaster:
             case FromSource():
                 self._tell_sources({event.source: event.event})
             case sch.JobEnded():
-                self._tell_scheduler(event)
+                self._on_job_ended(event)
             case cp.CheckpointRequested():
                 self._on_checkpoint_requested(event)
             case cp.ManifestWritten() | cp.ManifestWriteFailed() | cp.Committed() | cp.CommitFailed():
@@ -320,6 +323,8 @@ class JobMaster:
 
     def next_time_ms(self) -> int | None:
         """Return when `TimePassed` is due, in milliseconds; it may be past. None: not before an event."""
+        if self._is_over:
+            return None
         times = (self._scheduler.next_time_ms(), self._checkpoints.next_time_ms(), self._beat_ms)
         return min((time for time in times if time is not None), default=None)
 
@@ -420,9 +425,15 @@ class JobMaster:
 
     def _on_message(self, slot: int, letter: msg.Message) -> None:
         """Hear a letter; those of another execution than the current are ignored."""
+        if isinstance(letter, msg.SlotHeartbeat):
+            return
+        if isinstance(letter, msg.RegisterSlot | msg.ToSlot):
+            self._log("warning", f"Slot {slot} sent a {type(letter).__name__}, which is not for us: ignored.")
+            return
+        subtask, execution = SubtaskId(letter.stage, slot), letter.execution
+        if self._scheduler.execution(subtask) != execution:
+            return
         match letter:
-            case msg.SlotHeartbeat():
-                return
             case (
                 msg.ReaderRegistered()
                 | msg.SplitRequested()
@@ -430,28 +441,21 @@ class JobMaster:
                 | msg.EventToEnumerator()
                 | msg.SourceReported()
             ):
-                if self._is_current(slot, letter.stage, letter.execution):
-                    self._tell_sources({letter.source: src.FromReader(slot, letter)})
+                self._tell_sources({letter.source: src.FromReader(slot, letter)})
             case msg.SubtaskProgress():
-                if self._is_current(slot, letter.stage, letter.execution):
-                    self._out.append(ShowProgress(slot, letter))
+                self._out.append(ShowProgress(slot, letter))
             case msg.SubtaskRunning():
-                self._tell_scheduler(sch.SubtaskStarted(SubtaskId(letter.stage, slot), letter.execution))
+                self._tell_scheduler(sch.SubtaskStarted(subtask, execution))
             case msg.InputEnded():
-                self._tell_scheduler(sch.SubtaskInputEnded(SubtaskId(letter.stage, slot), letter.execution))
+                self._tell_scheduler(sch.SubtaskInputEnded(subtask, execution))
             case msg.SubtaskFailed():
-                self._tell_scheduler(sch.SubtaskBroke(SubtaskId(letter.stage, slot), letter.execution, letter.error))
+                self._tell_scheduler(sch.SubtaskBroke(subtask, execution, letter.error))
             case msg.CheckpointAcknowledged():
-                subtask, checkpoint_id = SubtaskId(letter.stage, slot), letter.checkpoint_id
-                self._tell_checkpoints(cp.SubtaskAcknowledged(subtask, letter.execution, checkpoint_id, letter.state))
+                self._tell_checkpoints(cp.SubtaskAcknowledged(subtask, execution, letter.checkpoint_id, letter.state))
             case msg.CheckpointDeclined():
-                subtask, checkpoint_id = SubtaskId(letter.stage, slot), letter.checkpoint_id
-                self._tell_checkpoints(cp.SubtaskDeclined(subtask, letter.execution, checkpoint_id, letter.reason))
+                self._tell_checkpoints(cp.SubtaskDeclined(subtask, execution, letter.checkpoint_id, letter.reason))
             case _:
-                self._log("warning", f"Slot {slot} sent a {type(letter).__name__}, which is not for us: ignored.")
-
-    def _is_current(self, slot: int, stage: int, execution: int) -> bool:
-        return self._scheduler.execution(SubtaskId(stage, slot)) == execution
+                assert_never(letter)
 
     def _send(self, slot: int, letter: msg.ToSlot) -> None:
         """Put a letter on the stream of the slot's attempt that counts; without one nobody misses it."""
@@ -478,6 +482,20 @@ class JobMaster:
 
     # Other events.
 
+    def _on_job_ended(self, event: sch.JobEnded) -> None:
+        if event.submission == self._job:
+            self._job = None
+            self._tell_scheduler(event)
+
+    def _after_the_end(self, event: Event) -> list[Action]:
+        """Shut out and answer whoever comes when the query is over."""
+        match event:
+            case LetterReceived(connection=connection):
+                return [CloseConnection(connection)]
+            case cp.CheckpointRequested(request_id=request_id):
+                return [cp.AnswerRequest(request_id, None, "the query ended")]
+        return []
+
     def _on_checkpoint_requested(self, event: cp.CheckpointRequested) -> None:
         if self._released:
             self._out.append(cp.AnswerRequest(event.request_id, None, "the query ends"))
@@ -502,7 +520,10 @@ class JobMaster:
 
     def _on_scheduler_action(self, action: sch.Action) -> None:
         match action:
-            case sch.SubmitJob() | sch.CancelJob():
+            case sch.SubmitJob(submission=submission):
+                self._job = submission
+                self._out.append(action)
+            case sch.CancelJob():
                 self._out.append(action)
             case slt.AcceptSlot():
                 self._accept(action)
@@ -605,7 +626,7 @@ class JobMaster:
     def _on_end(self, action: sch.FailQuery | sch.QueryOver) -> None:
         self._out.append(action)
         if isinstance(action, sch.QueryOver):
-            self._beat_ms = None
+            self._is_over = True
             answers = [cp.AnswerRequest(request, None, "the query ended") for request in sorted(self._requests)]
             self._out[-1:-1] = answers
             self._requests.clear()

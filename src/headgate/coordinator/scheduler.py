@@ -15,7 +15,6 @@ subtask's state while the query lives.
     submitted              SourcesRestored           same         DeploySubtask?       if all slots have come
     cancelling,            SourcesRestored           same
     resubmitting
-    ending, over           SourcesRestored           same                              late
     submitted              SlotRegistered            same         AcceptSlot?,         `slots` decides who counts;
                                                                   FenceSlot?,          what ran in an older process
                                                                   DeploySubtask?,      has failed
@@ -30,26 +29,17 @@ subtask's state while the query lives.
                                                                   CancelJob
     cancelling,            SlotRegistered            same         FenceSlot            of an ended job
     resubmitting
-    over                   SlotRegistered            same         FenceSlot            the same
     ending                 SlotRegistered            same         AcceptSlot?,         it is to end too
                                                                   ReleaseSlots?,
                                                                   FenceSlot?
     submitted              SlotDisconnected          same                              it may come back
-    cancelling,            SlotDisconnected          same
-    resubmitting
-    ending, over           SlotDisconnected          same
+    ending                 SlotDisconnected          same
     submitted              SlotHeard                 same                              it lives
-    cancelling,            SlotHeard                 same                              late
-    resubmitting
-    ending, over           SlotHeard                 same
+    ending                 SlotHeard                 same
     deploying              SubtaskStarted            running      AnnounceRunning      if it is the last
-    waiting, resetting     SubtaskStarted            same                              late: it failed since
-    running, ended         SubtaskStarted            same                              of an older execution
-    ending, over           SubtaskStarted            same                              late
+    ending                 SubtaskStarted            same                              late
     running                SubtaskInputEnded         ended        AnnounceInputEnded   if it is the last
-    waiting, resetting     SubtaskInputEnded         same                              late: it failed since
-    deploying, ended       SubtaskInputEnded         same                              of an older execution
-    ending, over           SubtaskInputEnded         same                              late
+    ending                 SubtaskInputEnded         same                              late
     deploying              SubtaskBroke              resetting    ReportFailure,
                                                                   ResetReaders
     running, ended         SubtaskBroke              resetting    ReportFailure,
@@ -62,13 +52,10 @@ subtask's state while the query lives.
                                                                   FailQuery,
                                                                   ReleaseSlots,
                                                                   CancelJob
-    waiting, resetting     SubtaskBroke              same                              late: it failed already
-    ending, over           SubtaskBroke              same                              late
+    ending                 SubtaskBroke              same                              late
     resetting              SubtaskReset              waiting                           for the delay, or a slot
     resetting              SubtaskReset due          deploying    DeploySubtask        it was shorter
-    waiting, deploying     SubtaskReset              same                              late: all was restored
-    running, ended         SubtaskReset              same                              the same
-    ending, over           SubtaskReset              same                              late
+    waiting                SubtaskReset              same                              late: all will be restored
     submitted              GlobalFailure             same         ReportFailure?,      unless a restore of all is
                                                                   AnnounceNotRunning?, coming anyway
                                                                   CancelExecution?
@@ -85,7 +72,7 @@ subtask's state while the query lives.
                                                                   QueryOver
     resubmitting           GlobalFailure late        submitted    RestoreSources,      the delay was over
                                                                   SubmitJob
-    ending, over           GlobalFailure             same                              late
+    ending                 GlobalFailure             same                              late
     submitted              JobEnded                  resubmitting FenceSlot?,          Spark has given up on a task,
                                                                   ReportFailure,       or somebody cancelled it
                                                                   AnnounceNotRunning?,
@@ -96,7 +83,6 @@ subtask's state while the query lives.
                                                                   ReleaseSlots,
                                                                   QueryOver
     cancelling             JobEnded                  submitted    SubmitJob            it hung, now again
-    resubmitting, over     JobEnded                  same                              of an older job
     ending                 JobEnded                  over         FenceSlot?,          all is done
                                                                   QueryOver
     submitted              QueryEnding               ending       AnnounceNotRunning?,
@@ -104,7 +90,7 @@ subtask's state while the query lives.
     cancelling             QueryEnding               ending       ReleaseSlots
     resubmitting           QueryEnding               over         ReleaseSlots,        no job runs
                                                                   QueryOver
-    ending, over           QueryEnding               same                              asked for twice
+    ending                 QueryEnding               same                              asked for twice
     submitted              SchedulerTimePassed       same         RestoreSources?,     what is due
                                                                   DeploySubtask?,
                                                                   ReportMissingSlots?
@@ -127,11 +113,11 @@ subtask's state while the query lives.
     ending                 SchedulerTimePassed late  same         CancelJob            tasks do not end by themselves
     ending                 SchedulerTimePassed late  over         FenceSlot?,          nor cancelled
                                                                   QueryOver
-    over                   SchedulerTimePassed       same
 
 - A failed subtask restarts alone under ``region``, from the last completed checkpoint: its sources take back what it
   was given since, while the others read on. Under ``full``, and after a `GlobalFailure`, all subtasks are cancelled,
   then the sources restored, then all subtasks deployed. The subtasks of a slot fail together.
+- What comes of an execution, attempt or job that is over is not told here: `job_master` drops it.
 - The first time nothing is deployed before all slots have come, so that a query that lacks cores writes nothing.
 - A failure while a restart is waited for is the same failure to the restart strategy: a kill that also ends Spark's
   job counts once. The query fails with the first error in a row, and rather with one of a subtask than with a loss.
@@ -424,6 +410,9 @@ class Scheduler:
         self._columns = [
             [_Subtask(SubtaskId(stage, number)) for stage in range(stages)] for number in range(parallelism)
         ]
+        # What is asked of all subtasks after every event is kept, for there may be many.
+        self._waiting = {subtask.id: subtask for column in self._columns for subtask in column}
+        self._states = {"resetting": 0, **dict.fromkeys(_DEPLOYED, 0), "waiting": len(self._waiting)}
         self._restore_ms: int | None = None  # when to restore all sources
         self._restoring = False  # it is ordered and not done
         self._announced = ""  # the last of "", "running", "ended"
@@ -445,13 +434,23 @@ class Scheduler:
         """
         was = self.state_of(event)
         handler = self._HANDLERS.get((was, type(event)))
-        if handler is None:
+        if handler is None or self._is_stale(event):
             raise self._invalid(event, was)
         actions = handler(self, event, now_ms)
-        actions += self._go_on(now_ms)
+        if not isinstance(event, SlotHeard):  # with every letter, and nothing follows from it
+            actions += self._go_on(now_ms)
         if actions or self.state_of(event) != was:
             self._history.append(f"{now_ms} ms: {was} {event!r} -> {self.state_of(event)}")
         return actions
+
+    def _is_stale(self, event: Event) -> bool:
+        """Return whether an event is of an execution or a job that is over: such things are not told here."""
+        match event:
+            case SubtaskStarted() | SubtaskInputEnded() | SubtaskBroke():
+                return event.execution != self._subtask(event.subtask).execution
+            case JobEnded():
+                return event.submission != self._submission
+        return False
 
     def state_of(self, event: Event) -> str:
         """Return the state that the tables have for an event: the query's or a subtask's."""
@@ -478,6 +477,9 @@ class Scheduler:
     def check(self) -> None:
         """Assert what always holds."""
         self._slots.check()
+        states = [subtask.state for subtask in self._subtasks()]
+        assert self._states == {state: states.count(state) for state in self._states}
+        assert set(self._waiting) == {subtask.id for subtask in self._subtasks() if subtask.state == "waiting"}
         live = self._phase in _LIVE
         for number, column in enumerate(self._columns):
             deployed = [subtask for subtask in column if subtask.state in _DEPLOYED]
@@ -577,29 +579,19 @@ class Scheduler:
     # Subtasks.
 
     def _on_subtask_started(self, event: SubtaskStarted, now_ms: int) -> list[Action]:
-        subtask = self._subtask(event.subtask)
-        if event.execution == subtask.execution:
-            subtask.state = "running"
+        self._move(self._subtask(event.subtask), "running")
         return []
 
     def _on_subtask_input_ended(self, event: SubtaskInputEnded, now_ms: int) -> list[Action]:
-        subtask = self._subtask(event.subtask)
-        if event.execution == subtask.execution:
-            subtask.state = "ended"
-        return []
-
-    def _on_subtask_input_ended_late(self, event: SubtaskInputEnded, now_ms: int) -> list[Action]:
-        assert event.execution < self._subtask(event.subtask).execution, "SubtaskRunning precedes InputEnded"
+        self._move(self._subtask(event.subtask), "ended")
         return []
 
     def _on_subtask_broke(self, event: SubtaskBroke, now_ms: int) -> list[Action]:
-        if event.execution != self._subtask(event.subtask).execution:
-            return []
         return self._fail([event.subtask.subtask], event.error, now_ms, dead=[event.subtask], loss=False)
 
     def _on_subtask_reset(self, event: SubtaskReset, now_ms: int) -> list[Action]:
         for subtask in self._columns[event.subtask]:
-            subtask.state = "waiting"
+            self._move(subtask, "waiting")
         return []
 
     # Sources.
@@ -620,8 +612,6 @@ class Scheduler:
         return []
 
     def _on_job_ended(self, event: JobEnded, now_ms: int) -> list[Action]:
-        if event.submission != self._submission:
-            return []
         error = event.error or _error("Spark's job ended, but the query had not: something else ended its tasks.")
         fences = self._drop_slots("Spark's job ended", now_ms)
         self._phase = "resubmitting"
@@ -634,13 +624,10 @@ class Scheduler:
         return [*fences, report, *self._restart(numbers, now_ms + delay_ms, error.message, self._ids(numbers))]
 
     def _on_cancelled_job_ended(self, event: JobEnded, now_ms: int) -> list[Action]:
-        if event.submission == self._submission:
-            self._phase = "resubmitting"
+        self._phase = "resubmitting"
         return []
 
     def _on_released_job_ended(self, event: JobEnded, now_ms: int) -> list[Action]:
-        if event.submission != self._submission:
-            return []
         return self._be_over(now_ms)
 
     def _on_query_ending(self, event: QueryEnding, now_ms: int) -> list[Action]:
@@ -703,7 +690,8 @@ class Scheduler:
             for subtask in self._columns[number]:
                 if subtask.state in _DEPLOYED and subtask.id not in dead:
                     actions.append(CancelExecution(subtask.id, subtask.execution))
-                subtask.state, subtask.due_ms = ("waiting" if everything else "resetting"), due_ms
+                self._move(subtask, "waiting" if everything else "resetting")
+                subtask.due_ms = due_ms
         return actions if everything else [*actions, *(ResetReaders(number) for number in numbers)]
 
     def _count(self, error: ErrorReport, now_ms: int, *, loss: bool) -> int | None:
@@ -757,7 +745,8 @@ class Scheduler:
             actions.append(self._submit(now_ms))
         for subtask in self._deployable():
             if now_ms >= subtask.due_ms:
-                subtask.state, subtask.execution = "deploying", subtask.execution + 1
+                self._move(subtask, "deploying")
+                subtask.execution += 1
                 actions.append(DeploySubtask(subtask.id, subtask.execution))
         return [*actions, *self._announce()]
 
@@ -770,25 +759,28 @@ class Scheduler:
         """Return the subtasks that miss nothing, but perhaps time."""
         if self._phase != "submitted" or not self._slots.all_came or self._restoring or self._restore_ms is not None:
             return []
-        return [
-            subtask
-            for number, column in enumerate(self._columns)
-            if self._slots.state(number) == "registered"
-            for subtask in column
-            if subtask.state == "waiting"
-        ]
+        return [subtask for subtask in self._waiting.values() if self._slots.state(subtask.id.subtask) == "registered"]
 
     def _announce(self) -> list[Action]:
         actions: list[Action] = []
-        states = {subtask.state for subtask in self._subtasks()}
-        if not self._announced and states <= {"running", "ended"}:
+        count = len(self._columns) * len(self._columns[0])
+        if not self._announced and self._states["running"] + self._states["ended"] == count:
             executions = {subtask.id: subtask.execution for subtask in self._subtasks()}
             actions.append(AnnounceRunning(executions, self._restored))
             self._announced, self._restored = "running", True
-        if self._announced == "running" and states == {"ended"}:
+        if self._announced == "running" and self._states["ended"] == count:
             actions.append(AnnounceInputEnded())
             self._announced = "ended"
         return actions
+
+    def _move(self, subtask: _Subtask, state: str) -> None:
+        self._states[subtask.state] -= 1
+        self._states[state] += 1
+        subtask.state = state
+        if state == "waiting":
+            self._waiting[subtask.id] = subtask
+        else:
+            self._waiting.pop(subtask.id, None)
 
     # Looking things up.
 
@@ -819,70 +811,38 @@ class Scheduler:
         ("cancelling", SlotRegistered): _on_slot_event,
         ("resubmitting", SlotRegistered): _on_slot_event,
         ("ending", SlotRegistered): _on_slot_came_late,
-        ("over", SlotRegistered): _on_slot_event,
         ("submitted", SlotDisconnected): _on_slot_event,
-        ("cancelling", SlotDisconnected): _on_slot_event,
-        ("resubmitting", SlotDisconnected): _on_slot_event,
         ("ending", SlotDisconnected): _on_slot_event,
-        ("over", SlotDisconnected): _on_slot_event,
         ("submitted", SlotHeard): _on_slot_event,
-        ("cancelling", SlotHeard): _on_slot_event,
-        ("resubmitting", SlotHeard): _on_slot_event,
         ("ending", SlotHeard): _on_slot_event,
-        ("over", SlotHeard): _on_slot_event,
         ("deploying", SubtaskStarted): _on_subtask_started,
-        ("waiting", SubtaskStarted): _ignore,
-        ("resetting", SubtaskStarted): _ignore,
-        ("running", SubtaskStarted): _ignore,
-        ("ended", SubtaskStarted): _ignore,
         ("ending", SubtaskStarted): _ignore,
-        ("over", SubtaskStarted): _ignore,
         ("running", SubtaskInputEnded): _on_subtask_input_ended,
-        ("waiting", SubtaskInputEnded): _ignore,
-        ("resetting", SubtaskInputEnded): _ignore,
-        ("deploying", SubtaskInputEnded): _on_subtask_input_ended_late,
-        ("ended", SubtaskInputEnded): _ignore,
         ("ending", SubtaskInputEnded): _ignore,
-        ("over", SubtaskInputEnded): _ignore,
         ("deploying", SubtaskBroke): _on_subtask_broke,
         ("running", SubtaskBroke): _on_subtask_broke,
         ("ended", SubtaskBroke): _on_subtask_broke,
-        ("waiting", SubtaskBroke): _ignore,
-        ("resetting", SubtaskBroke): _ignore,
         ("ending", SubtaskBroke): _ignore,
-        ("over", SubtaskBroke): _ignore,
         ("resetting", SubtaskReset): _on_subtask_reset,
         ("waiting", SubtaskReset): _ignore,
-        ("deploying", SubtaskReset): _ignore,
-        ("running", SubtaskReset): _ignore,
-        ("ended", SubtaskReset): _ignore,
-        ("ending", SubtaskReset): _ignore,
-        ("over", SubtaskReset): _ignore,
         ("submitted", SourcesRestored): _on_sources_restored,
         ("cancelling", SourcesRestored): _on_sources_restored,
         ("resubmitting", SourcesRestored): _on_sources_restored,
-        ("ending", SourcesRestored): _ignore,
-        ("over", SourcesRestored): _ignore,
         ("submitted", GlobalFailure): _on_global_failure,
         ("cancelling", GlobalFailure): _on_global_failure,
         ("resubmitting", GlobalFailure): _on_global_failure,
         ("ending", GlobalFailure): _ignore,
-        ("over", GlobalFailure): _ignore,
         ("submitted", JobEnded): _on_job_ended,
         ("cancelling", JobEnded): _on_cancelled_job_ended,
-        ("resubmitting", JobEnded): _ignore,
         ("ending", JobEnded): _on_released_job_ended,
-        ("over", JobEnded): _ignore,
         ("submitted", QueryEnding): _on_query_ending,
         ("cancelling", QueryEnding): _on_query_ending,
         ("resubmitting", QueryEnding): _on_query_ending,
         ("ending", QueryEnding): _ignore,
-        ("over", QueryEnding): _ignore,
         ("submitted", SchedulerTimePassed): _on_time,
         ("cancelling", SchedulerTimePassed): _ignore,
         ("resubmitting", SchedulerTimePassed): _ignore,
         ("ending", SchedulerTimePassed): _on_time_ending,
-        ("over", SchedulerTimePassed): _ignore,
     }
 
 

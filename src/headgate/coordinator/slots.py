@@ -3,7 +3,7 @@
 Never: know what runs in a slot, or restart anything.
 
 The states are those of one slot. *Stale* is an attempt that is not newer than one that counted and was given up, or
-that belongs to another submission of the job.
+that belongs to another submission of the job. Only of attempts that count it is told that they were heard of or not.
 
     state                    event                   next          actions     why
     -----------------------  ----------------------  ------------  ----------  -----------------------------------------
@@ -20,12 +20,7 @@ that belongs to another submission of the job.
     registered               SlotRegistered stale    same          FenceSlot
     disconnected             SlotRegistered stale    same          FenceSlot
     registered               SlotDisconnected        disconnected              it may read on and come back
-    registered               SlotDisconnected stale  same                      an older attempt's stream
-    expected, lost           SlotDisconnected        same                      the stream of one that was fenced
-    disconnected             SlotDisconnected        same                      the same
     registered               SlotHeard               same                      it lives
-    expected, lost           SlotHeard               same                      late
-    disconnected             SlotHeard               same                      late
     registered               SlotsTimePassed silent  lost          FenceSlot,  a fetch or function that hangs, or worse
                                                                    SlotsLost
     disconnected             SlotsTimePassed silent  lost          FenceSlot,  it did not come back
@@ -175,7 +170,7 @@ class Slots:
     >>> machine.handle(SlotRegistered(slot=0, attempt=0, running={}), 300)
     [AcceptSlot(slot=0, attempt=0)]
     >>> machine.handle(SlotDisconnected(slot=0, attempt=0), 900), machine.next_time_ms()
-    ([], 10900)
+    ([], 10000)
     >>> [type(action).__name__ for action in machine.handle(SlotRegistered(slot=0, attempt=1, running={}), 1_200)]
     ['FenceSlot', 'AcceptSlot', 'SlotsLost']
     """
@@ -186,8 +181,10 @@ class Slots:
         self._slots = [_Slot() for _ in range(parallelism)]
         self._submission: int | None = None
         self._looked_ms: int | None = None
+        self._present = 0
         self.all_came = False
         """Whether all slots were there at one time."""
+        self._due_ms: int | None = None
         self._history: deque[str] = deque(maxlen=_HISTORY)
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -199,9 +196,10 @@ class Slots:
                 self._submission = event.submission
             case SlotsTimePassed():
                 self._forgive_own_sleep(now_ms)
+                self._due_ms = None
         actions = [action for number in range(len(self._slots)) for action in self._handle_one(number, event, now_ms)]
         if isinstance(event, SlotsDropped):
-            self._submission = None
+            self._submission = self._due_ms = None
         return _merged(actions)
 
     def state(self, slot: int) -> str:
@@ -221,10 +219,8 @@ class Slots:
         return [SlotStatus(number, slot.state, slot.attempt) for number, slot in enumerate(self._slots)]
 
     def next_time_ms(self) -> int | None:
-        """Return when `SlotsTimePassed` is due, in milliseconds; None: not by itself."""
-        times = [slot.heard_ms + self._heartbeat_timeout_ms for slot in self._slots if slot.state in _PRESENT]
-        times += [slot.missed_ms for slot in self._slots if slot.missed_ms is not None]
-        return min(times, default=None)
+        """Return when `SlotsTimePassed` is due at the earliest, in milliseconds; None: not by itself."""
+        return self._due_ms
 
     def check(self) -> None:
         """Assert what always holds: an attempt that counts is of this job, and nobody is missed who is there."""
@@ -233,14 +229,22 @@ class Slots:
             assert not present or (slot.attempt is not None and slot.attempt >> ATTEMPT_BITS == self._submission)
             assert not (present and slot.missed_ms is not None)
             assert not (slot.hung and slot.state != "lost")
+            deadline_ms = slot.heard_ms + self._heartbeat_timeout_ms if present else slot.missed_ms
+            assert deadline_ms is None or (self._due_ms is not None and self._due_ms <= deadline_ms)
+        assert self._present == sum(slot.state in _PRESENT for slot in self._slots)
 
     def _handle_one(self, number: int, event: Event, now_ms: int) -> list[Action]:
         slot = self._slots[number]
         was = slot.state
         handler = self._HANDLERS.get((was, type(event)))
-        if handler is None:
+        stale = isinstance(event, SlotDisconnected | SlotHeard) and event.attempt != slot.attempt
+        if handler is None or stale:
             raise self._invalid(number, event)
         actions = handler(self, slot, number, event, now_ms)
+        self._present += (slot.state in _PRESENT) - (was in _PRESENT)
+        if not isinstance(event, SlotHeard):
+            self._note_deadline(slot)
+        self.all_came = self.all_came or self._present == len(self._slots)
         if slot.state != was or actions:
             self._history.append(f"{now_ms} ms: slot {number} {was} {event!r} -> {slot.state}")
         return actions
@@ -261,13 +265,11 @@ class Slots:
         return [self._fence(slot, number, reason), *self._accept(slot, event, now_ms), SlotsLost((number,), reason)]
 
     def _on_disconnected(self, slot: _Slot, number: int, event: SlotDisconnected, now_ms: int) -> list[Action]:
-        if event.attempt == slot.attempt:
-            slot.state, slot.heard_ms = "disconnected", now_ms
+        slot.state, slot.heard_ms = "disconnected", now_ms
         return []
 
     def _on_heard(self, slot: _Slot, number: int, event: SlotHeard, now_ms: int) -> list[Action]:
-        if event.attempt == slot.attempt:
-            slot.heard_ms = now_ms
+        slot.heard_ms = now_ms
         return []
 
     def _on_time_present(self, slot: _Slot, number: int, event: SlotsTimePassed, now_ms: int) -> list[Action]:
@@ -294,14 +296,16 @@ class Slots:
         slot.state, slot.hung, slot.missed_ms = "expected", False, None
         return fences
 
-    def _ignore(self, slot: _Slot, number: int, event: Event, now_ms: int) -> list[Action]:
-        return []
-
     def _accept(self, slot: _Slot, event: SlotRegistered, now_ms: int) -> list[Action]:
         slot.state, slot.attempt, slot.heard_ms = "registered", event.attempt, now_ms
         slot.missed_ms, slot.hung = None, False
-        self.all_came = self.all_came or all(each.state in _PRESENT for each in self._slots)
         return [AcceptSlot(event.slot, event.attempt)]
+
+    def _note_deadline(self, slot: _Slot) -> None:
+        """Be woken in time for a slot; too early does no harm: it was heard of since, so that time looks again."""
+        deadline_ms = slot.heard_ms + self._heartbeat_timeout_ms if slot.state in _PRESENT else slot.missed_ms
+        if deadline_ms is not None:
+            self._due_ms = deadline_ms if self._due_ms is None else min(self._due_ms, deadline_ms)
 
     def _is_newer(self, slot: _Slot, attempt: int) -> bool:
         """Return whether an attempt is of the current job, and newer than any that counted."""
@@ -343,13 +347,7 @@ class Slots:
         ("registered", SlotRegistered): _on_came_again,
         ("disconnected", SlotRegistered): _on_came_again,
         ("registered", SlotDisconnected): _on_disconnected,
-        ("expected", SlotDisconnected): _ignore,
-        ("disconnected", SlotDisconnected): _ignore,
-        ("lost", SlotDisconnected): _ignore,
         ("registered", SlotHeard): _on_heard,
-        ("expected", SlotHeard): _ignore,
-        ("disconnected", SlotHeard): _ignore,
-        ("lost", SlotHeard): _ignore,
         ("registered", SlotsTimePassed): _on_time_present,
         ("disconnected", SlotsTimePassed): _on_time_present,
         ("expected", SlotsTimePassed): _on_time_absent,

@@ -356,13 +356,24 @@ EnumeratorCall = (
 class StartEnumerator(msgspec.Struct, frozen=True):
     """Make an enumerator, of this state or afresh, and call ``start``. Answered by `EnumeratorStarted`.
 
-    An older incarnation is closed first; whatever it still says is ignored. No checkpoint after ``checkpoint_id`` has
-    a state of this source yet.
+    An older incarnation is closed first; whatever it still says is ignored.
+
+    Parameters
+    ----------
+    incarnation
+        Stands in all that it says.
+    state
+        What its source's ``state_serializer`` wrote; None: afresh.
+    checkpoint_id
+        No checkpoint after this one has a state of this source yet.
+    holders
+        Readers that have splits, by split id, as far as that is known: it must not give them to others.
     """
 
     incarnation: int
     state: bytes | None
     checkpoint_id: int = 0
+    holders: dict[str, int] = {}
 
 
 class CallEnumerator(msgspec.Struct, frozen=True):
@@ -522,7 +533,7 @@ class SourceCoordinator:
     --------
     >>> machine = SourceCoordinator("numbers", reassigns_on_recovery=False, parallelism=1)
     >>> machine.handle(SourceStarted(), 0)[-1]
-    StartEnumerator(incarnation=1, state=None, checkpoint_id=0)
+    StartEnumerator(incarnation=1, state=None, checkpoint_id=0, holders={})
     >>> came = msg.ReaderRegistered(stage=0, execution=1, source="numbers", host="here")
     >>> machine.handle(FromReader(0, came), 0)
     [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=()))]
@@ -654,7 +665,13 @@ class SourceCoordinator:
     def _join(self, subtask: int, reader: _Reader) -> list[Action]:
         """Make a reader known to the enumerator, with what waits for it."""
         actions = self._deliver({subtask: tuple(self._parked.pop(subtask, {}).values())})
-        reported, reader.reported = reader.reported, ()
+        # Another reader has been given it since, or this one just was: then that counts, and not the report.
+        reported = tuple(
+            split
+            for split in reader.reported
+            if self._tracker.holder(split.split_id) is None or split.split_id in self._swallowed
+        )
+        reader.reported = ()
         return [*actions, self._call(AddReader(subtask, reader.host, reported)), *self._release()]
 
     def _on_source_reported(self, subtask: int, reader: _Reader, letter: msg.SourceReported) -> list[Action]:
@@ -865,8 +882,10 @@ class SourceCoordinator:
 
     def _restart(self, recovered: Recovered) -> list[Action]:
         state = recovered.state
+        back_again = recovered.given_back.keys() | recovered.swallowed.keys()
+        holders = {split.split_id: subtask for subtask, split in self._tracker if split.split_id not in back_again}
         actions: list[Action] = [
-            StartEnumerator(self._incarnation, None if state is None else state.enumerator, self._segment)
+            StartEnumerator(self._incarnation, None if state is None else state.enumerator, self._segment, holders)
         ]
         if recovered.finished:
             actions.append(self._call(NotifySplitsFinished(tuple(recovered.finished))))

@@ -75,7 +75,6 @@ class Recovered:
         self.logged: dict[int, list[AssignedRecord]] = {}
         self.registered: dict[int, RegisteredRecord] = {}
         self._keeps_subtask = keeps_subtask
-        self._holders: dict[str, int] = {}
 
     def replay(self, records: Sequence[LogRecord]) -> None:
         """Take note of all records, in order."""
@@ -100,12 +99,12 @@ class Recovered:
                         self.finished.extend(each.split_id for each in record.finished)
                 case NoMoreSplitsRecord():
                     self.promised.add(record.subtask)
-        for split_id, (subtask, _) in self.parked.items():
-            self.tracker.discard(subtask, split_id)  # the enumerator failed before the record that it gave it back
+        for split_id in self.parked:
+            self.tracker.discard(split_id)  # the enumerator failed before the record that it gave it back
 
     def _load(self, state: SourceState) -> None:
         self.state = state
-        self.swallowed = {split_id: self._holders.get(split_id) for split_id in state.assigned}
+        self.swallowed = {split_id: self.tracker.holder(split_id) for split_id in state.assigned}
         for subtask, splits in state.parked.items():
             self.parked.update((split.split_id, (subtask, split)) for split in splits)
 
@@ -113,14 +112,12 @@ class Recovered:
         subtask = record.subtask
         for split in record.splits:
             split_id = split.split_id
-            holder = self._holders.get(split_id)
-            if holder is not None and holder != subtask:  # given back by that one; the record of it follows
-                self.tracker.discard(holder, split_id)
+            # One that gave it back may have it; the record of that follows.
+            is_held = self.tracker.holder(split_id) is not None
             was_parked = self.parked.pop(split_id, None) is not None
             was_given_back = self.given_back.pop(split_id, None) is not None
-            if split_id in self.swallowed or not (is_known or was_parked or was_given_back or holder is not None):
+            if split_id in self.swallowed or not (is_known or was_parked or was_given_back or is_held):
                 self.swallowed[split_id] = subtask
-            self._holders[split_id] = subtask
         self.tracker.assign(subtask, record.splits)
         self.logged.setdefault(subtask, []).append(record)
 
@@ -131,7 +128,6 @@ class Recovered:
         self.registered.pop(subtask, None)
         for split in self.tracker.take_back(subtask, record.checkpoint_id):
             split_id = split.split_id
-            del self._holders[split_id]
             if is_known or split_id in self.parked:
                 continue  # the state has it
             if self._keeps_subtask or split_id in self.swallowed:

@@ -95,6 +95,7 @@ class WriteAheadLog:
     def __init__(self, file_system: pa_fs.FileSystem, folder: str) -> None:
         self._file_system = file_system
         self._folder = folder
+        self._made_segment: int | None = None  # the one whose folder is there
 
     def carry_out(self, action: src.AppendLog | src.DropLog | src.LoadLog) -> src.Event | None:
         """Do what was ordered and return what the coordinator is to be told; nothing is told of `DropLog`.
@@ -116,7 +117,9 @@ class WriteAheadLog:
         folder = self._segment_folder(action.segment)
         data = encode_group(LogGroup(action.number, action.records))
         try:
-            self._file_system.create_dir(folder, recursive=True)
+            if action.segment != self._made_segment:
+                self._file_system.create_dir(folder, recursive=True)
+                self._made_segment = action.segment
             with self._file_system.open_output_stream(posixpath.join(folder, _numbered(action.number))) as stream:
                 stream.write(data)
         except (OSError, pa.ArrowException) as error:
@@ -127,6 +130,7 @@ class WriteAheadLog:
         try:
             for segment in self._segments():
                 if before is None or segment < before:
+                    self._made_segment = None
                     self._file_system.delete_dir(self._segment_folder(segment))
         except (OSError, pa.ArrowException) as error:  # tried again after the next checkpoint
             _log.warning("Segments of the write-ahead log %s were not deleted: %s", self._folder, error)

@@ -31,6 +31,7 @@ from headgate.simulation.slot_process import SlotProcess
 _MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
 _MAX_TASK_FAILURES = 4
 _LINGER_MS = 100
+_FAULT_AGAIN_MS = 150
 
 
 class Violation(AssertionError):
@@ -71,7 +72,7 @@ class Cluster:
                 [TopicSplit(split_id=name, appears_ms=at_ms, stop=stop, parent=parent) for name, at_ms, stop, parent in script.splits],
                 pulled=script.pulled, reassigns=script.reassigns, bounded=script.bounded, latest=script.latest,
                 assigner=script.assigner, row_ms=script.row_ms,
-                keeps_subtask=script.keeps_subtask, now_ms=lambda: self.clock.now_ms,
+                keeps_subtask=script.keeps_subtask, slow=script.slow, now_ms=lambda: self.clock.now_ms,
             )
             for script in scenario.sources
         }  # fmt: skip
@@ -349,9 +350,11 @@ class Cluster:
     # Phases.
 
     def _fault(self, fault: Fault) -> None:
-        if not self.finished:
-            self.next_parallelism = fault.parallelism
-            self.faults += inject(self, fault)
+        self.next_parallelism = fault.parallelism
+        if inject(self, fault):
+            self.faults += 1
+        elif self.clock.now_ms < PHASE_MS:  # there was nothing that it could happen to
+            self.clock.after(_FAULT_AGAIN_MS, self.world, self._fault, fault)
 
     def _calm_down(self) -> None:
         """No faults from here on; nothing grows any more either."""

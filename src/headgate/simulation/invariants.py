@@ -68,8 +68,8 @@ class Invariants:
     def _forget_owners(self, uid: str, checkpoint_id: int) -> None:
         """Forget who has splits that the checkpoint does not hold: they are discovered and assigned anew."""
         known = (each for each in self._cluster.storage.manifests.values() if each.checkpoint_id <= checkpoint_id)
-        oldest = min(known, key=lambda each: each.checkpoint_id, default=None)
-        states = oldest.subtasks[0] if oldest is not None and oldest.parallelism == self._parallelism else ()
+        restored = max(known, key=lambda each: each.checkpoint_id, default=None)
+        states = restored.subtasks[0] if restored is not None and restored.parallelism == self._parallelism else ()
         held = {split.split_id for state in states if uid in state.readers for split in state.readers[uid].splits}
         self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid or key[1] in held}
 
@@ -175,6 +175,7 @@ class Invariants:
                 offsets = published.get((uid, split.split_id), set())
                 # Less than the last one when some are kept for later.
                 first = min(offsets, default=0) if topic.latest else 0
+                first = min(first, self._resolved.get((uid, split.split_id), first))
                 there = first + len(offsets) if offsets else self._stored_position(uid, split.split_id)
                 if there < wanted and (split.parent is not None or split.split_id in visible):
                     behind.append(f"{split.split_id}: {there} of {wanted}")

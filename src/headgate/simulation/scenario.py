@@ -83,6 +83,7 @@ class SourceScript(msgspec.Struct, frozen=True):
     assigner: str
     row_ms: int
     keeps_subtask: bool
+    slow: bool
     splits: tuple[tuple[str, int, int | None, str | None], ...]
 
 
@@ -108,7 +109,7 @@ class Scenario(msgspec.Struct, frozen=True):
         draw = random.Random(f"scenario {seed}")
         bounded = draw.random() < 0.4
         sources = tuple(_source(draw, f"source-{number}", bounded) for number in range(draw.choice((1, 1, 1, 2, 2))))
-        rate = draw.choice((3, 4, 5, 7, 10))
+        rate = draw.choice((4, 5, 6, 8, 11))
         kinds = draw.sample(list(FaultKind), draw.randint(4, len(FaultKind)))
         faults = sorted(
             (
@@ -174,5 +175,6 @@ def _source(draw: random.Random, uid: str, bounded: bool) -> SourceScript:
         assigner=draw.choice(("hash", "round-robin")),
         row_ms=draw.choice((15, 40, 100)),
         keeps_subtask=draw.random() < 0.3,
+        slow=draw.random() < 0.4,
         splits=tuple(splits),
     )

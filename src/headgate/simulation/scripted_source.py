@@ -86,6 +86,8 @@ class Topic:
         Who gets which split, where they are not pulled.
     keeps_subtask
         Whether splits that are given back wait for the reader that had them.
+    slow
+        Whether splits are distributed by slow work, so that checkpoints find them pending.
     row_ms
         In how many milliseconds a growing split grows by a row.
     now_ms
@@ -103,11 +105,12 @@ class Topic:
         assigner: str,
         row_ms: int,
         keeps_subtask: bool,
+        slow: bool,
         now_ms: Callable[[], int],
     ) -> None:
         self.splits = {split.split_id: split for split in splits}
         self.pulled, self.reassigns, self.bounded, self.latest = pulled, reassigns, bounded, latest
-        self.assigner, self.keeps_subtask = assigner, keeps_subtask
+        self.assigner, self.keeps_subtask, self.slow = assigner, keeps_subtask, slow
         self._row_ms = row_ms
         self._now_ms = now_ms
         self.frozen_ms: int | None = None
@@ -185,6 +188,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._waiting: dict[int, None] = {}
         self._promised: set[int] = set()
         self._discovered = False
+        self._distributing = False
 
     def start(self) -> None:
         """Begin discovery."""
@@ -265,8 +269,20 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
     def _assign(self) -> None:
         if self._topic.pulled:
             self._serve()
-        else:
+        elif not self._topic.slow:
             self._distribute()
+        elif (self._pending or self._rebalancing) and not self._distributing:
+            self._distributing = True
+            self._context.call_async(lambda: None, self._on_distributed)
+        self._promise()
+
+    def _on_distributed(self, result: None, error: Exception | None) -> None:
+        self._distributing = False
+        self._distribute()
+        self._promise()
+
+    def _promise(self) -> None:
+        """Tell readers that nothing follows, if so."""
         done = self._discovered and not self._pending and not self._rebalancing and self._nothing_follows()
         if self._topic.bounded and done:
             readers = list(self._context.registered_readers)

@@ -417,7 +417,8 @@ class World:
     def retry(self, slot: int) -> None:
         self.failures[slot] += 1
         if self.failures[slot] < self.retries:
-            self.soon(("spark",), lambda: self.start_process(slot))
+            submission = self.submission
+            self.soon(("spark",), lambda: self.start_process(slot) if self.submission == submission else None)
         elif self.submission is not None:
             self.end_job(self.submission, FAILED)
 

@@ -266,6 +266,7 @@ class World:
                     parallelism=self.parallelism,
                     state=order.state,
                     checkpoint_id=order.checkpoint_id,
+                    holders=order.holders,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
                 self.said.extend(runner.reported(runner.start()))

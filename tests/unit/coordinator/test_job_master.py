@@ -381,6 +381,16 @@ def test_a_source_without_a_log_restores_everything() -> None:
     assert [each.execution for each in master.machine.status().subtasks] == [2, 2]
 
 
+def test_a_global_failover_voids_a_reset_that_was_under_way() -> None:
+    master = Master(2)
+    master.run()
+    master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
+    master.said(src.EnumeratorFailed(1, FAILED), now_ms=200)
+    master.said(src.LogLoaded(None, "it is gone", 2), now_ms=210)
+
+    assert kinds(master(TimePassed(), 300))[-2:] == ["Deploy", "Deploy"]
+
+
 def test_readers_ends_in_the_restored_checkpoint_are_told_to_the_enumerator_again() -> None:
     ended = SubtaskState(readers={"a": ReaderState(finished=(FinishedSplit("x", 4),))})
     master = Master(restored=manifest(9, ended))
@@ -587,6 +597,14 @@ def test_under_full_one_failure_restarts_everything() -> None:
 
     assert query.executions() == [2, 2]
     assert_exactly_once(query)
+
+
+def test_a_query_without_faults_loses_nobody() -> None:
+    query = world(stop=10_000)
+    query.pass_time(25_000)
+
+    assert query.executions() == [1, 1]
+    assert query.logged == ["All subtasks are running."]
 
 
 def test_a_worker_that_hangs_is_replaced_by_a_new_job() -> None:

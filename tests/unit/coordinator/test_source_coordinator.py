@@ -369,7 +369,7 @@ def test_a_restored_enumerator_hears_of_readers_when_they_have_said_what_they_ha
     made = running()
     report = msg.ReportSource(stage=0, execution=1, source="uid", incarnation=2)
     assert recovered(made) == [
-        src.StartEnumerator(2, None),
+        src.StartEnumerator(2, None, 0),
         src.SendToReader(0, report),
         src.SendToReader(1, report),
     ]

@@ -36,7 +36,7 @@ from headgate.coordinator import job_master as jm
 from headgate.coordinator import scheduler as sch
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.write_ahead_log import WriteAheadLog
-from headgate.errors import HeadgateError, InternalError, SinkError
+from headgate.errors import HeadgateError, InternalError, SinkError, StoredStateError
 from headgate.operators.operator import SinkCommitter
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
@@ -201,7 +201,9 @@ class QueryDriver:
 
     def _next_event(self) -> jm.Event:
         due_ms = self._master.next_time_ms()
-        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, max(0.0, (due_ms - monotonic_ms()) / 1000))
+        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, (due_ms - monotonic_ms()) / 1000)
+        if wait_s <= 0:  # what is due is not put off by what came, however much that is
+            return jm.TimePassed()
         try:
             return self._inbox.get(timeout=wait_s) or jm.TimePassed()
         except queue.Empty:
@@ -269,6 +271,7 @@ class QueryDriver:
                     parallelism=self._plan.parallelism,
                     state=action.state,
                     checkpoint_id=action.checkpoint_id,
+                    holders=action.holders,
                     on_event=self._tell,
                 )
             case src.CallEnumerator(call=call):
@@ -314,6 +317,7 @@ class QueryDriver:
             self._ownership.check()
             size = self._storage.write_manifest(action.manifest, location=action.location)
         except Exception as error:
+            self._end_if_taken_over(error)
             self._inbox.put(cp.ManifestWriteFailed(action.checkpoint_id, f"{type(error).__name__}: {error}"))
         else:
             self._inbox.put(cp.ManifestWritten(action.checkpoint_id, size))
@@ -328,9 +332,16 @@ class QueryDriver:
                 left[uid] = tuple(committer.commit(committables, epoch=action.epoch, final=action.final))
         except Exception as error:
             _log.warning("query %s: committing epoch %d failed", self._name, action.epoch, exc_info=True)
+            self._end_if_taken_over(error)
             self._inbox.put(cp.CommitFailed(action.epoch, f"{type(error).__name__}: {error}"))
         else:
             self._inbox.put(cp.Committed(action.epoch, left))
+
+    def _end_if_taken_over(self, error: Exception) -> None:
+        """End the run if a newer one owns its location: it must not write there any longer. Any thread."""
+        if isinstance(error, StoredStateError) and "newer_run" in error.facts:
+            self._error = error
+            self.stop()
 
     def _answer(self, request_id: int, checkpoint_id: int | None, reason: str) -> None:
         with self._lock:

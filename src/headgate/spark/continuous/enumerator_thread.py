@@ -20,7 +20,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ class EnumeratorThread:
 
     Parameters
     ----------
-    source, uid, incarnation, boundedness, schema, parallelism, state, checkpoint_id
+    source, uid, incarnation, boundedness, schema, parallelism, state, checkpoint_id, holders
         As for `EnumeratorRunner`.
     on_event
         Takes the uid and what the enumerator says, on a thread of ours; must not block.
@@ -59,6 +59,7 @@ class EnumeratorThread:
         parallelism: int,
         state: bytes | None,
         checkpoint_id: int,
+        holders: Mapping[str, int],
         on_event: Callable[[str, src.Event], None],
     ) -> None:
         self._uid = uid
@@ -78,6 +79,7 @@ class EnumeratorThread:
             parallelism=parallelism,
             state=state,
             checkpoint_id=checkpoint_id,
+            holders=holders,
             call_async=lambda work: self._work_later(work, work.initial_delay_ms),
         )
         name = f"headgate-enumerator-{uid}"

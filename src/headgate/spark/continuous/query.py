@@ -308,9 +308,19 @@ class ContinuousQuery:
         driver.start()
 
     def _newest(self) -> Manifest | None:
-        if self._definition.from_savepoint is not None:
-            return CheckpointStorage(self._definition.from_savepoint).load_savepoint()
-        return self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
+        newest = self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
+        if self._definition.from_savepoint is None:
+            return newest
+        savepoint = CheckpointStorage(self._definition.from_savepoint).load_savepoint()
+        if newest is not None and newest.created_ms > savepoint.created_ms:
+            # The same program started again: going back would publish once more what came after the savepoint.
+            _log.warning(
+                "checkpoint %d at %s is newer than the savepoint %s: the query goes on from there. To go back to the "
+                "savepoint, give the query another checkpointLocation.",
+                newest.checkpoint_id, self._location, self._definition.from_savepoint,
+            )  # fmt: skip
+            return newest
+        return savepoint
 
     def _run_settings(self, run: int) -> RunSettings:
         options = self._definition.options

@@ -151,7 +151,9 @@ class SlotRuntime:
 
     def _next_event(self) -> machine.Event:
         due_ms = self._machine.next_time_ms()
-        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, max(0.0, (due_ms - monotonic_ms()) / 1000))
+        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, (due_ms - monotonic_ms()) / 1000)
+        if wait_s <= 0:
+            return machine.SlotTimePassed()
         try:
             return self._inbox.get(timeout=wait_s)
         except queue.Empty:

@@ -297,6 +297,7 @@ class _Execution:
         )
         self._chain = chain = definition.make_chain(context, self._items)
         chain.open()
+        chain.position_of = self._position_of
         for uid, source in definition.sources.items():
             self.inputs[uid] = _Input(self, uid, source, chain)
 
@@ -402,12 +403,17 @@ class _Execution:
     def facts_of(self, error: BaseException) -> dict[str, Any]:
         """Return where this is, for an error's report: stage, subtask, and the position being read where known."""
         facts: dict[str, Any] = {"stage": self._runner._stage, "subtask": self._runner._place.slot}
-        split = getattr(error, "facts", {}).get("split")
-        for each in self.inputs.values():
-            position = each.positions().get(split) if isinstance(split, str) else None
+        known = getattr(error, "facts", {})
+        for uid in self.inputs:
+            position = self._position_of(uid, known.get("split", ""))
             if position is not None:
-                facts |= {"source": each.uid, "position": position.decode(errors="replace")}
+                facts |= {"source": uid, "position": position}
         return facts
+
+    def _position_of(self, source: str, split: str) -> str | None:
+        """Return the position of a split behind the batch that its rows stand in, as text."""
+        position = self.inputs[source].position_of(split) if source in self.inputs else None
+        return None if position is None else position.decode(errors="replace")
 
     def fetching_since(self) -> float | None:
         """Return since when the oldest fetch blocks (monotonic seconds)."""
@@ -445,6 +451,7 @@ class _Input:
         self._runner = runner = execution._runner
         self._source = source.source
         self.status = InputStatus.MORE_AVAILABLE
+        self._last_positions: dict[str, bytes] = {}
         self.output = _Output(self, source, chain, runner._now_ms())
         self.reader: SourceReader[Any] = source.source.create_reader(
             SourceReaderContext(
@@ -465,6 +472,7 @@ class _Input:
         for split in read:
             self.output.create_output_for_split(split.split_id)
         self.reader.add_splits(read)
+        self._last_positions |= {split.split_id: split.data for split in splits}
         self._wake()
 
     def notify_no_more_splits(self) -> None:
@@ -489,7 +497,14 @@ class _Input:
 
     def positions(self) -> dict[str, bytes]:
         # A snapshot without a checkpoint: readers promise that taking one changes nothing.
-        return {split.split_id: split.data for split in self.snapshot(0)}
+        self._last_positions = {split.split_id: split.data for split in self.snapshot(0)}
+        return self._last_positions
+
+    def position_of(self, split_id: str) -> bytes | None:
+        """Return where a split is; of one that has ended while its last rows wait, where it was known to be last."""
+        last = self._last_positions
+        found = self.positions().get(split_id)
+        return found if found is not None else last.get(split_id)
 
     def end(self) -> None:
         if self.status is not InputStatus.END_OF_INPUT or not self.output.ended:

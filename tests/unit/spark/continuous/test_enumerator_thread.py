@@ -59,6 +59,7 @@ class Running:
             parallelism=1,
             state=None,
             checkpoint_id=0,
+            holders={},
             on_event=lambda uid, event: self.said.put((uid, event)),
         )
 

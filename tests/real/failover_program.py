@@ -1,0 +1,46 @@
+"""Runs scenarios of failover_scenarios.py in a session of its own; prints a JSON object of what went wrong in each.
+
+Arguments: Spark's master, a folder, and the names of the scenarios: some at a time, as far as there are cores.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import failover_scenarios
+from pyspark.sql import SparkSession
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(message)s")
+logging.getLogger("py4j").setLevel(logging.WARNING)
+master, folder, at_a_time, *names = sys.argv[1:]
+os.environ["PYSPARK_PYTHON"] = sys.executable
+spark = (
+    SparkSession.builder.master(master)
+    .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    .config("spark.driver.host", "127.0.0.1")
+    .getOrCreate()
+)  # fmt: skip
+spark.sparkContext.setLogLevel("OFF")
+
+
+def run(name: str) -> str:
+    began = time.monotonic()
+    try:
+        getattr(failover_scenarios, name)(spark, Path(folder) / name)
+    except BaseException:
+        return traceback.format_exc()
+    finally:
+        logging.info("%s took %.1f s", name, time.monotonic() - began)
+    return ""
+
+
+with ThreadPoolExecutor(int(at_a_time)) as pool:
+    print(json.dumps(dict(zip(names, pool.map(run, names)))))
+spark.stop()

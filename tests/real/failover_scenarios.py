@@ -1,0 +1,512 @@
+"""What can happen to a running query, one function each: started, hurt, healed, and its output counted.
+
+Used by test_continuous_failover.py in the tests' own session, and by failover_program.py in sessions of other masters.
+A file in the scenario's folder lets something happen once: whoever deletes it does it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.errors import UserFunctionError
+from headgate.spark.continuous.query import ContinuousQuery
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+WITHIN_S = 60.0
+"""How long anything may take. None of it is a measurement: machines are slow at times."""
+ROWS = 4  # of a batch
+
+
+class Numbers(headgate.SimpleSource):
+    """Each split counts its own rows from 0 on, a batch every ``pause`` seconds, up to ``batches``."""
+
+    name = "failover-numbers"
+    schema = "split string, n bigint"
+
+    def splits(self) -> list[str]:
+        if happens(Path(self.options["folder"]) / "listing-raises"):
+            raise ConnectionError("the catalog is down")
+        return [f"split-{number}" for number in range(int(self.options["splits"]))]
+
+    def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        folder = Path(self.options["folder"])
+        for batch in range(position or 0, int(self.options["batches"])):
+            time.sleep(float(self.options["pause"]))
+            if happens(folder / f"fetch-hangs-{os.getpid()}"):
+                time.sleep(600)
+            if happens(folder / "fetch-raises"):
+                raise ConnectionError("the line is cut")
+            numbers = range(batch * ROWS, (batch + 1) * ROWS)
+            yield pa.record_batch({"split": [split_id] * ROWS, "n": pa.array(numbers, pa.int64())}), batch + 1
+
+
+class Stamp:
+    """The user's function: notes in each row which process emitted it, and when."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if happens(self.folder / "function-raises"):
+                raise ValueError("a number that I do not like")
+            if (self.folder / "function-always-raises").exists() and batch["n"][0].as_py() >= 40:
+                with (self.folder / "raised").open("a") as log:
+                    log.write("x")
+                raise ValueError("a number that I will never like")
+            if happens(self.folder / f"function-holds-the-gil-{os.getpid()}"):
+                ctypes.PyDLL(None).sleep(600)
+            stamps = {"pid": [os.getpid()] * batch.num_rows, "at": [time.time()] * batch.num_rows}
+            yield pa.record_batch({"split": batch["split"], "n": batch["n"]} | stamps)
+
+
+def happens(path: Path) -> bool:
+    """Return whether the file was there, and take it away."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Running:
+    """A query of two slots over `Numbers` into memory, and what the scenarios look at."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        splits: int = 4,
+        batches: int = 0,
+    ) -> None:
+        headgate.register(spark, Numbers)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.splits, self.batches = splits, batches
+        streams = headgate.continuous(spark, parallelism=2)
+        reader = streams.read if batches else streams.readStream  # with a number of batches it ends by itself
+        settings = {"splits": splits, "batches": batches or 10**9, "pause": 0.01, "folder": folder}
+        numbers = reader.format(Numbers.name).option("discovery.interval", "200 ms")
+        for name, value in settings.items():
+            numbers = numbers.option(name, value)
+        stamped = numbers.load().mapInArrow(Stamp(folder), "split string, n bigint, pid bigint, at double")
+        writer = stamped.writeStream.format("memory").queryName(folder.name).trigger(continuous="250 milliseconds")
+        for name, value in options.items():
+            writer = writer.option(name, value)
+        self.query: ContinuousQuery = writer.option("checkpointLocation", str(folder / "checkpoints")).start()
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        """Wait for something."""
+        deadline = time.monotonic() + WITHIN_S
+        while not condition():
+            assert self.query.isActive, f"waiting for {what}, the query ended: {self.query.exception()}"
+            assert time.monotonic() < deadline, f"waiting for {what} in vain: {self.query.status}"
+            time.sleep(0.02)
+
+    def until_it_runs(self) -> None:
+        """Wait until all subtasks run and a checkpoint was completed."""
+        self.until(lambda: self.query.status["message"] == "running" and self.query.status["epoch"] > 0, "a checkpoint")
+
+    def until_another_checkpoint(self, more: int = 2) -> None:
+        """Wait until some more checkpoints are complete."""
+        epoch = self.query.status["epoch"]
+        self.until(lambda: self.query.status["epoch"] >= epoch + more, "a checkpoint")
+
+    def until_replaced(self, slot: int, pid: int) -> None:
+        """Wait until another process is the slot, and everything runs."""
+        self.until(lambda: self.pid(slot) not in (0, pid), "another process")
+        self.until(lambda: self.query.status["message"] == "running", "running again")
+
+    def pid(self, slot: int) -> int:
+        """Return the process of a slot."""
+        return int(self.query.status["slots"][slot]["pid"])
+
+    def attempt(self, slot: int) -> int:
+        """Return the attempt of a slot that counts."""
+        return int(self.query.status["slots"][slot]["attempt"])
+
+    def executions(self) -> list[int]:
+        """Return how often each subtask was deployed."""
+        return [each["execution"] for each in self.query.status["subtasks"]]
+
+    def until_deployed(self, executions: list[int]) -> None:
+        """Wait until the subtasks run in these executions."""
+        self.until(lambda: self.query.status["message"] == "running" and self.executions() == executions, "a restart")
+
+    def end(self) -> pa.Table:
+        """Let the query end in good order, and return its rows; they are exactly the source's."""
+        if self.batches:
+            assert self.query.awaitTermination(WITHIN_S), f"it does not end: {self.query.status}"
+        else:
+            self.query.stop(drain=True, timeout=WITHIN_S)
+        assert self.query.exception() is None, self.query.exception()
+        rows = self.query.table()
+        check_exact(rows, self.splits, self.batches)
+        return rows
+
+
+def check_exact(rows: pa.Table, splits: int, batches: int) -> None:
+    """Assert that each split's rows are there once each, up to its end where it has one."""
+    found: dict[str, list[int]] = {f"split-{number}": [] for number in range(splits)}
+    for split, n in zip(rows["split"].to_pylist(), rows["n"].to_pylist()):
+        found[split].append(n)
+    for split, numbers in found.items():
+        expected = batches * ROWS if batches else len(numbers)
+        missing, twice = set(range(expected)) - set(numbers), len(numbers) - len(set(numbers))
+        assert not missing and not twice, f"{split}: {len(missing)} missing, {twice} twice, {sorted(missing)[:5]} ..."
+        assert len(numbers) == expected
+
+
+class Pulse:
+    """Measures how long this machine kept a thread of this process from running: what nobody can be blamed for."""
+
+    def __init__(self) -> None:
+        self._stalls: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        """Return the longest time that the thread was late, in seconds."""
+        self._over.set()
+        self._thread.join()
+        return max((late for _, late in self._stalls), default=0.0)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            began = time.monotonic()
+            time.sleep(0.01)
+            self._stalls.append((began, time.monotonic() - began - 0.01))
+
+
+def check_emitted_all_along(rows: pa.Table, pid: int, began: float, ended: float, stall: float) -> None:
+    """Assert that a process emitted rows within every half second of a time."""
+    at = sorted({began, ended, *rows.filter(pc.equal(rows["pid"], pid))["at"].to_pylist()})
+    within = [each for each in at if began <= each <= ended]
+    gap = max(after - before for before, after in zip(within, within[1:]))
+    assert len(within) > 2 and gap < 0.5 + 2 * stall, f"no rows for {gap:.3f} s of {ended - began:.3f} s ({stall=:.3f})"
+
+
+# Processes die.
+
+
+def a_killed_worker_s_task_is_retried_alone(spark: SparkSession, folder: Path) -> None:
+    """The other subtask keeps its attempt and its execution, and emits all along; it also gets splits all along."""
+    running = Running(spark, folder, splits=160, batches=8)
+    running.until_it_runs()
+    victim, other, attempt = running.pid(0), running.pid(1), running.attempt(1)
+    pulse, began = Pulse(), time.time()
+    os.kill(victim, signal.SIGKILL)
+    running.until_replaced(0, victim)
+    ended, stall = time.time(), pulse.stop()
+    assert (running.pid(1), running.attempt(1)) == (other, attempt)
+    assert running.executions() == [2, 1]
+    assert running.attempt(0) == 1, "Spark retried the one task"
+    rows = running.end()
+    check_emitted_all_along(rows, other, began, ended, stall)
+    its = rows.filter(pc.equal(rows["pid"], other))
+    begun = its.filter(pc.equal(its["n"], 0))["at"].to_pylist()  # of a split that it was given
+    starts = sorted({began, ended, *(each for each in begun if began <= each <= ended)})
+    assert max(after - before for before, after in zip(starts, starts[1:])) < 1.0 + 2 * stall
+
+
+def five_kills_of_one_slot(spark: SparkSession, folder: Path) -> None:
+    """Spark gives up on the job in between, and it is submitted again: its task failures add up over its life."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    for _ in range(5):
+        victim = running.pid(0)
+        os.kill(victim, signal.SIGKILL)
+        running.until_replaced(0, victim)
+        running.until_another_checkpoint(1)
+    failures = int(spark.sparkContext.getConf().get("spark.task.maxFailures", "0") or 0)
+    assert running.attempt(0) >> 16 >= 1, f"the job was never submitted again ({failures=})"
+    assert running.executions()[0] == 6
+    running.end()
+
+
+def a_killed_worker_ends_a_job_without_retries(spark: SparkSession, folder: Path) -> None:
+    """On ``local[N]`` Spark gives up at once, and the driver submits the job again."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    victim = running.pid(0)
+    os.kill(victim, signal.SIGKILL)
+    running.until_replaced(0, victim)
+    assert running.attempt(0) == running.attempt(1) == 1 << 16
+    assert running.executions() == [2, 2]
+    running.end()
+
+
+def a_killed_executor(spark: SparkSession, folder: Path) -> None:
+    """The slots of the other executor read on."""
+    import psutil
+
+    running = Running(spark, folder)
+    running.until_it_runs()
+    victim, other = running.pid(0), running.pid(1)
+    java = [each.pid for each in psutil.Process(victim).parents() if each.name() == "java"]
+    assert java[0] not in [each.pid for each in psutil.Process(other).parents()], "two executors of one core each"
+    os.kill(java[0], signal.SIGKILL)
+    running.until_replaced(0, victim)
+    assert running.pid(1) == other
+    assert running.executions() == [2, 1]
+    running.end()
+
+
+def a_zombie(spark: SparkSession, folder: Path) -> None:
+    """A worker that stands still until another has its place, and goes on then: it is fenced, its rows count nowhere."""
+    running = Running(spark, folder, {"heartbeat.timeout": "2 seconds"})
+    running.until_it_runs()
+    zombie = running.pid(0)
+    os.kill(zombie, signal.SIGSTOP)
+    try:
+        running.until_replaced(0, zombie)
+    finally:
+        os.kill(zombie, signal.SIGCONT)
+    running.until_another_checkpoint()
+    assert running.pid(0) != zombie
+    running.end()
+    deadline = time.monotonic() + WITHIN_S
+    while is_slot(zombie, folder):
+        assert time.monotonic() < deadline, "the zombie is still there"
+        time.sleep(0.05)
+
+
+def is_slot(pid: int, folder: Path) -> bool:
+    """Return whether a process has threads of a slot."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).num_threads() > 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# Code hangs.
+
+
+def a_hung_fetch(spark: SparkSession, folder: Path) -> None:
+    """A heartbeat goes on beating; the slot's process is ended because of the fetch."""
+    running = Running(spark, folder, {"task.stuck.timeout": "2 seconds"})
+    running.until_it_runs()
+    victim, other = running.pid(0), running.pid(1)
+    (folder / f"fetch-hangs-{victim}").touch()
+    running.until_replaced(0, victim)
+    assert not (folder / f"fetch-hangs-{victim}").exists()
+    assert running.pid(1) == other or running.attempt(1) >> 16 == 1
+    running.end()
+
+
+def a_function_that_holds_the_gil(spark: SparkSession, folder: Path) -> None:
+    """No thread of the process can do anything about it, but something that is no thread of Python's."""
+    running = Running(spark, folder, {"heartbeat.timeout": "3 seconds"})
+    running.until_it_runs()
+    victim = running.pid(0)
+    (folder / f"function-holds-the-gil-{victim}").touch()
+    running.until_replaced(0, victim)
+    assert not (folder / f"function-holds-the-gil-{victim}").exists()
+    running.end()
+
+
+# Code raises.
+
+
+def a_function_that_raises_once(spark: SparkSession, folder: Path) -> None:
+    """The Spark tasks survive; only the subtask restarts."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    pids = [running.pid(0), running.pid(1)]
+    (folder / "function-raises").touch()
+    running.until(lambda: sorted(running.executions()) == [1, 2], "a restart")
+    running.until_another_checkpoint()
+    assert [running.pid(0), running.pid(1)] == pids
+    assert running.attempt(0) == running.attempt(1) == 0
+    running.end()
+
+
+def a_fetch_that_raises_once(spark: SparkSession, folder: Path) -> None:
+    """The same for code on a fetcher's thread."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    pids = [running.pid(0), running.pid(1)]
+    (folder / "fetch-raises").touch()
+    running.until(lambda: sorted(running.executions()) == [1, 2], "a restart")
+    running.until_another_checkpoint()
+    assert [running.pid(0), running.pid(1)] == pids
+    running.end()
+
+
+def a_full_failover(spark: SparkSession, folder: Path) -> None:
+    """With ``failover-strategy`` ``full`` everything restarts, in the same processes."""
+    running = Running(spark, folder, {"failover-strategy": "full"})
+    running.until_it_runs()
+    pids = [running.pid(0), running.pid(1)]
+    (folder / "function-raises").touch()
+    running.until_deployed([2, 2])
+    running.until_another_checkpoint()
+    assert [running.pid(0), running.pid(1)] == pids
+    running.end()
+
+
+def fails_for_good(running: Running, restarts: int) -> UserFunctionError:
+    """Let the user's function raise for ever, and return the error that ends the query after so many restarts."""
+    (running.folder / "function-always-raises").touch()
+    deadline = time.monotonic() + WITHIN_S
+    while running.query.isActive and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not running.query.isActive, running.query.status
+    error = running.query.exception()
+    assert isinstance(error, UserFunctionError), repr(error)
+    assert (running.folder / "raised").stat().st_size >= restarts + 1
+    return error
+
+
+def a_function_that_always_raises(spark: SparkSession, folder: Path) -> None:
+    """The query ends, and its error says what the user wants to know."""
+    options = {"restart-strategy": "fixed-delay", "restart-strategy.attempts": 2, "restart-strategy.delay": "50 ms"}
+    error = fails_for_good(Running(spark, folder, options), restarts=2)
+    assert isinstance(error.__cause__, ValueError) and str(error.__cause__) == "a number that I will never like"
+    text = str(error)
+    assert 'raise ValueError("a number that I will never like")' in text, text  # the line of the user's
+    assert "failover_scenarios.py" in text
+    assert error.stage == 0 and error.subtask in (0, 1)
+    assert error.split.startswith("split-") and error.source == Numbers.name
+    assert '"position":' in error.position, error.position
+    for fact in ("stage 0", f"subtask {error.subtask}", error.split, "Stamp"):
+        assert fact in text.partition("\n\n")[0], f"{fact!r} is not in the message: {text}"
+
+
+def no_restarts(spark: SparkSession, folder: Path) -> None:
+    """With ``restart-strategy`` ``none`` the first error is the last."""
+    error = fails_for_good(Running(spark, folder, {"restart-strategy": "none"}), restarts=0)
+    assert str(error.__cause__) == "a number that I will never like"
+    assert (folder / "raised").stat().st_size <= 2  # once in each subtask
+
+
+# The driver's side fails.
+
+
+def source_of(running: Running) -> Any:
+    """Return the coordinator of the source."""
+    (source,) = running.query._driver._master._sources.values()  # type: ignore[union-attr]
+    return source
+
+
+def an_enumerator_that_raises_once(spark: SparkSession, folder: Path) -> None:
+    """It is restored from the checkpoint and its log while the readers read on."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    attempts, began, pulse = [running.attempt(0), running.attempt(1)], time.time(), Pulse()
+    incarnation = source_of(running)._incarnation
+    (folder / "listing-raises").touch()
+    running.until(lambda: source_of(running)._incarnation > incarnation, "another enumerator")
+    running.until_another_checkpoint()
+    ended, stall = time.time(), pulse.stop()
+    assert running.executions() == [1, 1]
+    assert [running.attempt(0), running.attempt(1)] == attempts
+    pids = [running.pid(0), running.pid(1)]
+    rows = running.end()
+    for pid in pids:
+        check_emitted_all_along(rows, pid, began, ended, stall)
+
+
+def an_enumerator_without_a_log(spark: SparkSession, folder: Path) -> None:
+    """Then everything is restored from the last checkpoint."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    pids = [running.pid(0), running.pid(1)]
+    driver = running.query._driver
+    assert driver is not None
+    (log,) = driver._logs.values()
+    load = log._load
+    log._load = lambda action: (corrupt(folder / "checkpoints" / "log"), load(action))[1]  # type: ignore[method-assign]
+    (folder / "listing-raises").touch()
+    running.until_deployed([2, 2])
+    running.until_another_checkpoint()
+    assert [running.pid(0), running.pid(1)] == pids
+    running.end()
+
+
+def corrupt(folder: Path) -> None:
+    """Change a byte of each file."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files, "there is no log"
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def an_endpoint_that_moves(spark: SparkSession, folder: Path) -> None:
+    """Readers read on, the slots look the address up and register again."""
+    running = Running(spark, folder, splits=160, batches=8)
+    running.until_it_runs()
+    driver = running.query._driver
+    assert driver is not None
+    pids, address = [running.pid(0), running.pid(1)], driver._server.address
+    began, pulse = time.time(), Pulse()
+    driver.restart_endpoint()
+    assert driver._server.address != address
+    running.until_another_checkpoint()
+    ended, stall = time.time(), pulse.stop()
+    assert running.executions() == [1, 1]
+    assert [running.pid(0), running.pid(1)] == pids
+    rows = running.end()
+    for pid in pids:
+        check_emitted_all_along(rows, pid, began, ended, stall)
+
+
+def let_manifests_fail(running: Running, times: int) -> list[int]:
+    """Let the next manifests not be written; return a list that gets an entry for each."""
+    driver = running.query._driver
+    assert driver is not None
+    storage, failed = driver._storage, []
+    write = storage.write_manifest
+
+    def fail(manifest: Any, location: str = "") -> int:
+        if len(failed) < times:
+            failed.append(manifest.checkpoint_id)
+            raise OSError(28, "No space left on device")
+        return write(manifest, location)
+
+    storage.write_manifest = fail  # type: ignore[method-assign]
+    return failed
+
+
+def tolerable_failures_of_the_storage(spark: SparkSession, folder: Path) -> None:
+    """Checkpoints fail for a while, and nothing else happens."""
+    running = Running(spark, folder, {"execution.checkpointing.tolerable-failed-checkpoints": 3})
+    running.until_it_runs()
+    failed = let_manifests_fail(running, 3)
+    running.until(lambda: len(failed) == 3, "three failures")
+    running.until_another_checkpoint()
+    assert running.executions() == [1, 1]
+    running.end()
+
+
+def failures_of_the_storage(spark: SparkSession, folder: Path) -> None:
+    """One checkpoint too many fails, and everything is restored."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    failed = let_manifests_fail(running, 1)
+    running.until(lambda: failed, "a failure")
+    running.until_deployed([2, 2])
+    running.until_another_checkpoint()
+    running.end()

@@ -1,0 +1,83 @@
+"""What the tests of continuous queries on real Spark share: a stream of numbers, waiting, and what stands on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.spark.continuous.manager import ContinuousQueryManager
+from headgate.spark.continuous.streams import ContinuousStream
+
+PATIENCE_S = 90.0
+"""How long anything may take on a machine that others use as well; nothing is asserted about it."""
+
+
+def numbers(
+    spark: SparkSession, parallelism: int = 2, *, rows: int | None = None, rate: int = 2000, partitions: int = 4
+) -> ContinuousStream:
+    """Return a stream of the numbers from 0 in the column ``value``; endless without ``rows``."""
+    return (
+        headgate.continuous(spark, parallelism=parallelism)
+        .readStream.format("headgate.datagen")
+        .option("numRows", rows)
+        .option("rowsPerSecond", rate)
+        .option("numPartitions", partitions)
+        .schema("value long")
+        .load()
+    )
+
+
+def wait_until(condition: Callable[[], Any], query: headgate.ContinuousQuery | None = None) -> Any:
+    """Wait for a condition and return its value; raise the query's error if it ends before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        if query is not None and not query.isActive:
+            if value := condition():
+                return value
+            raise query.exception() or AssertionError("the query ended")
+        assert time.monotonic() < deadline, "it did not happen in time" + ("" if query is None else f": {query.status}")
+        time.sleep(0.02)
+    return value
+
+
+def is_running(query: headgate.ContinuousQuery) -> bool:
+    return bool(query.status["message"] == "running")
+
+
+def stop_all() -> None:
+    """Stop what a test left running."""
+    for query in ContinuousQueryManager().active:
+        with contextlib.suppress(Exception):
+            query.stop()
+
+
+def read_values(spark: SparkSession, folder: Path | str, file_format: str = "parquet") -> list[int]:
+    """Return what is committed in a folder, sorted."""
+    frame = spark.read.format(file_format).schema("value long").load(str(folder))
+    return sorted(row.value for row in frame.collect())
+
+
+def newest(location: Path | str) -> Manifest:
+    """Return the newest complete checkpoint at a location."""
+    found = CheckpointStorage(str(location)).load_newest()
+    assert found is not None, "there is no checkpoint"
+    return found
+
+
+def owners(manifest: Manifest) -> dict[str, int]:
+    """Return which subtask read each split when a checkpoint was taken."""
+    return dict(_owned(manifest))
+
+
+def _owned(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    for number, subtask in enumerate(manifest.subtasks[0]):
+        for reader in subtask.readers.values():
+            yield from ((split.split_id, number) for split in reader.splits)

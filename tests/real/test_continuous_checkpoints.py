@@ -1,0 +1,274 @@
+"""Checkpoints and savepoints of a continuous query on real Spark: complete, self-contained, restored at any size."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.errors import CorruptStateError, HeadgateError, OptionError, StoredStateError
+from headgate.protocol.messages import CheckpointKind
+from headgate.spark.continuous.streams import ContinuousStream
+from headgate.spark.continuous.writer import ContinuousStreamWriter
+from tests.real.running_queries import is_running, newest, numbers, read_values, stop_all, wait_until
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    stop_all()
+
+
+class Place:
+    """A checkpoint location and a folder of output of a test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoints, self.out = folder / "checkpoints", folder / "out"
+
+    def writer(self, stream: ContinuousStream, interval: str = "300 milliseconds") -> ContinuousStreamWriter:
+        """Write a stream here, as soon as it is committed."""
+        return (
+            stream.writeStream.format("parquet")
+            .option("path", str(self.out))
+            .option("publishInterval", "1 millisecond")
+            .option("checkpointLocation", str(self.checkpoints))
+            .trigger(continuous=interval)
+        )
+
+    def ids(self) -> tuple[int, ...]:
+        """Return the checkpoints that are complete."""
+        return CheckpointStorage(str(self.checkpoints)).stored().complete
+
+    def manifest(self, checkpoint_id: int) -> Path:
+        return self.checkpoints / f"chk-{checkpoint_id}" / "_metadata"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def has_read(query: headgate.ContinuousQuery, rows: int) -> None:
+    wait_until(lambda: query.status["rowsIn"] >= rows, query)
+
+
+def positions(manifest: Manifest) -> int:
+    """Return how many rows a checkpoint is behind."""
+    import json
+
+    splits = [
+        split for subtask in manifest.subtasks[0] for reader in subtask.readers.values() for split in reader.splits
+    ]
+    return sum(json.loads(split.data)["position"] for split in splits)
+
+
+def test_a_checkpoint_that_was_asked_for_is_complete_on_disk(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark), "1 hour").start()
+    has_read(query, 1)
+    first = query.checkpoint()
+    assert place.ids()[-1] == first == newest(place.checkpoints).checkpoint_id
+    second = query.checkpoint()
+    assert second > first
+    assert place.ids() == (second,), "one is retained"
+    assert newest(place.checkpoints).query_id == query.id
+    rows = positions(newest(place.checkpoints))
+    wait_until(lambda: len(read_values(spark, place.out)) >= rows, query)
+    assert read_values(spark, place.out)[:rows] == sorted(read_values(spark, place.out))[:rows]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_savepoint_needs_nothing_but_itself(
+    spark: SparkSession, place: Place, tmp_path: Path, before: int, after: int
+) -> None:
+    """It is copied to another place, and all the query wrote beside its output is deleted."""
+    rows = 3000
+    query = place.writer(numbers(spark, before, rows=rows)).queryName("moves").start()
+    has_read(query, 500)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    assert not query.isActive and query.exception() is None
+    emitted = read_values(spark, place.out)
+    assert len(emitted) < rows and newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SUSPEND
+
+    shutil.move(tmp_path / "savepoint", tmp_path / "elsewhere")
+    shutil.rmtree(place.checkpoints)
+    again = place.writer(numbers(spark, after, rows=rows)).start(fromSavepoint=str(tmp_path / "elsewhere"))
+    assert again.awaitTermination(90)
+    assert read_values(spark, place.out) == list(range(rows))
+
+
+def newest_savepoint(folder: Path) -> Manifest:
+    return CheckpointStorage(str(folder)).load_savepoint()
+
+
+def test_nothing_is_emitted_behind_a_suspension(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    query = place.writer(numbers(spark)).start()
+    has_read(query, 500)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    assert len(read_values(spark, place.out)) == positions(newest_savepoint(tmp_path / "savepoint"))
+
+
+def test_draining_commits_all_that_was_read(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark), "1 hour").start()
+    has_read(query, 500)
+    query.stop(drain=True)
+    assert not query.isActive and query.exception() is None and query.status["message"] == "Stopped"
+    assert len(read_values(spark, place.out)) == query.status["rowsIn"]
+
+
+def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    query = place.writer(numbers(spark), "1 hour").start()
+    has_read(query, 100)
+    query.savepoint(str(tmp_path / "savepoint"))
+    has_read(query, query.status["rowsIn"] + 100)
+    assert newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SAVEPOINT
+    with pytest.raises(HeadgateError, match="There is a checkpoint already at .*give another folder"):
+        query.savepoint(str(tmp_path / "savepoint"))
+    assert is_running(query)
+
+
+def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:
+    """After a plain stop, from the newest checkpoint: what was read behind it is read again, and written once."""
+    rows, ids = 4000, set()
+    for _ in range(2):
+        query = place.writer(numbers(spark, rows=rows)).start()
+        ids.add(query.id)
+        before = len(place.ids())
+        has_read(query, 300)
+        wait_until(lambda: len(place.ids()) and place.ids()[-1] > before, query)
+        query.stop()
+    query = place.writer(numbers(spark, rows=rows)).start()
+    assert query.awaitTermination(90)
+    assert read_values(spark, place.out) == list(range(rows))
+    assert ids == {query.id}
+
+
+def test_a_live_query_is_rescaled(spark: SparkSession, place: Place) -> None:
+    rows = 4000
+    query = place.writer(numbers(spark, 1, rows=rows)).start()
+    has_read(query, 200)
+    query.rescale(2)
+    wait_until(lambda: is_running(query) and len(query.status["slots"]) == 2, query)
+    query.rescale(1)
+    with pytest.raises(OptionError, match="parallelism 3 needs 3 cores.* has 2"):
+        query.rescale(3)
+    assert query.awaitTermination(90)
+    assert read_values(spark, place.out) == list(range(rows))
+
+
+def test_the_first_checkpoint_after_a_restore_does_not_wait_for_its_interval(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark), "1 hour").start()
+    has_read(query, 1)
+    taken = query.checkpoint()
+    query.stop()
+    query = place.writer(numbers(spark), "1 hour").start()
+    wait_until(lambda: place.ids()[-1] > taken, query)
+
+
+def doubled(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches
+
+
+def test_a_changed_program_restores_what_has_the_same_name(spark: SparkSession, place: Place) -> None:
+    """Operators are put before and behind; the source is found by its name, so no number comes twice."""
+    rows = 3000
+    query = place.writer(numbers(spark, rows=rows).name("in")).start()
+    has_read(query, 300)
+    query.checkpoint()
+    query.stop()
+    changed = numbers(spark, rows=rows).name("in").mapInArrow(doubled, "value long").filter("value >= 0")
+    assert place.writer(changed).start().awaitTermination(90)
+    assert read_values(spark, place.out) == list(range(rows))
+
+
+def test_state_that_is_left_over_is_refused_unless_it_may_be_dropped(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark, rows=100).name("old")).start()
+    assert query.awaitTermination(90)
+    renamed = place.writer(numbers(spark, rows=100).name("new"))
+    with pytest.raises(StoredStateError, match=r"holds state of 'old', .* has 'new'.*allowNonRestoredState") as refused:
+        renamed.start()
+    assert refused.value.left_over == ("old",)
+    assert renamed.option("allowNonRestoredState", True).start().awaitTermination(90)
+    assert read_values(spark, place.out) == sorted(2 * list(range(100))), "the new source began afresh"
+
+
+def test_options_that_may_not_change(spark: SparkSession, place: Place) -> None:
+    assert place.writer(numbers(spark, rows=100)).start().awaitTermination(90)
+    with pytest.raises(OptionError, match="'numPartitions' of source 'datagen' was 4 and is 3.*new 'checkpointLoc"):
+        place.writer(numbers(spark, rows=100, partitions=3)).start()
+
+
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_will_do_if_the_user_says_so(
+    spark: SparkSession, place: Place
+) -> None:
+    writer = place.writer(numbers(spark), "1 hour").option("execution.checkpointing.num-retained", 2)
+    query = writer.start()
+    has_read(query, 1)
+    good, bad = query.checkpoint(), query.checkpoint()
+    query.stop()
+    path = place.manifest(bad)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CorruptStateError, match=str(path)) as refused:
+        writer.start()
+    assert refused.value.path == str(path)
+    query = writer.option("ignoreCorruptCheckpoints", True).start()
+    assert query.lastProgress is None or query.lastProgress.batchId >= good
+    wait_until(lambda: place.ids()[-1] > bad, query)
+
+
+def test_as_many_are_kept_as_the_option_says(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark), "1 hour").option("execution.checkpointing.num-retained", 3).start()
+    has_read(query, 1)
+    taken = [query.checkpoint() for _ in range(5)]
+    wait_until(lambda: place.ids() == tuple(taken[-3:]), query)
+    query.stop()
+    assert sorted(path.name for path in place.checkpoints.glob("chk-*")) == sorted(f"chk-{n}" for n in taken[-3:])
+
+
+def test_a_live_query_owns_its_location(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark, 1)).queryName("first").start()
+    with pytest.raises(OptionError, match="belongs to the query 'first', which is live"):
+        place.writer(numbers(spark, 1)).start()
+    assert query.isActive
+
+
+TAKES_OVER = """
+import sys
+from headgate.checkpoint.ownership import Ownership
+from headgate.checkpoint.storage import CheckpointStorage
+
+print(Ownership.claim(CheckpointStorage(sys.argv[1])).run)
+"""
+
+
+def test_a_start_in_another_process_takes_a_location_over(spark: SparkSession, place: Place) -> None:
+    """The query that was first ends with its next checkpoint, and says who has it now."""
+    query = place.writer(numbers(spark), "200 milliseconds").start()
+    has_read(query, 100)
+    command = [sys.executable, "-c", textwrap.dedent(TAKES_OVER), str(place.checkpoints)]
+    run = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout)
+    wait_until(lambda: not query.isActive)
+    with pytest.raises(HeadgateError, match=rf"Run {run} has taken over the checkpoint location .*stop one of them"):
+        query.awaitTermination()
+
+
+def test_a_savepoint_that_is_not_there(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    with pytest.raises(StoredStateError, match="There is no savepoint in .*nowhere"):
+        place.writer(numbers(spark)).start(fromSavepoint=str(tmp_path / "nowhere"))
+
+
+def test_a_query_that_has_ended_takes_no_checkpoint(spark: SparkSession, place: Place) -> None:
+    query = place.writer(numbers(spark, rows=10)).start()
+    assert query.awaitTermination(90)
+    with pytest.raises(HeadgateError, match="The query has ended"):
+        query.checkpoint()
+    query.stop()

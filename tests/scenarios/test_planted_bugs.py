@@ -1,0 +1,240 @@
+"""Bugs that others shipped, planted into a simulated cluster one at a time: each is found within a few hundred seeds.
+
+The rows of the first table of lessons.md that can happen between machines are here under their names; those about one
+connector alone (offsets out of range, topics that are made by asking for them, sticky bounded reads, pausing of unknown
+splits) are tests of that connector. A bug is a subclass or a changed method, in this file only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.checkpoint import coordinator as checkpoints
+from headgate.coordinator.source_coordinator import SourceCoordinator
+from headgate.protocol import messages as msg
+from headgate.protocol.messages import SubtaskId
+from headgate.simulation.parts import Parts
+from headgate.simulation.running import simulate
+from headgate.simulation.scenario import Scenario
+from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedSplit, ScriptedState
+from headgate.task import subtask as st
+from headgate.task.subtask import SubtaskMachine
+
+SEEDS = range(0, 400)
+
+
+def first_found(parts: Parts, what: str) -> int:
+    """Return the first seed that fails with what the pattern says."""
+    other: list[str] = []
+    for seed in SEEDS:
+        error = simulate(Scenario.of(seed), parts)[0].error
+        if error is not None:
+            if re.search(what, error):
+                return seed
+            other.append(f"{seed}: {error.splitlines()[0]}")
+    raise AssertionError(f"not found in {len(SEEDS)} seeds; found instead: {other[:5]}")
+
+
+class ForgetsReported(ScriptedEnumerator):
+    """FLINK-40469: reported splits that are not assigned yet are not in the snapshot."""
+
+    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
+        state = super().snapshot_state(checkpoint_id)
+        reported = {
+            split.split_id
+            for reader in self._context.registered_readers.values()
+            for split in reader.reported_splits_on_registration
+            if isinstance(split, ScriptedSplit)
+        }
+        kept = tuple(split for split in state.pending if split.split_id not in reported)
+        return msgspec.structs.replace(state, pending=kept)
+
+
+class ReportsNothingAgain(SubtaskMachine):
+    """FLINK-40710: a reader that fails alone registers again empty, whatever its state holds."""
+
+    def handle(self, event: st.Event, now_ms: int) -> list[st.Action]:
+        return [
+            st.Post(msgspec.structs.replace(action.letter, reported_splits=()))
+            if self.execution > 1 and isinstance(action, st.Post) and isinstance(action.letter, msg.ReaderRegistered)
+            else action
+            for action in super().handle(event, now_ms)
+        ]
+
+
+class ResolvesAgain(ScriptedEnumerator):
+    """FLINK-38453: the state has splits without positions: they are resolved a second time when it is restored."""
+
+    def __init__(self, topic: Any, context: Any, state: ScriptedState | None) -> None:
+        super().__init__(topic, context, state)
+        self._pending = {each: topic.first(topic.splits[each]) for each in self._pending}
+
+    def add_splits_back(self, splits: Sequence[ScriptedSplit], subtask: int) -> None:
+        resolved = [self._topic.first(self._topic.splits[each.split_id]) for each in splits]
+        super().add_splits_back(resolved, subtask)
+
+
+class PromisesOnlyWhatIsNew(ScriptedEnumerator):
+    """FLINK-31006: a bounded source that is restored finds nothing new and never says that nothing follows."""
+
+    def __init__(self, topic: Any, context: Any, state: ScriptedState | None) -> None:
+        super().__init__(topic, context, state)
+        self._restored = state is not None
+
+    def _nothing_follows(self) -> bool:
+        return super()._nothing_follows() and not self._restored
+
+
+class KeepsPendingBySubtask(ScriptedEnumerator):
+    """FLINK-21817: what is pending for a subtask that is no longer there is nobody's after a rescale."""
+
+    def __init__(self, topic: Any, context: Any, state: ScriptedState | None) -> None:
+        super().__init__(topic, context, state)
+        owners = state.owners if state is not None else {}
+        self._pending = {
+            each: split for each, split in self._pending.items() if owners.get(each, 0) < context.current_parallelism
+        }
+
+
+class PutsAllOnTheFirst(ScriptedEnumerator):
+    """FLINK-31762: some readers get two splits, some none."""
+
+    def _distribute(self) -> None:
+        if not self._rebalancing or len(self._context.registered_readers) == self._context.current_parallelism:
+            for split_id in self._pending:
+                self._owners.setdefault(split_id, 0)
+        super()._distribute()
+
+
+class AssignsTwice(ScriptedEnumerator):
+    """FLINK-39073: a split is assigned that a reader has already."""
+
+    def handle_split_request(self, subtask: int, host: str | None) -> None:
+        before = dict(self._pending)
+        super().handle_split_request(subtask, host)
+        if before and subtask == 0:
+            self._pending = {**before, **self._pending}
+
+
+class WakesNobody(ScriptedEnumerator):
+    """SeaTunnel: restored splits go back to the assigner, but nobody who waits for work is woken."""
+
+    def __init__(self, topic: Any, context: Any, state: ScriptedState | None) -> None:
+        super().__init__(topic, context, state)
+        self._asleep: list[ScriptedSplit] = []
+
+    def add_splits_back(self, splits: Sequence[ScriptedSplit], subtask: int) -> None:
+        self._asleep += splits
+        super().add_splits_back((), subtask)
+
+    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
+        state = super().snapshot_state(checkpoint_id)
+        return msgspec.structs.replace(state, pending=(*state.pending, *self._asleep))
+
+
+class KeepsOneOfEachFamily(ScriptedEnumerator):
+    """Fluss 3548: splits are stored by something coarser than their id."""
+
+    def add_splits_back(self, splits: Sequence[ScriptedSplit], subtask: int) -> None:
+        super().add_splits_back(list({each.split_id.split("-")[1]: each for each in splits}.values())[:1], subtask)
+
+
+class LosesOnePending(ScriptedEnumerator):
+    """A pending split is not in the snapshot."""
+
+    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
+        state = super().snapshot_state(checkpoint_id)
+        return msgspec.structs.replace(state, pending=state.pending[1:])
+
+
+class ForgetsEnds(SubtaskMachine):
+    """FLINK-37627: an end between the enumerator's snapshot and the reader's is in neither."""
+
+    def _on_trigger(self, letter: msg.TriggerCheckpoint) -> list[st.Action]:
+        actions = super()._on_trigger(letter)
+        for checkpoint_id, barrier in self._snapshots.items():
+            none: dict[str, tuple[Any, ...]] = {uid: () for uid in barrier.finished}
+            self._snapshots[checkpoint_id] = msgspec.structs.replace(barrier, finished=none)
+        return actions
+
+
+class RunsBeforeItRegisters(SubtaskMachine):
+    """RUNNING is posted before the registrations."""
+
+    def __init__(self, subtask: SubtaskId, *, sources: dict[str, bool], host: str) -> None:
+        super().__init__(subtask, sources=sources, host=host)
+
+    def handle(self, event: st.Event, now_ms: int) -> list[st.Action]:
+        actions = super().handle(event, now_ms)
+        running = [
+            each for each in actions if isinstance(each, st.Post) and isinstance(each.letter, msg.SubtaskRunning)
+        ]
+        return [*running, *(each for each in actions if each not in running)]
+
+
+for _bug in (ForgetsEnds,):
+    _bug._HANDLERS = {  # type: ignore[misc]
+        **SubtaskMachine._HANDLERS,
+        **{key: _bug._on_trigger for key in SubtaskMachine._HANDLERS if key[1] is msg.TriggerCheckpoint},
+    }
+
+PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
+IN_ENUMERATORS: list[tuple[type[ScriptedEnumerator], str]] = [
+    (ForgetsReported, PLACE),
+    (ResolvesAgain, r"rows of \S+ (before \d+ )?are missing|published twice"),
+    (PromisesOnlyWhatIsNew, "no end after"),
+    (KeepsPendingBySubtask, PLACE),
+    (PutsAllOnTheFirst, r"the readers of \S+ have \[.*\] splits"),
+    (AssignsTwice, "broke its contract in assign_splits|in 2 places|was given"),
+    (WakesNobody, "no end after"),
+    (KeepsOneOfEachFamily, PLACE),
+    (LosesOnePending, PLACE),
+]
+IN_SUBTASKS: list[tuple[type[SubtaskMachine], str]] = [
+    (ReportsNothingAgain, PLACE),
+    (ForgetsEnds, PLACE),
+    (RunsBeforeItRegisters, PLACE),
+]
+
+
+@pytest.mark.parametrize(("bug", "what"), IN_ENUMERATORS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_bug_in_an_enumerator_is_found(bug: type[ScriptedEnumerator], what: str) -> None:
+    first_found(Parts(enumerator=bug), what)
+
+
+@pytest.mark.parametrize(("bug", "what"), IN_SUBTASKS, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_bug_in_a_subtask_is_found(bug: type[SubtaskMachine], what: str) -> None:
+    first_found(Parts(subtask=bug), what)
+
+
+def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = checkpoints.CheckpointCoordinator.handle
+
+    def too_early(machine: Any, event: checkpoints.Event, now_ms: int) -> list[checkpoints.Action]:
+        actions = handle(machine, event, now_ms)
+        writes = [each for each in actions if isinstance(each, checkpoints.WriteManifest)]
+        commits = [checkpoints.Commit(each.manifest.epoch, each.manifest.commits, False) for each in writes]
+        return [*commits, *actions]
+
+    monkeypatch.setattr(checkpoints.CheckpointCoordinator, "handle", too_early)
+    first_found(Parts(), "which no manifest holds")
+
+
+def test_an_assignment_that_overtakes_a_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    release: Callable[[Any], Any] = SourceCoordinator._release
+
+    def at_once(machine: Any) -> Any:
+        actions = release(machine)
+        if machine._pending is not None and machine._pending.ready:
+            machine._pending.ready = False
+            actions += release(machine)
+            machine._pending.ready = True
+        return actions
+
+    monkeypatch.setattr(SourceCoordinator, "_release", at_once)
+    first_found(Parts(), PLACE)

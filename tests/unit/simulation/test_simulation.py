@@ -1,0 +1,99 @@
+"""The simulator itself: production machines, the same trace for the same seed, short traces, its command."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from headgate.coordinator.enumerator_runner import EnumeratorRunner
+from headgate.coordinator.job_master import JobMaster
+from headgate.simulation.__main__ import main
+from headgate.simulation.coverage import WATCHED, Coverage
+from headgate.simulation.parts import Parts
+from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
+from headgate.simulation.scenario import Scenario
+from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedState
+from headgate.task.slot import SlotMachine
+from headgate.task.subtask import SubtaskMachine
+
+SEED = 11
+
+
+class Forgetful(ScriptedEnumerator):
+    """Says that nobody has any split."""
+
+    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
+        state = super().snapshot_state(checkpoint_id)
+        return msgspec.structs.replace(state, known=(*state.known, "never-seen"))
+
+
+def test_the_machines_are_those_of_production() -> None:
+    parts = Parts()
+    assert (parts.job_master, parts.runner) == (JobMaster, EnumeratorRunner)
+    assert (parts.slot, parts.subtask) == (SlotMachine, SubtaskMachine)
+    _, cluster = simulate(Scenario.of(SEED))
+    assert cluster.driver is not None
+    assert type(cluster.driver.master) is JobMaster
+    assert {(type(slot.machine), type(slot.subtask)) for slot in cluster.slots} == {(SlotMachine, SubtaskMachine)}
+    assert {type(each.runner) for each in cluster.driver.enumerators.values()} <= {EnumeratorRunner}
+
+
+def test_a_seed_decides_everything() -> None:
+    first, again = simulate(Scenario.of(SEED)), simulate(Scenario.of(SEED))
+    assert trace_of(first[1]) == trace_of(again[1])
+    assert first[0] == again[0]
+    assert trace_of(simulate(Scenario.of(SEED + 1))[1]) != trace_of(first[1])
+
+
+def test_a_failing_seed_gets_a_shorter_scenario_that_still_fails() -> None:
+    parts = Parts(enumerator=Forgetful)
+    scenario = Scenario.of(SEED)
+    outcome, _ = simulate(scenario, parts)
+    assert outcome.error is not None
+
+    smallest = shrink(scenario, parts)
+    assert smallest.faults == ()  # it fails without any
+    assert "never-seen in 0 places" in (simulate(smallest, parts)[0].error or "")
+
+
+def test_many_seeds_run_in_two_processes_and_come_in_order() -> None:
+    coverage = Coverage()
+    outcomes = []
+    for outcome, part in simulate_many(range(50, 74), 2):
+        outcomes.append(outcome)
+        coverage.add(part)
+    assert [outcome.seed for outcome in outcomes] == list(range(50, 74))
+    assert all(outcome.error is None for outcome in outcomes), [each for each in outcomes if each.error]
+    assert coverage.share() > 0.4
+
+
+def test_what_coverage_watches_is_put_back() -> None:
+    doors = [watched.machine.handle for watched in WATCHED]
+    with Coverage().recording():
+        assert [watched.machine.handle for watched in WATCHED] != doors
+    assert [watched.machine.handle for watched in WATCHED] == doors
+
+
+def test_the_command_runs_seeds_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--first", "20"]) == 0
+    assert "seeds 20 to 22: 0 failed" in capsys.readouterr().out
+
+    assert main(["--replay", "20"]) == 0
+    assert "seed 20:" in capsys.readouterr().out
+
+
+def test_the_command_prints_a_failing_seed_with_its_trace(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot_state = ScriptedEnumerator.snapshot_state
+
+    def forgetful(enumerator: ScriptedEnumerator, checkpoint_id: int) -> ScriptedState:
+        state = snapshot_state(enumerator, checkpoint_id)
+        return msgspec.structs.replace(state, known=(*state.known, "never-seen"))
+
+    monkeypatch.setattr(ScriptedEnumerator, "snapshot_state", forgetful)
+
+    assert main(["--replay", str(SEED), "--lines", "5"]) == 1
+    told = capsys.readouterr().out
+    assert "WriteManifest" in told
+    assert f"--replay {SEED}" in told
