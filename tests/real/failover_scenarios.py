@@ -122,8 +122,9 @@ class Running:
             time.sleep(0.02)
 
     def until_it_runs(self) -> None:
-        """Wait until all subtasks run and a checkpoint was completed."""
-        self.until(lambda: self.query.status["message"] == "running" and self.query.status["epoch"] > 0, "a checkpoint")
+        """Wait until all subtasks run, and rows are in a checkpoint."""
+        self.until(lambda: self.query.status["message"] == "running" and self.query.table().num_rows, "rows")
+        self.until_another_checkpoint()
 
     def until_another_checkpoint(self, more: int = 2) -> None:
         """Wait until some more checkpoints are complete."""
@@ -201,8 +202,10 @@ def check_emitted_all_along(rows: pa.Table, pid: int, began: float, ended: float
     """Assert that a process emitted rows within every half second of a time."""
     at = sorted({began, ended, *rows.filter(pc.equal(rows["pid"], pid))["at"].to_pylist()})
     within = [each for each in at if began <= each <= ended]
-    gap = max(after - before for before, after in zip(within, within[1:]))
-    assert len(within) > 2 and gap < 0.5 + 2 * stall, f"no rows for {gap:.3f} s of {ended - began:.3f} s ({stall=:.3f})"
+    gap, since = max((after - before, before - began) for before, after in zip(within, within[1:]))
+    assert len(within) > 2 and gap < 0.5 + 2 * stall, (
+        f"no rows for {gap:.3f} s after {since:.3f} of {ended - began:.3f} s ({stall=:.3f})"
+    )
 
 
 # Processes die.
@@ -272,25 +275,42 @@ def a_killed_executor(spark: SparkSession, folder: Path) -> None:
 
 
 def a_zombie(spark: SparkSession, folder: Path) -> None:
-    """A worker that stands still until another has its place, and goes on then: it is fenced, its rows count nowhere."""
+    """A worker that stood still until it was given up: it is fenced, and its rows count nowhere."""
     running = Running(spark, folder, {"heartbeat.timeout": "2 seconds"})
     running.until_it_runs()
     zombie = running.pid(0)
     os.kill(zombie, signal.SIGSTOP)
     try:
-        running.until_replaced(0, zombie)
+        running.until(lambda: running.query.status["slots"][0]["state"] == "lost", "the loss of a slot")
     finally:
         os.kill(zombie, signal.SIGCONT)
+    running.until_replaced(0, zombie)
     running.until_another_checkpoint()
-    assert running.pid(0) != zombie
     running.end()
+    wait_for_the_end_of(zombie)
+
+
+def a_frozen_worker(spark: SparkSession, folder: Path) -> None:
+    """A worker that never moves again: Spark takes its task for well, so the job is submitted again."""
+    running = Running(spark, folder, {"heartbeat.timeout": "2 seconds"})
+    running.until_it_runs()
+    frozen = running.pid(0)
+    os.kill(frozen, signal.SIGSTOP)
+    running.until_replaced(0, frozen)
+    assert running.attempt(0) == 1 << 16
+    running.end()
+    wait_for_the_end_of(frozen)  # Spark killed it
+
+
+def wait_for_the_end_of(pid: int) -> None:
+    """Wait until a process is gone, or waits in Spark's pool of workers."""
     deadline = time.monotonic() + WITHIN_S
-    while is_slot(zombie, folder):
-        assert time.monotonic() < deadline, "the zombie is still there"
+    while is_slot(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.05)
 
 
-def is_slot(pid: int, folder: Path) -> bool:
+def is_slot(pid: int) -> bool:
     """Return whether a process has threads of a slot."""
     import psutil
 
@@ -390,8 +410,9 @@ def a_function_that_always_raises(spark: SparkSession, folder: Path) -> None:
     assert error.stage == 0 and error.subtask in (0, 1)
     assert error.split.startswith("split-") and error.source == Numbers.name
     assert '"position":' in error.position, error.position
-    for fact in ("stage 0", f"subtask {error.subtask}", error.split, "Stamp"):
-        assert fact in text.partition("\n\n")[0], f"{fact!r} is not in the message: {text}"
+    for fact in ("Stamp raised ValueError", "stage 0", f"subtask {error.subtask}", error.split, '"position":'):
+        assert fact in text.partition("Traceback")[0], f"{fact!r} is not in the message: {text}"
+    assert "src/headgate" not in text, "of the traceback only what is the user's"
 
 
 def no_restarts(spark: SparkSession, folder: Path) -> None:

@@ -59,6 +59,11 @@ class SplitAssignmentTracker:
         """Return the reader that was given a split; None if that is not known."""
         return self._holders.get(split_id)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return not self._holders
+
     def begin(self, checkpoint_id: int) -> None:
         """Count what follows as assigned after the snapshot of this checkpoint."""
         self._current = checkpoint_id

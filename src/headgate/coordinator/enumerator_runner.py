@@ -69,7 +69,8 @@ class StateTaken(msgspec.Struct, frozen=True):
 
 
 Output = (
-    Assigned | StateTaken | src.EnumeratorStarted | src.NoMoreSplitsSignalled | src.EventSent | src.ReaderForgotten
+    Assigned | StateTaken | src.EnumeratorStarted | src.NoMoreSplitsSignalled | src.EventSent | src.ReaderAdded
+    | src.ReaderForgotten
     | src.SplitsTakenBack | src.EnumeratorFailed
 )  # fmt: skip
 
@@ -264,6 +265,8 @@ class EnumeratorRunner:
             subtask=call.subtask, host=call.host or None, reported_splits_on_registration=reported
         )
         self._made.add_reader(call.subtask)
+        if reported:
+            self._outputs.append(src.ReaderAdded(self.incarnation, call.subtask))
 
     def _deserialized(self, splits: Sequence[SplitState]) -> tuple[Split, ...]:
         deserialize = self.source.split_serializer.deserialize
@@ -282,9 +285,9 @@ class EnumeratorRunner:
         return MappingProxyType(self._readers)
 
     def on_assign(self, assignment: Mapping[int, Sequence[Split]]) -> None:
-        """Check an assignment as a whole, then take note of it."""
+        """Check and note an assignment: all of it or, as the enumerator has failed then, nothing."""
         given = {subtask: tuple(splits) for subtask, splits in assignment.items() if splits}
-        to: dict[str, int] = {}
+        holders = self._holders
         for subtask, splits in given.items():
             self._check_registered(subtask, "assign_splits")
             if subtask in self._promised:
@@ -292,11 +295,11 @@ class EnumeratorRunner:
                     "assign_splits", f"reader {subtask} was promised no more splits and got {splits[0]!r}"
                 )
             for split in splits:
-                holder = to.get(split.split_id, self._holders.get(split.split_id))
-                if holder is not None:
-                    raise self._broken("assign_splits", f"{split!r} goes to {subtask}, but reader {holder} has it")
-                to[split.split_id] = subtask
-        self._holders.update(to)
+                split_id = split.split_id
+                if split_id in holders:
+                    why = f"{split!r} goes to {subtask}, but reader {holders[split_id]} has it"
+                    raise self._broken("assign_splits", why)
+                holders[split_id] = subtask
         if given:
             self._outputs.append(Assigned(given))
 

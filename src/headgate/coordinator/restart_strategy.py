@@ -38,7 +38,7 @@ class ExponentialDelay(msgspec.Struct, frozen=True, kw_only=True, tag="exponenti
     backoff_multiplier: float = 2.0
     jitter_factor: float = 0.1
     reset_backoff_threshold_ms: int = 10_000
-    attempts: int | None = 10
+    attempts: int | None = 7
 
 
 class FixedDelay(msgspec.Struct, frozen=True, kw_only=True, tag="fixed-delay"):

@@ -1,4 +1,4 @@
-"""Decides which attempt of a slot counts, when subtasks are deployed and restarted, and when the query has failed.
+"""Decides when subtasks are deployed and restarted, the job submitted again, and when the query has failed.
 
 Never: know what a source or a checkpoint holds.
 
@@ -108,9 +108,11 @@ subtask's state while the query lives.
                                                                   ReleaseSlots,
                                                                   CancelJob
     cancelling             SchedulerTimePassed       same         RestoreSources?
+    resubmitting           SchedulerTimePassed       same                              the delay is not over
     resubmitting           SchedulerTimePassed due   submitted    SubmitJob,           the delay is over
                                                                   RestoreSources?
-    ending                 SchedulerTimePassed late  same         CancelJob            tasks do not end by themselves
+    ending                 SchedulerTimePassed       same         CancelJob?           after a while: tasks do not
+                                                                                       end by themselves
     ending                 SchedulerTimePassed late  over         FenceSlot?,          nor cancelled
                                                                   QueryOver
 
@@ -695,7 +697,13 @@ class Scheduler:
         return actions if everything else [*actions, *(ResetReaders(number) for number in numbers)]
 
     def _count(self, error: ErrorReport, now_ms: int, *, loss: bool) -> int | None:
-        """Note a failure and its cause: the first error in a row, and rather one of a subtask than a mere loss."""
+        """Note a failure and its cause: the first error in a row, and rather one of a subtask than a mere loss.
+
+        One that trying again cannot mend is given up at once.
+        """
+        if error.final:
+            self._cause, self._cause_is_loss = error, loss
+            return None
         delay_ms = self._strategy.failed(now_ms)
         if self._cause is None or self._strategy.failures == 1 or (self._cause_is_loss and not loss):
             self._cause, self._cause_is_loss = error, loss

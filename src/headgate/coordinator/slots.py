@@ -278,7 +278,9 @@ class Slots:
         reason = f"slot {number} was not heard of for {self._heartbeat_timeout_ms} ms (heartbeat.timeout)"
         fence = self._fence(slot, number, reason)
         slot.state, slot.hung = "lost", slot.state == "registered"
-        slot.missed_ms = now_ms + self._registration_timeout_ms
+        # Who hangs may still end by itself, its watchdog sees to that; Spark brings no other before that.
+        patience_ms = self._heartbeat_timeout_ms if slot.hung else self._registration_timeout_ms
+        slot.missed_ms = now_ms + min(patience_ms, self._registration_timeout_ms)
         return [fence, SlotsLost((number,), reason)]
 
     def _on_time_absent(self, slot: _Slot, number: int, event: SlotsTimePassed, now_ms: int) -> list[Action]:

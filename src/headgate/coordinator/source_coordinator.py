@@ -39,6 +39,8 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     running              EnumeratorSnapshotted      same        AppendLog?,              a new segment; nothing if
                                                                 EnumeratorStateReady?    it was aborted
     running              EnumeratorStateChanged     same        AppendLog?               resolved positions
+    running              ReaderAdded                same                                 its report is in the next
+                                                                                         state
     running              EnumeratorFailed           recovering  LoadLog,                 readers read on
                                                                 CheckpointRefused?
     running              EnumeratorFailed           failed      StopEnumerator,          the log is not whole, or
@@ -81,6 +83,8 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     closed
     recovering, failed,  EnumeratorStateChanged     same                                 of an older incarnation
     closed
+    recovering, failed,  ReaderAdded                same                                 of an older incarnation
+    closed
     recovering, failed,  ReaderForgotten            same                                 of an older incarnation
     closed
     recovering, failed,  SplitsTakenBack            same                                 of an older incarnation
@@ -105,6 +109,8 @@ are back). A split is with the enumerator, or in one of these:
     assigned   given to a reader since the last completed checkpoint (`SplitAssignmentTracker`)
     swallowed  a restored enumerator has it though a reader does: its next assignment of it is not carried out
     parked     a failed reader had it and the enumerator may not give it to another one: it waits for that reader
+
+(Long, because events, actions and machine stand together: whoever talks to it imports this one module.)
 
 Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's SourceCoordinator, SplitAssignmentTracker.
 """
@@ -211,6 +217,13 @@ class EnumeratorStateChanged(msgspec.Struct, frozen=True):
     state: bytes
 
 
+class ReaderAdded(msgspec.Struct, frozen=True):
+    """The enumerator's ``add_reader`` returned for a reader that reported splits: its states know them from now on."""
+
+    incarnation: int
+    subtask: int
+
+
 class ReaderForgotten(msgspec.Struct, frozen=True):
     """The enumerator's context dropped a reader: nothing it assigned to it before is still under way."""
 
@@ -286,9 +299,9 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 Event = (
     SourceStarted | FromReader | ReaderFailed | EnumeratorStarted | SplitsAssigned | NoMoreSplitsSignalled | EventSent
-    | EnumeratorSnapshotted | EnumeratorStateChanged | ReaderForgotten | SplitsTakenBack | EnumeratorFailed
-    | LogAppended | LogAppendFailed | LogLoaded | CheckpointStarted | BarriersSent | SourceCheckpointCompleted
-    | SourceCheckpointAborted | SourceClosed
+    | EnumeratorSnapshotted | EnumeratorStateChanged | ReaderAdded | ReaderForgotten | SplitsTakenBack
+    | EnumeratorFailed | LogAppended | LogAppendFailed | LogLoaded | CheckpointStarted | BarriersSent
+    | SourceCheckpointCompleted | SourceCheckpointAborted | SourceClosed
 )  # fmt: skip
 
 # What is to be done.
@@ -473,7 +486,7 @@ _ReaderState = Literal["registered", "reporting", "failed"]
 Letter = msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
 _OF_ENUMERATOR = (
     EnumeratorStarted, SplitsAssigned, NoMoreSplitsSignalled, EventSent, EnumeratorSnapshotted, EnumeratorStateChanged,
-    ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
+    ReaderAdded, ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
 )  # fmt: skip
 _OF_ANYBODY = (
     *_OF_ENUMERATOR, LogAppended, LogAppendFailed, LogLoaded, FromReader, ReaderFailed, BarriersSent,
@@ -489,6 +502,7 @@ class _Reader(msgspec.Struct):
     host: str
     state: _ReaderState = "registered"
     reported: tuple[SplitState, ...] = ()  # to be handed to the enumerator with the next `AddReader`
+    unconfirmed: tuple[SplitState, ...] = ()  # reported, and maybe not known to the enumerator yet
     number: int = 0  # of the last assignment
     told: int = 0  # the number of the last end that the enumerator was told
     requested: bool = False  # it waits for an answer
@@ -665,13 +679,15 @@ class SourceCoordinator:
     def _join(self, subtask: int, reader: _Reader) -> list[Action]:
         """Make a reader known to the enumerator, with what waits for it."""
         actions = self._deliver({subtask: tuple(self._parked.pop(subtask, {}).values())})
-        # Another reader has been given it since, or this one just was: then that counts, and not the report.
-        reported = tuple(
-            split
-            for split in reader.reported
-            if self._tracker.holder(split.split_id) is None or split.split_id in self._swallowed
-        )
-        reader.reported = ()
+        reported = reader.reported
+        if not self._tracker.is_empty:
+            # Another reader has been given it since, or this one just was: then that counts, and not the report.
+            reported = tuple(
+                split
+                for split in reported
+                if self._tracker.holder(split.split_id) is None or split.split_id in self._swallowed
+            )
+        reader.reported, reader.unconfirmed = (), reader.reported
         return [*actions, self._call(AddReader(subtask, reader.host, reported)), *self._release()]
 
     def _on_source_reported(self, subtask: int, reader: _Reader, letter: msg.SourceReported) -> list[Action]:
@@ -757,19 +773,22 @@ class SourceCoordinator:
         given, asking = {}, []
         for subtask, splits in event.assignment.items():
             reader = self._registered(event, subtask)
-            for split in splits:
-                holder = self._swallowed.get(split.split_id)
-                if self._reassigns and holder is not None and holder != subtask:
-                    return self._give_up(_owner_changed(self.source, split.split_id, holder, subtask))
-            new = [split for split in splits if split.split_id not in self._swallowed]
-            given[subtask] = tuple(new)
+            new = splits
+            if self._swallowed:
+                for split in splits:
+                    holder = self._swallowed.get(split.split_id)
+                    if self._reassigns and holder not in (None, subtask):
+                        return self._give_up(_owner_changed(self.source, split.split_id, subtask))
+                new = tuple(split for split in splits if split.split_id not in self._swallowed)
             if new and reader.promised:
                 return self._give_up(_promise_broken(self.source, new[0].split_id, subtask))
             if splits and not new and reader.requested:
                 asking.append(self._call(HandleSplitRequest(subtask, reader.host)))
-        for splits in event.assignment.values():
-            for split in splits:
-                self._swallowed.pop(split.split_id, None)
+            given[subtask] = new
+        if self._swallowed:
+            for splits in event.assignment.values():
+                for split in splits:
+                    self._swallowed.pop(split.split_id, None)
         return [*self._deliver(given), *asking, *self._release()]
 
     def _on_no_more_splits(self, event: NoMoreSplitsSignalled) -> list[Action]:
@@ -800,14 +819,29 @@ class SourceCoordinator:
         state, before = self._encode(event.state), self._number
         self._tracker.begin(event.checkpoint_id)
         self._segment = event.checkpoint_id
-        actions = self._append(StateRecord(state, event.checkpoint_id))
+        actions = self._append(*self._state_records(state, event.checkpoint_id))
         self._outbox.append(_Held(before, None, 0, EnumeratorStateReady(event.checkpoint_id, state, {})))
         return [*actions, *self._release()]
 
     def _on_enumerator_state_changed(self, event: EnumeratorStateChanged) -> list[Action]:
         if event.incarnation != self._incarnation:
             return []
-        return self._append(StateRecord(self._encode(event.state)))
+        return self._append(*self._state_records(self._encode(event.state), None))
+
+    def _state_records(self, state: bytes, checkpoint_id: int | None) -> list[LogRecord]:
+        """Return the record of a state, with the reports that are not in it: it was taken before them."""
+        reports = [
+            RegisteredRecord(subtask, reader.execution, reader.unconfirmed)
+            for subtask, reader in self._readers.items()
+            if reader.unconfirmed
+        ]
+        return [StateRecord(state, checkpoint_id), *reports]
+
+    def _on_reader_added(self, event: ReaderAdded) -> list[Action]:
+        reader = self._readers.get(event.subtask)
+        if event.incarnation == self._incarnation and reader is not None:
+            reader.unconfirmed = ()
+        return []
 
     def _on_enumerator_failed(self, event: EnumeratorFailed) -> list[Action]:
         if event.incarnation != self._incarnation:
@@ -829,7 +863,7 @@ class SourceCoordinator:
         self._swallowed, self._parked, self._given_again = {}, {}, 0
         self._outbox.clear()
         for reader in self._readers.values():
-            reader.logged = []
+            reader.logged, reader.unconfirmed = [], ()
             if reader.state == "registered":
                 reader.state = "reporting"
         return [*actions, LoadLog(self._loading, self._number, self._incarnation)]
@@ -1042,6 +1076,7 @@ class SourceCoordinator:
         ("running", EventSent): _on_event_sent,
         ("running", EnumeratorSnapshotted): _on_enumerator_snapshotted,
         ("running", EnumeratorStateChanged): _on_enumerator_state_changed,
+        ("running", ReaderAdded): _on_reader_added,
         ("running", ReaderForgotten): _on_reader_forgotten,
         ("running", SplitsTakenBack): _on_splits_taken_back,
         ("running", EnumeratorFailed): _on_enumerator_failed,
@@ -1073,11 +1108,10 @@ class SourceCoordinator:
     }
 
 
-def _owner_changed(source: str, split_id: str, holder: int, subtask: int) -> msg.ErrorReport:
+def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:
     return msg.ErrorReport(
         error_type="ConnectorContractError",
-        message=f"The restored enumerator of {source} assigns {split_id} to reader {subtask}, but reader {holder} "
-        "has it.",
+        message=f"The restored enumerator of {source} assigns {split_id} to reader {subtask}, but another one has it.",
         facts={"source": source, "split": split_id},
     )
 

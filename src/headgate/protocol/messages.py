@@ -48,6 +48,8 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
         The error itself, if it can be pickled: it becomes the cause of what the query raises.
     facts
         ``source``, ``split``, ``position``, ``function``, ``operator`` where known.
+    final
+        Trying again cannot help: only the user can.
     """
 
     error_type: str
@@ -55,6 +57,7 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     pickled: bytes | None = None
     facts: dict[str, Any] = {}
+    final: bool = False
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):

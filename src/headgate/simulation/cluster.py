@@ -325,7 +325,8 @@ class Cluster:
     def _run_ended(self, driver: DriverProcess) -> None:
         """Start the next run, or be done."""
         self._end_driver(driver)
-        ended = all(topic.bounded for topic in self.topics.values()) and driver.suspension is None and not driver.failed
+        again = driver.stopped or driver.failed or driver.suspension is not None
+        ended = all(topic.bounded for topic in self.topics.values()) and not again
         if self.stopping or ended:
             self.finished = True
             return
@@ -334,10 +335,10 @@ class Cluster:
     def request(self, driver: DriverProcess, kind: CheckpointKind, location: str = "") -> None:
         """Ask for a checkpoint."""
         self._requests += 1
-        if kind is CheckpointKind.SUSPEND:
-            driver.suspension = self._requests
-        elif kind is CheckpointKind.DRAIN:
+        if self.stopping:
             self._drain = self._requests
+        elif kind in (CheckpointKind.SUSPEND, CheckpointKind.DRAIN):
+            driver.suspension = self._requests
         driver.tell(cp.CheckpointRequested(self._requests, kind, location))
 
     def request_refused(self, driver: DriverProcess, request_id: int) -> None:

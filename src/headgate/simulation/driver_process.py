@@ -73,7 +73,7 @@ class DriverProcess(Process):
         self._logs = {uid: Worker(self, (1, 3, 30)) for uid in plan.sources}
         self.enumerators: dict[str, EnumeratorProcess] = {}
         self._wake_ms: int | None = None
-        self.over = self.failed = False
+        self.over = self.failed = self.stopped = False
         self.suspension: int | None = None
         """The request of a checkpoint after which the query is to be started again."""
 

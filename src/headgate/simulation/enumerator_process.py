@@ -70,14 +70,22 @@ class EnumeratorProcess(Process):
 
     def _turn(self, turn: Callable[[], list[Output]]) -> None:
         if self.crash_next:
-            self.alive = False
-            error = ErrorReport(error_type="OSError", message="a fault")
-            self._say(src.EnumeratorFailed(self._incarnation, error))
+            self._crash()
             return
         for event in self.runner.reported(turn()):
             if isinstance(event, src.EnumeratorFailed) and event.error.error_type in _BUGS:
                 raise AssertionError(event.error.traceback)
             self._say(event)
+
+    def _crash(self) -> None:
+        """Die: that is heard before, behind, or before and behind what was said before."""
+        self.alive = False
+        failed = src.EnumeratorFailed(self._incarnation, ErrorReport(error_type="OSError", message="a fault"))
+        when = self._cluster.choose.choice(("before", "behind", "behind", "twice"))
+        if when != "before":
+            self._say(failed)
+        if when != "behind":
+            self._driver.tell(jm.FromSource(self._uid, failed))
 
     def _say(self, event: src.Event) -> None:
         clock = self._cluster.clock

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from headgate.coordinator import job_master as jm
 from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.scenario import Fault, FaultKind
 
@@ -42,6 +43,8 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
             driver.enumerators[uid].crash_next = True
             if fault.kind is FaultKind.CRASH_ENUMERATOR_AND_LOG:
                 driver.lose_log.add(uid)
+            elif fault.pick % 3 == 0:
+                driver.fail_append.add(uid)
         case FaultKind.FAIL_APPEND:
             driver.fail_append.add(_picked(list(driver.plan.sources), fault))
         case FaultKind.LOSE_MANIFEST:
@@ -62,10 +65,14 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
             cluster.request(driver, CheckpointKind.CHECKPOINT)
         case FaultKind.SAVEPOINT:
             cluster.request(driver, CheckpointKind.SAVEPOINT, f"savepoint-{fault.at_ms}")
-        case FaultKind.SUSPEND:
+        case FaultKind.STOP:
+            driver.stopped = True
+            driver.tell(jm.StopRequested())
+        case FaultKind.SUSPEND | FaultKind.DRAIN:
             if driver.suspension is not None:
                 return False
-            cluster.request(driver, CheckpointKind.SUSPEND)
+            suspend = fault.kind is FaultKind.SUSPEND
+            cluster.request(driver, CheckpointKind.SUSPEND if suspend else CheckpointKind.DRAIN)
         case _:
             raise AssertionError(fault.kind)
     return True
@@ -103,7 +110,7 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.FAIL_SUBTASK:
             slot.fail()
         case FaultKind.DECLINE:
-            slot.decline_next = True
+            slot.decline_next, slot.fail_at_snapshot = True, fault.pick % 2 == 0
         case _:
             raise AssertionError(fault.kind)
     return True

@@ -46,6 +46,8 @@ class FaultKind(Enum):
     CHECKPOINT = "ask for a checkpoint"
     SAVEPOINT = "ask for a savepoint"
     SUSPEND = "suspend and start again"
+    DRAIN = "drain and start again"
+    STOP = "stop at once and start again"
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -222,9 +222,10 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._assign()
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
-        """Serve a reader now or later."""
-        self._waiting[subtask] = None
-        self._assign()
+        """Serve a reader now or later; one that asked twice may have been told that nothing follows."""
+        if subtask not in self._promised:
+            self._waiting[subtask] = None
+            self._assign()
 
     def handle_source_event(self, subtask: int, event: SourceEvent) -> None:
         """Answer, if the reader is still there."""

@@ -72,7 +72,7 @@ class SlotProcess(Process):
         self._wake_ms: int | None = None
         self.crash_in: int | None = None
         """After how many more actions the process dies; None: it does not."""
-        self.decline_next = False
+        self.decline_next = self.fail_at_snapshot = False
 
     def start(self) -> None:
         """Begin."""
@@ -81,7 +81,7 @@ class SlotProcess(Process):
 
     def forget_faults(self) -> None:
         """Let nothing go wrong that has not yet."""
-        self.crash_in, self.decline_next = None, False
+        self.crash_in, self.decline_next, self.fail_at_snapshot = None, False, False
 
     def fail(self) -> None:
         """Let the user's function raise."""
@@ -163,10 +163,20 @@ class SlotProcess(Process):
             case st.NotifyOperators(checkpoint_id=checkpoint_id):
                 assert execution is not None
                 execution.writer.confirm(checkpoint_id)
-            case st.HandEvent():
-                pass
+            case st.HandEvent(source=uid):
+                self._answer_event(uid)
             case _:
                 assert_never(action)
+
+    def _answer_event(self, uid: str) -> None:
+        """Let the reader do something about its enumerator's event, at times."""
+        assert self.execution is not None
+        reader = self.execution.readers[uid]
+        if self._choose.random() < 0.3:
+            self._tell_subtask(st.EventMade(uid, _NUDGE))
+        elif reader.wants_split():
+            reader.asking = True
+            self._tell_subtask(st.RequestMade(uid))
 
     def _open(self) -> None:
         number = self.subtask.execution
@@ -226,7 +236,11 @@ class SlotProcess(Process):
         made: st.Event = st.SnapshotMade(action.checkpoint_id, splits, operators)
         if self.decline_next:
             self.decline_next, made = False, st.SnapshotFailed(action.checkpoint_id, "a fault")
-        self._clock.after(self._choose.choice((1, 10, 60)), self, self._tell_subtask, made)
+        if self.fail_at_snapshot:
+            self.fail_at_snapshot = False
+            self._clock.after(1, self, self.fail)
+        slow_ms = 60 if self._cluster.calm else 350
+        self._clock.after(self._choose.choice((1, 10, 60, slow_ms)), self, self._tell_subtask, made)
 
     def _connect(self, number: int) -> None:
         for connection in self._connections.values():

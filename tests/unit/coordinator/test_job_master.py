@@ -417,6 +417,32 @@ def test_stop_lets_slots_end_and_sources_close_and_answers_whoever_waits() -> No
     assert master.machine.status().state == "ended"
 
 
+def test_when_the_query_is_over_nothing_is_done_any_more() -> None:
+    master = Master()
+    master.run()
+    zombie = master.sessions[1]
+    master(StopRequested(), 60)
+    master(sch.JobEnded(0, None), 80)
+
+    register = zombie.send_uncounted(msg.RegisterSlot(host="h"))
+    assert master(LetterReceived(2, register), 90) == [CloseConnection(2)]
+    assert master(cp.CheckpointRequested(7, CheckpointKind.CHECKPOINT), 90) == [
+        cp.AnswerRequest(7, None, "the query ended")
+    ]
+    for late in (sch.JobEnded(0, None), StopRequested(), TimePassed(), cp.CommitFailed(1, "late")):
+        assert master(late, 10**6) == []
+
+
+def test_the_end_of_a_job_is_heard_once() -> None:
+    master = Master()
+    master.run()
+
+    assert "ForgetReader" in kinds(master(sch.JobEnded(0, KILLED), 100))
+    assert master(sch.JobEnded(0, KILLED), 110) == []
+    master(TimePassed(), 200)
+    assert master(sch.JobEnded(0, KILLED), 210) == []
+
+
 def test_a_slot_that_comes_late_is_told_to_end_once() -> None:
     master = Master()
     master.run()

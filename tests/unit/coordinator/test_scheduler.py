@@ -423,9 +423,13 @@ def test_the_tables_are_what_the_machine_does() -> None:
             yield QueryStarted()
             return
         phase, subtask = machine.state_of(QueryEnding()), machine.subtasks()[0]
+        if phase == "over":
+            return
         attempt, first = machine.attempt(0), machine._submission << ATTEMPT_BITS
         early = subtask.execution == 0  # some events only here: they would only multiply the states
         yield Later(SchedulerTimePassed(), 100)
+        if phase in ("ending", "resubmitting"):
+            yield Later(SchedulerTimePassed(), 50)
         yield SubtaskStarted(sub(0), subtask.execution)
         yield SubtaskInputEnded(sub(0), subtask.execution)
         yield broke(0, subtask.execution)
@@ -454,3 +458,11 @@ def test_the_tables_are_what_the_machine_does() -> None:
         depth=13,
         limit=1_000,
     )
+
+
+def test_an_error_that_only_the_user_can_mend_is_not_tried_again() -> None:
+    """However patient the restart strategy is: a wrong option stays wrong."""
+    machine = Machine()
+    machine.run()
+    final = ErrorReport(error_type="OptionError", message="the column 'at' is missing", final=True)
+    assert FailQuery(final) in machine(SubtaskBroke(sub(0), 1, final), 1_000)

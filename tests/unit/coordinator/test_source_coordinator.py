@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.log_records import AssignedRecord, FinishedRecord, NoMoreSplitsRecord, StateRecord
+from headgate.coordinator.log_records import (
+    AssignedRecord,
+    FinishedRecord,
+    NoMoreSplitsRecord,
+    RegisteredRecord,
+    StateRecord,
+)
 from headgate.coordinator.source_coordinator import SourceCoordinator
 from headgate.coordinator.source_state import SourceState, decode_source_state, encode_source_state
 from headgate.errors import CorruptStateError, InvalidTransitionError, UnsupportedVersionError
@@ -79,6 +85,7 @@ def events(of: SourceCoordinator) -> Iterator[src.Event]:
         yield src.ReaderFailed(0, of._completed)
     for incarnation in (current, current - 1):
         yield src.EnumeratorFailed(incarnation, ERROR)
+        yield src.ReaderAdded(incarnation, 0)
         yield src.EnumeratorSnapshotted(incarnation, of._completed + 1, b"s")
         if reader is None or incarnation != current:
             yield src.EnumeratorStateChanged(incarnation, b"t")
@@ -469,3 +476,28 @@ def test_other_bytes_are_refused() -> None:
     for data in (b"", b"1", b"{", b"1\x93"):
         with pytest.raises(CorruptStateError):
             decode_source_state(data)
+
+
+# -- reports --------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_taken_before_a_report_was_heard_of_does_not_swallow_it() -> None:
+    """FLINK-40469's window, inside of the coordinator: the report is logged again behind that state."""
+    made = machine(reassigns_on_recovery=True)
+    told(made, src.SourceStarted())
+    told(made, registered(reported=(A,)))
+    (append,) = told(made, src.EnumeratorStateChanged(1, b"older"))
+    assert append.records[1:] == (RegisteredRecord(0, 1, (A,)),)
+    told(made, src.ReaderAdded(1, 0))
+    (append,) = told(made, src.EnumeratorStateChanged(1, b"newer"))
+    assert append.records[1:] == ()
+
+
+def test_what_another_reader_was_given_since_is_no_part_of_a_report() -> None:
+    """FLIP-537, section 3: reader 0 reports what reader 1 has by now."""
+    made = running(reassigns_on_recovery=True)
+    told(made, src.SplitsAssigned(1, {1: (B,)}), src.ReaderFailed(0, 0), src.ReaderForgotten(1, 0))
+    told(made, src.SplitsTakenBack(1, 0))
+    assert told(made, registered(execution=3, reported=(A, B)))[-1] == src.CallEnumerator(
+        1, src.AddReader(0, "h", (A,))
+    )

@@ -69,7 +69,8 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
 
         if self._admin is None:
             silent = logging.Logger(f"{__name__}.client")  # nobody's child: nothing is printed
-            self._admin = AdminClient({**self._client.admin(), "error_cb": lambda _: None}, logger=silent)
+            settings: dict[str, Any] = {**self._client.admin(), "error_cb": lambda _: None}
+            self._admin = AdminClient(settings, logger=silent)
         for done in [each for each in self._running if each.done()]:
             self._running.remove(done)
             if (error := done.exception()) is not None:

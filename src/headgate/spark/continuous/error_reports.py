@@ -6,16 +6,31 @@ Never: lose the original: its text always travels, the object itself where it ca
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import traceback
+from types import TracebackType
 from typing import Any
 
 from pyspark import cloudpickle
 
-from headgate.errors import HeadgateError, UserFunctionError
+import headgate
+from headgate import errors
+from headgate.errors import (
+    DeploymentError,
+    HeadgateError,
+    OptionError,
+    UnsupportedOperationError,
+    UnsupportedVersionError,
+    UserFunctionError,
+)
 from headgate.protocol.messages import ErrorReport
 
 _MAX_PICKLED_BYTES = 1 << 20
+_FINAL = (OptionError, DeploymentError, UnsupportedOperationError, UnsupportedVersionError)
+"""What only the user can mend."""
+_PLACE = ("stage", "subtask", "source", "split", "position")
+_PACKAGE = os.path.dirname(headgate.__file__) + os.sep
 
 
 def report_of(error: BaseException, **facts: Any) -> ErrorReport:
@@ -31,21 +46,22 @@ def report_of(error: BaseException, **facts: Any) -> ErrorReport:
     return ErrorReport(
         error_type=type(error).__name__,
         message=str(error),
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_shown(error),
         pickled=pickled,
         facts=facts,
+        final=isinstance(error, _FINAL),
     )
 
 
 def error_of(report: ErrorReport) -> HeadgateError:
     """Return the error to raise for a report: ours of the same type where it was one of ours, with its cause."""
-    import headgate.errors
-
-    kind = getattr(headgate.errors, report.error_type, None)
+    kind = getattr(errors, report.error_type, None)
     if not (isinstance(kind, type) and issubclass(kind, HeadgateError)):
         kind = UserFunctionError if "function" in report.facts else HeadgateError
-    message = report.message if report.message else report.error_type
-    error: HeadgateError = kind(f"{message}\n\n{report.traceback}".rstrip(), **report.facts)
+    message = "\n\n".join(
+        filter(None, (report.message or report.error_type, _where(report), report.traceback.rstrip()))
+    )
+    error: HeadgateError = kind(message, **report.facts)
     if report.pickled is not None:
         try:
             cause = pickle.loads(report.pickled)
@@ -54,6 +70,27 @@ def error_of(report: ErrorReport) -> HeadgateError:
         if isinstance(cause, BaseException):
             error.__cause__ = cause
     return error
+
+
+def _where(report: ErrorReport) -> str:
+    """Return the place of an error in one line, as far as it is known; empty: nothing is."""
+    named = [f"{name} {report.facts[name]}" for name in _PLACE if report.facts.get(name) is not None]
+    return f"Where: {', '.join(named)}." if named else ""
+
+
+def _shown(error: BaseException) -> str:
+    """Return a traceback as text: of what the user's own function raised, only what is the user's."""
+    own = error.__cause__ if isinstance(error, UserFunctionError) else None
+    if own is None:
+        return "".join(traceback.format_exception(error))
+    begin = own.__traceback__
+    while begin is not None and begin.tb_next is not None and _is_ours(begin):
+        begin = begin.tb_next
+    return "".join(traceback.format_exception(type(own), own, begin))
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def _is_plain(value: Any) -> bool:

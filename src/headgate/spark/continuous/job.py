@@ -8,13 +8,14 @@ Follows traps 19, 20 and 21.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headgate.errors import DeploymentError, OptionError
+from headgate.errors import DeploymentError, HeadgateError, OptionError
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol.messages import ErrorReport
 from headgate.spark.continuous.error_reports import report_of
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _EXECUTORS_COME_S = 8.0
+_HOPELESS = ("headgate.errors.DeploymentError", "ModuleNotFoundError")
+"""What every attempt of a slot would meet again: executors that lack what the driver has."""
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b: ")
 _IDLE_TIMEOUTS = (
     "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
     "spark.python.worker.idleTimeoutSeconds",
@@ -145,10 +149,18 @@ class SlotJob:
             slots.mapInArrow(self._slot, "id long").write.format("noop").mode("overwrite").save()
         except Exception as error:
             _log.debug("the job of the slots ended", exc_info=True)
-            outcome = report_of(DeploymentError(f"Spark ended the job of the slots: {_first_line(error)}"))
+            outcome = _report(error)
         self._on_ended(outcome)
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else type(error).__name__
+def _report(error: Exception) -> ErrorReport:
+    essence = _essence(error)
+    kind = DeploymentError if essence.startswith(_HOPELESS) else HeadgateError
+    return report_of(kind(f"Spark ended the job of the slots: {essence}"))
+
+
+def _essence(error: Exception) -> str:
+    """Return the line of an error that says what happened: a worker's own error, not that there was one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return (raised or lines or [type(error).__name__])[-1 if raised else 0][:1000]

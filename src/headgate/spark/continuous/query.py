@@ -17,6 +17,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from headgate.checkpoint.coordinator import CheckpointOptions
@@ -25,6 +26,7 @@ from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job_master import JobOptions, JobPlan, SourcePlan
+from headgate.coordinator.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.scheduler import SchedulerOptions
 from headgate.errors import HeadgateError, OptionError
 from headgate.operators.query_options import restart_options
@@ -407,7 +409,7 @@ def _job_options(definition: QueryDefinition) -> JobOptions:
     )
     scheduler = SchedulerOptions(
         failover_strategy=options["failover-strategy"],
-        restart=restart_options(options),
+        restart=_restart_options(definition),
         heartbeat_timeout_ms=options["heartbeat.timeout"],
         registration_timeout_ms=_REGISTRATION_TIMEOUT_MS,
         release_timeout_ms=70_000 if definition.sink.publishes_on_slots else 10_000,
@@ -415,8 +417,17 @@ def _job_options(definition: QueryDefinition) -> JobOptions:
     return JobOptions(checkpoints=checkpoints, scheduler=scheduler)
 
 
-def _plain(status: Any) -> dict[str, Any]:
-    import msgspec
+def _restart_options(definition: QueryDefinition) -> RestartOptions:
+    restart = restart_options(definition.options)
+    if not isinstance(restart, ExponentialDelay):
+        return restart
+    if definition.options.is_set("restart-strategy.reset-backoff-threshold"):
+        return restart
+    # A record that always fails is met again within a few checkpoints: until then it is one failure, not a first one.
+    threshold_ms = max(restart.reset_backoff_threshold_ms, 3 * definition.checkpoint_interval_ms)
+    return msgspec.structs.replace(restart, reset_backoff_threshold_ms=threshold_ms)
 
+
+def _plain(status: Any) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(status)
     return plain

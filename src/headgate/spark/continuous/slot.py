@@ -136,7 +136,7 @@ class SlotRuntime:
 
         Raises
         ------
-        DeploymentError
+        HeadgateError
             The machine ended the slot for a reason: it is fenced, or the run is over.
         """
         self._watchdog.start()
@@ -147,7 +147,7 @@ class SlotRuntime:
         finally:
             self._close()
         if self._exit.reason is not None:
-            raise DeploymentError(f"Slot {self._slot}, attempt {self._attempt}, ends: {self._exit.reason}.")
+            raise HeadgateError(f"Slot {self._slot}, attempt {self._attempt}, ends: {self._exit.reason}.")
 
     def _next_event(self) -> machine.Event:
         due_ms = self._machine.next_time_ms()
