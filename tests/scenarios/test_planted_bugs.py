@@ -25,7 +25,7 @@ from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedSpli
 from headgate.task import subtask as st
 from headgate.task.subtask import SubtaskMachine
 
-SEEDS = range(0, 400)
+SEEDS = range(400)
 
 
 def first_found(parts: Parts, what: str) -> int:
@@ -158,7 +158,7 @@ class ForgetsEnds(SubtaskMachine):
     def _on_trigger(self, letter: msg.TriggerCheckpoint) -> list[st.Action]:
         actions = super()._on_trigger(letter)
         for checkpoint_id, barrier in self._snapshots.items():
-            none: dict[str, tuple[Any, ...]] = {uid: () for uid in barrier.finished}
+            none: dict[str, tuple[Any, ...]] = dict.fromkeys(barrier.finished, ())
             self._snapshots[checkpoint_id] = msgspec.structs.replace(barrier, finished=none)
         return actions
 

@@ -70,9 +70,8 @@ def _run(console: Console, first: int, count: int, lines: int) -> int:
 
 def _tell(console: Console, outcome: Outcome, lines: int) -> None:
     """Print an outcome; of a failing one the fewest faults that fail, and what happened last."""
-    console.print(
-        f"seed {outcome.seed}: {outcome.events} events, {outcome.faults} faults, {outcome.virtual_ms} ms of virtual time"
-    )
+    events, faults, virtual_ms = outcome.events, outcome.faults, outcome.virtual_ms
+    console.print(f"seed {outcome.seed}: {events} events, {faults} faults, {virtual_ms} ms of virtual time")
     if outcome.error is None:
         return
     smallest = shrink(Scenario.of(outcome.seed))

@@ -25,7 +25,7 @@ from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
 from headgate.simulation.parts import Parts
 from headgate.simulation.scenario import PHASE_MS, Fault, Scenario
-from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic, TopicSplit
+from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic
 from headgate.simulation.slot_process import SlotProcess
 
 _MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
@@ -67,17 +67,9 @@ class Cluster:
         self.choose = random.Random(f"schedule {scenario.seed}")
         self.network = Network(self.clock, self.choose)
         self.storage, self.table = Storage(), Table()
-        self.topics = {
-            script.uid: Topic(
-                [TopicSplit(split_id=name, appears_ms=at_ms, stop=stop, parent=parent) for name, at_ms, stop, parent in script.splits],
-                pulled=script.pulled, reassigns=script.reassigns, bounded=script.bounded, latest=script.latest,
-                assigner=script.assigner, row_ms=script.row_ms,
-                keeps_subtask=script.keeps_subtask, slow=script.slow, now_ms=lambda: self.clock.now_ms,
-            )
-            for script in scenario.sources
-        }  # fmt: skip
+        self.topics = {script.uid: Topic(script, lambda: self.clock.now_ms) for script in scenario.sources}
         self.sources = {
-            uid: (ReassigningSource if topic.reassigns else ScriptedSource)(topic, parts.enumerator)
+            uid: (ReassigningSource if topic.script.reassigns else ScriptedSource)(topic, parts.enumerator)
             for uid, topic in self.topics.items()
         }
         self.world = Process("world")
@@ -112,7 +104,9 @@ class Cluster:
             if not self.clock.step():
                 raise Violation("nothing happens any more, but the query has not ended")
             if self.clock.steps > _MAX_STEPS or self.clock.now_ms > _MAX_MS:
-                raise Violation(f"no end after {self.clock.steps} steps, {self.clock.now_ms} ms: {self.invariants.missing()}")
+                raise Violation(
+                    f"no end after {self.clock.steps} steps, {self.clock.now_ms} ms: {self.invariants.missing()}"
+                )
         self.invariants.at_the_end()
 
     # What processes tell.
@@ -145,7 +139,11 @@ class Cluster:
         if fault == "before":
             raise OSError
         committables = [data for each in action.committables.values() for data in each]
-        later = [] if action.final else [each for each in committables if self.choose.random() < self.scenario.publish_later]
+        later = (
+            []
+            if action.final
+            else [each for each in committables if self.choose.random() < self.scenario.publish_later]
+        )
         now = [each for each in committables if each not in later]
         self.table.publish(now[: len(now) // 2] if fault == "half" else now)
         self.invariants.on_published(None if fault or later else action)
@@ -206,7 +204,9 @@ class Cluster:
         number = job.attempts.get(slot, -1) + 1
         job.attempts[slot] = number
         attempt = job.submission << ATTEMPT_BITS | number
-        process = SlotProcess(self, job.driver.plan.run, slot, attempt, lambda each, reason: self._task_ended(job, each, reason))
+        process = SlotProcess(
+            self, job.driver.plan.run, slot, attempt, lambda each, reason: self._task_ended(job, each, reason)
+        )
         job.tasks[slot] = process
         self.slots.append(process)
         process.start()
@@ -275,7 +275,9 @@ class Cluster:
         plan = jm.JobPlan(
             sources={
                 uid: jm.SourcePlan(
-                    name="scripted", reassigns_on_recovery=topic.reassigns, keeps_subtask=topic.keeps_subtask
+                    name="scripted",
+                    reassigns_on_recovery=topic.script.reassigns,
+                    keeps_subtask=topic.script.keeps_subtask,
                 )
                 for uid, topic in self.topics.items()
             },
@@ -326,7 +328,7 @@ class Cluster:
         """Start the next run, or be done."""
         self._end_driver(driver)
         again = driver.stopped or driver.failed or driver.suspension is not None
-        ended = all(topic.bounded for topic in self.topics.values()) and not again
+        ended = all(topic.script.bounded for topic in self.topics.values()) and not again
         if self.stopping or ended:
             self.finished = True
             return
@@ -362,15 +364,21 @@ class Cluster:
         self.calm = True
         self.starved_ms = 0
         self.network.calm_down()
-        for process in (*self.slots, *([self.driver] if self.driver is not None else [])):
-            process.forget_faults()
+        for slot in self.slots:
+            slot.forget_faults()
+        if self.driver is not None:
+            self.driver.forget_faults()
         for topic in self.topics.values():
             topic.frozen_ms = self.clock.now_ms
         self.clock.after(100, self.world, self._look)
 
     def _look(self) -> None:
         """End an unbounded query once everything is committed."""
-        if not self.finished and not any(topic.bounded for topic in self.topics.values()) and not self.invariants.missing():
+        if (
+            not self.finished
+            and not any(topic.script.bounded for topic in self.topics.values())
+            and not self.invariants.missing()
+        ):
             driver = self.driver
             if driver is not None and driver.alive and not driver.over and not self.stopping:
                 self.stopping = True
@@ -379,4 +387,3 @@ class Cluster:
                 else:
                     driver.tell(jm.StopRequested())
         self.clock.after(100, self.world, self._look)
-

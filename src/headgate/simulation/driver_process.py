@@ -188,7 +188,10 @@ class DriverProcess(Process):
 
     def _load(self, uid: str, action: src.LoadLog) -> None:
         records = [
-            record for segment, held in sorted(self._log_of(uid).items()) if segment >= action.from_segment for record in held
+            record
+            for segment, held in sorted(self._log_of(uid).items())
+            if segment >= action.from_segment
+            for record in held
         ]
         usable = bool(records) and records[-1][0] >= action.through and uid not in self.lose_log
         self.lose_log.discard(uid)

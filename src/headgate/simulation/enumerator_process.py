@@ -50,7 +50,7 @@ class EnumeratorProcess(Process):
             self._cluster.sources[uid],
             uid,
             incarnation=order.incarnation,
-            boundedness=Boundedness.BOUNDED if topic.bounded else Boundedness.CONTINUOUS_UNBOUNDED,
+            boundedness=Boundedness.BOUNDED if topic.script.bounded else Boundedness.CONTINUOUS_UNBOUNDED,
             schema=pa.schema([]),
             parallelism=driver.plan.parallelism,
             state=order.state,

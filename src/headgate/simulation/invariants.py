@@ -84,7 +84,7 @@ class Invariants:
                 double = ids & set(other.execution.readers[uid].splits)
                 assert not double, f"{slot.name} was given {double}, which {other.name} is reading"
         topic = cluster.topics[uid]
-        if topic.reassigns:
+        if topic.script.reassigns:
             for split_id in ids:
                 owner = self._owners.setdefault((uid, split_id), slot.slot)
                 assert owner == slot.slot, f"{split_id} moved from {owner} to {slot.slot} though P stayed the same"
@@ -115,7 +115,9 @@ class Invariants:
             for data in (split.data for reader in readers for split in reader.splits):
                 split = SPLITS.deserialize(data)
                 self._positions[uid, split.split_id] = split.position
-            self._positions |= {(uid, each.split_id): each.position for each in state.pending if each.split_id in pending}
+            self._positions |= {
+                (uid, each.split_id): each.position for each in state.pending if each.split_id in pending
+            }
             self._check_balance(uid, [len(reader.splits) for reader in readers], not pending)
             places = Counter([*pending, *held])
             for split_id in [*state.known, *places]:
@@ -129,7 +131,13 @@ class Invariants:
         """Check that no reader has two splits more than another, where none ends and all are spread."""
         topic = self._cluster.topics[uid]
         endless = all(split.stop is None for split in topic.splits.values())
-        if topic.reassigns and topic.assigner == "round-robin" and endless and all_assigned and any(counts):
+        if (
+            topic.script.reassigns
+            and topic.script.assigner == "round-robin"
+            and endless
+            and all_assigned
+            and any(counts)
+        ):
             assert max(counts) - min(counts) <= 1, f"the readers of {uid} have {counts} splits"
 
     def on_commit(self, action: cp.Commit) -> None:
@@ -156,7 +164,7 @@ class Invariants:
             first = min(offsets)
             assert len(offsets) == max(offsets) + 1 - first, f"rows of {split_id} are missing: {sorted(offsets)}"
             assert first <= self._resolved.get((uid, split_id), first), f"rows of {split_id} before {first} are missing"
-            assert first == 0 or self._cluster.topics[uid].latest, f"{split_id} begins with row {first}"
+            assert first == 0 or self._cluster.topics[uid].script.latest, f"{split_id} begins with row {first}"
 
     def _published(self) -> dict[tuple[str, str], set[int]]:
         offsets: dict[tuple[str, str], set[int]] = {}
@@ -174,7 +182,7 @@ class Invariants:
                 wanted = topic.rows(split.split_id)
                 offsets = published.get((uid, split.split_id), set())
                 # Less than the last one when some are kept for later.
-                first = min(offsets, default=0) if topic.latest else 0
+                first = min(offsets, default=0) if topic.script.latest else 0
                 first = min(first, self._resolved.get((uid, split.split_id), first))
                 there = first + len(offsets) if offsets else self._stored_position(uid, split.split_id)
                 if there < wanted and (split.parent is not None or split.split_id in visible):
@@ -183,7 +191,7 @@ class Invariants:
 
     def _stored_position(self, uid: str, split_id: str) -> int:
         """Return where a split is in the newest manifest: one that is read from its latest row may have no new one."""
-        return self._positions.get((uid, split_id), 0) if self._cluster.topics[uid].latest else 0
+        return self._positions.get((uid, split_id), 0) if self._cluster.topics[uid].script.latest else 0
 
     def at_the_end(self) -> None:
         """Check that everything is there, and that little is left behind."""

@@ -1,4 +1,4 @@
-"""Connections between slots and the driver: in order, delayed, and broken at times, which both ends notice on their own.
+"""Connections between slots and the driver: in order, delayed, broken at times, which each end notices on its own.
 
 Never: repeat or reorder what travels on one connection.
 """
@@ -57,7 +57,13 @@ class Network:
         if connection.up:
             connection.to_driver_ms = self._arrival(connection.to_driver_ms, connection)
             self._clock.at(
-                connection.to_driver_ms, connection.driver, self._arrive, connection, arrive, connection.number, envelope
+                connection.to_driver_ms,
+                connection.driver,
+                self._arrive,
+                connection,
+                arrive,
+                connection.number,
+                envelope,
             )
 
     def to_slot(self, connection: Connection, envelope: Envelope, arrive: Callable[[Envelope], None]) -> None:
@@ -66,7 +72,9 @@ class Network:
             connection.to_slot_ms = self._arrival(connection.to_slot_ms, connection)
             self._clock.at(connection.to_slot_ms, connection.slot, self._arrive, connection, arrive, envelope)
 
-    def break_(self, connection: Connection, slot_notices: Callable[[], None], driver_notices: Callable[[], None]) -> None:
+    def break_(
+        self, connection: Connection, slot_notices: Callable[[], None], driver_notices: Callable[[], None]
+    ) -> None:
         """Lose what is under way; both ends notice, sooner or later."""
         if connection.up:
             connection.up = False
@@ -85,7 +93,9 @@ class Network:
             slot_notices()
 
     def _arrival(self, last_ms: int, connection: Connection) -> int:
-        return max(last_ms, self._clock.now_ms + 1 + int(self._choose.random() * min(connection.slow_ms, self._slowest_ms)))
+        return max(
+            last_ms, self._clock.now_ms + 1 + int(self._choose.random() * min(connection.slow_ms, self._slowest_ms))
+        )
 
     def _arrive(self, connection: Connection, arrive: Callable[..., None], *arguments: Any) -> None:
         if connection.up:

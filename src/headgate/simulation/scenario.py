@@ -1,6 +1,6 @@
 """What a seed decides before anything runs: sizes, rates, options, and which faults come when.
 
-Never: look at what happens: a scenario with a fault less is the same scenario otherwise, so that traces can be shortened.
+Never: look at what happens: a scenario with a fault less is the same otherwise, so that traces can be shortened.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.coordinator.job_master import JobOptions
 from headgate.coordinator.restart_strategy import FixedDelay
 from headgate.coordinator.scheduler import SchedulerOptions
+from headgate.simulation.scripted_source import SourceScript, TopicSplit
 
 PHASE_MS = 3500
 """How long faults come, in milliseconds of virtual time."""
@@ -72,21 +73,6 @@ class Fault(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.at_ms} ms: {self.kind.value} (pick {self.pick}, then P={self.parallelism})"
-
-
-class SourceScript(msgspec.Struct, frozen=True):
-    """One source: see `Topic`. ``splits``: (id, appears after ms, rows or None, parent or None)."""
-
-    uid: str
-    pulled: bool
-    reassigns: bool
-    bounded: bool
-    latest: bool
-    assigner: str
-    row_ms: int
-    keeps_subtask: bool
-    slow: bool
-    splits: tuple[tuple[str, int, int | None, str | None], ...]
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -159,24 +145,25 @@ class Scenario(msgspec.Struct, frozen=True):
 
 def _source(draw: random.Random, uid: str, bounded: bool) -> SourceScript:
     pulled = draw.random() < 0.5
-    splits: list[tuple[str, int, int | None, str | None]] = []
+    splits: list[TopicSplit] = []
     for number in range(draw.randint(1, 7)):
-        late = draw.randrange(PHASE_MS) if draw.random() < 0.3 else 0
-        stop = draw.randint(0, 60) if bounded or draw.random() < 0.3 else None
-        splits.append((f"{uid}-{number}", 0 if bounded else late, stop, None))
+        late_ms = draw.randrange(PHASE_MS) if draw.random() < 0.3 and not bounded else 0
+        # Nobody asks for a second split before the first has ended.
+        stop = draw.randint(0, 60) if bounded or pulled or draw.random() < 0.3 else None
+        name = f"{uid}-{number}"
+        splits.append(TopicSplit(split_id=name, appears_ms=late_ms, stop=stop))
         if stop is not None and draw.random() < 0.4:
-            splits.append((f"{uid}-{number}-child", 0, draw.randint(1, 40) if bounded else None, f"{uid}-{number}"))
-    if pulled and not bounded:  # nobody asks for a second split before the first has ended
-        splits = [(name, at_ms, 40 if stop is None else stop, parent) for name, at_ms, stop, parent in splits]
+            child_stop = draw.randint(1, 40) if bounded or pulled else None
+            splits.append(TopicSplit(split_id=f"{name}-child", appears_ms=0, stop=child_stop, parent=name))
     return SourceScript(
         uid=uid,
+        splits=tuple(splits),
         pulled=pulled,
         reassigns=not pulled and draw.random() < 0.6,
         bounded=bounded,
         latest=not bounded and draw.random() < 0.3,
         assigner=draw.choice(("hash", "round-robin")),
-        row_ms=draw.choice((15, 40, 100)),
         keeps_subtask=draw.random() < 0.3,
         slow=draw.random() < 0.4,
-        splits=tuple(splits),
+        row_ms=draw.choice((15, 40, 100)),
     )

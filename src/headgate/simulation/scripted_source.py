@@ -72,11 +72,13 @@ class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
 
 
-class Topic:
-    """What a source reads: the truth that committed output is compared with.
+class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source is like.
 
     Parameters
     ----------
+    uid
+        Its name in the query.
     splits
         All splits there will ever be.
     pulled, reassigns, bounded, latest
@@ -90,28 +92,34 @@ class Topic:
         Whether splits are distributed by slow work, so that checkpoints find them pending.
     row_ms
         In how many milliseconds a growing split grows by a row.
+    """
+
+    uid: str
+    splits: tuple[TopicSplit, ...]
+    pulled: bool
+    reassigns: bool
+    bounded: bool
+    latest: bool
+    assigner: str
+    keeps_subtask: bool
+    slow: bool
+    row_ms: int
+
+
+class Topic:
+    """What a source reads: the truth that committed output is compared with.
+
+    Parameters
+    ----------
+    script
+        What it is like.
     now_ms
         Reads the cluster's clock.
     """
 
-    def __init__(
-        self,
-        splits: Sequence[TopicSplit],
-        *,
-        pulled: bool,
-        reassigns: bool,
-        bounded: bool,
-        latest: bool,
-        assigner: str,
-        row_ms: int,
-        keeps_subtask: bool,
-        slow: bool,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self.splits = {split.split_id: split for split in splits}
-        self.pulled, self.reassigns, self.bounded, self.latest = pulled, reassigns, bounded, latest
-        self.assigner, self.keeps_subtask, self.slow = assigner, keeps_subtask, slow
-        self._row_ms = row_ms
+    def __init__(self, script: SourceScript, now_ms: Callable[[], int]) -> None:
+        self.script = script
+        self.splits = {split.split_id: split for split in script.splits}
         self._now_ms = now_ms
         self.frozen_ms: int | None = None
         """Since when nothing grows any more."""
@@ -122,17 +130,19 @@ class Topic:
         if split.stop is not None:
             return split.stop
         now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
-        return max(0, now_ms - split.appears_ms) // self._row_ms
+        return max(0, now_ms - split.appears_ms) // self.script.row_ms
 
     def visible(self) -> list[TopicSplit]:
         """Return the splits that discovery finds now: no children, they are known from their parents."""
         now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
-        late = not self.bounded
-        return [each for each in self.splits.values() if each.parent is None and (each.appears_ms <= now_ms or not late)]
+        late = not self.script.bounded
+        return [
+            each for each in self.splits.values() if each.parent is None and (each.appears_ms <= now_ms or not late)
+        ]
 
     def first(self, split: TopicSplit) -> ScriptedSplit:
         """Return a split as it is discovered now."""
-        start = self.rows(split.split_id) if self.latest and split.stop is None else 0
+        start = self.rows(split.split_id) if self.script.latest and split.stop is None else 0
         return ScriptedSplit(split_id=split.split_id, position=start, stop=split.stop)
 
 
@@ -184,7 +194,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._pending: dict[str, ScriptedSplit] = {split.split_id: split for split in (state.pending if state else ())}
         same = state is not None and state.parallelism == context.current_parallelism
         self._owners: dict[str, int] = dict(state.owners) if state is not None and same else {}
-        self._rebalancing = state is not None and not same and topic.reassigns
+        self._rebalancing = state is not None and not same and topic.script.reassigns
         self._waiting: dict[int, None] = {}
         self._promised: set[int] = set()
         self._discovered = False
@@ -192,7 +202,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
 
     def start(self) -> None:
         """Begin discovery."""
-        period_ms = None if self._topic.bounded else DISCOVERY_PERIOD_MS
+        period_ms = None if self._topic.script.bounded else DISCOVERY_PERIOD_MS
         self._context.call_async(self._discover, self._on_discovered, period_ms=period_ms)
 
     def _discover(self) -> list[ScriptedSplit]:
@@ -268,9 +278,9 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         """Nothing is open."""
 
     def _assign(self) -> None:
-        if self._topic.pulled:
+        if self._topic.script.pulled:
             self._serve()
-        elif not self._topic.slow:
+        elif not self._topic.script.slow:
             self._distribute()
         elif (self._pending or self._rebalancing) and not self._distributing:
             self._distributing = True
@@ -285,9 +295,9 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
     def _promise(self) -> None:
         """Tell readers that nothing follows, if so."""
         done = self._discovered and not self._pending and not self._rebalancing and self._nothing_follows()
-        if self._topic.bounded and done:
+        if self._topic.script.bounded and done:
             readers = list(self._context.registered_readers)
-            for subtask in (each for each in readers if each in self._waiting or not self._topic.pulled):
+            for subtask in (each for each in readers if each in self._waiting or not self._topic.script.pulled):
                 if subtask not in self._promised:
                     self._promised.add(subtask)
                     self._waiting.pop(subtask, None)
@@ -313,7 +323,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         owners = {
             split_id: ("topic", subtask) for split_id, subtask in self._owners.items() if split_id not in self._ended
         }
-        self._owners |= ASSIGNERS[self._topic.assigner]().assign(homeless, owners, parallelism)
+        self._owners |= ASSIGNERS[self._topic.script.assigner]().assign(homeless, owners, parallelism)
         assignment: dict[int, list[ScriptedSplit]] = {}
         for split_id, split in list(self._pending.items()):
             subtask = self._owners[split_id]

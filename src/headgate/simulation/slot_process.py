@@ -65,7 +65,7 @@ class SlotProcess(Process):
         self.machine = parts.slot(
             run=run, slot=slot, attempt=attempt, host=host, heartbeat_timeout_ms=options.heartbeat_timeout_ms
         )
-        sources = {uid: topic.reassigns for uid, topic in cluster.topics.items()}
+        sources = {uid: topic.script.reassigns for uid, topic in cluster.topics.items()}
         self.subtask = parts.subtask(SubtaskId(0, slot), sources=sources, host=host)
         self.execution: Execution | None = None
         self._connections: dict[int, Connection] = {}
@@ -243,8 +243,8 @@ class SlotProcess(Process):
         self._clock.after(self._choose.choice((1, 10, 60, slow_ms)), self, self._tell_subtask, made)
 
     def _connect(self, number: int) -> None:
-        for connection in self._connections.values():
-            self._cluster.break_connection(connection)
+        for older in self._connections.values():
+            self._cluster.break_connection(older)
         connection = self._cluster.connect(self)
         if connection is None:
             self._tell_slot(sl.StreamBroken(number))

@@ -33,7 +33,11 @@ class ModelReader:
 
     def read(self, choose: random.Random) -> tuple[list[Row], str | None]:
         """Return some rows of one split, and the split if it ended with them."""
-        ready = [each for each in self.splits.values() if each.position < self._topic.rows(each.split_id) or each.stop == each.position]
+        ready = [
+            each
+            for each in self.splits.values()
+            if each.position < self._topic.rows(each.split_id) or each.stop == each.position
+        ]
         if not ready:
             return [], None
         split = choose.choice(ready)
@@ -47,7 +51,7 @@ class ModelReader:
 
     def wants_split(self) -> bool:
         """Return whether it is time to ask for a split."""
-        return self._topic.pulled and not self.splits and not self.no_more and not self.asking
+        return self._topic.script.pulled and not self.splits and not self.no_more and not self.asking
 
     def ended(self) -> bool:
         """Return whether nothing will ever come."""

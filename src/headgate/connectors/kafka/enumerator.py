@@ -189,7 +189,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         for split in splits:
             partition = self._get(split)
             detail = f" by reader {subtask} at {split.position}"
-            if partition.place is _Place.ASSIGNED and partition.owner != subtask:
+            if partition.place is _Place.ASSIGNED and partition.owner not in (None, subtask):
                 raise partition.invalid("given back", detail)
             partition.move("given back", detail)
             partition.split, partition.owner, partition.reporter = split, subtask, subtask
