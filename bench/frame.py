@@ -214,7 +214,7 @@ def report(bench: str, results: Sequence[Result], memory: WorkerMemory, footer: 
     for result in results:
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         worker = "" if result.worker_mb is None else f"{result.worker_mb:.0f}"
-        ours, theirs = _figures(result.headgate), _figures(result.peer)
+        ours, theirs = _figures(result.headgate, result.unit), _figures(result.peer, result.unit)
         table.add_row(result.case.name, result.unit, ours, theirs, result.case.peer_name, ratio, worker)
     console.print(table)
     peak = memory.overall.megabytes
@@ -226,11 +226,11 @@ def report(bench: str, results: Sequence[Result], memory: WorkerMemory, footer: 
     print(json.dumps(out))
 
 
-def _figures(values: Sequence[float]) -> str:
+def _figures(values: Sequence[float], unit: str) -> str:
     if not values:
         return ""
     median, low, high = statistics.median(values), min(values), max(values)
-    if median >= 1000:
+    if unit == "rows/s":
         return f"{median / 1e6:.2f} M ({low / 1e6:.2f} to {high / 1e6:.2f})"
     return f"{median:.2f} ({low:.2f} to {high:.2f})"
 

@@ -83,7 +83,7 @@ def run(spark: SparkSession, out: Path, rows_by_file: dict[str, int], console: C
             os.kill(victim, signal.SIGKILL)
             killed_at = time.monotonic()
             say(f"killed the process of slot 0 (SIGKILL, pid {victim})")
-            _wait(query, lambda: query.status["slots"][0]["pid"] not in (0, victim) and _running(query))
+            _wait(query, lambda gone=victim: query.status["slots"][0]["pid"] not in (0, gone) and _running(query))
             say(f"slot 0 is back after {time.monotonic() - killed_at:.1f} s, restored from checkpoint and log")
         if month == RESCALE_AT:
             query.rescale(3)

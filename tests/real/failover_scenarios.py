@@ -7,6 +7,7 @@ A file in the scenario's folder lets something happen once: whoever deletes it d
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -202,7 +203,7 @@ def check_emitted_all_along(rows: pa.Table, pid: int, began: float, ended: float
     """Assert that a process emitted rows within every half second of a time."""
     at = sorted({began, ended, *rows.filter(pc.equal(rows["pid"], pid))["at"].to_pylist()})
     within = [each for each in at if began <= each <= ended]
-    gap, since = max((after - before, before - began) for before, after in zip(within, within[1:]))
+    gap, since = max((after - before, before - began) for before, after in itertools.pairwise(within))
     assert len(within) > 2 and gap < 0.5 + 2 * stall, (
         f"no rows for {gap:.3f} s after {since:.3f} of {ended - began:.3f} s ({stall=:.3f})"
     )
@@ -228,7 +229,7 @@ def a_killed_worker_s_task_is_retried_alone(spark: SparkSession, folder: Path) -
     its = rows.filter(pc.equal(rows["pid"], other))
     begun = its.filter(pc.equal(its["n"], 0))["at"].to_pylist()  # of a split that it was given
     starts = sorted({began, ended, *(each for each in begun if began <= each <= ended)})
-    assert max(after - before for before, after in zip(starts, starts[1:])) < 1.0 + 2 * stall
+    assert max(after - before for before, after in itertools.pairwise(starts)) < 1.0 + 2 * stall
 
 
 def five_kills_of_one_slot(spark: SparkSession, folder: Path) -> None:
@@ -271,6 +272,7 @@ def a_killed_executor(spark: SparkSession, folder: Path) -> None:
     running.until_replaced(0, victim)
     assert running.pid(1) == other
     assert running.executions() == [2, 1]
+    wait_for_the_end_of(victim)  # it would read on as a zombie: nobody else tells it that its executor is gone
     running.end()
 
 
@@ -494,6 +496,25 @@ def an_endpoint_that_moves(spark: SparkSession, folder: Path) -> None:
         check_emitted_all_along(rows, pid, began, ended, stall)
 
 
+def a_stopped_query_leaves_nothing(spark: SparkSession, folder: Path) -> None:
+    """No thread, no open port, no process of its own: the workers wait in Spark's pool without threads of ours."""
+    import psutil
+
+    before, here = set(threading.enumerate()), psutil.Process()
+    ports, children = set(here.net_connections(kind="inet")), {each.pid for each in here.children()}
+    running = Running(spark, folder)
+    running.until_it_runs()
+    slots = [running.pid(0), running.pid(1)]
+    assert set(threading.enumerate()) - before and set(here.net_connections(kind="inet")) - ports
+    running.end()
+    for pid in slots:
+        wait_for_the_end_of(pid)
+    assert not {each.name for each in set(threading.enumerate()) - before if each.name.startswith("headgate")}
+    listening = {each.laddr for each in here.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN}
+    assert listening <= {each.laddr for each in ports}
+    assert {each.pid for each in here.children()} <= children
+
+
 def let_manifests_fail(running: Running, times: int) -> list[int]:
     """Let the next manifests not be written; return a list that gets an entry for each."""
     driver = running.query._driver
@@ -531,3 +552,36 @@ def failures_of_the_storage(spark: SparkSession, folder: Path) -> None:
     running.until_deployed([2, 2])
     running.until_another_checkpoint()
     running.end()
+
+
+# The driver dies: see failover_driver.py.
+
+
+def start_with_files(spark: SparkSession, folder: Path, out: Path) -> ContinuousQuery:
+    """Start a bounded query from `Numbers` to parquet files, or go on with it."""
+    headgate.register(spark, Numbers)
+    numbers = headgate.continuous(spark, parallelism=2).read.format(Numbers.name)
+    for name, value in {"splits": 4, "batches": 150, "pause": 0.01, "folder": folder}.items():
+        numbers = numbers.option(name, value)
+    written = numbers.load().writeStream.format("parquet").option("path", str(out)).option("publishInterval", "100 ms")
+    written = written.option("checkpointLocation", str(folder / "checkpoints"))
+    return written.queryName(folder.name).trigger(continuous="250 milliseconds").start()
+
+
+def a_query_goes_on_after_its_driver(spark: SparkSession, folder: Path) -> None:
+    """Whatever the killed driver left is finished or undone: each row is there once."""
+    query = start_with_files(spark, folder, folder / "out")
+    assert query.awaitTermination(WITHIN_S), query.status
+    check_exact(pa.table(spark.read.parquet(str(folder / "out")).toArrow()), splits=4, batches=150)
+
+
+def a_stopped_session(spark: SparkSession, folder: Path) -> None:
+    """The query ends at once, and says why. The last scenario in its process."""
+    running = Running(spark, folder)
+    running.until_it_runs()
+    spark.stop()
+    deadline = time.monotonic() + WITHIN_S
+    while running.query.isActive and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "The Spark session was stopped" in str(running.query.exception())
+    check_exact(running.query.table(), running.splits, 0)

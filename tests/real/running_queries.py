@@ -16,7 +16,7 @@ from headgate.checkpoint.storage import CheckpointStorage
 from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.streams import ContinuousStream
 
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
 """How long anything may take on a machine that others use as well; nothing is asserted about it."""
 
 

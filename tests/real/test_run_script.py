@@ -31,7 +31,7 @@ def test_help_names_every_command(arguments: tuple[str, ...], tmp_path: Path) ->
     assert done.returncode == 0
     assert done.stderr == ""
     commands = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert commands == {"demo", "test", "bench", "kafka", "shell", "help"}
+    assert commands == {"demo", "test", "bench", "simulate", "kafka", "shell", "help"}
 
 
 def test_help_works_with_stdin_closed() -> None:

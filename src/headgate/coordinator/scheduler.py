@@ -364,6 +364,10 @@ class _Subtask(msgspec.Struct):
     execution: int = 0
     due_ms: int = 0
 
+    @property
+    def is_repeated(self) -> bool:
+        return self.execution > (1 if self.state in _DEPLOYED else 0)
+
 
 _DEPLOYED = ("deploying", "running", "ended")
 _LIVE = ("submitted", "cancelling", "resubmitting")
@@ -510,7 +514,7 @@ class Scheduler:
                 return "failed" if self._failed else "ended"
         if self._announced:
             return "running"
-        return "restarting" if any(subtask.execution > 1 for subtask in self._subtasks()) else "starting"
+        return "restarting" if any(subtask.is_repeated for subtask in self._subtasks()) else "starting"
 
     def execution(self, subtask: SubtaskId) -> int | None:
         """Return the execution of a subtask whose letters count; None: it is not deployed."""

@@ -55,6 +55,7 @@ class EnumeratorProcess(Process):
             parallelism=driver.plan.parallelism,
             state=order.state,
             checkpoint_id=order.checkpoint_id,
+            holders=order.holders,
             call_async=self._begin_slow_work,
         )
         self._do(self.runner.start)
@@ -69,27 +70,27 @@ class EnumeratorProcess(Process):
         clock.at(self._free_ms, self, self._turn, turn)
 
     def _turn(self, turn: Callable[[], list[Output]]) -> None:
-        if self.crash_next:
-            self._crash()
-            return
-        for event in self.runner.reported(turn()):
-            if isinstance(event, src.EnumeratorFailed) and event.error.error_type in _BUGS:
-                raise AssertionError(event.error.traceback)
-            self._say(event)
+        crash = self.crash_next and self._cluster.choose.choice(("before", "after", "overtaking", "twice"))
+        if crash != "before":
+            for event in self.runner.reported(turn()):
+                if isinstance(event, src.EnumeratorFailed) and event.error.error_type in _BUGS:
+                    raise AssertionError(event.error.traceback)
+                self._say(event)
+        if crash:
+            self._crash(crash)
 
-    def _crash(self) -> None:
-        """Die: that is heard before, behind, or before and behind what was said before."""
+    def _crash(self, how: str) -> None:
+        """Die before or after the turn; that may be heard before what was said, or twice."""
         self.alive = False
         failed = src.EnumeratorFailed(self._incarnation, ErrorReport(error_type="OSError", message="a fault"))
-        when = self._cluster.choose.choice(("before", "behind", "behind", "twice"))
-        if when != "before":
-            self._say(failed)
-        if when != "behind":
+        if how in ("overtaking", "twice"):
             self._driver.tell(jm.FromSource(self._uid, failed))
+        if how != "overtaking":
+            self._say(failed)
 
     def _say(self, event: src.Event) -> None:
         clock = self._cluster.clock
-        self._said_ms = max(self._said_ms, clock.now_ms + self._cluster.choose.choice((0, 1, 10)))
+        self._said_ms = max(self._said_ms, clock.now_ms + self._cluster.choose.choice((0, 1, 10, 40)))
         clock.at(self._said_ms, self._driver, self._driver.tell, jm.FromSource(self._uid, event))
 
     def _begin_slow_work(self, work: SlowWork) -> None:

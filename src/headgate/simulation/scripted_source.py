@@ -217,18 +217,20 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._assign()
 
     def add_reader(self, subtask: int) -> None:
-        """Take over what the reader reports: it is nowhere else."""
+        """Take over what the reader reports: no other reader has it."""
         info = self._context.registered_readers[subtask]
         self._promised.discard(subtask)
         self._waiting.pop(subtask, None)
         for split in info.reported_splits_on_registration:
             assert isinstance(split, ScriptedSplit)
-            assert split.split_id not in self._pending, f"{split.split_id} was reported but is not with anybody"
+            # It may have been given back already: then it is reported once more, at the same position.
+            known = self._pending.get(split.split_id, split)
+            assert known == split, f"{split} was reported, but is {known} here"
             # It may have ended before the reader was restored to an earlier position: then it ends once more.
             self._known[split.split_id] = None
             self._pending[split.split_id] = split
             if not self._rebalancing:
-                self._owners[split.split_id] = subtask
+                self._owners.setdefault(split.split_id, subtask)
         self._assign()
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
@@ -249,7 +251,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         for split in splits:
             assert split.split_id not in self._pending, f"{split.split_id} came back but was not away"
             self._pending[split.split_id] = split
-            self._owners[split.split_id] = subtask
+            self._owners.setdefault(split.split_id, subtask)
         self._assign()
 
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:

@@ -149,8 +149,21 @@ class SlotJob:
             slots.mapInArrow(self._slot, "id long").write.format("noop").mode("overwrite").save()
         except Exception as error:
             _log.debug("the job of the slots ended", exc_info=True)
-            outcome = _report(error)
+            outcome = _session_stopped() if self._is_session_stopped(error) else _report(error)
         self._on_ended(outcome)
+
+    def _is_session_stopped(self, error: Exception) -> bool:
+        context: Any = self._spark.sparkContext
+        return context._jsc is None or "SparkContext was shut down" in str(error)
+
+
+def _session_stopped() -> ErrorReport:
+    return report_of(
+        DeploymentError(
+            "The Spark session was stopped while the query ran. Stop the query first; started again from its "
+            "checkpoint location it goes on from its last checkpoint."
+        )
+    )
 
 
 def _report(error: Exception) -> ErrorReport:

@@ -2,7 +2,8 @@
 
 Never: decide (`SlotMachine` does), or end Spark's task with an error because a user's function raised.
 
-One thread, Spark's own, handles all events of the machine; a connection is made on a thread of its own.
+One thread, Spark's own, handles all events of the machine; a connection is made, and the one before it closed, on a
+thread of its own.
 
 Follows FLIP-27, "Where to run the enumerator"; traps 19 to 22.
 """
@@ -40,6 +41,7 @@ ADDRESS_FILE = "coordinator"
 """The name of the address file at the checkpoint location."""
 _MAX_WAIT_S = 1.0
 _TIME_TO_FINISH_S = 60.0
+_TIME_TO_CLOSE_S = 5.0
 _TIME_TO_SEND_S = 0.3
 """How long a process that is about to end leaves its last letter to get out."""
 
@@ -121,13 +123,16 @@ class SlotRuntime:
             data_address="",
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
         )
-        self._clients: dict[int, ControlClient] = {}
         self._runners: dict[int, SubtaskRunner] = {}
         self._exit: machine.ExitSlot | None = None
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._client: tuple[int, ControlClient] | None = None
+        self._ended = False
         self._watchdog = Watchdog(
             stuck_timeout_ms=settings.stuck_timeout_ms,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
-            beat=lambda: None,  # the machine sends them, on this slot's own thread
+            beat=self._end_with_the_executor,  # heartbeats are sent by the machine, on this slot's own thread
             report=self._report_stuck,
         )
 
@@ -157,9 +162,6 @@ class SlotRuntime:
         try:
             return self._inbox.get(timeout=wait_s)
         except queue.Empty:
-            if os.getppid() != self._parent:  # Spark's daemon is gone, and the executor with it
-                _log.error("slot %d: its executor is gone; it ends", self._slot)
-                os._exit(1)
             return machine.SlotTimePassed()
 
     def _handle(self, event: machine.Event) -> None:
@@ -171,8 +173,10 @@ class SlotRuntime:
             case machine.OpenStream(connection=connection):
                 threading.Thread(target=self._connect, args=(connection,), name="headgate-connect", daemon=True).start()
             case machine.SendEnvelope(connection=connection, envelope=envelope):
-                if (client := self._clients.get(connection)) is not None:
-                    client.send(envelope)
+                with self._lock:
+                    to = self._client
+                if to is not None and to[0] == connection:
+                    to[1].send(envelope)
             case machine.Deliver(letter=letter):
                 self._deliver(letter)
             case machine.ExitSlot():
@@ -181,21 +185,40 @@ class SlotRuntime:
                 assert_never(action)
 
     def _connect(self, connection: int) -> None:
+        """Close the older connection and make a new one. What comes of it is told behind that it is open."""
         settings = self._settings
+        told = threading.Event()
+
+        def tell(event: machine.Event) -> None:
+            told.wait()
+            self._inbox.put(event)
+
         try:
+            self._replace_client(None)
             client = ControlClient(
                 self._look_up() if connection > 1 else settings.address,
                 settings.secret,
                 settings.tls,
-                on_letter=lambda envelope: self._inbox.put(machine.EnvelopeReceived(connection, envelope)),
-                on_closed=lambda _: self._inbox.put(machine.StreamBroken(connection)),
+                on_letter=lambda envelope: tell(machine.EnvelopeReceived(connection, envelope)),
+                on_closed=lambda _: tell(machine.StreamBroken(connection)),
             )
-        except (HeadgateError, OSError, pa.ArrowException) as error:
+            self._replace_client((connection, client))
+        except Exception as error:  # whatever it is, the machine waits for an answer
             _log.warning("slot %d cannot reach the coordinator: %s", self._slot, error)
             self._inbox.put(machine.StreamBroken(connection))
-            return
-        self._clients[connection] = client
-        self._inbox.put(machine.StreamOpened(connection))
+        else:
+            self._inbox.put(machine.StreamOpened(connection))
+        finally:
+            told.set()
+
+    def _replace_client(self, client: tuple[int, ControlClient] | None) -> None:
+        """Close the client that there is; the new one, too, if the slot has ended meanwhile."""
+        with self._lock:
+            superseded, self._client = self._client, None if self._ended else client
+            late = client if self._ended else None
+        for each in (superseded, late):
+            if each is not None:
+                each[1].close()
 
     def _look_up(self) -> str:
         """Return where the coordinator is by now."""
@@ -231,23 +254,35 @@ class SlotRuntime:
         self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
         return runner
 
+    def _end_with_the_executor(self) -> None:
+        """End the process if Spark's daemon is gone, and the executor with it; on the watchdog's thread."""
+        if os.getppid() != self._parent:
+            _log.error("slot %d: its executor is gone; it ends", self._slot)
+            os._exit(1)
+
     def _report_stuck(self, what: str, stacks: str) -> None:
         """Tell the coordinator before the process ends; on the watchdog's thread."""
-        for stage, runner in self._runners.items():
+        for stage, runner in list(self._runners.items()):
             error = msg.ErrorReport(error_type="HeadgateError", message=what, traceback=stacks)
             letter = msg.SubtaskFailed(stage=stage, execution=runner.number, error=error)
             self._inbox.put(machine.LetterPosted(letter))
         time.sleep(_TIME_TO_SEND_S)
 
     def _close(self) -> None:
-        if self._exit is not None and self._exit.reason is None:
+        try:
+            if self._exit is not None and self._exit.reason is None:
+                self._finish()
+        finally:
+            self._watchdog.close()
+            deadline = time.monotonic() + _TIME_TO_CLOSE_S
             for runner in self._runners.values():
-                if not runner.finish(_TIME_TO_FINISH_S):
-                    _log.error("slot %d: its sink did not publish all in time", self._slot)
-                    os._exit(1)  # the driver sees that this slot did not end well
-        self._watchdog.close()
-        deadline = time.monotonic() + 5.0
+                runner.close(max(0.1, deadline - time.monotonic()))
+            with self._lock:
+                self._ended = True
+            self._replace_client(None)
+
+    def _finish(self) -> None:
         for runner in self._runners.values():
-            runner.close(max(0.1, deadline - time.monotonic()))
-        for client in self._clients.values():
-            client.close()
+            if not runner.finish(_TIME_TO_FINISH_S):
+                _log.error("slot %d: its sink did not publish all in time", self._slot)
+                os._exit(1)  # the driver sees that this slot did not end well

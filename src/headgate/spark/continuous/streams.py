@@ -28,6 +28,7 @@ from headgate.operators.with_watermark import WithWatermark
 from headgate.source import Boundedness, Source, WatermarkAlignment, WatermarkStrategy
 from headgate.source.options import Options
 from headgate.spark.continuous.formats import find_format
+from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.settings import (
     arrow_schema,
     interval_ms,
@@ -114,6 +115,11 @@ class ContinuousStreams:
     def read(self) -> ContinuousStreamReader:
         """Read what is there when the query starts; the query then ends behind a last checkpoint."""
         return ContinuousStreamReader(self._spark, self._parallelism, Boundedness.BOUNDED)
+
+    @property
+    def streams(self) -> ContinuousQueryManager:
+        """The live queries of this process, and who listens to them."""
+        return ContinuousQueryManager()
 
 
 class ContinuousStreamReader:

@@ -6,7 +6,9 @@ another thread.
     loop: letters -> a slice that waits -> a snapshot that is due -> poll a reader -> wait for a letter
 
 A batch that a reader emitted is cut into slices, which wait in the chain; the reader's position is behind them already,
-so a snapshot is taken when none waits. Letters are read between two slices.
+so a snapshot is taken when none waits. Letters are read between two slices; what they order behind a barrier waits with
+its snapshot, because it does not belong to the checkpoint: a split that is in both, the enumerator's state and the
+reader's, would be read twice.
 
 Follows FLIP-27, "Reader Interface and Threading Model".
 """
@@ -20,11 +22,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from typing import Any, assert_never
+from typing import Any, ParamSpec, TypeVar, assert_never
 
 import msgspec
 
-from headgate.errors import InternalError
+from headgate.errors import HeadgateError, InternalError
 from headgate.operators.chain import StageChain
 from headgate.operators.operator import OperatorContext
 from headgate.operators.stage_graph import QueryDefinition, SourceDefinition
@@ -36,6 +38,9 @@ from headgate.spark.continuous.error_reports import report_of
 from headgate.task import subtask as machine
 from headgate.task.mailbox import Letter, Mailbox, monotonic_ms
 from headgate.task.outputs import StreamingOutput
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +105,6 @@ class SubtaskRunner:
         )
         self._mailbox = Mailbox(now_ms)
         self._execution: _Execution | None = None
-        self._number = 0
         self._events: deque[machine.Event] = deque()
         self._handling = False
         self._closing = False
@@ -145,7 +149,7 @@ class SubtaskRunner:
     @property
     def number(self) -> int:
         """The execution that was deployed last. Any thread."""
-        return self._number
+        return self._machine.execution
 
     # From here on: on the subtask's thread.
 
@@ -169,23 +173,23 @@ class SubtaskRunner:
     def _guarded(self, work: Callable[[], bool]) -> bool:
         try:
             return work()
-        except Exception as error:
+        except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
             self._on_error(error)
             return True
 
-    def _on_error(self, error: Exception) -> None:
+    def _on_error(self, error: BaseException) -> None:
+        """Fail the execution, whatever raised. What is still to be handled came of it, and makes no sense without."""
         facts = {} if self._execution is None else self._execution.facts_of(error)
         _log.warning("subtask %d.%d failed: %s", self._stage, self._place.slot, error)
-        report = report_of(error, **facts)
-        if isinstance(error, InternalError):  # perhaps the machine's own: it cannot be asked
-            self._events.clear()
-            self._close_execution()
-            self._post(msg.SubtaskFailed(stage=self._stage, execution=self._number, error=report))
-        else:
-            self.handle(machine.SomethingFailed(report))
+        self._events.clear()
+        self.handle(machine.SomethingFailed(report_of(error, **facts)))
 
     def _begin_finish(self, finished: Future[None]) -> None:
-        under_way = None if self._execution is None else self._execution.finish()
+        try:
+            under_way = None if self._execution is None else self._execution.finish()
+        except Exception as error:
+            finished.set_exception(error)
+            return
         if under_way is None:
             finished.set_result(None)
         else:
@@ -195,8 +199,6 @@ class SubtaskRunner:
         self._closing = True
 
     def _on_letter(self, letter: Any) -> None:
-        if isinstance(letter, msg.Deploy):
-            self._number = letter.execution
         self.handle(machine.LetterCame(letter))
 
     def handle(self, event: machine.Event) -> None:
@@ -207,19 +209,15 @@ class SubtaskRunner:
         self._handling = True
         try:
             while self._events:
-                actions = self._machine.handle(self._events.popleft(), self._now_ms())
                 try:
-                    for action in actions:
+                    for action in self._machine.handle(self._events.popleft(), self._now_ms()):
                         self._carry_out(action)
-                except InternalError:
-                    raise
-                except Exception as error:  # what was to follow makes no sense any longer
+                except BaseException as error:
                     self._on_error(error)
         finally:
             self._handling = False
 
     def _carry_out(self, action: machine.Action) -> None:
-        execution = self._execution
         match action:
             case machine.OpenOperators(parallelism=parallelism, operators=operators):
                 self._open(parallelism, operators)
@@ -227,28 +225,15 @@ class SubtaskRunner:
                 self._close_execution()
             case machine.Post(letter=letter):
                 self._post(letter)
-            case _ if execution is None:
-                raise InternalError(f"{action!r} was ordered of subtask {self._place.slot}, which is not open.")
-            case machine.AddSplits(source=uid, splits=splits):
-                execution.inputs[uid].add_splits(splits)
-            case machine.TellNoMoreSplits(source=uid):
-                execution.inputs[uid].notify_no_more_splits()
-            case machine.HandEvent(source=uid, payload=payload):
-                execution.inputs[uid].reader.handle_source_event(pickle.loads(payload))
-            case machine.StartReading() | machine.ResumeReading():
-                execution.reading = True
-            case machine.TakeSnapshot(checkpoint_id=checkpoint_id, drain=drain, suspend=suspend):
-                execution.snapshot_due = (checkpoint_id, drain, suspend)
-            case machine.NotifyOperators(checkpoint_id=checkpoint_id):
-                execution.notify_checkpoint_complete(checkpoint_id)
             case _:
-                assert_never(action)
+                if self._execution is None:
+                    raise InternalError(f"{action!r} was ordered of subtask {self._place.slot}, which is not open.")
+                self._execution.order(action)
 
     def _open(self, parallelism: int, operators: Mapping[str, OperatorState]) -> None:
         self._close_execution()
-        items = {uid: [self._bytes_of(item) for item in state.items] for uid, state in operators.items()}
-        execution = self._execution = _Execution(self, parallelism, items)
-        execution.open()
+        execution = self._execution = _Execution(self, parallelism)
+        execution.open({uid: [self._bytes_of(item) for item in state.items] for uid, state in operators.items()})
         self.handle(machine.OperatorsOpened())
 
     def _bytes_of(self, handle: StateHandle) -> bytes:
@@ -266,24 +251,38 @@ class SubtaskRunner:
             self._post(self._execution.progress())
 
 
+_Order = (
+    machine.AddSplits | machine.TellNoMoreSplits | machine.HandEvent | machine.StartReading | machine.TakeSnapshot
+    | machine.ResumeReading | machine.NotifyOperators
+)  # fmt: skip
+"""What the machine wants of the readers and of the chain."""
+
+
 class _Execution:
     """What one deployment holds: readers with their outputs, the chain, the sink's writer."""
 
-    def __init__(self, runner: SubtaskRunner, parallelism: int, items: Mapping[str, list[bytes]]) -> None:
+    def __init__(self, runner: SubtaskRunner, parallelism: int) -> None:
         self._runner = runner
-        self.number = runner._number
+        self.number = runner.number
         self.reading = False
-        self.snapshot_due: tuple[int, bool, bool] | None = None
+        self.called: str | None = None
+        """The source whose reader is being called, or raised."""
         self._parallelism = parallelism
-        self._items = items
+        self._orders: deque[_Order] = deque()  # none, or first a snapshot
         self._ended = False
-        self._sink_blocked = False
+        self._readable = True
+        self._room: Future[None] | None = None
         self._turn = 0
         self.inputs: dict[str, _Input] = {}
         self._chain: StageChain | None = None
 
-    def open(self) -> None:
-        """Make readers, operators and sink."""
+    @property
+    def is_over(self) -> bool:
+        """Whether it is closed, or being closed."""
+        return self._runner._execution is not self
+
+    def open(self, items: Mapping[str, list[bytes]]) -> None:
+        """Make readers, operators and sink, with the list state of a checkpoint."""
         runner, definition = self._runner, self._runner._definition
         context = OperatorContext(
             uid="",
@@ -295,11 +294,17 @@ class _Execution:
             query_id=runner._place.query_id,
             options={"checkpointLocation": runner._place.checkpoint_location},
         )
-        self._chain = chain = definition.make_chain(context, self._items)
+        self._chain = chain = definition.make_chain(context, items)
         chain.open()
         chain.position_of = self._position_of
         for uid, source in definition.sources.items():
             self.inputs[uid] = _Input(self, uid, source, chain)
+            self.inputs[uid].start()
+
+    def order(self, order: _Order) -> None:
+        """Carry an order out: at once, or behind the snapshot that was ordered before and waits for slices."""
+        self._orders.append(order)
+        self._carry_out_orders()
 
     def step(self, now_ms: int) -> bool:
         """Do the next piece of work; return whether there was one."""
@@ -308,17 +313,31 @@ class _Execution:
             return False
         if chain.process_some():
             return True
-        if self.snapshot_due is not None:
-            checkpoint_id, drain, suspend = self.snapshot_due
-            if drain and not self._ended:
-                self._end_input()
-                return True
-            self.snapshot_due = None
-            self._take_snapshot(checkpoint_id, drain, suspend)
+        if self._orders:
+            self._begin_snapshot()
             return True
         if not self.reading or self._ended:
+            self._set_readable(False)
             return False
         return self._poll(now_ms)
+
+    def _carry_out_orders(self) -> None:
+        while self._orders and not isinstance(self._orders[0], machine.TakeSnapshot):
+            match self._orders.popleft():
+                case machine.AddSplits(source=uid, splits=splits):
+                    self.inputs[uid].add_splits(splits)
+                case machine.TellNoMoreSplits(source=uid):
+                    self.inputs[uid].notify_no_more_splits()
+                case machine.HandEvent(source=uid, payload=payload):
+                    self.inputs[uid].handle_event(payload)
+                case machine.StartReading() | machine.ResumeReading():
+                    self.reading = True
+                case machine.NotifyOperators(checkpoint_id=checkpoint_id):
+                    self._notify_checkpoint_complete(checkpoint_id)
+                case machine.TakeSnapshot():
+                    raise InternalError("A snapshot is taken by `step`, between two batches.")
+                case order:
+                    assert_never(order)
 
     def _poll(self, now_ms: int) -> bool:
         inputs = list(self.inputs.values())
@@ -326,43 +345,60 @@ class _Execution:
         for offset in range(len(inputs)):
             each = inputs[(self._turn + offset) % len(inputs)]
             if each.status is InputStatus.MORE_AVAILABLE:
+                self._set_readable(True)
                 each.poll(now_ms)
+                self._set_readable(False)  # until the rows are through
                 return True
         if all(each.status is InputStatus.END_OF_INPUT for each in inputs):
             self._end_input()
             self._runner.handle(machine.AllInputEnded())
             return True
+        self._set_readable(True)
         return False
 
     def _end_input(self) -> None:
         assert self._chain is not None
         self._ended = True
         for each in self.inputs.values():
-            each.end()
+            each.output.end_input()
         self._chain.end_input()
 
     def _sink_takes_rows(self) -> bool:
         assert self._chain is not None
         room = self._chain.ready()
-        blocked = room is not None and not room.done()
-        if blocked != self._sink_blocked:
-            self._sink_blocked = blocked
+        if room is None or room.done():
+            return True
+        self._set_readable(False)
+        if room is not self._room:
+            self._room = room
+            room.add_done_callback(lambda _: self._runner._mailbox.post(Letter(lambda: None)))
+        return False
+
+    def _set_readable(self, readable: bool) -> None:
+        """Let the idleness clocks of splits run only while readers are, or would be, asked for rows."""
+        if readable != self._readable:
+            self._readable = readable
             now_ms = self._runner._now_ms()
             for each in self.inputs.values():
-                (each.output.block if blocked else each.output.unblock)(now_ms)
-            if blocked and room is not None:
-                room.add_done_callback(lambda _: self._runner._mailbox.post(Letter(lambda: None)))
-        return not blocked
+                (each.output.unblock if readable else each.output.block)(now_ms)
 
-    def _take_snapshot(self, checkpoint_id: int, drain: bool, suspend: bool) -> None:
-        assert self._chain is not None
+    def _begin_snapshot(self) -> None:
+        """Take the snapshot that is due, now that nothing waits, and do what was ordered behind it."""
+        order = self._orders[0]
+        assert self._chain is not None and isinstance(order, machine.TakeSnapshot)
+        if order.drain and not self._ended:
+            self._end_input()
+            return
+        self._orders.popleft()
+        checkpoint_id = order.checkpoint_id
         splits = {uid: each.snapshot(checkpoint_id) for uid, each in self.inputs.items()}
-        if suspend:
+        if order.suspend:
             self.reading = False
-        safe = self._chain.snapshot(checkpoint_id, final=drain or suspend or self._ended)
+        safe = self._chain.snapshot(checkpoint_id, final=self._ended)
         safe.add_done_callback(
             lambda future: self._runner._mailbox.post(Letter(lambda: self._on_safe(checkpoint_id, splits, future)))
         )
+        self._carry_out_orders()
 
     def _on_safe(
         self,
@@ -370,15 +406,22 @@ class _Execution:
         splits: dict[str, tuple[SplitState, ...]],
         future: Future[dict[str, OperatorState]],
     ) -> None:
-        if self._runner._execution is self:  # else: of an execution that is over
-            self._runner.handle(machine.SnapshotMade(checkpoint_id, splits, future.result()))
+        if self.is_over:
+            return
+        assert self._chain is not None
+        error = future.exception()
+        if error is None:
             self._runner._post(self.progress())
+            self._runner.handle(machine.SnapshotMade(checkpoint_id, splits, future.result()))
+            return
+        self._chain.ready()  # raises where the sink is broken for good: then the subtask fails, with the sink's error
+        _log.warning("subtask %d declines checkpoint %d: %s", self._runner._place.slot, checkpoint_id, error)
+        self._runner.handle(machine.SnapshotFailed(checkpoint_id, f"{type(error).__name__}: {error}"))
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Tell readers, operators and sink."""
+    def _notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         assert self._chain is not None
         for each in self.inputs.values():
-            each.reader.notify_checkpoint_complete(checkpoint_id)
+            each.notify_checkpoint_complete(checkpoint_id)
         self._chain.notify_checkpoint_complete(checkpoint_id)
 
     def finish(self) -> Future[None] | None:
@@ -401,14 +444,14 @@ class _Execution:
         )
 
     def facts_of(self, error: BaseException) -> dict[str, Any]:
-        """Return where this is, for an error's report: stage, subtask, and the position being read where known."""
+        """Return where this is, for an error's report: stage, subtask, and what was being read where known."""
         facts: dict[str, Any] = {"stage": self._runner._stage, "subtask": self._runner._place.slot}
-        known = getattr(error, "facts", {})
-        for uid in self.inputs:
-            position = self._position_of(uid, known.get("split", ""))
-            if position is not None:
-                facts |= {"source": uid, "position": position}
-        return facts
+        known = error.facts if isinstance(error, HeadgateError) else {}
+        source = known.get("source") if known.get("source") in self.inputs else self.called
+        if source is not None:
+            facts["source"] = source
+            facts["position"] = self._position_of(source, known.get("split", ""))
+        return {name: value for name, value in facts.items() if value is not None}
 
     def _position_of(self, source: str, split: str) -> str | None:
         """Return the position of a split behind the batch that its rows stand in, as text."""
@@ -451,81 +494,118 @@ class _Input:
         self._runner = runner = execution._runner
         self._source = source.source
         self.status = InputStatus.MORE_AVAILABLE
-        self._last_positions: dict[str, bytes] = {}
+        self._known: dict[str, bytes] = {}  # splits as they were seen last; of those that ended, until the next poll
+        self._ended: list[str] = []  # by the last poll
+        self._untold: list[str] = []  # of those, what the machine does not know yet
+        self._available: Future[None] | None = None  # the last that was waited for
         self.output = _Output(self, source, chain, runner._now_ms())
         self.reader: SourceReader[Any] = source.source.create_reader(
             SourceReaderContext(
                 subtask=runner._place.slot,
                 schema=source.schema,
                 host=runner._place.host,
-                request_split=lambda: runner.handle(machine.RequestMade(uid)),
-                send_event=self._send_event,
+                request_split=lambda: self._tell(machine.RequestMade(uid)),
+                send_event=lambda event: self._tell(machine.EventMade(uid, pickle.dumps(event))),
                 time_zone=runner._place.time_zone,
                 query=runner._definition.name or runner._place.query_id,
             )
         )
-        self.reader.start()
+
+    def start(self) -> None:
+        self._call(self.reader.start)
         self._arm_timer()
 
     def add_splits(self, splits: tuple[SplitState, ...]) -> None:
         read = [self._source.split_serializer.deserialize(split.data) for split in splits]
+        self._known |= {split.split_id: split.data for split in splits}
         for split in read:
             self.output.create_output_for_split(split.split_id)
-        self.reader.add_splits(read)
-        self._last_positions |= {split.split_id: split.data for split in splits}
+        self._call(self.reader.add_splits, read)
         self._wake()
 
     def notify_no_more_splits(self) -> None:
-        self.reader.notify_no_more_splits()
+        self._call(self.reader.notify_no_more_splits)
         self._wake()
 
+    def handle_event(self, payload: bytes) -> None:
+        event: SourceEvent = pickle.loads(payload)
+        self._call(self.reader.handle_source_event, event)
+        self._wake()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._call(self.reader.notify_checkpoint_complete, checkpoint_id)
+
     def poll(self, now_ms: int) -> None:
+        for split_id in self._ended:
+            self._known.pop(split_id, None)
+        self._ended.clear()
         self.output.advance_time(now_ms)
-        self.status = self.reader.poll_next(self.output)
-        if self.output.ended_splits:
-            ended, self.output.ended_splits = tuple(self.output.ended_splits), []
-            self._runner.handle(machine.SplitsEnded(self.uid, ended))
-        if self.status is InputStatus.NOTHING_AVAILABLE:
-            available = self.reader.available()
-            if available.done():
-                self.status = InputStatus.MORE_AVAILABLE
-            else:
-                available.add_done_callback(lambda _: self._runner._mailbox.post(Letter(self._wake)))
+        self.status = self._call(self.reader.poll_next, self.output)
+        self._tell_ended()
+        if self.status is InputStatus.END_OF_INPUT:
+            self.output.end_input()
+        elif self.status is InputStatus.NOTHING_AVAILABLE:
+            self._wait()
 
     def snapshot(self, checkpoint_id: int) -> tuple[SplitState, ...]:
-        return tuple(self._state_of(split) for split in self.reader.snapshot_state(checkpoint_id))
+        return tuple(self._state_of(split) for split in self._call(self.reader.snapshot_state, checkpoint_id))
 
     def positions(self) -> dict[str, bytes]:
         # A snapshot without a checkpoint: readers promise that taking one changes nothing.
-        self._last_positions = {split.split_id: split.data for split in self.snapshot(0)}
-        return self._last_positions
+        found = {split.split_id: split.data for split in self.snapshot(0)}
+        self._known |= found
+        return found
 
     def position_of(self, split_id: str) -> bytes | None:
-        """Return where a split is; of one that has ended while its last rows wait, where it was known to be last."""
-        last = self._last_positions
-        found = self.positions().get(split_id)
-        return found if found is not None else last.get(split_id)
+        """Return where a split is; of one that has ended, or whose reader raised, where it was known to be last."""
+        if self._execution.called is None:
+            self.positions()
+        return self._known.get(split_id)
 
-    def end(self) -> None:
-        if self.status is not InputStatus.END_OF_INPUT or not self.output.ended:
-            self.output.end_input()
+    def end(self, split_id: str) -> None:
+        """Note that a split was read to its end."""
+        self._ended.append(split_id)
+        self._untold.append(split_id)
+
+    def _tell_ended(self) -> None:
+        ended, self._untold = tuple(self._untold), []
+        if ended:
+            self._runner.handle(machine.SplitsEnded(self.uid, ended))
+
+    def _tell(self, event: machine.RequestMade | machine.EventMade) -> None:
+        """Tell what the reader wants, behind the ends that led to it; a reader that is being closed wants nothing."""
+        if not self._execution.is_over:
+            self._tell_ended()
+            self._runner.handle(event)
+
+    def _call(self, method: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call the reader; if it raises, the error's report names the source."""
+        outer, self._execution.called = self._execution.called, self.uid
+        result = method(*arguments, **keywords)
+        self._execution.called = outer
+        return result
 
     def _state_of(self, split: Any) -> SplitState:
         return SplitState(split.split_id, self._source.split_serializer.serialize(split))
 
+    def _wait(self) -> None:
+        available = self.reader.available()
+        if available.done():
+            self.status = InputStatus.MORE_AVAILABLE
+        elif available is not self._available:
+            self._available = available
+            available.add_done_callback(lambda _: self._runner._mailbox.post(Letter(self._wake)))
+
     def _wake(self) -> None:
         if self.status is InputStatus.NOTHING_AVAILABLE:
             self.status = InputStatus.MORE_AVAILABLE
-
-    def _send_event(self, event: SourceEvent) -> None:
-        self._runner.handle(machine.EventMade(self.uid, pickle.dumps(event)))
 
     def _arm_timer(self) -> None:
         if self.output.timer_period_ms is not None:
             self._runner._mailbox.run_after(self.output.timer_period_ms, Letter(self._on_timer))
 
     def _on_timer(self) -> None:
-        if self._runner._execution is self._execution and not self.output.ended:
+        if not self._execution.is_over and not self.output.ended:
             self.output.advance_time(self._runner._now_ms())
             self._arm_timer()
 
@@ -534,15 +614,15 @@ class _Output(StreamingOutput):
     """Notes which splits ended beside handing rows on."""
 
     def __init__(self, of: _Input, source: SourceDefinition, chain: StageChain, now_ms: int) -> None:
+        self._of = of
         self._behind = chain.input(of.uid)
         super().__init__(source.schema, source.watermark_strategy, self._behind, now_ms)
-        self.ended_splits: list[str] = []
         self.ended = False
 
     def release_output_for_split(self, split_id: str) -> None:
         super().release_output_for_split(split_id)
         self._behind.release_split(split_id)
-        self.ended_splits.append(split_id)
+        self._of.end(split_id)
 
     def end_input(self) -> None:
         if not self.ended:

@@ -1,0 +1,108 @@
+"""Failover of continuous queries: processes are killed, code hangs or raises, storage fails, and the output is exact.
+
+The scenarios are functions of failover_scenarios.py. Masters that the tests' own session lacks have processes of their
+own, one for all their scenarios.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import failover_scenarios
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate.errors import HeadgateError
+from headgate.spark.continuous.error_reports import error_of, report_of
+
+HERE = Path(__file__).parent
+PATIENCE_S = 280
+
+IN_THIS_SESSION = (
+    "a_killed_worker_ends_a_job_without_retries",
+    "a_function_that_raises_once",
+    "a_fetch_that_raises_once",
+    "a_full_failover",
+    "a_function_that_always_raises",
+    "no_restarts",
+    "an_enumerator_that_raises_once",
+    "an_enumerator_without_a_log",
+    "an_endpoint_that_moves",
+    "tolerable_failures_of_the_storage",
+    "failures_of_the_storage",
+    "a_stopped_query_leaves_nothing",
+)
+WITH_RETRIES = (
+    "a_killed_worker_s_task_is_retried_alone",  # first: it looks at times
+    "five_kills_of_one_slot",
+    "a_frozen_worker",
+    "a_zombie",
+    "a_hung_fetch",
+    "a_function_that_holds_the_gil",
+)
+ON_A_CLUSTER = (
+    "a_killed_worker_s_task_is_retried_alone",
+    "a_killed_executor",
+    "a_function_that_always_raises",
+    "a_stopped_session",
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """Return a function that runs scenarios in a session of another master: what went wrong in each; empty: nothing."""
+
+    @cache
+    def run(master: str, at_a_time: int, names: tuple[str, ...]) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("failover")
+        command = [sys.executable, str(HERE / "failover_program.py"), master, str(folder), str(at_a_time), *names]
+        with (folder / "log").open("w") as log:
+            ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S)
+        print((folder / "log").read_text()[-20_000:], file=sys.stderr)
+        assert ended.returncode == 0
+        found: dict[str, str] = json.loads(ended.stdout)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("scenario", IN_THIS_SESSION)
+def test_without_retries_of_tasks(spark: SparkSession, tmp_path: Path, scenario: str) -> None:
+    getattr(failover_scenarios, scenario)(spark, tmp_path / scenario)
+
+
+@pytest.mark.parametrize("scenario", WITH_RETRIES)
+def test_with_retries_of_tasks(outcomes: Callable[..., dict[str, str]], scenario: str) -> None:
+    outcome = outcomes("local[6,3]", 3, WITH_RETRIES)[scenario]
+    assert not outcome, outcome
+
+
+@pytest.mark.parametrize("scenario", ON_A_CLUSTER)
+def test_on_a_cluster(outcomes: Callable[..., dict[str, str]], scenario: str) -> None:
+    outcome = outcomes("local-cluster[2,1,1024]", 1, ON_A_CLUSTER)[scenario]
+    assert not outcome, outcome
+
+
+def test_a_killed_driver_s_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """One driver dies in the middle of a checkpoint, the next one in that of a commit; this one ends the query."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    for moment, well in (("checkpoint", 3), ("commit", 2)):
+        command = [sys.executable, str(HERE / "failover_driver.py"), moment, str(well), str(folder)]
+        died = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+        assert died.returncode == -signal.SIGKILL, died.stderr
+    failover_scenarios.a_query_goes_on_after_its_driver(spark, folder)
+    runs = sorted(int(path.name) for path in (folder / "checkpoints" / "runs").iterdir())
+    assert runs[-1] == 3
+
+
+def test_an_error_of_another_process_says_where_it_was() -> None:
+    error = error_of(report_of(HeadgateError("It broke.", split="s"), stage=0, subtask=3, position="7"))
+    assert str(error).startswith("It broke.\n\nWhere: stage 0, subtask 3, split s, position 7.\n\n")
+    assert (error.stage, error.subtask, error.split, error.position) == (0, 3, "s", "7")

@@ -1,0 +1,279 @@
+"""Continuous queries from and to a real broker: each row once, who reads what (FLIP-537), and what Kafka is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.connectors.kafka.client_config import GROUP_ID_PREFIX
+from headgate.connectors.kafka.reader import KafkaReader
+from headgate.connectors.kafka.source import KafkaSource
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.readers import MultiplexedReader
+from headgate.source import SourceReaderContext
+from headgate.spark.continuous.settings import arrow_schema
+from headgate.spark.continuous.streams import ContinuousStream
+from headgate.spark.continuous.writer import ContinuousStreamWriter
+from local.topics import Message, create_topic, produce
+from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until
+
+if TYPE_CHECKING:
+    from local.kafka import Broker
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+ASSIGNERS = ("hash", "round-robin")
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    stop_all()
+
+
+def values(kafka: Broker, topic: str) -> list[int]:
+    """Return the committed values of a topic, sorted."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+    settings = {"bootstrap.servers": kafka.plain, "group.id": "reads-nothing-else", "isolation.level": "read_committed"}
+    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    found = []
+    while True:
+        message = consumer.poll(30)
+        assert message is not None, "the broker did not answer"
+        if message.error() is not None:
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            break
+        found.append(int(message.value() or b""))
+    consumer.close()
+    return sorted(found)
+
+
+def send(kafka: Broker, topic: str, numbers: range, partitions: int) -> None:
+    produce(kafka.plain, topic, [Message(str(n).encode(), partition=n % partitions) for n in numbers])
+
+
+def read(spark: SparkSession, kafka: Broker, topics: str, parallelism: int, **options: str) -> ContinuousStream:
+    return (
+        headgate.continuous(spark, parallelism=parallelism)
+        .readStream.format("headgate.kafka")
+        .option("kafka.bootstrap.servers", kafka.plain)
+        .option("subscribe", topics)
+        .option("startingOffsets", "earliest")
+        .options(**options)
+        .load()
+    )
+
+
+class Copy:
+    """Copies one topic of two partitions to another."""
+
+    def __init__(self, spark: SparkSession, kafka: Broker, topic: str, guarantee: str, folder: Path) -> None:
+        self.spark, self.kafka, self.guarantee, self.folder = spark, kafka, guarantee, folder
+        self.source = create_topic(kafka.plain, f"{topic}-in", 2)
+        self.target = create_topic(kafka.plain, f"{topic}-out", 1)
+
+    def start(self, parallelism: int) -> headgate.ContinuousQuery:
+        return (
+            read(self.spark, self.kafka, self.source, parallelism)
+            .select("value")
+            .writeStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.kafka.plain)
+            .option("topic", self.target)
+            .option("guarantee", self.guarantee)
+            .option("checkpointLocation", str(self.folder))
+            .trigger(continuous="200 milliseconds")
+            .start()
+        )
+
+    def copied(self) -> list[int]:
+        return values(self.kafka, self.target)
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_kafka_to_kafka(spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path, guarantee: str) -> None:
+    """A worker is killed, the query is stopped and started again at another parallelism; then it is drained."""
+    copy = Copy(spark, kafka, topic_name, guarantee, tmp_path)
+    send(kafka, copy.source, range(1000), 2)
+    query = copy.start(2)
+    wait_until(lambda: len(copy.copied()) >= 1000, query)
+    send(kafka, copy.source, range(1000, 2000), 2)
+    os.kill(query.status["slots"][0]["pid"], signal.SIGKILL)
+    send(kafka, copy.source, range(2000, 3000), 2)
+    wait_until(lambda: set(copy.copied()) == set(range(3000)), query)
+    query.stop()
+    send(kafka, copy.source, range(3000, 4000), 2)
+    query = copy.start(1)
+    wait_until(lambda: set(copy.copied()) == set(range(4000)), query)
+    query.stop(drain=True)
+    counts = Counter(copy.copied())
+    assert counts.keys() == set(range(4000))
+    if guarantee == "exactly-once":
+        assert set(counts.values()) == {1}
+
+
+def test_a_read_with_an_end_ends(spark: SparkSession, kafka: Broker, topic_name: str) -> None:
+    """Whatever is written meanwhile; an ending option makes an unbounded read a bounded one."""
+    create_topic(kafka.plain, topic_name, 2)
+    send(kafka, topic_name, range(500), 2)
+    for stream in (
+        read(spark, kafka, topic_name, 2, endingOffsets="latest"),
+        headgate.continuous(spark, parallelism=2).read.format("headgate.kafka")
+        .option("kafka.bootstrap.servers", kafka.plain).option("subscribe", topic_name).load(),
+    ):  # fmt: skip
+        query = stream.select("value").writeStream.format("memory").start()
+        assert query.awaitTermination(60)
+        assert sorted(int(value) for value in query.table()["value"].to_pylist()) == list(range(500))
+
+
+def test_what_kafka_s_tools_and_progress_say(
+    spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
+) -> None:
+    """The positions of a complete checkpoint are the group's; progress has rows, offsets and lag."""
+    from confluent_kafka import ConsumerGroupTopicPartitions
+    from confluent_kafka.admin import AdminClient
+
+    create_topic(kafka.plain, topic_name, 2)
+    send(kafka, topic_name, range(100), 2)
+    stream = read(spark, kafka, topic_name, 1).writeStream.queryName(topic_name).format("noop")
+    query = stream.option("checkpointLocation", str(tmp_path)).trigger(continuous="200 milliseconds").start()
+    admin = AdminClient({"bootstrap.servers": kafka.plain})
+    group = f"{GROUP_ID_PREFIX}-{topic_name}"
+
+    def committed() -> dict[int, int]:
+        asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        return {each.partition: each.offset for each in asked[group].result(30).topic_partitions}
+
+    wait_until(lambda: committed() == {0: 50, 1: 50}, query)
+    send(kafka, topic_name, range(100, 200), 2)
+    wait_until(lambda: committed() == {0: 100, 1: 100}, query)
+
+    progress = wait_until(lambda: next((each for each in query.recentProgress if each.sources[0].metrics), None), query)
+    assert {"rowsBehind", "maxOffsetsBehindLatest"} <= progress.sources[0].metrics.keys()
+    wait_until(lambda: query.lastProgress and query.lastProgress.sources[0].metrics.get("rowsBehind") == "0", query)
+    wait_until(lambda: '"position"' not in query.lastProgress.json and "100" in query.lastProgress.json, query)
+    assert sum(each.numInputRows for each in query.recentProgress) == query.status["rowsIn"] == 200
+
+
+def test_a_group_that_cannot_be_committed_to_ends_nothing(
+    kafka: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader neither raises nor waits, and says so once the client has given up."""
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "rides", "kafka.request.timeout.ms": "1000"}
+    source = KafkaSource(options)
+    context = SourceReaderContext(
+        subtask=0, schema=arrow_schema(source.schema()), host="here",
+        request_split=lambda: None, send_event=lambda _: None, query="rides",
+    )  # fmt: skip
+    reader = source.create_reader(context)
+    assert isinstance(reader, KafkaReader)
+    split = KafkaSplit(split_id="rides-0", topic="rides", partition=0, position=5)
+    monkeypatch.setattr(MultiplexedReader, "snapshot_state", lambda self, checkpoint_id: [split])
+    with caplog.at_level(logging.WARNING):
+        for checkpoint_id in range(1, 200):
+            reader.snapshot_state(checkpoint_id)
+            started = time.monotonic()
+            reader.notify_checkpoint_complete(checkpoint_id)
+            assert time.monotonic() - started < 5
+            if "the group's offsets were not committed" in caplog.text:
+                break
+            time.sleep(0.1)
+    assert "the group's offsets were not committed" in caplog.text
+    assert len(reader._positions) <= 1
+    reader.close()
+
+
+class Reading:
+    """Reads topics of one test again and again, from the same checkpoint location."""
+
+    def __init__(self, spark: SparkSession, kafka: Broker, folder: Path, assigner: str) -> None:
+        self.spark, self.kafka, self.folder, self.assigner = spark, kafka, folder, assigner
+
+    def start(self, topics: list[str], parallelism: int) -> headgate.ContinuousQuery:
+        stream = read(
+            self.spark, self.kafka, ",".join(topics), parallelism,
+            **{"partition.discovery.interval": "200 milliseconds", "scan.split-assigner": self.assigner},
+        )  # fmt: skip
+        writer: ContinuousStreamWriter = stream.name("topics").writeStream.format("noop")
+        return writer.option("checkpointLocation", str(self.folder)).trigger(continuous="100 milliseconds").start()
+
+    def owners(self, query: headgate.ContinuousQuery, splits: int) -> dict[str, int]:
+        """Return who reads what, once that many splits are read and a checkpoint says so."""
+
+        def found() -> dict[str, int] | None:
+            if not is_running(query):
+                return None
+            query.checkpoint()
+            now = owners(newest(self.folder))
+            return now if len(now) == splits else None
+
+        return wait_until(found, query)  # type: ignore[no-any-return]
+
+    def once(self, topics: list[str], parallelism: int, splits: int) -> dict[str, int]:
+        """Start, look who reads what, and stop."""
+        query = self.start(topics, parallelism)
+        now = self.owners(query, splits)
+        query.stop()
+        return now
+
+
+def spread(owned: dict[str, int], parallelism: int) -> list[int]:
+    """Return how many splits each subtask reads, sorted."""
+    counts = Counter(owned.values())
+    return sorted(counts[number] for number in range(parallelism))
+
+
+@pytest.mark.parametrize("assigner", ASSIGNERS)
+def test_owners_topics_and_rescaling(
+    spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path, assigner: str
+) -> None:
+    """FLIP-537: unchanged at the same parallelism; a topic less, a topic more, and partitions more move no other."""
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    first, second, third = (create_topic(kafka.plain, f"{topic_name}-{n}", 3) for n in range(3))
+    reading = Reading(spark, kafka, tmp_path, assigner)
+    query = reading.start([first, second], 2)
+    begun = reading.owners(query, 6)
+    assert spread(begun, 2) == ([3, 3] if assigner == "round-robin" else spread(begun, 2))
+    os.kill(query.status["slots"][1]["pid"], signal.SIGKILL)
+    wait_until(lambda: not is_running(query), query)
+    assert reading.owners(query, 6) == begun, "a slot that failed gets its own back"
+    query.stop()
+
+    for _ in range(2):
+        assert reading.once([first, second], 2, 6) == begun
+
+    only_first = {split: owner for split, owner in begun.items() if split.startswith(f"{first}-")}
+    assert reading.once([first], 2, 3) == only_first
+
+    query = reading.start([first, third], 2)
+    added = reading.owners(query, 6)
+    assert only_first.items() <= added.items()
+    admin = AdminClient({"bootstrap.servers": kafka.plain})
+    admin.create_partitions([NewPartitions(first, 5)])[first].result(30)
+    more = reading.owners(query, 8)
+    assert added.items() <= more.items()
+    query.stop()
+
+    for parallelism in (1, 2):
+        rescaled = reading.once([first, third], parallelism, 8)
+        for topic in (first, third):
+            of_topic = {split: owner for split, owner in rescaled.items() if split.startswith(f"{topic}-")}
+            counts = spread(of_topic, parallelism)
+            assert counts[-1] - counts[0] <= 1, "each topic is spread alike"
+        if assigner == "round-robin":
+            counts = spread(rescaled, parallelism)
+            assert counts[-1] - counts[0] <= 1
