@@ -1,4 +1,4 @@
-"""A continuous query over a folder of flights: long tasks, checkpoints, and an end when all files are read.
+"""A continuous query over a folder of flights: long tasks, a checkpoint a second, and an end when all files are read.
 
 python examples/continuous_flights.py [FLIGHTS_FOLDER [OUT]]
 """
@@ -9,7 +9,7 @@ import sys
 from pyspark.sql import SparkSession
 
 import headgate
-from headgate.functions import col, lit
+from headgate.functions import col
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
@@ -19,13 +19,13 @@ if __name__ == "__main__":
 
     streams = headgate.continuous(spark, parallelism=2)
     query = (
-        streams.read.format("headgate.files")  # read: what is there now, then the query ends
+        streams.read.format("headgate.files")  # read: what is there now; readStream: what comes later as well
         .option("fileFormat", "csv")
         .option("header", True)
         .option("nullValue", "NA")
         .schema("carrier string, origin string, dep_delay double, time_hour timestamp")
         .load(flights_folder)
-        .filter(col("dep_delay") > lit(0))
+        .filter(col("dep_delay") > 0)
         .withColumn("minutes", col("dep_delay").cast("long"))
         .drop("dep_delay")
         .writeStream.queryName("late-flights")
@@ -35,6 +35,9 @@ if __name__ == "__main__":
         .trigger(continuous="1 second")
         .start()
     )
-    query.awaitTermination(120)
-    print(f"{spark.read.parquet(out).count()} flights left late; the query is active: {query.isActive}")
+    query.awaitTermination()
+    print(f"of {query.status['rowsIn']} flights {query.status['rowsOut']} left late")
+
+    late = spark.read.parquet(out)
+    late.groupBy("origin").avg("minutes").orderBy("origin").show()
     spark.stop()

@@ -33,8 +33,8 @@ This page is made of the docstrings of the machines' modules: do not edit it. `p
 again, and `tests/unit/test_machines_doc.py` fails when it is out of date. What the machines are for stands in
 [architecture.md](architecture.md).
 
-A machine has one door, `handle(event, now_ms) -> list[Action]`. A row says: in this state, on this event, the next state
-is this, and these actions are ordered.
+A machine has one door, `handle(event, now_ms) -> list[Action]`. A row says: in this state, on this event, the next
+state is this, and these actions are ordered.
 
 - A cell with several states stands for a row each; `same` is the state itself.
 - An action with a question mark is ordered at times. Words behind an event's name only tell rows apart.

@@ -43,5 +43,5 @@ else:
     dies_at_last(SparkMetadataLog, "append")
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
-start_with_files(spark, folder, folder / "out").awaitTermination(WITHIN_S)
+start_with_files(spark, folder).awaitTermination(WITHIN_S)
 sys.exit("it was to die")

@@ -37,6 +37,7 @@ def run(name: str) -> str:
     except BaseException:
         return traceback.format_exc()
     finally:
+        failover_scenarios.stop_what_is_left(Path(folder) / name)
         logging.info("%s took %.1f s", name, time.monotonic() - began)
     return ""
 

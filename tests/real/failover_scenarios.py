@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 import headgate
 from headgate.errors import UserFunctionError
+from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.query import ContinuousQuery
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -163,6 +164,13 @@ class Running:
         rows = self.query.table()
         check_exact(rows, self.splits, self.batches)
         return rows
+
+
+def stop_what_is_left(folder: Path) -> None:
+    """Stop the query of a scenario that went wrong: others need its cores."""
+    for query in ContinuousQueryManager().active:
+        if query.name == folder.name:
+            query.stop()
 
 
 def check_exact(rows: pa.Table, splits: int, batches: int) -> None:
@@ -305,21 +313,13 @@ def a_frozen_worker(spark: SparkSession, folder: Path) -> None:
 
 
 def wait_for_the_end_of(pid: int) -> None:
-    """Wait until a process is gone, or waits in Spark's pool of workers."""
-    deadline = time.monotonic() + WITHIN_S
-    while is_slot(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
-
-
-def is_slot(pid: int) -> bool:
-    """Return whether a process has threads of a slot."""
+    """Wait until a process is gone."""
     import psutil
 
-    try:
-        return psutil.Process(pid).num_threads() > 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    deadline = time.monotonic() + WITHIN_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
 
 
 # Code hangs.
@@ -497,22 +497,34 @@ def an_endpoint_that_moves(spark: SparkSession, folder: Path) -> None:
 
 
 def a_stopped_query_leaves_nothing(spark: SparkSession, folder: Path) -> None:
-    """No thread, no open port, no process of its own: the workers wait in Spark's pool without threads of ours."""
+    """No thread, no open port, no process of its own: its workers are Spark's again, without threads of ours."""
     import psutil
 
-    before, here = set(threading.enumerate()), psutil.Process()
-    ports, children = set(here.net_connections(kind="inet")), {each.pid for each in here.children()}
+    here = psutil.Process()
+    before, ports, children = set(threading.enumerate()), listening(here), {each.pid for each in here.children()}
     running = Running(spark, folder)
     running.until_it_runs()
-    slots = [running.pid(0), running.pid(1)]
-    assert set(threading.enumerate()) - before and set(here.net_connections(kind="inet")) - ports
+    slots = {running.pid(0), running.pid(1)}
+    assert len(listening(here) - ports) == 1
     running.end()
-    for pid in slots:
-        wait_for_the_end_of(pid)
     assert not {each.name for each in set(threading.enumerate()) - before if each.name.startswith("headgate")}
-    listening = {each.laddr for each in here.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN}
-    assert listening <= {each.laddr for each in ports}
+    assert listening(here) <= ports
     assert {each.pid for each in here.children()} <= children
+    found = spark.range(0, 2, 1, 2).mapInArrow(own_threads, "pid bigint, thread string").toArrow()
+    assert set(found["pid"].to_pylist()) <= slots, "Spark goes on with these workers"
+    assert set(found["thread"].to_pylist()) == {"MainThread"}
+
+
+def listening(process: Any) -> set[Any]:
+    """Return the addresses at which a process listens."""
+    return {each.laddr for each in process.net_connections(kind="inet") if each.status == "LISTEN"}
+
+
+def own_threads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """List the threads of Spark's worker."""
+    for _ in batches:
+        names = [each.name for each in threading.enumerate()]
+        yield pa.record_batch({"pid": [os.getpid()] * len(names), "thread": names})
 
 
 def let_manifests_fail(running: Running, times: int) -> list[int]:
@@ -554,25 +566,71 @@ def failures_of_the_storage(spark: SparkSession, folder: Path) -> None:
     running.end()
 
 
-# The driver dies: see failover_driver.py.
+# Rows on their way to files.
 
 
-def start_with_files(spark: SparkSession, folder: Path, out: Path) -> ContinuousQuery:
+def start_with_files(
+    spark: SparkSession, folder: Path, options: Mapping[str, Any] = MappingProxyType({})
+) -> ContinuousQuery:
     """Start a bounded query from `Numbers` to parquet files, or go on with it."""
     headgate.register(spark, Numbers)
+    folder.mkdir(parents=True, exist_ok=True)
     numbers = headgate.continuous(spark, parallelism=2).read.format(Numbers.name)
     for name, value in {"splits": 4, "batches": 150, "pause": 0.01, "folder": folder}.items():
         numbers = numbers.option(name, value)
-    written = numbers.load().writeStream.format("parquet").option("path", str(out)).option("publishInterval", "100 ms")
-    written = written.option("checkpointLocation", str(folder / "checkpoints"))
-    return written.queryName(folder.name).trigger(continuous="250 milliseconds").start()
+    writer = numbers.load().writeStream.format("parquet").option("path", str(folder / "out"))
+    for name, value in {"publishInterval": "100 ms", "checkpointLocation": folder / "checkpoints", **options}.items():
+        writer = writer.option(name, str(value))
+    return writer.queryName(folder.name).trigger(continuous="250 milliseconds").start()
+
+
+def check_files(spark: SparkSession, folder: Path, query: ContinuousQuery) -> None:
+    """Let the query end by itself, and assert that Spark reads each row once."""
+    assert query.awaitTermination(WITHIN_S), query.status
+    check_exact(pa.table(spark.read.parquet(str(folder / "out")).toArrow()), splits=4, batches=150)
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Wait for something."""
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def files_of_a_zombie(spark: SparkSession, folder: Path) -> None:
+    """What it has staged, and goes on staging, is never published."""
+    query = start_with_files(spark, folder, {"heartbeat.timeout": "2 seconds"})
+    wait_until(lambda: query.status["epoch"] >= 2)
+    zombie = query.status["slots"][0]["pid"]
+    os.kill(zombie, signal.SIGSTOP)
+    try:
+        wait_until(lambda: query.status["slots"][0]["state"] == "lost")
+    finally:
+        os.kill(zombie, signal.SIGCONT)
+    check_files(spark, folder, query)
+
+
+def an_output_folder_that_is_gone_for_a_while(spark: SparkSession, folder: Path) -> None:
+    """Slots cannot stage and the driver cannot publish; then they can again."""
+    patient = {"restart-strategy.attempts": "infinite", "restart-strategy.max-backoff": "200 ms"}
+    query = start_with_files(spark, folder, patient)
+    wait_until(lambda: query.status["epoch"] >= 2)
+    out, aside = folder / "out", folder / "aside"
+    out.rename(aside)
+    out.touch()
+    wait_until(lambda: any(each["execution"] > 1 for each in query.status["subtasks"]))
+    out.unlink()
+    aside.rename(out)
+    check_files(spark, folder, query)
+
+
+# The driver dies: see failover_driver.py.
 
 
 def a_query_goes_on_after_its_driver(spark: SparkSession, folder: Path) -> None:
     """Whatever the killed driver left is finished or undone: each row is there once."""
-    query = start_with_files(spark, folder, folder / "out")
-    assert query.awaitTermination(WITHIN_S), query.status
-    check_exact(pa.table(spark.read.parquet(str(folder / "out")).toArrow()), splits=4, batches=150)
+    check_files(spark, folder, start_with_files(spark, folder))
 
 
 def a_stopped_session(spark: SparkSession, folder: Path) -> None:

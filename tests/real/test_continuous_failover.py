@@ -43,6 +43,8 @@ WITH_RETRIES = (
     "five_kills_of_one_slot",
     "a_frozen_worker",
     "a_zombie",
+    "files_of_a_zombie",
+    "an_output_folder_that_is_gone_for_a_while",
     "a_hung_fetch",
     "a_function_that_holds_the_gil",
 )
@@ -74,7 +76,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
 
 @pytest.mark.parametrize("scenario", IN_THIS_SESSION)
 def test_without_retries_of_tasks(spark: SparkSession, tmp_path: Path, scenario: str) -> None:
-    getattr(failover_scenarios, scenario)(spark, tmp_path / scenario)
+    try:
+        getattr(failover_scenarios, scenario)(spark, tmp_path / scenario)
+    finally:
+        failover_scenarios.stop_what_is_left(tmp_path / scenario)
 
 
 @pytest.mark.parametrize("scenario", WITH_RETRIES)

@@ -80,7 +80,18 @@ def test_flights_stream_reads_only_what_is_new(run: Run, flights: Path, tmp_path
     assert "read 1 new flights; the table has 6" in run("flights_stream.py", flights, out)
 
 
-def test_kafka_windows_and_kafka_to_kafka(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
+def test_continuous_flights(run: Run, flights: Path, tmp_path: Path) -> None:
+    """Run again, it finds nothing new."""
+    means = [["EWR", "2.0"], ["JFK", "10.0"], ["LGA", "6.0"]]
+    shown = run("continuous_flights.py", flights, tmp_path / "out")
+    assert "of 5 flights 3 left late" in shown
+    assert rows_of(shown) == means
+    shown = run("continuous_flights.py", flights, tmp_path / "out")
+    assert "of 0 flights 0 left late" in shown
+    assert rows_of(shown) == means
+
+
+def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     shown = run("kafka_windows.py", kafka.plain, topic_name)
     assert rows_of(shown) == [
         [f"2026-01-01 00:0{second // 60}:{second % 60:02}", "100", str(sum(n % 50 for n in range(100)))]
@@ -89,9 +100,15 @@ def test_kafka_windows_and_kafka_to_kafka(run: Run, kafka: Broker, topic_name: s
     copy = ("kafka_to_kafka.py", kafka.plain, topic_name, f"{topic_name}-large", tmp_path / "checkpoint")
     assert "has 120 large rides" in run(*copy)
     assert "has 120 large rides" in run(*copy)
+    shown = run("continuous_kafka.py", kafka.plain, topic_name, f"{topic_name}-at-once")
+    assert "is behind 600 rides" in shown
+    assert "resumed on 2 slots; 0 rides were new" in shown
+    assert "has 120 large rides" in shown
 
 
-@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith(("flights_", "kafka_"))])
+@pytest.mark.parametrize(
+    "name", [path.name for path in EXAMPLES if not path.name.startswith(("flights_", "kafka_", "continuous_"))]
+)
 def test_other_examples(run: Run, name: str) -> None:
     """The examples that need no input run to their end and print something."""
     assert run(name).strip()

@@ -255,8 +255,11 @@ class EnumeratorRunner:
                 assert_never(call)
 
     def _add_reader(self, call: src.AddReader) -> None:
-        reported = self._deserialized(call.reported_splits)
-        for split, stored in zip(reported, call.reported_splits):
+        # An assignment to another reader that the coordinator has not heard of yet counts, and not the report.
+        its_own = (None, call.subtask)
+        told = [stored for stored in call.reported_splits if self._holders.get(stored.split_id) in its_own]
+        reported = self._deserialized(told)
+        for split, stored in zip(reported, told):
             self._reported[split.split_id] = split, stored
             if self._holders.get(split.split_id) == call.subtask:
                 del self._holders[split.split_id]
@@ -265,7 +268,7 @@ class EnumeratorRunner:
             subtask=call.subtask, host=call.host or None, reported_splits_on_registration=reported
         )
         self._made.add_reader(call.subtask)
-        if reported:
+        if call.reported_splits:
             self._outputs.append(src.ReaderAdded(self.incarnation, call.subtask))
 
     def _deserialized(self, splits: Sequence[SplitState]) -> tuple[Split, ...]:

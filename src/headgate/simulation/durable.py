@@ -63,6 +63,8 @@ class Table:
     def __init__(self) -> None:
         self.published: set[str] = set()
         self.rows: dict[Row, str] = {}
+        self.offsets: dict[tuple[str, str], set[int]] = {}
+        """By source uid and split id, what was published."""
         self.epoch = 0
         self.doubled: list[tuple[Row, str, str]] = []
 
@@ -77,3 +79,4 @@ class Table:
                 if row in self.rows:
                     self.doubled.append((row, self.rows[row], committable.name))
                 self.rows[row] = committable.name
+                self.offsets.setdefault(row[:2], set()).add(row[2])

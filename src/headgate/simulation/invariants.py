@@ -37,6 +37,7 @@ class Invariants:
         self._deployed: dict[int, int] = {}  # by subtask, the execution that counts
         self._owners: dict[tuple[str, str], int] = {}
         self._parallelism = 0
+        self._restoring: set[str] = set()
         self._epoch: int | None = None
         self._positions: dict[tuple[str, str], int] = {}  # where splits were in the newest manifest
         self._resolved: dict[tuple[str, str], int] = {}  # where they were in the first completed checkpoint
@@ -58,20 +59,33 @@ class Invariants:
                 self._deployed.pop(slot, None)
             case jm.ForSource(action=src.CallEnumerator(call=src.ForgetReader(subtask=subtask))):
                 self._deployed.pop(subtask, None)
-            case jm.ForSource(action=src.DropLog(before_segment=None)):  # everything is restored
+            case jm.ForSource(source=uid, action=src.DropLog(before_segment=None)):  # everything is restored
                 self._deployed = {}
+                self._restoring.add(uid)
             case jm.ShowCheckpoint():  # complete: what is resolved in it stays
                 self._resolved = self._positions | self._resolved
             case jm.ForSource(source=uid, action=src.StartEnumerator(checkpoint_id=checkpoint_id)):
-                self._forget_owners(uid, checkpoint_id)
+                self._restore_owners(uid, checkpoint_id)
 
-    def _forget_owners(self, uid: str, checkpoint_id: int) -> None:
-        """Forget who has splits that the checkpoint does not hold: they are discovered and assigned anew."""
+    def _restore_owners(self, uid: str, checkpoint_id: int) -> None:
+        """Take owners from the checkpoint: what it does not hold is discovered and assigned anew.
+
+        It may be one that was given up when it existed already, so that owners since do not count.
+        """
         known = (each for each in self._cluster.storage.manifests.values() if each.checkpoint_id <= checkpoint_id)
         restored = max(known, key=lambda each: each.checkpoint_id, default=None)
         states = restored.subtasks[0] if restored is not None and restored.parallelism == self._parallelism else ()
-        held = {split.split_id for state in states if uid in state.readers for split in state.readers[uid].splits}
-        self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid or key[1] in held}
+        held = {
+            (uid, split.split_id): subtask
+            for subtask, state in enumerate(states)
+            if uid in state.readers
+            for split in state.readers[uid].splits
+        }
+        if uid in self._restoring:
+            self._restoring.discard(uid)
+            self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid} | held
+        else:
+            self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid or key in held}
 
     def on_splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
         """Check that a split that a reader gets is with no other one, and stays with its owner."""
@@ -160,21 +174,15 @@ class Invariants:
             self._assert_no_gaps()
 
     def _assert_no_gaps(self) -> None:
-        for (uid, split_id), offsets in self._published().items():
+        for (uid, split_id), offsets in self._cluster.table.offsets.items():
             first = min(offsets)
             assert len(offsets) == max(offsets) + 1 - first, f"rows of {split_id} are missing: {sorted(offsets)}"
             assert first <= self._resolved.get((uid, split_id), first), f"rows of {split_id} before {first} are missing"
             assert first == 0 or self._cluster.topics[uid].script.latest, f"{split_id} begins with row {first}"
 
-    def _published(self) -> dict[tuple[str, str], set[int]]:
-        offsets: dict[tuple[str, str], set[int]] = {}
-        for uid, split_id, offset in self._cluster.table.rows:
-            offsets.setdefault((uid, split_id), set()).add(offset)
-        return offsets
-
     def missing(self) -> list[str]:
         """Return the splits that are not published up to their end."""
-        published = self._published()
+        published = self._cluster.table.offsets
         behind = []
         for uid, topic in self._cluster.topics.items():
             visible = {split.split_id for split in topic.visible()}

@@ -173,6 +173,15 @@ def test_reported_splits_are_in_the_info_of_a_reader() -> None:
     assert made.reported(made.call(src.AddReader(0, "h", (stored(A),))))[0] == assigned
 
 
+def test_a_report_does_not_take_a_split_from_the_reader_that_was_just_given_it() -> None:
+    """The coordinator had not heard of the assignment when the report came (found by the simulator)."""
+    made = scripted(lambda of: of.context.assign_split(A, 1))
+    ask(made)
+
+    made.call(src.AddReader(0, "h", (stored(A), stored(B))))
+    assert made.readers[0].reported_splits_on_registration == (B,)
+
+
 @pytest.mark.parametrize(
     ("script", "why"),
     [

@@ -74,7 +74,7 @@ def error_of(report: ErrorReport) -> HeadgateError:
 
 def _where(report: ErrorReport) -> str:
     """Return the place of an error in one line, as far as it is known; empty: nothing is."""
-    named = [f"{name} {report.facts[name]}" for name in _PLACE if report.facts.get(name) is not None]
+    named = [f"{name} {report.facts[name]}" for name in _PLACE if report.facts.get(name) not in (None, "")]
     return f"Where: {', '.join(named)}." if named else ""
 
 

@@ -194,7 +194,7 @@ class SlotRuntime:
             self._inbox.put(event)
 
         try:
-            self._replace_client(None)
+            self._close_client()
             client = ControlClient(
                 self._look_up() if connection > 1 else settings.address,
                 settings.secret,
@@ -202,23 +202,24 @@ class SlotRuntime:
                 on_letter=lambda envelope: tell(machine.EnvelopeReceived(connection, envelope)),
                 on_closed=lambda _: tell(machine.StreamBroken(connection)),
             )
-            self._replace_client((connection, client))
         except Exception as error:  # whatever it is, the machine waits for an answer
             _log.warning("slot %d cannot reach the coordinator: %s", self._slot, error)
             self._inbox.put(machine.StreamBroken(connection))
-        else:
-            self._inbox.put(machine.StreamOpened(connection))
-        finally:
             told.set()
-
-    def _replace_client(self, client: tuple[int, ControlClient] | None) -> None:
-        """Close the client that there is; the new one, too, if the slot has ended meanwhile."""
+            return
         with self._lock:
-            superseded, self._client = self._client, None if self._ended else client
-            late = client if self._ended else None
-        for each in (superseded, late):
-            if each is not None:
-                each[1].close()
+            self._client = (connection, client)
+            ended = self._ended
+        self._inbox.put(machine.StreamOpened(connection))
+        told.set()
+        if ended:
+            self._close_client()
+
+    def _close_client(self) -> None:
+        with self._lock:
+            superseded, self._client = self._client, None
+        if superseded is not None:
+            superseded[1].close()
 
     def _look_up(self) -> str:
         """Return where the coordinator is by now."""
@@ -279,7 +280,7 @@ class SlotRuntime:
                 runner.close(max(0.1, deadline - time.monotonic()))
             with self._lock:
                 self._ended = True
-            self._replace_client(None)
+            self._close_client()
 
     def _finish(self) -> None:
         for runner in self._runners.values():

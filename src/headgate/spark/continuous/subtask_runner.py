@@ -380,7 +380,8 @@ class _Execution:
             self._readable = readable
             now_ms = self._runner._now_ms()
             for each in self.inputs.values():
-                (each.output.unblock if readable else each.output.block)(now_ms)
+                if not each.output.ended:
+                    (each.output.unblock if readable else each.output.block)(now_ms)
 
     def _begin_snapshot(self) -> None:
         """Take the snapshot that is due, now that nothing waits, and do what was ordered behind it."""
@@ -518,8 +519,9 @@ class _Input:
     def add_splits(self, splits: tuple[SplitState, ...]) -> None:
         read = [self._source.split_serializer.deserialize(split.data) for split in splits]
         self._known |= {split.split_id: split.data for split in splits}
-        for split in read:
-            self.output.create_output_for_split(split.split_id)
+        if not self.output.ended:  # else the input was drained: they are kept, and not read
+            for split in read:
+                self.output.create_output_for_split(split.split_id)
         self._call(self.reader.add_splits, read)
         self._wake()
 

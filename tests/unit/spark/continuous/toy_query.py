@@ -1,0 +1,425 @@
+"""A query whose parts do what a test says, and a real `SubtaskRunner` that runs it, without Spark and a coordinator."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headgate.operators.operator import Emit, Operator, OperatorContext, SinkWriter
+from headgate.operators.plan import PlanNode, stage_graph
+from headgate.operators.query_options import parse_query_options
+from headgate.operators.stage_graph import QueryDefinition, SourceDefinition
+from headgate.operators.union import Union
+from headgate.protocol import messages as msg
+from headgate.protocol.state import FileState, OperatorState, SplitState, SubtaskState
+from headgate.source import (
+    Boundedness,
+    InputStatus,
+    ReaderOutput,
+    Source,
+    SourceEvent,
+    SourceReader,
+    SourceReaderContext,
+    Split,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    SupportsSplitReassignmentOnRecovery,
+    WatermarkStrategy,
+)
+from headgate.source.serialization import VersionedSerializer
+from headgate.spark.continuous.subtask_runner import SlotPlace, SubtaskRunner
+from headgate.task.mailbox import monotonic_ms
+from headgate.testing import ThreadRule, assert_single_threaded
+from tests.unit.operators.collecting_sink import CollectingSink, CollectingWriter
+
+PATIENCE_S = 30
+SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+LetterT = TypeVar("LetterT", bound=msg.FromSlot)
+
+
+class ToySplit(Split, frozen=True, kw_only=True):
+    """A split and how many batches of it were read."""
+
+    position: int = 0
+
+
+SPLITS = VersionedSerializer(ToySplit, version=1, what="a split of a toy")
+
+
+def state_of(split_id: str, position: int = 0) -> SplitState:
+    return SplitState(split_id, SPLITS.serialize(ToySplit(split_id=split_id, position=position)))
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    """Return rows with these numbers, which are their event times, too, in milliseconds."""
+    at = pa.array([1000 * number for number in numbers], SCHEMA.field("at").type)
+    return pa.record_batch([list(numbers), at], schema=SCHEMA)
+
+
+class ToyReader(SourceReader[ToySplit]):
+    """Emits what a test offers, from any thread, as soon as it has a split; logs its calls.
+
+    ``fails`` of the source says which call raises what.
+    """
+
+    def __init__(self, source: ToySource, context: SourceReaderContext) -> None:
+        self.source = source
+        self.context = context
+        self.log: list[str] = []
+        self.splits: dict[str, ToySplit] = {}
+        self.no_more = False
+        self.polls = 0
+        self._lock = threading.Lock()
+        self._offered = list(source.offered)
+        self._waiting: Future[None] = Future()
+
+    def offer(self, split_id: str, *numbers: int) -> None:
+        """Let the next poll emit a batch of a split; without numbers: end it, and ask for another."""
+        with self._lock:
+            self._offered.append((split_id, numbers))
+        self.wake()
+
+    def wake(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, Future()
+        waiting.set_result(None)
+
+    def start(self) -> None:
+        self._note("start")
+        if self.source.pulls:
+            self.context.request_split()
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        self.polls += 1
+        self._fail("poll")
+        with self._lock:
+            offered = self._offered.pop(0) if self._offered and self.splits else None
+        if offered is None:
+            return InputStatus.END_OF_INPUT if self.no_more else InputStatus.NOTHING_AVAILABLE
+        split_id, numbers = offered
+        if not numbers:
+            del self.splits[split_id]
+            output.release_output_for_split(split_id)
+            self.context.request_split()
+        elif split_id:
+            output.create_output_for_split(split_id).emit_batch(rows(*numbers))
+            self.splits[split_id] = ToySplit(split_id=split_id, position=self.splits[split_id].position + 1)
+        else:
+            output.emit_batch(rows(*numbers))
+        return InputStatus.MORE_AVAILABLE
+
+    def available(self) -> Future[None]:
+        with self._lock:
+            if (self._offered and self.splits) or self.no_more:
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            return self._waiting
+
+    def add_splits(self, splits: Sequence[ToySplit]) -> None:
+        self._note("add " + ",".join(split.split_id for split in splits))
+        self.splits.update((split.split_id, split) for split in splits)
+
+    def notify_no_more_splits(self) -> None:
+        self._note("no more")
+        self.no_more = True
+        self.wake()
+
+    def snapshot_state(self, checkpoint_id: int) -> list[ToySplit]:
+        self._fail("snapshot")
+        return list(self.splits.values())
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._note(f"complete {checkpoint_id}")
+
+    def handle_source_event(self, event: SourceEvent) -> None:
+        self._note("event")
+        self.context.send_event(event)
+
+    def close(self) -> None:
+        self.context.request_split()  # late: it means nothing
+        self._note("close")
+
+    def _note(self, call: str) -> None:
+        self.log.append(call)
+        self._fail(call.split()[0])
+
+    def _fail(self, call: str) -> None:
+        error = self.source.fails.get(call)
+        if callable(error):
+            error()
+        elif error is not None:
+            raise error
+
+
+class ToySource(Source[ToySplit, None]):
+    """Makes `ToyReader`s and keeps them."""
+
+    name = "toy"
+    split_serializer = SPLITS
+
+    def __init__(self, *offered: tuple[str, tuple[int, ...]], pulls: bool = False) -> None:
+        super().__init__({})
+        self.offered = offered
+        self.pulls = pulls
+        self.fails: dict[str, BaseException | Callable[[], object]] = {}
+        self.readers: list[ToyReader] = []
+        self.rule = ThreadRule("ToyReader")
+
+    @property
+    def reader(self) -> ToyReader:
+        return self.readers[-1]
+
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    def create_enumerator(self, context: SplitEnumeratorContext[ToySplit]) -> SplitEnumerator[ToySplit, None]:
+        raise NotImplementedError
+
+    def restore_enumerator(
+        self, context: SplitEnumeratorContext[ToySplit], state: None
+    ) -> SplitEnumerator[ToySplit, None]:
+        raise NotImplementedError
+
+    def create_reader(self, context: SourceReaderContext) -> ToyReader:
+        reader = ToyReader(self, context)
+        self.readers.append(assert_single_threaded(reader, free=("available", "offer", "wake"), rule=self.rule))
+        return self.reader
+
+
+class ReassignedToySource(ToySource, SupportsSplitReassignmentOnRecovery):
+    """With FLIP-537's marker."""
+
+
+class ToyOperator(Operator):
+    """Lets rows through, and emits one row with the number -1 at the end.
+
+    ``does`` is what happens in a call ("open", "process", "end"); it is shared by all copies, of which a query makes
+    some.
+    """
+
+    schema = SCHEMA
+
+    def __init__(self, **does: Callable[..., object]) -> None:
+        self.does = does
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        self._do("open")
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        self._do("process", batch)
+        emit(batch, split_id)
+
+    def end_input(self, emit: Emit) -> None:
+        self._do("end")
+        emit(rows(-1), "")
+
+    def _do(self, call: str, *arguments: pa.RecordBatch) -> None:
+        if call in self.does:
+            self.does[call](*arguments)
+
+
+class ToySink(CollectingSink):
+    """A `CollectingSink` that fails where a test says, and whose writers belong to one thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails: dict[str, BaseException] = {}
+        self.prepared_at: dict[int, int] = {}
+        """By checkpoint: how many rows had come."""
+        self.rule = ThreadRule("ToyWriter")
+
+    @property
+    def numbers(self) -> list[int]:
+        return [row["n"] for row in self.rows]
+
+    def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
+        self.fail("create")
+        super().create_writer(context, schema, items)
+        return assert_single_threaded(ToyWriter(self), rule=self.rule)
+
+    def fail(self, call: str) -> None:
+        if call in self.fails:
+            raise self.fails[call]
+
+
+class ToyWriter(CollectingWriter):
+    def __init__(self, sink: ToySink) -> None:
+        super().__init__(sink)
+        self._toy = sink
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._toy.fail("write")
+        super().write(batch)
+
+    def ready(self) -> Future[None] | None:
+        self._toy.fail("ready")
+        return super().ready()
+
+    def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
+        self._toy.fail("prepare")
+        self._toy.prepared_at[checkpoint_id] = len(self._toy.rows)
+        return super().prepare_commit(checkpoint_id, final=final)
+
+    def finish(self) -> Future[None] | None:
+        self._toy.fail("finish")
+        return super().finish()
+
+
+class Running:
+    """A subtask on its own thread, whose coordinator is the test.
+
+    Parameters
+    ----------
+    sources
+        By uid; several are united.
+    strategy
+        Of all of them.
+    operator
+        What stands before the sink; None: nothing does.
+    now_ms
+        The runner's clock.
+    files
+        State in files, by path.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: WatermarkStrategy | None = None,
+        operator: ToyOperator | None = None,
+        now_ms: Callable[[], int] = monotonic_ms,
+        files: Mapping[str, bytes] | None = None,
+        **sources: Source[Any, Any],
+    ) -> None:
+        self.sink = ToySink()
+        self.ended: queue.Queue[int] = queue.Queue()
+        self.posted: list[msg.FromSlot] = []
+        self._unread: queue.Queue[msg.FromSlot] = queue.Queue()
+        self._incarnation = 0
+        self._execution = 0
+        self._uid = next(iter(sources))
+        self._files = files or {}
+        self.runner = SubtaskRunner(
+            _definition(self.sink, sources, strategy, operator),
+            0,
+            SlotPlace(run=1, slot=2, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location="/none"),
+            post=self._post,
+            on_ended=self.ended.put,
+            read_state=self._read_state,
+            now_ms=now_ms,
+        )
+
+    def deliver(self, letter: type[msg.ToSlot], **fields: Any) -> None:
+        """Send a letter to the current execution."""
+        self.runner.deliver(letter(stage=0, execution=self._execution, **fields))
+
+    def deploy(self, restore: SubtaskState | None = None) -> None:
+        self._execution += 1
+        self.deliver(msg.Deploy, parallelism=3, restore=restore)
+
+    def start(self, *split_ids: str, restore: SubtaskState | None = None) -> None:
+        """Deploy, and wait until it runs; then assign splits to the first source."""
+        self.deploy(restore)
+        self.next(msg.SubtaskRunning)
+        if split_ids:
+            self.assign(*split_ids)
+
+    def assign(self, *split_ids: str, number: int = 1, source: str | None = None) -> None:
+        splits = tuple(map(state_of, split_ids))
+        self.deliver(msg.AssignSplits, source=source or self._uid, number=number, splits=splits)
+
+    def next(self, kind: type[LetterT]) -> LetterT:
+        """Return the next letter of a kind; those before it are skipped."""
+        while True:
+            letter = self._unread.get(timeout=PATIENCE_S)
+            if isinstance(letter, kind):
+                return letter
+            assert not isinstance(letter, msg.SubtaskFailed) or letter.execution < self._execution, letter
+
+    def letters(self) -> list[msg.FromSlot]:
+        """Let the subtask handle all letters up to now; return what it posted and nobody read, without figures."""
+        posted: list[msg.FromSlot] = []
+        self._incarnation += 1
+        self.deliver(msg.ReportSource, source=self._uid, incarnation=self._incarnation)
+        while True:
+            letter = self._unread.get(timeout=PATIENCE_S)
+            if isinstance(letter, msg.SourceReported) and letter.incarnation == self._incarnation:
+                return posted
+            if not isinstance(letter, msg.SubtaskProgress):
+                posted.append(letter)
+
+    def checkpoint(
+        self, checkpoint_id: int, kind: msg.CheckpointKind = msg.CheckpointKind.CHECKPOINT
+    ) -> tuple[SubtaskState, msg.SubtaskProgress]:
+        """Take a checkpoint; return its state, and the figures that came with it."""
+        self.deliver(msg.TriggerCheckpoint, checkpoint_id=checkpoint_id, kind=kind)
+        self.prepared(checkpoint_id).set_result(OperatorState())
+        acknowledged = self.next(msg.CheckpointAcknowledged)
+        assert acknowledged.checkpoint_id == checkpoint_id
+        figures = [letter for letter in self.posted if isinstance(letter, msg.SubtaskProgress)]
+        return acknowledged.state, figures[-1]
+
+    def prepared(self, checkpoint_id: int) -> Future[OperatorState]:
+        """Wait until the sink prepares a checkpoint; return its future."""
+        wait_until(lambda: any(call[:2] == ("prepare", checkpoint_id) for call in self._calls()))
+        return self.sink.prepared[-1]
+
+    def close(self) -> None:
+        self.runner.close(PATIENCE_S)
+        assert not self.runner._thread.is_alive()
+
+    def _calls(self) -> list[tuple[Any, ...]]:
+        return [call for call in self.sink.calls if isinstance(call, tuple)]
+
+    def _post(self, letter: msg.FromSlot) -> None:
+        self.posted.append(letter)
+        self._unread.put(letter)
+
+    def _read_state(self, handle: FileState) -> bytes:
+        return self._files[handle.path]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come to hold"
+        time.sleep(0.002)
+
+
+def _definition(
+    sink: ToySink,
+    sources: Mapping[str, Source[Any, Any]],
+    strategy: WatermarkStrategy | None,
+    operator: ToyOperator | None,
+) -> QueryDefinition:
+    nodes = [
+        PlanNode(
+            of=SourceDefinition(
+                uid=uid,
+                source=source,
+                schema=SCHEMA,
+                boundedness=Boundedness.CONTINUOUS_UNBOUNDED,
+                watermark_strategy=strategy,
+            ),
+            name=uid,
+        )
+        for uid, source in sources.items()
+    ]
+    output = nodes[0] if len(nodes) == 1 else PlanNode(of=Union(SCHEMA, SCHEMA), inputs=tuple(nodes))
+    if operator is not None:
+        output = output.then(operator).named("function")
+    return QueryDefinition(
+        graph=stage_graph(output),
+        sink=sink,
+        sink_format="toy",
+        options=parse_query_options({}, {}),
+        parallelism=3,
+    )
