@@ -77,8 +77,8 @@ def test_checkpoints_are_written_read_and_deleted(bucket: Bucket) -> None:
 def test_a_damaged_file_is_named_without_the_key(bucket: Bucket) -> None:
     storage = bucket.storage("rides")
     storage.write_manifest(manifest(1, 1, BIG))
-    bucket.s3.put_object(Bucket=bucket.name, Key="rides/chk-1/enumerator-0-rides", Body=BIG[:-1])
-    with pytest.raises(CorruptStateError, match=f"{bucket.name}/rides/chk-1/enumerator-0-rides") as caught:
+    bucket.s3.put_object(Bucket=bucket.name, Key="rides/chk-1/enumerator-0-rides-run-1", Body=BIG[:-1])
+    with pytest.raises(CorruptStateError, match=f"{bucket.name}/rides/chk-1/enumerator-0-rides-run-1") as caught:
         storage.load_newest()
     assert SECRET_KEY not in f"{caught.value} {caught.value.facts}"
 

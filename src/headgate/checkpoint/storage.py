@@ -6,18 +6,20 @@ Never: write a manifest before every file that it names is durable, or for a run
     <location>/runs/<run>            see `headgate.checkpoint.ownership`
     <location>/chk-<id>/_metadata    the manifest: written last, deleted first
     <location>/chk-<id>/...          state that is too large for the manifest
-    <savepoint>/_metadata, ...       the same, needing nothing outside of the folder
+    <savepoint>/_metadata            a savepoint's manifest, which names files of this folder only
+    <savepoint>/<query>-<run>-<id>/  those files; no other attempt to write a savepoint here has the same names
 
 Follows Flink's CheckpointStorage; traps 19 and 34.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import posixpath
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -99,16 +101,20 @@ class CheckpointStorage:
         Raises
         ------
         StoredStateError
-            A newer run owns the location; or the savepoint's folder holds a savepoint already.
+            A newer run owns the location; or the folder holds another savepoint or checkpoint already, and nothing was
+            written.
         """
         check_run(self.store, manifest.run)
         if location:
-            target = open_store(location, "savepoint")
-            for handle in _files_of(manifest):
-                target.write(handle.path, _read_file(self.store, handle))
-            size = _write(target, "", manifest)
+            folder = f"{_file_name(manifest.query_id)}-{manifest.run}-{manifest.checkpoint_id}"
+            moved = _with_files(manifest, lambda name: posixpath.join(folder, name))
+            copies = (
+                (posixpath.join(folder, handle.path), _read_file(self.store, handle)) for handle in _files_of(manifest)
+            )
+            size = _write(open_store(location, "savepoint"), "", folder, moved, copies)
         else:
-            size = _write(self.store, f"chk-{manifest.checkpoint_id}", manifest)
+            folder = f"chk-{manifest.checkpoint_id}"
+            size = _write(self.store, folder, folder, manifest)
         # Whoever took over in the meantime may not have seen this manifest: then nobody may be told of it.
         check_run(self.store, manifest.run)
         return size
@@ -226,26 +232,45 @@ class CheckpointStorage:
         return [checkpoint_id for _, checkpoint_id in sorted(ranks, reverse=True)]
 
 
-def _write(store: FileStore, folder: str, manifest: Manifest) -> int:
-    """Write a manifest into a folder, after those of its states that are large; return how many bytes that was."""
-    size, sources = 0, {}
+def _write(
+    store: FileStore,
+    folder: str,
+    states: str,
+    manifest: Manifest,
+    copies: Iterable[tuple[str, bytes]] = (),
+) -> int:
+    """Write a manifest into a folder, after those of its states that are large; return how many bytes that was.
+
+    ``states`` is the folder of those states; ``copies`` are the files beside them that it names.
+    """
+    large: list[tuple[str, bytes]] = []
+    sources = {}
     for number, (uid, entry) in enumerate(manifest.sources.items()):
         if isinstance(entry.enumerator, InlineState) and len(entry.enumerator.data) > INLINE_BYTES:
             data = entry.enumerator.data
-            path = posixpath.join(folder, f"enumerator-{number}-{_file_name(uid)}")
-            store.write(path, data)
-            size += len(data)
+            # An older run that has not noticed yet may write a checkpoint of the same number.
+            path = posixpath.join(states, f"enumerator-{number}-{_file_name(uid)}-run-{manifest.run}")
+            large.append((path, data))
             entry = msgspec.structs.replace(entry, enumerator=FileState(path, len(data), zlib.crc32(data)))
         sources[uid] = entry
     data = serialize(msgspec.structs.replace(manifest, sources=sources))
     name = posixpath.join(folder, _MANIFEST)
+    if store.sizes([name]) != [None] and store.read(name) != data:  # before anything there is touched
+        raise _occupied(store, name)
+    for path, state in itertools.chain(copies, large):
+        store.write(path, state)
     if not store.write_if_absent(name, data):
-        raise StoredStateError(
-            f"There is a checkpoint already at {store.path(name)}, which is never overwritten. For a savepoint, give "
-            "another folder, or delete what is in this one.",
-            what="a manifest", path=store.path(name),
-        )  # fmt: skip
-    return size + len(data)
+        raise _occupied(store, name)
+    return sum(len(state) for _, state in large) + len(data)
+
+
+def _occupied(store: FileStore, name: str) -> StoredStateError:
+    path = store.path(name)
+    return StoredStateError(
+        f"There is a checkpoint already in {posixpath.dirname(path)}, which is never overwritten: {path}. For a "
+        "savepoint, give another folder, or delete what is in this one.",
+        what="a manifest", path=path,
+    )  # fmt: skip
 
 
 def _load(store: FileStore, name: str, files: FileStore) -> Manifest:

@@ -43,9 +43,9 @@ the log, the state for a checkpoint when all before it is out. What follows is h
                                                                                          state
     running              EnumeratorFailed           recovering  LoadLog,                 readers read on
                                                                 CheckpointRefused?
-    running              EnumeratorFailed           failed      StopEnumerator,          the log is not whole, or
-                                                                RequestGlobalFailover,   it fails again and again
-                                                                CheckpointRefused?
+    running              EnumeratorFailed           failed      StopEnumerator,          the log is not whole, it
+                                                                RequestGlobalFailover,   fails again and again, or
+                                                                CheckpointRefused?       only the user can help
     running              EnumeratorFailed late      same                                 of an older incarnation
     running              LogAppended                same        SendToReader?,           it is durable
                                                                 EnumeratorStateReady?
@@ -853,7 +853,7 @@ class SourceCoordinator:
             )
             self._pending = None
         is_whole = self._broken_segment is None or self._broken_segment < self._completed
-        if not is_whole or self._recoveries == _MAX_RECOVERIES:
+        if not is_whole or event.error.final or self._recoveries == _MAX_RECOVERIES:
             return [*actions, *self._give_up(event.error)]
         self.state = "recovering"
         self._recoveries += 1

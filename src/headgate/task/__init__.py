@@ -1,4 +1,4 @@
-"""What runs a `SourceReader`: the mailbox loop of one task, its outputs, and watermarks per split.
+"""What runs in a slot: the machines of the slot and of a subtask, mailbox, outputs, and watermarks per split.
 
 Never: import a transport or Spark. Connector code called from here never needs a lock: one thread calls all of it.
 
@@ -7,7 +7,6 @@ Follows FLIP-27, "Reader Interface and Threading Model" and "SourceOutput and Wa
 
 from headgate.task.mailbox import Letter, Mailbox
 from headgate.task.outputs import BatchOutput, Downstream, StreamingOutput, TaskOutput
-from headgate.task.source_task import SourceTask
 from headgate.task.watermarks import MAX_WATERMARK_MS, SplitWatermarks
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Downstream",
     "Letter",
     "Mailbox",
-    "SourceTask",
     "SplitWatermarks",
     "StreamingOutput",
     "TaskOutput",

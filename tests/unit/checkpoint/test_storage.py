@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyarrow import fs as pa_fs
 
@@ -69,13 +70,13 @@ def test_large_states_stay_out_of_the_manifest(location: Path) -> None:
     storage = CheckpointStorage(f"file://{location}")
     storage.write_manifest(manifest(1, 1, BIG))
     assert (location / "chk-1/_metadata").stat().st_size < INLINE_BYTES
-    assert (location / "chk-1/enumerator-0-rides").read_bytes() == BIG
+    assert (location / "chk-1/enumerator-0-rides-run-1").read_bytes() == BIG
 
 
 def test_a_manifest_is_never_overwritten(storage: CheckpointStorage) -> None:
     storage.write_manifest(manifest(1))
     storage.write_manifest(manifest(1))  # the same again, after an answer that was lost
-    with pytest.raises(StoredStateError, match=r"already at .*chk-1/_metadata"):
+    with pytest.raises(StoredStateError, match=r"already in .*chk-1, .*chk-1/_metadata"):
         storage.write_manifest(manifest(1, 1, b'{"other":1}'))
 
 
@@ -88,7 +89,7 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "cut", "changed"])
-@pytest.mark.parametrize("name", ["_metadata", "enumerator-0-rides", "sink"])
+@pytest.mark.parametrize("name", ["_metadata", "enumerator-0-rides-run-1", "sink"])
 def test_damage_names_the_file_and_the_one_before_may_be_taken(location: Path, name: str, how: str) -> None:
     storage = CheckpointStorage(str(location))
     storage.write_manifest(manifest(1))
@@ -127,6 +128,44 @@ def test_a_savepoint_needs_nothing_outside_of_its_folder(location: Path, tmp_pat
         storage.write_manifest(manifest(4), location=str(tmp_path / "moved"))
     with pytest.raises(StoredStateError, match=r"There is no savepoint in .*/other"):
         elsewhere.load_savepoint()
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+def test_a_second_savepoint_into_a_folder_leaves_the_first_as_it_was(location: Path, tmp_path: Path) -> None:
+    storage, folder = CheckpointStorage(str(location)), tmp_path / "savepoint"
+    first = manifest(3, 1, BIG, storage.write_state(3, "sink", BIG))
+    storage.write_manifest(first, location=str(folder))
+    before = everything_in(folder)
+    storage.write_manifest(first, location=str(folder))  # the same again, after an answer that was lost
+    other = manifest(4, 1, BIG[::-1] + b"y", storage.write_state(4, "sink", BIG + b"y"))
+    with pytest.raises(StoredStateError, match=rf"already in {folder}, .*give another folder"):
+        storage.write_manifest(other, location=str(folder))
+    assert everything_in(folder) == before
+    assert CheckpointStorage(str(folder)).load_savepoint().sources == first.sources
+
+
+def test_two_savepoints_that_are_written_into_a_folder_at_once_do_not_meet(tmp_path: Path) -> None:
+    """Who looks first sees nothing of the other: only one may win, and all that it names is its own."""
+    folder = str(tmp_path / "savepoint")
+    storages = [CheckpointStorage(str(tmp_path / name)) for name in ("here", "there")]
+    mine, other = (
+        msgspec.structs.replace(
+            manifest(3, 1, fill * len(BIG), storage.write_state(3, "sink", fill * len(BIG))), query_id=f"q{number}"
+        )
+        for number, (fill, storage) in enumerate(zip((b"m", b"o"), storages))
+    )
+    storages[1].write_manifest(other, location=folder)
+    (tmp_path / "savepoint/_metadata").rename(tmp_path / "_metadata")  # the other one is not that far yet
+    storages[0].write_manifest(mine, location=folder)
+    loaded = CheckpointStorage(folder).load_savepoint()
+    assert loaded.sources == mine.sources
+    (item,) = loaded.subtasks[0][0].operators["sink"].items
+    assert storages[1].read_state(item) == b"m" * len(BIG)
+    (tmp_path / "_metadata").replace(tmp_path / "savepoint/_metadata")
+    assert CheckpointStorage(folder).load_savepoint().sources == other.sources
 
 
 def test_the_query_id_stays(storage: CheckpointStorage) -> None:

@@ -17,6 +17,7 @@ Follows FLIP-27, "Where to run the enumerator" (option 3).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import random
@@ -36,14 +37,14 @@ from headgate.coordinator import job_master as jm
 from headgate.coordinator import scheduler as sch
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.write_ahead_log import WriteAheadLog
-from headgate.errors import HeadgateError, InternalError, SinkError, StoredStateError
+from headgate.errors import HeadgateError, InternalError, OptionError, SinkError, StoredStateError
 from headgate.operators.operator import SinkCommitter
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, Envelope
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
 from headgate.spark.continuous.error_reports import error_of
-from headgate.spark.continuous.job import SlotJob
+from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs
 from headgate.spark.continuous.slot import ADDRESS_FILE, SlotSettings
 from headgate.spark.continuous.worker import Worker
 from headgate.task.mailbox import monotonic_ms
@@ -56,6 +57,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 1.0
+_COMMIT_ENDS_S = 60.0
+"""How long the end of a run waits for a commit under way."""
+_SLOTS_COME_MS = 9_000
+"""After this time without all slots it is looked whether other work has the cores."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,20 +133,24 @@ class QueryDriver:
         # Guarded by _lock:
         self._requests: dict[int, Future[int]] = {}
         self._next_request = 1
+        self._closed = False
         # On the driver's thread only:
         self._enumerators: dict[str, EnumeratorThread] = {}
         self._jobs: dict[int, SlotJob] = {}
         self._error: HeadgateError | None = None
         self._over = False
         self._stopping = False
+        self._committers = _committers(definition)
+        self._server = self._open_server(settings.port)
+        # From here on nothing raises: threads run.
         self._storage_worker = Worker(f"headgate-storage-{self._name}")
         self._commit_worker = Worker(f"headgate-commits-{self._name}")
         self._logs = {
             uid: WriteAheadLog(storage.store.file_system, storage.store.path(f"log/{uid}")) for uid in plan.sources
         }
         self._log_workers = {uid: Worker(f"headgate-log-{uid}") for uid in plan.sources}
-        self._committers = _committers(definition)
-        self._server = self._open_server(settings.port)
+        self._started_ms = monotonic_ms()
+        self._looked_at_cores = False
         self._thread = threading.Thread(target=self._run, name=f"headgate-query-{self._name}", daemon=True)
 
     def start(self) -> None:
@@ -153,6 +162,9 @@ class QueryDriver:
         """Ask for a checkpoint now; the future has its number, or a `HeadgateError` why there is none. Any thread."""
         answer: Future[int] = Future()
         with self._lock:
+            if self._closed:
+                answer.set_exception(HeadgateError("The query has ended."))
+                return answer
             number, self._next_request = self._next_request, self._next_request + 1
             self._requests[number] = answer
         self._inbox.put(cp.CheckpointRequested(number, kind, location))
@@ -167,6 +179,12 @@ class QueryDriver:
         """Wait for the end; return whether it came. Any thread."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended. Any thread."""
+        with self._lock:
+            return self._closed
 
     @property
     def status(self) -> Any:
@@ -194,7 +212,8 @@ class QueryDriver:
             self._error = InternalError(f"The driver of the query {self._name!r} failed: {error}")
             self._error.__cause__ = error
             for job in self._jobs.values():
-                job.cancel()
+                with contextlib.suppress(Exception):  # Spark may be gone
+                    job.cancel()
         finally:
             self._close()
             self._on_end(self._error)
@@ -211,6 +230,7 @@ class QueryDriver:
 
     def _handle(self, event: jm.Event) -> None:
         self._watch_the_end(event)
+        self._watch_the_start()
         for action in self._master.handle(event, monotonic_ms()):
             self._carry_out(action)
 
@@ -220,12 +240,35 @@ class QueryDriver:
         came = isinstance(event, jm.LetterReceived) and isinstance(event.envelope.message, msg.RegisterSlot)
         if not (lost or came) or self._stopping or not self._definition.sink.publishes_on_slots:
             return
-        if self._error is None and self._master.status().state == "ending":
+        status = self._master.status()
+        if isinstance(event, jm.LetterReceived):
+            known = status.slots[event.envelope.slot].attempt
+            came = known is not None and event.envelope.attempt > known  # else it only connects again
+        if (lost or came) and self._error is None and status.state == "ending":
             self._error = SinkError(
                 f"A slot of the query {self._name!r} died after the last checkpoint, before the sink had published all "
                 "rows that stand in it. Start the query again from its checkpoint location: it publishes what is left.",
                 sink=self._definition.sink_format,
             )
+
+    def _watch_the_start(self) -> None:
+        """End the run when slots do not come because other work has the cores."""
+        if self._looked_at_cores or monotonic_ms() - self._started_ms < _SLOTS_COME_MS:
+            return
+        self._looked_at_cores = True
+        status = self._master.status()
+        come = sum(slot.pid != 0 for slot in status.slots)
+        if status.state != "starting" or come == self._plan.parallelism:
+            return
+        cores, others = cores_of(self._spark), other_jobs(self._spark)
+        if others and cores is not None:
+            self._error = OptionError(
+                f"Only {come} of the {self._plan.parallelism} slots of the query {self._name!r} got a core within "
+                f"{_SLOTS_COME_MS // 1000} seconds: Spark has {cores} cores, and {others} other jobs run on them. Ask "
+                "for a smaller parallelism, or start the query when they have ended.",
+                option="parallelism", value=self._plan.parallelism, cores=cores,
+            )  # fmt: skip
+            self.stop()
 
     def _carry_out(self, action: jm.Action) -> None:
         match action:
@@ -376,7 +419,10 @@ class QueryDriver:
             self._stop_enumerator(uid)
         for job in self._jobs.values():
             job.join(5.0)
-        for worker in (self._storage_worker, self._commit_worker, *self._log_workers.values()):
+        # Whoever starts the query again finds nobody who still publishes: what is under way ends before this run does.
+        if not self._commit_worker.abandon(_COMMIT_ENDS_S):
+            _log.error("query %s: its sink does not end committing; it is left to itself", self._name)
+        for worker in (self._storage_worker, *self._log_workers.values()):
             worker.close()
         for committer in self._committers.values():
             try:
@@ -384,6 +430,7 @@ class QueryDriver:
             except Exception:
                 _log.warning("query %s: closing a committer failed", self._name, exc_info=True)
         with self._lock:
+            self._closed = True
             waiting, self._requests = list(self._requests.values()), {}
         for answer in waiting:
             answer.set_exception(HeadgateError("The query ended before the checkpoint was complete."))

@@ -157,8 +157,14 @@ class EnumeratorThread:
         while (outputs := self._outputs.get()) is not None:
             for output in outputs:
                 event = self._runner.report(output)
-                if event is not None and not self._closed.is_set():
-                    self._on_event(self._uid, event)
+                if event is None or self._closed.is_set():
+                    continue
+                if isinstance(event, src.EnumeratorFailed):  # it comes back by itself: nobody else would hear of it
+                    _log.warning(
+                        "The enumerator of the source %r failed and is restored; readers read on: %s: %s",
+                        self._uid, event.error.error_type, event.error.message,
+                    )  # fmt: skip
+                self._on_event(self._uid, event)
 
 
 class _Pool:

@@ -30,10 +30,16 @@ _EXECUTORS_COME_S = 8.0
 _HOPELESS = ("headgate.errors.DeploymentError", "ModuleNotFoundError")
 """What every attempt of a slot would meet again: executors that lack what the driver has."""
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b: ")
+_LOCAL = re.compile(r"local\[(\d+|\*)(?:,\d+)?\]")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 _IDLE_TIMEOUTS = (
     "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
     "spark.python.worker.idleTimeoutSeconds",
 )
+
+
+_groups: set[str] = set()
+"""The job groups of this process's slots."""
 
 
 def check_session(spark: SparkSession, parallelism: int) -> None:
@@ -61,7 +67,7 @@ def check_session(spark: SparkSession, parallelism: int) -> None:
                 option=name, value=value,
             )  # fmt: skip
     cores = _cores(spark, parallelism)
-    if cores < parallelism and not _grows(spark):
+    if cores is not None and cores < parallelism and not _grows(spark):
         raise OptionError(
             f"A continuous query of parallelism {parallelism} needs {parallelism} cores for its slots, but "
             f"{spark.sparkContext.master} has {cores}. Ask for a parallelism of at most {cores}, or for more cores.",
@@ -69,13 +75,37 @@ def check_session(spark: SparkSession, parallelism: int) -> None:
         )  # fmt: skip
 
 
-def _cores(spark: SparkSession, wanted: int) -> int:
-    """Return how many cores there are. Executors that have just been asked for are given some seconds to come."""
-    context = spark.sparkContext
+def _cores(spark: SparkSession, wanted: int) -> int | None:
+    """Return `cores_of`. Executors that have just been asked for are given some seconds to come."""
     deadline = time.monotonic() + (0.0 if is_local(spark) else _EXECUTORS_COME_S)
-    while context.defaultParallelism < wanted and time.monotonic() < deadline:
+    while (cores := cores_of(spark)) is not None and cores < wanted and time.monotonic() < deadline:
         time.sleep(0.1)
-    return context.defaultParallelism
+    return cores
+
+
+def cores_of(spark: SparkSession) -> int | None:
+    """Return how many cores the session has now; None: that cannot be told."""
+    context: Any = spark.sparkContext
+    master = context.master or ""
+    if master == "local":
+        return 1
+    if (local := _LOCAL.fullmatch(master)) is not None:
+        return (
+            int(local[1]) if local[1] != "*" else int(context._jvm.java.lang.Runtime.getRuntime().availableProcessors())
+        )
+    executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one of them
+    if (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
+        return int(executors) * int(cluster[1])
+    of_each = context.getConf().get("spark.executor.cores")
+    return int(executors) * int(of_each) if of_each is not None else None
+
+
+def other_jobs(spark: SparkSession) -> int:
+    """Return how many jobs run that are not a continuous query's."""
+    tracker: Any = spark.sparkContext._jsc.sc().statusTracker()
+    active = set(tracker.getActiveJobIds())
+    ours = {job for group in list(_groups) for job in tracker.getJobIdsForGroup(group)}
+    return len(active - ours)
 
 
 def _grows(spark: SparkSession) -> bool:
@@ -87,6 +117,11 @@ def is_local(spark: SparkSession) -> bool:
     """Return whether everything runs in this machine's one JVM."""
     master = spark.sparkContext.master or ""
     return master == "local" or master.startswith("local[")
+
+
+def is_one_machine(spark: SparkSession) -> bool:
+    """Return whether driver and executors share a file system for certain."""
+    return is_local(spark) or (spark.sparkContext.master or "").startswith("local-cluster[")
 
 
 def _kills_idle(spark: SparkSession, name: str) -> bool:
@@ -142,6 +177,7 @@ class SlotJob:
 
     def _run(self) -> None:
         outcome: ErrorReport | None = None
+        _groups.add(self._group)
         try:
             context: Any = self._spark.sparkContext
             context.setJobGroup(self._group, self._name, interruptOnCancel=True)
@@ -150,6 +186,8 @@ class SlotJob:
         except Exception as error:
             _log.debug("the job of the slots ended", exc_info=True)
             outcome = _session_stopped() if self._is_session_stopped(error) else _report(error)
+        finally:
+            _groups.discard(self._group)
         self._on_ended(outcome)
 
     def _is_session_stopped(self, error: Exception) -> bool:

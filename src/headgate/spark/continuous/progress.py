@@ -61,7 +61,18 @@ class QueryProgress:
         self._live_line = LiveLine(sys.stderr)
         self._lag_worker = Worker(f"headgate-lag-{self._name}")
         self._calls = ListenerCalls(listeners, query_id, run_id, definition.name)
-        self._calls.started(_now_ms())
+        self._told_start = False
+
+    def started(self) -> None:
+        """Tell of the start: the first time only, before ``start()`` returns."""
+        if not self._told_start:
+            self._told_start = True
+            self._calls.started(_now_ms())
+
+    def abandon(self) -> None:
+        """End without a word: the query could not be started."""
+        self._live_line.close()
+        self._lag_worker.close(0.1)
 
     def run_began(self, checkpoint_id: int) -> None:
         """Take note of a new run; its subtasks count from nothing."""
@@ -96,6 +107,7 @@ class QueryProgress:
         """Tell of the end."""
         self._report()
         self._live_line.close()
+        self.started()  # a query may end before `start` has got so far
         self._calls.terminated(error)
         self._lag_worker.close(0.1)
         self._calls.join(1.0)

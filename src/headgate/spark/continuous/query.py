@@ -7,10 +7,9 @@ Follows api.md, section 2.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import logging
 import secrets
-import shutil
 import tempfile
 import threading
 import time
@@ -34,7 +33,7 @@ from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol.messages import CheckpointKind
 from headgate.spark.continuous import manager
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
-from headgate.spark.continuous.job import check_session, is_local
+from headgate.spark.continuous.job import check_session, is_local, is_one_machine
 from headgate.spark.continuous.progress import QueryProgress
 from headgate.spark.continuous.slot import SlotSettings
 from headgate.spark.task import Versions
@@ -72,8 +71,16 @@ class ContinuousQuery:
     def __init__(self, spark: SparkSession, definition: QueryDefinition) -> None:
         self._spark = spark
         self._definition = definition
-        self._temporary = None if definition.checkpoint_location else tempfile.mkdtemp(prefix="headgate-")
-        self._location = definition.checkpoint_location or str(self._temporary)
+        self._temporary = None
+        if definition.checkpoint_location is None:
+            if not is_one_machine(spark):
+                raise OptionError(
+                    "On a cluster a continuous query needs the option 'checkpointLocation': a folder that the driver and "
+                    "all executors can reach.",
+                    option="checkpointLocation", value=None,
+                )  # fmt: skip
+            self._temporary = tempfile.TemporaryDirectory(prefix="headgate-", ignore_cleanup_errors=True)
+        self._location = definition.checkpoint_location or (self._temporary.name if self._temporary else "")
         self._storage = CheckpointStorage(self._location)
         self._id = ""
         self._run_id = str(uuid.uuid4())
@@ -85,6 +92,10 @@ class ContinuousQuery:
         self._driver: QueryDriver | None = None
         self._ended = False
         self._rescaling = False
+        self._run_over = False
+        self._run_error: HeadgateError | None = None
+        self._late_error: HeadgateError | None = None
+        self._stop_wanted = False
         self._error: HeadgateError | None = None
 
     @property
@@ -179,11 +190,11 @@ class ContinuousQuery:
         HeadgateError
             It did not complete, with the reason; or the query has ended.
         """
-        return self._live().request_checkpoint(CheckpointKind.CHECKPOINT).result(timeout)
+        return _wait_for(self._live().request_checkpoint(CheckpointKind.CHECKPOINT), timeout)
 
     def savepoint(self, location: str, timeout: float = 600.0) -> int:
         """Write a savepoint into a folder and go on. A savepoint needs nothing outside its folder."""
-        return self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)).result(timeout)
+        return _wait_for(self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)), timeout)
 
     def stop(self, savepoint: str | None = None, *, drain: bool = False, timeout: float = 600.0) -> None:
         """End the query.
@@ -200,19 +211,18 @@ class ContinuousQuery:
         Raises
         ------
         HeadgateError
-            The savepoint or the last checkpoint did not complete; the query goes on.
+            The savepoint or the last checkpoint did not complete, and the query goes on; or it did not end in time.
         """
+        if savepoint is None and not drain:
+            self._stop_now(timeout)
+            return
         with self._changing:
-            driver = self._driver
-            if driver is None or not self.isActive:
+            if not self.isActive:
                 return
-            if savepoint is not None or drain:
-                kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND
-                driver.request_checkpoint(kind, str(savepoint or "")).result(timeout)
-            else:
-                driver.stop()
-            if not driver.join(timeout):
-                raise HeadgateError(f"The query did not end within {timeout:.0f} seconds.")
+            driver = self._live()
+            kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND
+            _wait_for(driver.request_checkpoint(kind, str(savepoint or "")), timeout)
+            self._wait_for_end(timeout)
 
     def rescale(self, parallelism: int, timeout: float = 600.0) -> None:
         """Go on with another number of slots: a checkpoint, then a new run of it. Nothing is lost or repeated.
@@ -222,17 +232,16 @@ class ContinuousQuery:
         parallelism
             How many slots from now on.
         timeout
-            How long to wait for the checkpoint and the end of the old slots, in seconds.
+            How long to wait for the checkpoint, and then for the end of the old slots, in seconds.
 
         Raises
         ------
         OptionError
             There cannot be so many.
         HeadgateError
-            The checkpoint did not complete; the query goes on as it was.
+            The checkpoint did not complete, and the query goes on as it was; or the new run could not be started, and
+            the query has ended.
         """
-        import dataclasses
-
         check_session(self._spark, parallelism)
         self._check_parallelism(parallelism)
         with self._changing:
@@ -240,19 +249,26 @@ class ContinuousQuery:
             with self._lock:
                 self._rescaling = True
             try:
-                driver.request_checkpoint(CheckpointKind.SUSPEND).result(timeout)
+                _wait_for(driver.request_checkpoint(CheckpointKind.SUSPEND), timeout)
                 if not driver.join(timeout):
-                    raise HeadgateError(f"The query's slots did not end within {timeout:.0f} seconds.")
-                self._definition = dataclasses.replace(self._definition, parallelism=parallelism, from_savepoint=None)
-                self._start_run()
-            except BaseException as error:
-                if not driver.join(0):
-                    raise
-                self._finish(error if isinstance(error, HeadgateError) else None)
-                raise
-            finally:
+                    late = HeadgateError(
+                        f"The query's slots did not end within {timeout:.0f} seconds, so that it could not be rescaled. It "
+                        "has ended; started again from its checkpoint location it goes on."
+                    )
+                    with self._lock:
+                        self._late_error = late
+                    raise late
                 with self._lock:
-                    self._rescaling = False
+                    over = self._stop_wanted or self._run_error is not None
+                if not over:
+                    self._definition = dataclasses.replace(
+                        self._definition, parallelism=parallelism, from_savepoint=None
+                    )
+                    self._start_run()
+            except BaseException as error:
+                self._end_rescaling(error)
+                raise
+            self._end_rescaling(None)
 
     def table(self) -> pa.Table:
         """Return what the ``memory`` sink has got: committed rows only.
@@ -275,10 +291,12 @@ class ContinuousQuery:
     def _begin(self) -> None:
         """Start the first run."""
         self._check_parallelism(self._definition.parallelism)
-        manager.enter(self._location, self)
+        manager.enter(self._storage.store.path(""), self)
         try:
             self._start_run()
         except BaseException:
+            if self._progress is not None:
+                self._progress.abandon()
             self._leave()
             raise
 
@@ -305,16 +323,25 @@ class ContinuousQuery:
             on_end=self._on_run_ended,
             on_progress=progress.take,
         )
-        with self._lock:
-            self._driver = driver
         driver.start()
+        with self._state_changed:
+            self._driver, self._run_over, self._run_error = driver, driver.is_over, None
+            stop = self._stop_wanted
+            self._state_changed.notify_all()
+        if stop:  # while there was no run to stop
+            driver.stop()
+        progress.started()
 
     def _newest(self) -> Manifest | None:
         newest = self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
         if self._definition.from_savepoint is None:
             return newest
         savepoint = CheckpointStorage(self._definition.from_savepoint).load_savepoint()
-        if newest is not None and newest.created_ms > savepoint.created_ms:
+        is_older = newest is None or (
+            newest.query_id == savepoint.query_id
+            and (newest.run, newest.checkpoint_id) < (savepoint.run, savepoint.checkpoint_id)
+        )
+        if newest is not None and not is_older:
             # The same program started again: going back would publish once more what came after the savepoint.
             _log.warning(
                 "checkpoint %d at %s is newer than the savepoint %s: the query goes on from there. To go back to the "
@@ -346,10 +373,45 @@ class ContinuousQuery:
 
     def _on_run_ended(self, error: HeadgateError | None) -> None:
         """On the driver's thread."""
+        with self._state_changed:
+            self._run_over, self._run_error = True, error
+            rescaling = self._rescaling  # then who rescales finds it, and decides
+            self._state_changed.notify_all()
+        if not rescaling:
+            self._finish(error or self._late_error)
+
+    def _end_rescaling(self, error: BaseException | None) -> None:
+        """Let the query be over if its run is, and no new one began."""
+        with self._state_changed:
+            self._rescaling = False
+            over = self._run_over
+            if error is not None and not isinstance(error, HeadgateError):
+                wrapped = HeadgateError(f"The query could not be rescaled: {error}")
+                wrapped.__cause__ = error
+                error = wrapped
+            found = self._run_error or (error if isinstance(error, HeadgateError) else None)
+            self._state_changed.notify_all()
+        if over:
+            self._finish(found)
+
+    def _stop_now(self, timeout: float) -> None:
+        """End without a checkpoint, also while somebody suspends or rescales."""
         with self._lock:
-            between_runs = self._rescaling and error is None
-        if not between_runs:
-            self._finish(error)
+            self._stop_wanted = True
+            driver = self._driver
+        if driver is not None:
+            driver.stop()
+        if self.isActive:
+            self._wait_for_end(timeout)
+
+    def _wait_for_end(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        with self._state_changed:
+            while not self._ended:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise HeadgateError(f"The query did not end within {timeout:.0f} seconds.")
+                self._state_changed.wait(min(1.0, left))
 
     def _finish(self, error: HeadgateError | None) -> None:
         if self._progress is not None:
@@ -360,16 +422,19 @@ class ContinuousQuery:
         self._leave()
 
     def _leave(self) -> None:
-        manager.leave(self._location, self)
+        manager.leave(self._storage.store.path(""), self)
         if self._temporary is not None:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(self._temporary)
+            self._temporary.cleanup()
 
     def _live(self) -> QueryDriver:
-        driver = self._driver
-        if driver is None or not self.isActive:
-            raise HeadgateError("The query has ended.")
-        return driver
+        """Return the driver of the run; between two runs, wait for the next."""
+        with self._state_changed:
+            while self._rescaling and self._run_over and not self._ended:
+                self._state_changed.wait(1.0)
+            driver = self._driver
+            if driver is None or self._ended:
+                raise HeadgateError("The query has ended.")
+            return driver
 
     def _check_parallelism(self, parallelism: int) -> None:
         most = self._definition.options["max-parallelism"]
@@ -378,6 +443,16 @@ class ContinuousQuery:
                 f"The parallelism is {parallelism}; it must be from 1 to max-parallelism, which is {most}.",
                 option="parallelism", value=parallelism,
             )  # fmt: skip
+
+
+def _wait_for(answer: Future[int], timeout: float) -> int:
+    try:
+        return answer.result(timeout)
+    except TimeoutError:
+        raise HeadgateError(
+            f"The checkpoint is not complete after {timeout:.0f} seconds. It is still under way: a query that was to end "
+            "with it ends when it completes."
+        ) from None
 
 
 def _plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:

@@ -5,6 +5,7 @@ Never: run two pieces at a time, or keep the process from ending.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -36,6 +37,14 @@ class Worker:
         self._work.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
+
+    def abandon(self, timeout_s: float) -> bool:
+        """Drop what is queued; wait for what runs at most this long, in seconds. Return whether the thread ended."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._work.get_nowait()
+        self.close(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:

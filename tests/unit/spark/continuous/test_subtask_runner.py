@@ -245,6 +245,7 @@ def test_a_ready_made_reader_is_run_to_its_end(start: Start) -> None:
                 running.deliver(msg.NoMoreSplits, source="a")
                 over = True
             else:
+                assert isinstance(splits, list)
                 number += 1
                 states = tuple(SplitState(each.split_id, source.split_serializer.serialize(each)) for each in splits)
                 running.deliver(msg.AssignSplits, source="a", number=number, splits=states)

@@ -307,7 +307,7 @@ class Running:
         self._uid = next(iter(sources))
         self._files = files or {}
         self.runner = SubtaskRunner(
-            _definition(self.sink, sources, strategy, operator),
+            toy_definition(self.sink, sources, strategy, operator),
             0,
             SlotPlace(run=1, slot=2, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location="/none"),
             post=self._post,
@@ -316,7 +316,7 @@ class Running:
             now_ms=now_ms,
         )
 
-    def deliver(self, letter: type[msg.ToSlot], **fields: Any) -> None:
+    def deliver(self, letter: Callable[..., msg.ToSlot], **fields: Any) -> None:
         """Send a letter to the current execution."""
         self.runner.deliver(letter(stage=0, execution=self._execution, **fields))
 
@@ -394,12 +394,13 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def _definition(
+def toy_definition(
     sink: ToySink,
     sources: Mapping[str, Source[Any, Any]],
-    strategy: WatermarkStrategy | None,
-    operator: ToyOperator | None,
+    strategy: WatermarkStrategy | None = None,
+    operator: ToyOperator | None = None,
 ) -> QueryDefinition:
+    """Return a query of sources, which are united, perhaps an operator, and a sink."""
     nodes = [
         PlanNode(
             of=SourceDefinition(
