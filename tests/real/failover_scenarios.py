@@ -479,7 +479,7 @@ def corrupt(folder: Path) -> None:
 
 def an_endpoint_that_moves(spark: SparkSession, folder: Path) -> None:
     """Readers read on, the slots look the address up and register again."""
-    running = Running(spark, folder, splits=160, batches=8)
+    running = Running(spark, folder)
     running.until_it_runs()
     driver = running.query._driver
     assert driver is not None

@@ -90,9 +90,8 @@ def cores_of(spark: SparkSession) -> int | None:
     if master == "local":
         return 1
     if (local := _LOCAL.fullmatch(master)) is not None:
-        return (
-            int(local[1]) if local[1] != "*" else int(context._jvm.java.lang.Runtime.getRuntime().availableProcessors())
-        )
+        runtime = context._jvm.java.lang.Runtime.getRuntime()
+        return int(runtime.availableProcessors() if local[1] == "*" else local[1])
     executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one of them
     if (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
         return int(executors) * int(cluster[1])

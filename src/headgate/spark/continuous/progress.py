@@ -65,8 +65,9 @@ class QueryProgress:
 
     def started(self) -> None:
         """Tell of the start: the first time only, before ``start()`` returns."""
-        if not self._told_start:
-            self._told_start = True
+        with self._lock:
+            told, self._told_start = self._told_start, True
+        if not told:
             self._calls.started(_now_ms())
 
     def abandon(self) -> None:

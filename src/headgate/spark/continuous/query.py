@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,8 +76,8 @@ class ContinuousQuery:
         if definition.checkpoint_location is None:
             if not is_one_machine(spark):
                 raise OptionError(
-                    "On a cluster a continuous query needs the option 'checkpointLocation': a folder that the driver and "
-                    "all executors can reach.",
+                    "On a cluster a continuous query needs the option 'checkpointLocation': a folder that the driver "
+                    "and all executors can reach.",
                     option="checkpointLocation", value=None,
                 )  # fmt: skip
             self._temporary = tempfile.TemporaryDirectory(prefix="headgate-", ignore_cleanup_errors=True)
@@ -252,8 +253,8 @@ class ContinuousQuery:
                 _wait_for(driver.request_checkpoint(CheckpointKind.SUSPEND), timeout)
                 if not driver.join(timeout):
                     late = HeadgateError(
-                        f"The query's slots did not end within {timeout:.0f} seconds, so that it could not be rescaled. It "
-                        "has ended; started again from its checkpoint location it goes on."
+                        f"The query's slots did not end within {timeout:.0f} seconds: it is not rescaled. "
+                        "It has ended; started again from its checkpoint location it goes on."
                     )
                     with self._lock:
                         self._late_error = late
@@ -450,8 +451,8 @@ def _wait_for(answer: Future[int], timeout: float) -> int:
         return answer.result(timeout)
     except TimeoutError:
         raise HeadgateError(
-            f"The checkpoint is not complete after {timeout:.0f} seconds. It is still under way: a query that was to end "
-            "with it ends when it completes."
+            f"The checkpoint is not complete after {timeout:.0f} seconds. It is still under way: a query that was to "
+            "end with it ends when it completes."
         ) from None
 
 
