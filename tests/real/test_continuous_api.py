@@ -295,7 +295,8 @@ def test_other_work_runs_beside_a_query(spark: SparkSession) -> None:
 def test_the_name_stands_where_spark_shows_jobs(spark: SparkSession) -> None:
     query = numbers(spark, 1).writeStream.queryName("large-rides").format("noop").start()
     wait_until(lambda: is_running(query), query)
-    store: Any = spark.sparkContext._jsc.sc().statusStore()  # type: ignore[union-attr]
+    context: Any = spark.sparkContext
+    store = context._jsc.sc().statusStore()
     jobs = store.jobsList(None)
     shown = [jobs.apply(n).description().get() for n in range(jobs.size()) if jobs.apply(n).description().isDefined()]
     assert "large-rides" in shown

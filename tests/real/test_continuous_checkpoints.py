@@ -26,6 +26,9 @@ from tests.real.running_queries import is_running, newest, numbers, read_values,
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
+LONG = 9000
+"""So many rows take some seconds: a query of them has not ended before it is stopped."""
+
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on() -> Iterator[None]:
@@ -92,7 +95,7 @@ def test_a_savepoint_needs_nothing_but_itself(
     spark: SparkSession, place: Place, tmp_path: Path, before: int, after: int
 ) -> None:
     """It is copied to another place, and all the query wrote beside its output is deleted."""
-    rows = 3000
+    rows = LONG
     query = place.writer(numbers(spark, before, rows=rows)).queryName("moves").start()
     has_read(query, 500)
     query.stop(savepoint=str(tmp_path / "savepoint"))
@@ -132,14 +135,14 @@ def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, t
     query.savepoint(str(tmp_path / "savepoint"))
     has_read(query, query.status["rowsIn"] + 100)
     assert newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SAVEPOINT
-    with pytest.raises(HeadgateError, match=r"There is a checkpoint already at .*give another folder"):
+    with pytest.raises(HeadgateError, match=r"There is a checkpoint already in .*give another folder"):
         query.savepoint(str(tmp_path / "savepoint"))
     assert is_running(query)
 
 
 def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:
     """After a plain stop, from the newest checkpoint: what was read behind it is read again, and written once."""
-    rows, ids = 4000, set()
+    rows, ids = LONG, set()
     for _ in range(2):
         query = place.writer(numbers(spark, rows=rows)).start()
         ids.add(query.id)
@@ -154,7 +157,7 @@ def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:
 
 
 def test_a_live_query_is_rescaled(spark: SparkSession, place: Place) -> None:
-    rows = 4000
+    rows = LONG
     query = place.writer(numbers(spark, 1, rows=rows)).start()
     has_read(query, 200)
     query.rescale(2)
@@ -181,7 +184,7 @@ def unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 def test_a_changed_program_restores_what_has_the_same_name(spark: SparkSession, place: Place) -> None:
     """Operators are put before and behind; the source is found by its name, so no number comes twice."""
-    rows = 3000
+    rows = LONG
     query = place.writer(numbers(spark, rows=rows).name("in")).start()
     has_read(query, 300)
     query.checkpoint()

@@ -18,9 +18,6 @@ import failover_scenarios
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate.errors import HeadgateError
-from headgate.spark.continuous.error_reports import error_of, report_of
-
 HERE = Path(__file__).parent
 PATIENCE_S = 280
 
@@ -105,9 +102,3 @@ def test_a_killed_driver_s_query_goes_on(spark: SparkSession, tmp_path: Path) ->
     failover_scenarios.a_query_goes_on_after_its_driver(spark, folder)
     runs = sorted(int(path.name) for path in (folder / "checkpoints" / "runs").iterdir())
     assert runs[-1] == 3
-
-
-def test_an_error_of_another_process_says_where_it_was() -> None:
-    error = error_of(report_of(HeadgateError("It broke.", split="s"), stage=0, subtask=3, position="7"))
-    assert str(error).startswith("It broke.\n\nWhere: stage 0, subtask 3, split s, position 7.\n\n")
-    assert (error.stage, error.subtask, error.split, error.position) == (0, 3, "s", "7")

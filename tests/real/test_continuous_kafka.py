@@ -174,6 +174,22 @@ def test_what_kafka_s_tools_and_progress_say(
     assert sum(each.numInputRows for each in query.recentProgress) == query.status["rowsIn"] == 200
 
 
+def test_brokers_that_do_not_answer_are_told_of(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    """The query goes on trying, and the log says where."""
+    stream = (
+        headgate.continuous(spark, parallelism=1)
+        .readStream.format("headgate.kafka")
+        .option("kafka.bootstrap.servers", "127.0.0.1:1")
+        .option("subscribe", "rides")
+        .option("kafka.default.api.timeout.ms", 1000)
+        .load()
+    )
+    with caplog.at_level(logging.WARNING):
+        query = stream.writeStream.format("noop").start()
+        wait_until(lambda: "The enumerator of the source 'kafka' failed" in caplog.text, query)
+    assert "SourceUnavailableError" in caplog.text and "127.0.0.1:1" in caplog.text
+
+
 def test_a_group_that_cannot_be_committed_to_ends_nothing(
     kafka: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
+
+from headgate.coordinator.job_master import FromSource
+from headgate.coordinator.source_coordinator import EnumeratorFailed
 from headgate.simulation.coverage import Coverage
-from headgate.simulation.running import Outcome, simulate_many
+from headgate.simulation.running import Outcome, simulate, simulate_many
+from headgate.simulation.scenario import Fault, FaultKind, Scenario
 
 SCHEDULES, EVENTS, FAULTS = 2_000, 200, 3
 SEEDS = 2_400  # some end before so much has happened
@@ -23,3 +28,24 @@ def test_two_thousand_schedules_hold_and_converge() -> None:
     assert not failed, f"{len(failed)} of {SEEDS}:\n" + "\n".join(told)
     assert eventful >= SCHEDULES
     assert coverage.share() >= 0.95, coverage.missing()
+
+
+def test_enumerators_that_fail_change_no_execution_whatever_checkpoint_is_under_way() -> None:
+    crashes = 0
+    for seed in range(60):
+        scenario = Scenario.of(seed)
+        kinds = (FaultKind.CRASH_ENUMERATOR, FaultKind.CHECKPOINT, FaultKind.SAVEPOINT, FaultKind.CRASH_ENUMERATOR)
+        faults = tuple(
+            Fault(each.at_ms, kind, 3 * seed + 1, scenario.parallelism) for each, kind in zip(scenario.faults, kinds)
+        )
+        outcome, cluster = simulate(
+            msgspec.structs.replace(
+                scenario, faults=faults, checkpoint_timeout_ms=60_000, failover_strategy="region", interval_ms=100
+            )
+        )
+        assert outcome.error is None, outcome.error
+        told = [event.event for *_, event in cluster.trace if isinstance(event, FromSource)]
+        crashes += sum(isinstance(event, EnumeratorFailed) for event in told)
+        executions = [slot.subtask.execution for slot in cluster.slots]
+        assert (cluster.run_number, executions) == (1, [1] * scenario.parallelism), f"seed {seed}"
+    assert crashes > 40

@@ -307,6 +307,9 @@ def test_a_bounded_query_ends_after_any_restore(parallelism: int) -> None:
     query.crash()
     again = Query(source, parallelism, BOUNDED, query.checkpoint())
     again.discover()
+    for subtask in [*range(parallelism)] * 3:
+        if not again.readers[subtask].ended:
+            again.request(subtask)
     assert again.splits().keys() == {"topic-0", "topic-1"}
     assert all(reader.ended for reader in again.readers.values())
 
@@ -332,6 +335,50 @@ def test_bounded_reads_pull_and_the_fastest_reader_takes_the_next() -> None:
         query.request(1)
     assert sum(len(reader.finished) for reader in query.readers.values()) == 2
     assert query.sizes() == [1, 1]
+
+
+def test_a_bounded_read_of_kafka_is_pulled_and_a_slow_reader_holds_nobody_up() -> None:
+    """Hudi 19520 once more, with the real enumerator."""
+    cluster = Cluster(rides=[5, 50, 9, 20, 1, 40])
+    query = Query(PartitionsSource(cluster, {"startingOffsets": "earliest"}), 2, BOUNDED)
+    query.request(0)
+    query.request(1)
+    query.discover()
+    assert query.held() == {0: ["rides-1"], 1: ["rides-5"]}, "the largest first"
+    fast = []
+    while query.readers[1].held:
+        (split_id,) = query.readers[1].held
+        fast.append(split_id)
+        query.finish(1, split_id)
+        query.request(1)
+    assert fast == ["rides-5", "rides-3", "rides-2", "rides-0", "rides-4"]
+    assert query.readers[1].ended and query.held() == {0: ["rides-1"]}
+    query.finish(0, "rides-1")
+    query.request(0)
+    assert query.readers[0].ended
+    assert not query.failures and not query.failovers
+
+
+def test_what_a_reader_of_a_bounded_read_of_kafka_gives_back_goes_to_whoever_asks() -> None:
+    cluster = Cluster(rides=[5, 6])
+    query = Query(PartitionsSource(cluster, {"startingOffsets": "earliest"}), 2, BOUNDED)
+    query.discover()
+    query.request(0)
+    query.checkpoint()
+    query.request(0)
+    query.fail_reader(0, comes_back=False)
+    query.request(1)
+    assert query.held() == {1: ["rides-0"]}, "it was assigned since the checkpoint"
+    query.deploy(0)
+    assert query.held() == {1: ["rides-0"]}
+    query.request(1)
+    assert query.held() == {1: ["rides-0", "rides-1"]}, "it was reported, and nobody asked before"
+    query.fail_reader(0)
+    assert query.held() == {1: ["rides-0", "rides-1"]}, "its report is of a checkpoint before that"
+    for subtask in (0, 1):
+        query.request(subtask)
+    assert all(reader.ended for reader in query.readers.values())
+    assert not query.failures and not query.failovers
 
 
 def test_an_impossible_transition_is_an_error_with_what_was_before() -> None:

@@ -36,8 +36,9 @@ Never: start one before every subtask is running, two at a time, or write a mani
                                                                            CheckpointFailureLimitReached
     snapshotting                 SourceStateReady            same                                         some missing
     snapshotting                 SourceStateReady all        pending       SendBarriers
-    snapshotting, pending        SourceRefused               idle          NotifyAborted, AnswerRequest?
-    snapshotting, pending        SourceRefused               stopped       NotifyAborted, AnswerRequest?, one too many
+    snapshotting                 SourceRefused               idle          NotifyAborted                  put off: soon
+    snapshotting                 SourceRefused late          idle          NotifyAborted, AnswerRequest?  for too long
+    snapshotting                 SourceRefused late          stopped       NotifyAborted, AnswerRequest?, one too many
                                                                            CheckpointFailureLimitReached
     pending                      SubtaskAcknowledged         same                                         some missing
     pending                      SubtaskAcknowledged all     completing    WriteManifest                  last of all
@@ -75,6 +76,8 @@ Never: start one before every subtask is running, two at a time, or write a mani
 
 - A checkpoint that is given up while its manifest is being written may exist all the same. It is a consistent one, so
   that it may be restored; nobody is told that it completed, and it is deleted when a newer one is complete.
+- A source that cannot take part yet (its enumerator is being restored) puts a checkpoint off, as often as it refuses:
+  who asked for it need not ask again, and nothing has failed before the time of one checkpoint is over.
 - A savepoint is a checkpoint that is also written to the user's folder, first: restarting from either commits the same.
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   stands in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
@@ -95,10 +98,12 @@ import msgspec
 from headgate.checkpoint.commits import CommitQueue
 from headgate.checkpoint.manifest import Committables, Manifest, QueryPlan, SourceEntry, UncommittedEpoch
 from headgate.errors import InvalidTransitionError
-from headgate.protocol.messages import CheckpointKind, SubtaskId
+from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId
 from headgate.protocol.state import InlineState, SubtaskState
 
 _HISTORY = 64
+_PUT_OFF_MS = 200
+"""How long a checkpoint waits that a source refused."""
 
 # What happened.
 
@@ -152,7 +157,7 @@ class SourceStateReady(msgspec.Struct, frozen=True):
 
 
 class SourceRefused(msgspec.Struct, frozen=True):
-    """A source cannot contribute."""
+    """A source cannot contribute now."""
 
     source: str
     checkpoint_id: int
@@ -185,10 +190,11 @@ class ManifestWritten(msgspec.Struct, frozen=True):
 
 
 class ManifestWriteFailed(msgspec.Struct, frozen=True):
-    """It could not be written. It may exist all the same."""
+    """It could not be written. It may exist all the same. ``error``: what was raised, if something was."""
 
     checkpoint_id: int
     reason: str
+    error: ErrorReport | None = None
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -199,10 +205,11 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class CommitFailed(msgspec.Struct, frozen=True):
-    """Sinks could not publish."""
+    """Sinks could not publish. ``error``: what was raised, if something was."""
 
     epoch: int
     reason: str
+    error: ErrorReport | None = None
 
 
 class CheckpointTimePassed(msgspec.Struct, frozen=True):
@@ -267,10 +274,11 @@ class NotifyCompleted(msgspec.Struct, frozen=True):
 
 
 class NotifyAborted(msgspec.Struct, frozen=True):
-    """Tell subtasks and sources that a checkpoint will not complete."""
+    """Tell subtasks and sources that a checkpoint will not complete. ``put_off``: another takes its place soon."""
 
     checkpoint_id: int
     reason: str = ""
+    put_off: bool = False
 
 
 class DeleteCheckpoint(msgspec.Struct, frozen=True):
@@ -302,9 +310,10 @@ class QuerySuspended(msgspec.Struct, frozen=True):
 
 
 class CheckpointFailureLimitReached(msgspec.Struct, frozen=True):
-    """More checkpoints in a row failed than are tolerated, or a commit did: fail over."""
+    """More checkpoints in a row failed than are tolerated, or a commit did: fail over. ``error``: what was raised."""
 
     reason: str
+    error: ErrorReport | None = None
 
 
 Action = (
@@ -361,14 +370,18 @@ class StoredCheckpoints(msgspec.Struct, frozen=True):
 
 
 class _Pending(msgspec.Struct):
-    """The checkpoint under way. ``last``: the query ends with it. ``requests``: who is told of it."""
+    """The checkpoint under way. ``last``: the query ends with it. ``requests``: who is told of it.
+
+    ``late_ms``: when it is given up, which does not change while it is put off.
+    """
 
     checkpoint_id: int
     kind: CheckpointKind
     location: str
     last: bool
-    requests: tuple[int, ...]
+    requests: tuple[CheckpointRequested, ...]
     began_ms: int
+    late_ms: int
     sources: dict[str, SourceStateReady] = {}
     subtasks: dict[SubtaskId, SubtaskState] = {}
     manifest: Manifest | None = None
@@ -420,6 +433,7 @@ class CheckpointCoordinator:
         self._requests: list[CheckpointRequested] = []
         self._input_ended = False
         self._due_ms: int | None = None
+        self._late_ms: int | None = None  # when what was put off is given up
         self._failed_in_row = 0
         restored_epochs = () if restored is None else (
             *restored.uncommitted, UncommittedEpoch(restored.epoch, restored.commits),
@@ -450,7 +464,7 @@ class CheckpointCoordinator:
     def next_time_ms(self) -> int | None:
         """Return when `CheckpointTimePassed` is wanted, in milliseconds; it may be past. None: not before an event."""
         if self._pending is not None:
-            return self._pending.began_ms + self._options.timeout_ms
+            return self._pending.late_ms
         return self._due_ms if self.state == "idle" else None
 
     @property
@@ -463,8 +477,14 @@ class CheckpointCoordinator:
         """How many checkpoints have completed at the location."""
         return 0 if self.latest is None else self.latest.epoch
 
+    @property
+    def is_past_the_last(self) -> bool:
+        """Whether the last checkpoint is complete: what is read from now on is in none."""
+        return self.state in ("ending", "suspended")
+
     def check(self) -> None:
         """Assert what always holds."""
+        assert self._late_ms is None or self.state == "idle"
         assert (self._pending is not None) == (self.state in ("snapshotting", "pending", "completing"))
         assert bool(self._executions) == (self.state not in ("stopped", "ending", "suspended"))
         self._commits.check(self.epoch)
@@ -488,10 +508,8 @@ class CheckpointCoordinator:
         if pending is None or pending.checkpoint_id != event.checkpoint_id:
             return Stale
         match event:
-            case SourceStateReady():
+            case SourceStateReady() | SourceRefused():  # a part that is there is safe
                 stale = event.source in pending.sources
-            case SourceRefused():
-                stale = pending.manifest is not None  # its part is safe
             case SubtaskAcknowledged() | SubtaskDeclined():
                 stale = event.subtask in pending.subtasks or self._executions.get(event.subtask) != event.execution
             case _:
@@ -548,8 +566,8 @@ class CheckpointCoordinator:
         last = first.kind in (CheckpointKind.SUSPEND, CheckpointKind.DRAIN) or (self._input_ended and not served)
         self._requests = [each for each in self._requests if each not in served]
         self._last_id += 1
-        requests = tuple(each.request_id for each in served)
-        self._pending = _Pending(self._last_id, first.kind, first.location, last, requests, now_ms)
+        late_ms, self._late_ms = self._late_ms or now_ms + self._options.timeout_ms, None
+        self._pending = _Pending(self._last_id, first.kind, first.location, last, tuple(served), now_ms, late_ms)
         self.state = "snapshotting"
         interval_ms = self._options.interval_ms
         if self._requests or self._input_ended:
@@ -560,7 +578,7 @@ class CheckpointCoordinator:
 
     def _on_time_in_pending(self, event: CheckpointTimePassed, now_ms: int) -> list[Action]:
         pending = self._under_way()
-        if now_ms < pending.began_ms + self._options.timeout_ms:
+        if now_ms < pending.late_ms:
             return []
         missing = [f"source {uid!r}" for uid in self._plan.sources if uid not in pending.sources]
         if not missing:
@@ -578,7 +596,14 @@ class CheckpointCoordinator:
         return [SendBarriers(pending.checkpoint_id, pending.kind, pending.location)]
 
     def _on_source_refused(self, event: SourceRefused, now_ms: int) -> list[Action]:
-        return self._fail(f"source {event.source!r} could not take part: {event.reason}", now_ms)
+        pending = self._under_way()
+        reason = f"source {event.source!r} could not take part: {event.reason}"
+        if now_ms >= pending.late_ms:
+            return self._fail(reason, now_ms)
+        self._pending, self.state = None, "idle"
+        self._requests = [*pending.requests, *self._requests]
+        self._due_ms, self._late_ms = now_ms + _PUT_OFF_MS, pending.late_ms
+        return [NotifyAborted(pending.checkpoint_id, reason, put_off=True)]
 
     def _on_subtask_acknowledged(self, event: SubtaskAcknowledged, now_ms: int) -> list[Action]:
         pending = self._under_way()
@@ -595,7 +620,7 @@ class CheckpointCoordinator:
         return self._fail(f"{where} declined: {event.reason}", now_ms)
 
     def _on_manifest_write_failed(self, event: ManifestWriteFailed, now_ms: int) -> list[Action]:
-        return self._fail(f"its manifest could not be written: {event.reason}", now_ms)
+        return self._fail(f"its manifest could not be written: {event.reason}", now_ms, event.error)
 
     def _on_manifest_written(self, event: ManifestWritten, now_ms: int) -> list[Action]:
         pending = self._under_way()
@@ -648,7 +673,7 @@ class CheckpointCoordinator:
         duration_ms = now_ms - pending.began_ms
         actions: list[Action] = [
             NotifyCompleted(pending.checkpoint_id, known, manifest.epoch, duration_ms, size_bytes),
-            *(AnswerRequest(each, pending.checkpoint_id) for each in pending.requests),
+            *(AnswerRequest(each.request_id, pending.checkpoint_id) for each in pending.requests),
         ]
         self.latest, self._pending, self._failed_in_row = manifest, None, 0
         self._commits.add(manifest.epoch, _committables(pending.subtasks))
@@ -668,7 +693,7 @@ class CheckpointCoordinator:
         assert self._pending is not None
         return self._pending
 
-    def _fail(self, reason: str, now_ms: int) -> list[Action]:
+    def _fail(self, reason: str, now_ms: int, error: ErrorReport | None = None) -> list[Action]:
         """Give up the checkpoint under way; fail over if it was one too many."""
         pending = self._under_way()
         checkpoint_id, counts = pending.checkpoint_id, not pending.location
@@ -678,7 +703,7 @@ class CheckpointCoordinator:
             in_row, self._failed_in_row = self._failed_in_row, 0
             self._stop()
             limit = f"checkpoint {checkpoint_id} failed, number {in_row} in a row: {reason}"
-            return [*actions, CheckpointFailureLimitReached(limit)]
+            return [*actions, CheckpointFailureLimitReached(limit, error)]
         self.state = "idle"
         self._due_ms = self._soon(now_ms)
         return actions
@@ -689,12 +714,12 @@ class CheckpointCoordinator:
         if pending is None:
             return []
         self._abandoned.append(pending.checkpoint_id)
-        answers = [AnswerRequest(each, None, reason) for each in pending.requests]
+        answers = [AnswerRequest(each.request_id, None, reason) for each in pending.requests]
         return [NotifyAborted(pending.checkpoint_id, reason), *answers]
 
     def _stop(self) -> None:
         """Begin nothing before all subtasks are running (again)."""
-        self.state, self._executions, self._input_ended = "stopped", {}, False
+        self.state, self._executions, self._input_ended, self._late_ms = "stopped", {}, False, None
 
     def _soon(self, now_ms: int) -> int | None:
         """Return when the first checkpoint after a start or a failure is due."""
@@ -728,7 +753,7 @@ class CheckpointCoordinator:
         actions = self._abort(reason)
         if self.state != "ending":
             self._stop()
-        return [*actions, CheckpointFailureLimitReached(reason)]
+        return [*actions, CheckpointFailureLimitReached(reason, event.error)]
 
     def _commit_next(self) -> list[Action]:
         """Order the oldest commit, unless one is under way."""
@@ -770,7 +795,7 @@ class CheckpointCoordinator:
             ("snapshotting pending completing", CheckpointTimePassed, _on_time_in_pending),
             ("stopped recommitting ending suspended", CheckpointTimePassed, lambda *_: []),
             ("snapshotting", SourceStateReady, _on_source_state_ready),
-            ("snapshotting pending", SourceRefused, _on_source_refused),
+            ("snapshotting", SourceRefused, _on_source_refused),
             ("pending", SubtaskAcknowledged, _on_subtask_acknowledged),
             ("pending", SubtaskDeclined, _on_subtask_declined),
             ("completing", ManifestWritten, _on_manifest_written),

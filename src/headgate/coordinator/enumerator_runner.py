@@ -174,7 +174,7 @@ class EnumeratorRunner:
                     return self._state_event(output)
                 case _:
                     return output
-        except Exception as error:
+        except BaseException as error:
             return src.EnumeratorFailed(self.incarnation, self._report_of(error))
 
     def reported(self, outputs: Sequence[Output]) -> list[src.Event]:
@@ -204,7 +204,7 @@ class EnumeratorRunner:
             return []
         try:
             turn()
-        except Exception as error:
+        except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
             self.failed = True
             self._outputs.append(src.EnumeratorFailed(self.incarnation, self._report_of(error)))
         outputs, self._outputs = self._outputs, []
@@ -332,7 +332,7 @@ class EnumeratorRunner:
             method=method,
         )
 
-    def _report_of(self, error: Exception) -> ErrorReport:
+    def _report_of(self, error: BaseException) -> ErrorReport:
         try:
             pickled: bytes | None = pickle.dumps(error)
         except Exception:

@@ -579,6 +579,7 @@ class JobMaster:
             parallelism=self._plan.parallelism,
             restore=None if latest is None else latest.subtasks[subtask.stage][subtask.subtask],
             checkpoint_id=checkpoint_id,
+            suspended=self._checkpoints.is_past_the_last,
         )
         self._send(subtask.subtask, deploy)
 
@@ -695,9 +696,9 @@ class JobMaster:
                 self._notify_aborted(action)
             case cp.QuerySuspended():
                 self._tell_scheduler(sch.QueryEnding())
-            case cp.CheckpointFailureLimitReached(reason=reason):
-                error = ErrorReport(error_type="HeadgateError", message=_sentence(reason))
-                self._tell_scheduler(sch.GlobalFailure(error))
+            case cp.CheckpointFailureLimitReached(reason=reason, error=error):
+                error = error or ErrorReport(error_type="HeadgateError", message="")
+                self._tell_scheduler(sch.GlobalFailure(msgspec.structs.replace(error, message=_sentence(reason))))
             case _:
                 assert_never(action)
 
@@ -726,8 +727,11 @@ class JobMaster:
         self._out.append(ShowCheckpoint(action.checkpoint_id, action.epoch, action.duration_ms, action.size_bytes))
 
     def _notify_aborted(self, action: cp.NotifyAborted) -> None:
-        self._log("warning", f"Checkpoint {action.checkpoint_id} failed: {_sentence(action.reason)}")
-        for status in self._scheduler.deployed():
+        if action.put_off:
+            self._log("info", f"Checkpoint {action.checkpoint_id} is put off: {_sentence(action.reason)}")
+        else:
+            self._log("warning", f"Checkpoint {action.checkpoint_id} failed: {_sentence(action.reason)}")
+        for status in self._scheduler.deployed() if not action.put_off else ():  # then no barrier is out
             aborted = msg.CheckpointAborted(
                 stage=status.subtask.stage, execution=status.execution, checkpoint_id=action.checkpoint_id
             )

@@ -866,6 +866,6 @@ def _too_few_slots(wanted: int, came: int, timeout_ms: int) -> ErrorReport:
     return ErrorReport(
         error_type="OptionError",
         message=f"The query wants {wanted} slots (parallelism), one core each, but only {came} came within "
-        f"{timeout_ms} ms (slots.registration.timeout). Give Spark more free cores or the query a smaller parallelism.",
+        f"{timeout_ms // 1000} seconds. Give Spark more free cores or the query a smaller parallelism.",
         facts={"option": "parallelism", "value": wanted, "registered": came},
     )

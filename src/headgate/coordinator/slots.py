@@ -261,7 +261,7 @@ class Slots:
             return self._accept(slot, event, now_ms)
         if not self._is_newer(slot, event.attempt):
             return [self._fence_stale(slot, event)]
-        reason = f"attempt {event.attempt} of slot {number} came after attempt {slot.attempt}"
+        reason = f"its process died or Spark gave it up: attempt {event.attempt} of slot {number} is there"
         return [self._fence(slot, number, reason), *self._accept(slot, event, now_ms), SlotsLost((number,), reason)]
 
     def _on_disconnected(self, slot: _Slot, number: int, event: SlotDisconnected, now_ms: int) -> list[Action]:

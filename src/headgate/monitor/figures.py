@@ -84,6 +84,8 @@ class Figures:
             return
         if known is not None and progress.execution == known.last.execution:
             before = known.last
+            if not progress.splits:
+                progress = msgspec.structs.replace(progress, splits=before.splits, positions=before.positions)
             self._subtasks[key] = _Subtask(progress, max(now_ms, known.last_ms), known.first, known.first_ms)
         else:
             before = SubtaskProgress(stage=progress.stage, execution=progress.execution)
@@ -101,8 +103,16 @@ class Figures:
         for each in self._subtasks.values():
             each.first, each.first_ms = each.last, each.last_ms
 
+    def splits(self, source: str) -> int:
+        """Return how many splits of a source are being read."""
+        return sum(each.splits.get(source, 0) for each in self._letters())
+
+    def are_positions_told(self, source: str) -> bool:
+        """Whether `positions` has all splits of a source: no subtask has too many of them to tell."""
+        return all(len(each.positions.get(source, ())) == each.splits.get(source, 0) for each in self._letters())
+
     def positions(self, source: str) -> dict[str, bytes]:
-        """Return the positions of the splits of a source that are being read, by split id."""
+        """Return the positions of the splits of a source that are being read, by split id, as far as they are told."""
         return {split_id: data for each in self._letters() for split_id, data in each.positions.get(source, {}).items()}
 
     def watermark_ms(self) -> int | None:

@@ -8,7 +8,8 @@ micro-batch are those of the interval.
     batchId                             the last completed checkpoint
     batchDuration, durationMs           how long that one took, from its order to its manifest
     numInputRows, ...RowsPerSecond      rows read in the interval, and by second of it; both rates are the same
-    sources.startOffset, endOffset      the positions of the splits being read, at the interval's beginning and end
+    sources.startOffset, endOffset      the positions of the splits being read, at the interval's beginning and end,
+                                        of the subtasks that have at most a thousand
     sources.latestOffset                always null: sources tell their lag instead
     sources.metrics                     the source's own figures of its lag
     sink.numOutputRows                  rows handed to the sink in the interval, whether committed yet or not
@@ -102,9 +103,9 @@ class ProgressReporter:
         """Take note of how far a source is behind, by its own figures."""
         self._figures.lag[source] = dict(lag)
 
-    def positions(self, source: str) -> dict[str, bytes]:
-        """Return the positions of the splits of a source that are being read, by split id."""
-        return self._figures.positions(source)
+    def positions(self, source: str) -> dict[str, bytes] | None:
+        """Return the positions of the splits of a source that are being read, by split id; None: not all are told."""
+        return self._figures.positions(source) if self._figures.are_positions_told(source) else None
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -129,6 +130,7 @@ class ProgressReporter:
         - ``checkpoint``: ``id``, ``durationMs``, ``sizeBytes`` and ``ageMs`` of the last one; null before the first;
         - ``operators``, the busiest first: ``uid``, ``stage``, ``subtask`` and ``busyPercent`` of each at its busiest
           subtask;
+        - ``splits``: how many are being read, by source;
         - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, and ``skippedRecords``.
         """
         seconds = (now_ms - self._reported_ms) / 1000
@@ -196,6 +198,7 @@ class ProgressReporter:
                 {"uid": each.uid, "stage": each.stage, "subtask": each.subtask, "busyPercent": round(100 * each.share)}
                 for each in self._figures.busiest()
             ],
+            "splits": {uid: self._figures.splits(uid) for uid in self._identity.sources},
             "rowsRead": {uid: self._figures.rows_in[uid] for uid in self._identity.sources},
             "rowsWritten": {uid: self._figures.rows_out[uid] for uid in self._identity.sinks},
             "skippedRecords": self._figures.skipped,

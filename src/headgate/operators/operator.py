@@ -109,19 +109,28 @@ class SinkWriter(ABC):
         """Release what it holds; what is in no checkpoint is thrown away. Called once, also after an error."""
 
 
+def _nobody_asks() -> None:
+    """Do nothing."""
+
+
 class SinkCommitter(ABC):
     """The driver's end of a sink. All methods run on one thread and may block."""
+
+    check_owner: Callable[[], None] = staticmethod(_nobody_asks)
+    """Raises if a newer run of the query took over, which may happen at any time; set by the driver after construction.
+
+    It was called before `commit`. A sink that takes long, and then makes rows visible in one step, calls it again
+    right before that step.
+    """
 
     @abstractmethod
     def commit(self, committables: Sequence[bytes], *, epoch: int, final: bool) -> Sequence[bytes]:
         """Publish; return what is to be published later (it stays in checkpoints and comes again).
 
         Idempotent: after a crash the same committables come again, perhaps with an epoch that was committed in part.
-        Epochs are contiguous from 1. ``final``: no epoch follows; publish everything, return nothing.
+        Epochs are contiguous from 1. ``final``: no epoch follows; publish everything, return nothing. What was staged
+        and never comes, since its writer was restored from an older checkpoint, a sink finds by the names it gave.
         """
-
-    def abort(self, committables: Sequence[bytes], *, epoch: int) -> None:
-        """Throw away what a restore will write again."""
 
     def close(self) -> None:
         """Release what it holds."""

@@ -184,8 +184,11 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     ----------
     rows_in, rows_out
         Since the deployment, by source uid and by sink uid.
+    splits
+        By source uid: how many splits are being read. Empty: this letter tells neither that nor their positions, and
+        what the one before told still counts.
     positions
-        By source uid: split id to the split's bytes, of the splits being read.
+        By source uid: split id to the split's bytes, of the splits being read; none where there are too many.
     busy_ms
         Time since the deployment that each operator took, by its uid, in milliseconds.
     watermark_ms
@@ -196,6 +199,7 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
 
     rows_in: dict[str, int] = {}
     rows_out: dict[str, int] = {}
+    splits: dict[str, int] = {}
     positions: dict[str, dict[str, bytes]] = {}
     busy_ms: dict[str, int] = {}
     watermark_ms: int | None = None
@@ -230,11 +234,14 @@ class Deploy(_SubtaskMessage, frozen=True, kw_only=True):
         Its state of the checkpoint that is restored; None: it starts afresh.
     checkpoint_id
         Which one that is; 0 for none.
+    suspended
+        It was the query's last one, and is not committed yet: read nothing, only be there.
     """
 
     parallelism: int
     restore: SubtaskState | None = None
     checkpoint_id: int = 0
+    suspended: bool = False
 
 
 class CancelSubtask(_SubtaskMessage, frozen=True, kw_only=True):

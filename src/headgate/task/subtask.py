@@ -20,6 +20,8 @@ before. Events of readers and operators are those of the execution that was depl
     drained, ended           CancelSubtask             idle       CloseAll
     opening                  OperatorsOpened           running    Post, AddSplits?,  registrations, then SubtaskRunning
                                                                   StartReading
+    opening                  OperatorsOpened suspended suspended  Post, AddSplits?   behind the last checkpoint nothing
+                                                                                     is read, only published
     opening                  RequestMade               same                          posted behind the registration
     running, suspended       RequestMade               same       Post
     opening                  EventMade                 same                          posted behind the registration
@@ -293,7 +295,7 @@ class SubtaskMachine:
         self._readers: dict[str, _Reader] = {}
         self._held: list[RequestMade | EventMade] = []  # made before the registration
         self._snapshots: dict[int, _Barrier] = {}  # those under way
-        self._stopped_by: int | None = None  # the checkpoint that suspended or drained it
+        self._stopped_by: int | None = None  # the checkpoint that suspended or drained it, or before it was deployed
         self._history: deque[str] = deque(maxlen=_HISTORY)
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -316,7 +318,8 @@ class SubtaskMachine:
     def check(self) -> None:
         """Assert what always holds."""
         alive = self.state not in ("idle", "failed")
-        assert (self._stopped_by is not None) == (self.state in ("suspended", "drained"))
+        assert self._stopped_by is None or self.state in ("opening", "suspended", "drained")
+        assert self._stopped_by is not None or self.state not in ("suspended", "drained")
         assert not self._snapshots or (alive and self.state != "opening")
         assert not self._held or self.state == "opening"
         assert set(self._readers) == (set(self._sources) if alive else set())
@@ -339,6 +342,7 @@ class SubtaskMachine:
         actions = self._end("opening")
         restore = letter.restore or SubtaskState()
         self.execution = letter.execution
+        self._stopped_by = letter.checkpoint_id if letter.suspended else None
         self._readers = {
             uid: _Reader(reassigns=reassigns, restored=restore.readers.get(uid, ReaderState()))
             for uid, reassigns in self._sources.items()
@@ -362,11 +366,11 @@ class SubtaskMachine:
             if reader.finished:  # numbered anew, so that the coordinator can say which of them are known
                 actions.append(self._post(msg.SplitsFinished, source=uid, finished=tuple(reader.finished)))
         held, self._held = self._held, []
-        self.state = "running"
+        self.state = "running" if self._stopped_by is None else "suspended"
         actions.append(self._post(msg.SubtaskRunning))
         for each in held:
             actions += self._on_request(each) if isinstance(each, RequestMade) else self._on_event_made(each)
-        return [*actions, StartReading()]
+        return [*actions, StartReading()] if self.state == "running" else actions
 
     def _hold(self, event: RequestMade | EventMade) -> list[Action]:
         self._held.append(event)

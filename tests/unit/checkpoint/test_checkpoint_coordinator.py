@@ -13,7 +13,7 @@ from headgate.checkpoint import coordinator as cp
 from headgate.checkpoint.manifest import Manifest, SourceEntry, UncommittedEpoch
 from headgate.coordinator.job_master import JobPlan, SourcePlan
 from headgate.errors import InvalidTransitionError
-from headgate.protocol.messages import CheckpointKind, SubtaskId
+from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId
 from headgate.protocol.state import InlineState, OperatorState, SubtaskState
 from tests.machines import Later, explore
 
@@ -235,6 +235,69 @@ def test_failures_in_a_row_count_but_not_savepoints_and_failovers() -> None:
     assert run.machine.state == "stopped"
 
 
+def test_a_source_that_cannot_take_part_yet_puts_a_checkpoint_off_and_nothing_counts_as_failed() -> None:
+    run = running()
+    run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT), SUSPEND)
+    for checkpoint_id in range(1, 6):
+        assert run.wait() == [cp.SnapshotSources(checkpoint_id)]
+        reason = "source 'rides' could not take part: it is being restored"
+        refused = run.tell(cp.SourceRefused("rides", checkpoint_id, "it is being restored"))
+        assert refused == [cp.NotifyAborted(checkpoint_id, reason, put_off=True)]
+        assert run.machine.next_time_ms() == run.now_ms + 200
+    assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(1, 6)]
+    run.tell(cp.Committed(1, {}))
+    assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(2, 7)]
+    assert run.machine.state == "ending"
+
+
+def test_what_is_put_off_for_longer_than_a_checkpoint_may_take_has_failed() -> None:
+    run = running(cp.CheckpointOptions(interval_ms=1000, timeout_ms=500))
+    run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
+    actions: list[cp.Action] = []
+    while not of(cp.CheckpointFailureLimitReached, actions):
+        run.wait()
+        assert run.now_ms <= 600
+        actions = run.tell(cp.SourceRefused("rides", run.machine._last_id, "it is being restored"))
+    assert of(cp.AnswerRequest, actions)[0].checkpoint_id is None
+    assert run.now_ms == 600
+
+
+def test_a_source_that_refuses_when_its_part_is_there_is_not_heard() -> None:
+    run = running()
+    checkpoint_id = run.barriers()
+    assert run.tell(cp.SourceRefused("rides", checkpoint_id, "it failed since")) == []
+    assert run.machine.state == "pending"
+
+
+def test_what_was_raised_comes_with_the_failover() -> None:
+    error = ErrorReport(error_type="SinkError", message="no", traceback="...", final=True)
+    run = running()
+    checkpoint_id = run.barriers()
+    run.acknowledge()
+    (limit,) = of(
+        cp.CheckpointFailureLimitReached, run.tell(cp.ManifestWriteFailed(checkpoint_id, "SinkError: no", error))
+    )
+    assert limit.error == error
+    run.tell(RUNNING)
+    run.complete()
+    (limit,) = of(cp.CheckpointFailureLimitReached, run.tell(cp.CommitFailed(1, "SinkError: no", error)))
+    assert limit.error == error
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.SAVEPOINT, CheckpointKind.SUSPEND, CheckpointKind.DRAIN])
+def test_a_folder_that_is_refused_neither_suspends_the_query_nor_counts(kind: CheckpointKind) -> None:
+    run = running()
+    for request in range(3):
+        run.tell(cp.CheckpointRequested(request, kind, "taken"))
+        checkpoint_id = run.barriers()
+        run.acknowledge()
+        reason = "its manifest could not be written: there is one already"
+        assert run.tell(cp.ManifestWriteFailed(checkpoint_id, "there is one already")) == [
+            cp.NotifyAborted(checkpoint_id, reason), cp.AnswerRequest(request, None, reason),
+        ]  # fmt: skip
+        assert run.machine.state == "idle"
+
+
 def test_a_timeout_names_what_is_missing() -> None:
     run = running(cp.CheckpointOptions(interval_ms=1000, timeout_ms=3000, tolerable_failed=9))
     run.wait()
@@ -381,7 +444,7 @@ def test_finished_splits_are_told_by_subtask_with_the_completion() -> None:
     assert notify == cp.NotifyCompleted(1, {0: {"rides": 4}}, epoch=1, duration_ms=0, size_bytes=10)
 
 
-@given(st.lists(st.integers(0, 13), max_size=80), st.booleans(), st.integers(0, 2))
+@given(st.lists(st.integers(0, 14), max_size=80), st.booleans(), st.integers(0, 2))
 def test_whatever_happens_epochs_are_committed_once_in_order_and_the_newest_checkpoint_stays(
     choices: list[int], old: bool, tolerable: int
 ) -> None:
@@ -400,7 +463,7 @@ def test_whatever_happens_epochs_are_committed_once_in_order_and_the_newest_chec
             cp.ManifestWritten(newest, 1), cp.ManifestWriteFailed(newest, ""), cp.SubtasksNotRunning(""), RUNNING,
             cp.SubtaskDeclined(FIRST, 1, newest, ""), SUSPEND, SAVEPOINT, cp.InputAllEnded(),
             cp.Committed(uncommitted[0].epoch if uncommitted else 0, {}),
-            cp.CommitFailed(uncommitted[0].epoch if uncommitted else 0, ""),
+            cp.CommitFailed(uncommitted[0].epoch if uncommitted else 0, ""), cp.SourceRefused("rides", newest, ""),
         ]  # fmt: skip
         run.now_ms += 700
         event = possible[choice]

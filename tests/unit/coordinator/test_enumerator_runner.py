@@ -14,6 +14,7 @@ from headgate.errors import ConnectorContractError
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.events import SourceEvent
+from headgate.source.serialization import VersionedSerializer
 from tests.unit.coordinator.toy_sources import (
     SPLITS,
     STATES,
@@ -229,6 +230,27 @@ def test_whatever_raises_fails_the_enumerator() -> None:
     (failed,) = made.reported(made.finish(work[0], None, ValueError("discovery")))
     assert isinstance(failed, src.EnumeratorFailed)
     assert failed.error.message == "discovery"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_an_exit_in_a_connector_fails_the_enumerator_and_not_its_thread(error: BaseException) -> None:
+    def exiting(of: Any) -> None:
+        raise error
+
+    (failed,) = ask(scripted(exiting))
+    assert (failed.incarnation, failed.error.error_type) == (3, type(error).__name__)
+
+    class Serializer(VersionedSerializer[ToyState]):
+        def serialize(self, value: ToyState) -> bytes:
+            raise error
+
+    class Source(ToySource):
+        state_serializer = Serializer(ToyState, version=1, what="a state")
+
+    made, _ = runner(Source([]))
+    made.start()
+    (failed,) = made.reported(made.call(src.SnapshotEnumerator(1)))
+    assert isinstance(failed, src.EnumeratorFailed) and failed.error.error_type == type(error).__name__
 
 
 def test_a_state_that_cannot_be_serialised_fails_it_where_it_is_serialised() -> None:

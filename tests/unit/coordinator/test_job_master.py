@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.checkpoint import coordinator as cp
@@ -31,6 +32,7 @@ from headgate.coordinator.job_master import (
     Transmit,
 )
 from headgate.coordinator.restart_strategy import ExponentialDelay, NoRestart, RestartOptions
+from headgate.coordinator.source_state import SourceState, encode_source_state
 from headgate.errors import InternalError
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, ErrorReport
@@ -198,7 +200,8 @@ def test_a_newer_attempt_fences_the_older_on_its_own_connection() -> None:
     master.run()
 
     actions = master.register(2, attempt=1, now_ms=1_000)
-    assert actions[0] == Log("warning", "Fenced attempt 0 of slot 0: attempt 1 of slot 0 came after attempt 0.")
+    reason = "its process died or Spark gave it up: attempt 1 of slot 0 is there"
+    assert actions[0] == Log("warning", f"Fenced attempt 0 of slot 0: {reason}.")
     assert kinds(actions) == ["Log", "SlotFenced", "CloseConnection", "SlotAccepted", "Log", "ForgetReader"]
     assert [connection for connection, _ in letters(actions)] == [1, 2]
 
@@ -332,14 +335,43 @@ def test_an_assignment_made_behind_the_snapshot_follows_the_barrier() -> None:
     assert kinds(sent) == ["TriggerCheckpoint", "AssignSplits"]
 
 
-def test_when_one_source_cannot_take_part_all_hear_that_the_checkpoint_is_off() -> None:
+def test_when_one_source_cannot_take_part_the_others_hear_that_the_checkpoint_is_put_off() -> None:
     master = Master(1, "a", "b")
     master.run()
     master.said(src.EnumeratorFailed(1, FAILED), "a", 50)
 
     actions = master(TimePassed(), 100)
-    assert "SnapshotEnumerator" in kinds(actions)
-    assert (1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1)) in letters(actions)
+    assert "SnapshotEnumerator" in kinds(actions) and letters(actions) == []  # no barrier was out
+    (logged,) = (action for action in actions if isinstance(action, Log))
+    assert (logged.level, logged.text[:24]) == ("info", "Checkpoint 1 is put off:")
+    assert master.said(src.EnumeratorSnapshotted(1, 1, b"s"), "b", 110) == []
+    assert kinds(master(TimePassed(), 300)) == ["Log", "SnapshotEnumerator"]  # they are asked anew
+
+
+def test_what_the_driver_reports_of_a_failed_commit_ends_the_query_if_only_the_user_can_help() -> None:
+    master = Master(1, restored=manifest(9, SubtaskState()))
+    master(sch.QueryStarted())
+    refused = ErrorReport(error_type="SinkError", message="No such table.", traceback="...", final=True)
+
+    actions = master(cp.CommitFailed(1, "SinkError: No such table.", refused))
+    message = "epoch 1 could not be committed: SinkError: No such table."
+    assert sch.FailQuery(msgspec.structs.replace(refused, message=message)) in actions
+
+
+def test_what_is_deployed_behind_the_last_checkpoint_reads_nothing() -> None:
+    master = Master()
+    master.run()
+    master(cp.CheckpointRequested(1, CheckpointKind.SUSPEND), 50)
+    master(TimePassed(), 50)
+    logged = master.said(src.EnumeratorSnapshotted(1, 1, encode_source_state(SourceState(b"s"))), now_ms=60)
+    assert isinstance(logged[0], ForSource) and isinstance(logged[0].action, src.AppendLog)
+    master.said(src.LogAppended(logged[0].action.number), now_ms=60)
+    master.hear(1, msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState()), 70)
+    master(cp.ManifestWritten(1, 10), 80)
+
+    master(cp.CommitFailed(1, "broker away"), 90)
+    (deploy,) = (letter for _, letter in letters(master(TimePassed(), 5_000)) if isinstance(letter, msg.Deploy))
+    assert (deploy.execution, deploy.checkpoint_id, deploy.suspended) == (2, 1, True)
 
 
 def test_a_failure_aborts_the_checkpoint_before_splits_go_back() -> None:
@@ -566,6 +598,26 @@ def test_an_enumerator_that_dies_restarts_alone_and_readers_keep_their_execution
     assert_exactly_once(query)
 
 
+@pytest.mark.parametrize("source", [ToySource, PushedToySource])
+def test_an_enumerator_that_dies_at_any_moment_of_a_checkpoint_restarts_nobody_and_the_checkpoint_comes(
+    source: type[ToySource],
+) -> None:
+    for steps in range(24):
+        query = world(source, seed=steps, stop=60)
+        query.pass_time(70)
+        query.tell(cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "savepoints/x"))
+        query.tell(TimePassed())
+        assert query.master.status().pending_checkpoint is not None
+        query.step(steps)
+        query.crash_enumerator()
+        query.pass_time(1_000)
+
+        assert query.executions() == [1, 1]
+        assert query.answers[1].checkpoint_id is not None
+        query.pass_time(20_000)
+        assert_exactly_once(query, stop=60)
+
+
 def test_an_enumerator_whose_log_is_lost_restores_everything() -> None:
     query = world()
     query.pass_time(80)
@@ -613,6 +665,34 @@ def test_a_suspended_query_goes_on_from_its_savepoint_at_once() -> None:
     later.committed = query.committed
     later.pass_time(20_000)
     assert_exactly_once(later)
+
+
+@pytest.mark.parametrize("what", ["a commit fails", "a worker is killed"])
+@pytest.mark.parametrize("kind", [CheckpointKind.SUSPEND, CheckpointKind.DRAIN])
+def test_behind_the_last_checkpoint_nothing_is_emitted_whoever_starts_again(
+    kind: CheckpointKind, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = world(stop=1_000)
+    query.pass_time(100)
+    slow: list[cp.Commit] = []
+    monkeypatch.setattr(query, "commit", slow.append)
+    query.tell(cp.CheckpointRequested(1, kind, "savepoints/x"))
+    while 1 not in query.answers or not slow:
+        query.pass_time(10)
+    emitted = query.emitted.copy()
+    if what == "a commit fails":
+        query.tell(cp.CommitFailed(slow.pop().epoch, "planned"))
+    else:
+        query.kill(1)
+    query.pass_time(5_000)
+    assert max(query.executions()) > 1 and query.emitted == emitted
+
+    monkeypatch.undo()
+    for order in slow:
+        query.commit(order)
+    query.pass_time(10_000)
+    assert query.over and query.error is None and query.emitted == emitted
+    assert sum(query.rows.values()) == sum(emitted.values())
 
 
 def test_under_full_one_failure_restarts_everything() -> None:

@@ -57,11 +57,30 @@ def test_the_lowest_watermark_counts_and_none_has_no_vote() -> None:
 def test_positions_of_all_subtasks_the_latest_counts() -> None:
     """A split that moved stands in two letters for a while."""
     figures = figures_of(
-        (1, 10, letter(positions={"a": {"x": b"1", "y": b"1"}})),
-        (0, 20, letter(positions={"a": {"x": b"2"}, "b": {"z": b"9"}})),
+        (1, 10, letter(splits={"a": 2}, positions={"a": {"x": b"1", "y": b"1"}})),
+        (0, 20, letter(splits={"a": 1, "b": 1}, positions={"a": {"x": b"2"}, "b": {"z": b"9"}})),
+        (1, 15, letter(rows_in={"a": 5})),
     )
     assert figures.positions("a") == {"x": b"2", "y": b"1"}
     assert figures.positions("none") == {}
+    assert (figures.splits("a"), figures.are_positions_told("a")) == (3, True)
+
+
+def test_positions_that_are_too_many_to_be_told() -> None:
+    figures = figures_of(
+        (0, 10, letter(splits={"a": 1}, positions={"a": {"x": b"1"}})),
+        (1, 10, letter(splits={"a": 100_000}, positions={"a": {}})),
+    )
+    assert figures.positions("a") == {"x": b"1"}
+    assert (figures.splits("a"), figures.are_positions_told("a")) == (100_001, False)
+
+
+def test_what_an_earlier_deployment_told_of_splits_does_not_count() -> None:
+    figures = figures_of(
+        (0, 10, letter(splits={"a": 1}, positions={"a": {"x": b"1"}})),
+        (0, 20, letter(execution=2)),
+    )
+    assert (figures.splits("a"), figures.positions("a")) == (0, {})
 
 
 def test_the_busiest_subtask_speaks_for_an_operator() -> None:

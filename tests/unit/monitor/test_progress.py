@@ -50,13 +50,14 @@ def test_a_query_that_has_done_nothing_yet() -> None:
 
 def test_everything_of_an_interval() -> None:
     reporter = ProgressReporter(IDENTITY, started_ms=0)
-    reporter.take(0, letter(rows_in={"kafka": 100}, positions=position(100), busy_ms={"map": 0}), 500)
+    first = letter(rows_in={"kafka": 100}, splits={"kafka": 1}, positions=position(100), busy_ms={"map": 0})
+    reporter.take(0, first, 500)
     reporter.report(1000)
     statistics = CheckpointStatistics(checkpoint_id=7, duration_ms=35, size_bytes=12_000, completed_ms=2500)
     reporter.checkpoint_completed(statistics)
     last = letter(
-        rows_in={"kafka": 400, "gen": 20}, rows_out={"sink": 310, "bad": 2}, positions=position(400), skipped=3,
-        busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000,
+        rows_in={"kafka": 400, "gen": 20}, rows_out={"sink": 310, "bad": 2}, splits={"kafka": 1},
+        positions=position(400), skipped=3, busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000,
     )  # fmt: skip
     reporter.take(0, last, 3000)
     reporter.take_lag("kafka", {"rowsBehind": 9})
@@ -81,6 +82,7 @@ def test_everything_of_an_interval() -> None:
         "headgate": {
             "checkpoint": {"id": 7, "durationMs": 35, "sizeBytes": 12_000, "ageMs": 500},
             "operators": [{"uid": "map", "stage": 0, "subtask": 0, "busyPercent": 50}],
+            "splits": {"kafka": 1, "gen": 0},
             "rowsRead": {"kafka": 400, "gen": 20}, "rowsWritten": {"sink": 310, "bad": 2}, "skippedRecords": 3,
         },
     }  # fmt: skip
@@ -118,7 +120,7 @@ def test_only_the_last_progresses_are_kept() -> None:
 )
 def test_positions_of_all_kinds_of_splits(data: bytes, expected: object) -> None:
     reporter = ProgressReporter(IDENTITY, started_ms=0)
-    reporter.take(0, letter(positions={"gen": {"s": data}}), 1)
+    reporter.take(0, letter(splits={"gen": 1}, positions={"gen": {"s": data}}), 1)
     assert reporter.report(1)[0]["sources"][1]["endOffset"] == {"s": expected}
 
 

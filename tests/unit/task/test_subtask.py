@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,13 @@ def machine(*, reassigns: bool = False) -> SubtaskMachine:
 def deploy(execution: int = 1, **reader: tuple[SplitState, ...] | tuple[FinishedSplit, ...]) -> LetterCame:
     restore = SubtaskState(readers={"s": ReaderState(**reader)}) if reader else None  # type: ignore[arg-type]
     return LetterCame(msg.Deploy(stage=0, execution=execution, parallelism=2, restore=restore))
+
+
+def suspended(execution: int = 1, splits: tuple[SplitState, ...] = ()) -> LetterCame:
+    restored = SubtaskState(readers={"s": ReaderState(splits=splits)})
+    return LetterCame(
+        msg.Deploy(stage=0, execution=execution, parallelism=2, restore=restored, checkpoint_id=7, suspended=True)
+    )
 
 
 def trigger(checkpoint_id: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> LetterCame:
@@ -75,11 +83,13 @@ def acknowledged(actions: list[subtask.Action]) -> SubtaskState:
 
 def events(of: SubtaskMachine) -> Iterator[subtask.Event]:
     execution = of.execution
-    about = {"stage": 0, "execution": execution}
+    about: dict[str, Any] = {"stage": 0, "execution": execution}
     yield deploy(execution)
     if execution < 2:
         yield deploy(execution + 1)
         yield deploy(execution + 1, splits=(A,), finished=(FinishedSplit("z", 9),))
+        yield suspended(execution + 1)
+        yield suspended(execution + 1, splits=(A,))
     yield LetterCame(msg.CancelSubtask(**about))
     yield subtask.OperatorsOpened()
     yield subtask.RequestMade("s")
@@ -104,7 +114,7 @@ def events(of: SubtaskMachine) -> Iterator[subtask.Event]:
 def test_the_table_is_what_the_machine_does(reassigns: bool) -> None:
     table = subtask.__doc__ or ""
     if reassigns:  # then no splits are added at the opening
-        table = table.replace("Post, AddSplits?,", "Post,            ")
+        table = table.replace("Post, AddSplits?,", "Post,            ").replace("Post, AddSplits?", "Post            ")
     explore(
         lambda: machine(reassigns=reassigns),
         events,
@@ -144,6 +154,20 @@ def test_a_registration_precedes_running_and_a_request_made_at_the_start_follows
 
     letters = posted(made.handle(subtask.OperatorsOpened(), 0))
     assert [type(each) for each in letters] == [msg.ReaderRegistered, msg.SubtaskRunning, msg.SplitRequested]
+
+
+def test_what_is_deployed_behind_the_last_checkpoint_is_there_and_never_reads() -> None:
+    made = machine()
+    made.handle(suspended(splits=(A,)), 0)
+    assert made.handle(subtask.OperatorsOpened(), 0) == [
+        subtask.AddSplits("s", (A,)),
+        subtask.Post(msg.ReaderRegistered(stage=0, execution=1, source="s", host="h")),
+        subtask.Post(msg.SubtaskRunning(stage=0, execution=1)),
+    ]
+    made.check()
+    assert made.handle(assign(1, B), 0) == [subtask.AddSplits("s", (B,))]
+    assert made.handle(aborted(6), 0) == []  # of an earlier one
+    assert made.state == "suspended"
 
 
 def test_a_barrier_cannot_come_while_the_subtask_is_opened() -> None:

@@ -1,7 +1,11 @@
 """Finds partitions and decides who reads them; bounded, unbounded, and unbounded with discovery.
 
 Never: ask a broker on the enumerator's thread (`discover` runs in `call_async`), resolve a start position twice, or
-move a partition from a reader to another while the number of readers stays.
+move a partition of an unbounded read from a reader to another while the number of readers stays.
+
+A bounded read is *pulled*: a reader that asks gets one pending partition, the one with the most left to read, so that
+the fastest reader takes the next (Hudi 19520). When none is left, all readers have registered once and the only
+discovery is over, it is told that nothing follows. An unbounded read is *pushed*: each partition has an owner.
 
 A partition's way. *Pending* ones are in the enumerator's state; *assigned* ones are with their reader, and the state
 knows their numbers only; *finished* ones are remembered until a checkpoint with that knowledge is complete.
@@ -11,9 +15,9 @@ knows their numbers only; *finished* ones are remembered until a checkpoint with
     (unknown)  discovered   pending    new; its position is resolved and part of the state from now on
     (unknown)  reported     pending    a reader was restored with it
     pending    reported     pending    its reader failed before it got it; what came first counts
-    pending    assigned     assigned   its owner is registered
+    pending    assigned     assigned   pushed: its owner is registered; pulled: a reader asked
     assigned   reported     pending    its reader came back: it holds nothing but what it reports
-    assigned   given back   pending    its reader failed; it waits for that reader
+    assigned   given back   pending    its reader failed; pushed: it waits for that reader
     assigned   finished     finished   read to its end, or its topic was deleted: it may be discovered again
     finished   discovered   pending    as a new partition
     finished   reported     pending    the checkpoint that knew of its end was never completed
@@ -22,14 +26,16 @@ knows their numbers only; *finished* ones are remembered until a checkpoint with
 A pair that is not there raises, and so does a partition that comes back from a reader that does not own it. What
 another reader than the owner *reports* is ignored: it has been assigned anew since (FLIP-537, section 3).
 
-Who owns a partition is decided once: its reporter owns it if there are as many readers as before, otherwise the
-assigner decides, when all readers have registered for the first time. Later ones are added without moving others.
+Who owns a partition of an unbounded read is decided once: its reporter owns it if there are as many readers as before,
+otherwise the assigner decides, when all readers have registered for the first time. Later ones are added without moving
+others. In a bounded read its owner is the reader that has it, or has read it to its end.
 
 Follows FLIP-537, "Kafka connector" and "The Whole Contract of Kafka connector", sections 1 to 5.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -80,10 +86,15 @@ class _Partition:
     partition: TopicPartition
     place: _Place | None = None
     split: KafkaSplit | None = None  # exactly while pending
-    owner: int | None = None  # None: not decided yet, or finished
+    owner: int | None = None  # None: not decided yet, or not known
+    owner_is_stored: bool = False  # assigned before this start: it counts for the balance, but a reader knows better
     reporter: int | None = None  # the reader a pending split came from
     known_to_checkpoint: int | None = None  # the first that holds that it is finished
     history: deque[str] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    def belongs_to_another(self, subtask: int) -> bool:
+        """Whether a reader cannot have it, as another one was given it since this start."""
+        return self.owner not in (None, subtask) and not self.owner_is_stored
 
     def move(self, event: str, detail: str = "") -> None:
         """Go where the table says; on an error nothing has changed."""
@@ -109,7 +120,7 @@ class _Partition:
 
 
 class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
-    """Discovers partitions and pushes them to their owners.
+    """Discovers partitions; pushes those of an unbounded read to their owners, hands out a bounded one's when asked.
 
     Parameters
     ----------
@@ -120,7 +131,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
     subscription
         Says which partitions the options name: those of a restored state that they no longer name are dropped.
     assigner
-        Decides who reads a partition.
+        Decides who reads a partition of an unbounded read.
     discovery_interval_ms
         Time between two discoveries of an unbounded read, in milliseconds; None: once at each start only. A bounded
         read discovers once, and not again after a restore: its ends are fixed.
@@ -142,7 +153,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
     ) -> None:
         self._release = release
         state = state or KafkaState(initial_discovery_finished=False)
-        bounded = context.boundedness is Boundedness.BOUNDED
+        self._bounded = bounded = context.boundedness is Boundedness.BOUNDED
         self._context = context
         self._discover = discover
         self._subscription = subscription
@@ -151,8 +162,10 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         self._initial_finished = state.initial_discovery_finished
         self._may_find_more = not (bounded and self._initial_finished)
         self._readers_stay = state.parallelism == context.current_parallelism  # then reporters are owners
-        self._shared_out = False  # whether all readers were there once, and every split got its owner
-        self._ended: set[int] = set()  # readers that were told that nothing follows
+        self._all_came = False  # whether all readers were there once; then every pushed split has its owner
+        self._ended: set[int] = set()  # readers of an unbounded read that were told that nothing follows
+        self._waiting: dict[int, None] = {}  # readers of a bounded read that asked, in their order
+        self._pool: list[tuple[int, TopicPartition, str]] = []  # its pending splits, each once; a heap
         self._partitions: dict[str, _Partition] = {}
         self._restore(state)
         # Read by discovery on its thread: replaced as a whole, never changed.
@@ -165,13 +178,16 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             self._context.call_async(self._run_discovery, self._on_discovered, period_ms=self._period_ms)
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
-        """Answer with what is pending for the reader, or that nothing follows; else it gets what is discovered."""
-        self._ended.discard(subtask)
+        """Bounded: answer with the next partition, or that nothing follows. Unbounded: it has its own, or gets it."""
+        if self._bounded:
+            self._waiting[subtask] = None
+        else:
+            self._ended.discard(subtask)
         self._assign()
 
     def add_reader(self, subtask: int) -> None:
         """Take what the reader reports, and assign what waits for it."""
-        self._ended.discard(subtask)
+        self._forget_answers(subtask)
         for split in self._context.registered_readers[subtask].reported_splits_on_registration:
             assert isinstance(split, KafkaSplit), f"reader {subtask} reported {split!r}"
             self._take_reported(split, subtask)
@@ -181,6 +197,8 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
     def add_splits_back(self, splits: Sequence[KafkaSplit], subtask: int) -> None:
         """Keep splits for ``subtask`` until it registers again; others do not get them, which would unbalance them.
 
+        Those of a bounded read go to the readers that wait, or to whoever asks next.
+
         Raises
         ------
         InvalidTransitionError
@@ -189,33 +207,34 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         for split in splits:
             partition = self._get(split)
             detail = f" by reader {subtask} at {split.position}"
-            if partition.place is _Place.ASSIGNED and partition.owner not in (None, subtask):
+            if partition.place is _Place.ASSIGNED and partition.belongs_to_another(subtask):
                 raise partition.invalid("given back", detail)
-            partition.move("given back", detail)
-            partition.split, partition.owner, partition.reporter = split, subtask, subtask
-            partition.known_to_checkpoint = None
-        self._ended.discard(subtask)
+            self._make_pending(partition, "given back", split, detail)
+            if not self._bounded:
+                partition.owner = partition.reporter = subtask
+        self._forget_answers(subtask)
         self._publish_known()
         self._assign()
 
     def snapshot_state(self, checkpoint_id: int) -> KafkaState:
-        """Return the pending splits, and the numbers of the partitions that readers have."""
+        """Return the pending splits, and the partitions that readers have, with those readers."""
         unassigned, owners = [], {}
-        assigned: dict[str, list[int]] = {}
+        assigned: dict[str, list[tuple[int, int | None]]] = {}
         for partition in sorted(self._partitions.values(), key=lambda each: each.partition):
             if partition.split is not None:
                 unassigned.append(partition.split)
                 if partition.owner is not None:
                     owners[partition.split_id] = partition.owner
             elif partition.place is _Place.ASSIGNED:
-                assigned.setdefault(partition.partition.topic, []).append(partition.partition.partition)
+                each = partition.partition
+                assigned.setdefault(each.topic, []).append((each.partition, partition.owner))
             elif partition.known_to_checkpoint is None:
                 partition.known_to_checkpoint = checkpoint_id
         return KafkaState(
             initial_discovery_finished=self._initial_finished,
             unassigned=tuple(unassigned),
-            assigned={topic: tuple(numbers) for topic, numbers in assigned.items()},
-            parallelism=self._context.current_parallelism if self._shared_out or self._readers_stay else None,
+            assigned={topic: tuple(of_topic) for topic, of_topic in assigned.items()},
+            parallelism=self._context.current_parallelism if self._all_came or self._readers_stay else None,
             owners=owners,
         )
 
@@ -225,8 +244,8 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             partition = self._partitions.get(split_id)
             if partition is None or partition.place is not _Place.ASSIGNED:
                 continue  # it was given back meanwhile, and is read again
+            # Who read it stays its owner: a report of another reader, of an older checkpoint, means nothing.
             partition.move("finished")
-            partition.owner = None
         self._publish_known()
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -263,10 +282,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             if split.topic_partition in came_back:
                 continue
             partition = self._get(split)
-            partition.move("discovered", f" at {split.position}")
-            partition.split = split
-            partition.reporter = partition.known_to_checkpoint = None
-            self._partitions[split.split_id] = partition
+            self._make_pending(partition, "discovered", split, f" at {split.position}")
         self._initial_finished = True
         self._may_find_more = self._period_ms is not None
         self._publish_known()
@@ -286,17 +302,17 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
                 dropped.append(split.topic_partition)
                 continue
             partition = self._get(split)
-            partition.move("discovered", f" before this start, pending at {split.position}")
-            partition.split = split
-            partition.owner = state.owners.get(split.split_id) if self._readers_stay else None
-            self._partitions[split.split_id] = partition
-        for topic, numbers in state.assigned.items():
-            for number in numbers:
+            self._make_pending(partition, "discovered", split, f" before this start, pending at {split.position}")
+            if self._readers_stay and not self._bounded:
+                partition.owner = state.owners.get(split.split_id)
+        for topic, of_topic in state.assigned.items():
+            for number, reader in of_topic:
                 each = TopicPartition(topic, number)
                 if not self._subscription.matches(each):
                     dropped.append(each)
                     continue
-                restored = _Partition(str(each), each, _Place.ASSIGNED)
+                restored = _Partition(str(each), each, _Place.ASSIGNED, owner_is_stored=True)
+                restored.owner = reader if self._readers_stay else None
                 restored.history.append("assigned before this start")
                 self._partitions[restored.split_id] = restored
         if dropped:
@@ -315,38 +331,69 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             return  # named in the warning at the start
         partition = self._get(split)
         detail = f" by reader {subtask} at {split.position}"
-        if partition.owner not in (None, subtask):
+        if partition.belongs_to_another(subtask):
             partition.history.append(f"reported{detail}, ignored")
             return
-        if partition.place is _Place.PENDING and partition.owner is None and partition.reporter != subtask:
-            raise partition.invalid("reported", detail)
-        was_pending = partition.place is _Place.PENDING
-        partition.move("reported", detail)
-        self._partitions[split.split_id] = partition
-        if not was_pending:
-            partition.split, partition.reporter, partition.known_to_checkpoint = split, subtask, None
-        if self._readers_stay or self._shared_out:
+        if partition.place is _Place.PENDING:
+            if not self._bounded and partition.owner is None and partition.reporter != subtask:
+                raise partition.invalid("reported", detail)
+            partition.move("reported", detail)
+        else:
+            self._make_pending(partition, "reported", split, detail)
+            partition.reporter = subtask
+        if not self._bounded and (self._readers_stay or self._all_came):
             partition.owner = subtask
 
+    def _make_pending(self, partition: _Partition, event: str, split: KafkaSplit, detail: str) -> None:
+        """Take a split in, with no owner."""
+        partition.move(event, detail)
+        partition.split, partition.owner_is_stored = split, False
+        partition.owner = partition.reporter = partition.known_to_checkpoint = None
+        self._partitions[split.split_id] = partition
+        if self._bounded:
+            heapq.heappush(self._pool, (-(split.remaining().rows or 0), split.topic_partition, split.split_id))
+
+    def _forget_answers(self, subtask: int) -> None:
+        """Note that a reader is another one now: it has asked for nothing, and was told nothing."""
+        self._ended.discard(subtask)
+        self._waiting.pop(subtask, None)
+
     def _assign(self) -> None:
-        """Hand pending splits to those of their owners that are there, and end readers for which nothing can come."""
-        readers = self._context.registered_readers
-        parallelism = self._context.current_parallelism
-        if not self._shared_out:
-            if not readers.keys() >= set(range(parallelism)):
+        """Hand out what can be, and end readers for which nothing can come."""
+        if not self._all_came:
+            everybody = set(range(self._context.current_parallelism))
+            self._all_came = self._context.registered_readers.keys() >= everybody
+        if self._bounded:
+            self._answer_requests()
+        elif self._all_came:
+            self._push()
+
+    def _answer_requests(self) -> None:
+        """Give each reader that waits one partition, or tell it that nothing follows."""
+        for subtask in [each for each in self._waiting if each in self._context.registered_readers]:
+            if self._pool:
+                _, _, split_id = heapq.heappop(self._pool)
+                partition = self._partitions[split_id]
+                partition.owner = subtask
+                self._context.assign_split(self._hand_out(partition), subtask)
+            elif self._all_came and not self._may_find_more:
+                self._context.signal_no_more_splits(subtask)
+            else:
                 return
-            self._shared_out = True
+            del self._waiting[subtask]
+
+    def _push(self) -> None:
+        """Hand pending splits to those of their owners that are there."""
+        readers = self._context.registered_readers
         pending = sorted(
             (each for each in self._partitions.values() if each.split is not None), key=lambda each: each.partition
         )
-        self._find_owners(pending, parallelism)
+        self._find_owners(pending, self._context.current_parallelism)
         assignment: dict[int, list[KafkaSplit]] = {}
         for partition in pending:
-            assert partition.owner is not None and partition.split is not None, partition
+            assert partition.owner is not None, partition
             if partition.owner in readers:
-                assignment.setdefault(partition.owner, []).append(partition.split)
-                partition.move("assigned", f" to reader {partition.owner} at {partition.split.position}")
-                partition.split = partition.reporter = None
+                assignment.setdefault(partition.owner, []).append(self._hand_out(partition))
         if assignment:
             self._context.assign_splits(assignment)
         if not self._may_find_more:
@@ -354,13 +401,21 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
                 self._ended.add(subtask)
                 self._context.signal_no_more_splits(subtask)
 
+    def _hand_out(self, partition: _Partition) -> KafkaSplit:
+        """Note that a pending split goes to its owner, and return it."""
+        split = partition.split
+        assert split is not None, partition
+        partition.move("assigned", f" to reader {partition.owner} at {split.position}")
+        partition.split = partition.reporter = None
+        return split
+
     def _find_owners(self, pending: Sequence[_Partition], parallelism: int) -> None:
         new = [(each.partition.topic, each.split_id) for each in pending if each.owner is None]
         if new:
             owners = {
                 each.split_id: (each.partition.topic, each.owner)
                 for each in self._partitions.values()
-                if each.owner is not None
+                if each.owner is not None and each.place is not _Place.FINISHED
             }
             for split_id, subtask in self._assigner.assign(new, owners, parallelism).items():
                 self._partitions[split_id].owner = subtask

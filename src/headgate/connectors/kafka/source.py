@@ -150,8 +150,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
             poll_timeout_ms=self.options["kafkaConsumer.pollTimeoutMs"],
             buffered_bytes=buffered_bytes - queue_bytes,
         )
-        # Partitions are pushed to readers: none has to ask.
-        options = ReaderOptions(queue_bytes=queue_bytes, request_splits=False)
+        options = ReaderOptions(queue_bytes=queue_bytes)
         return KafkaReader(split_reader, context, options, self._client)
 
     def plan_ranges(
@@ -176,9 +175,9 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         return {name: self.options[name] for name in names}
 
     def group_splits(self, splits: Sequence[KafkaSplit], grouping: Mapping[str, Any]) -> Sequence[Sequence[KafkaSplit]]:
-        """Return which ranges share a task: by default, as in Spark, none do."""
+        """Return which ranges share a task: by default, as in Spark, none do. Tasks are in the partitions' order."""
         return group(
-            splits,
+            sorted(splits, key=lambda split: (split.topic_partition, split.position)),
             min_partitions=grouping["minPartitions"],
             max_records_per_partition=grouping["maxRecordsPerPartition"],
             parallelism=grouping["scan.parallelism"],

@@ -7,6 +7,8 @@ Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "Kafka connec
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from headgate.source.serialization import VersionedSerializer
@@ -77,19 +79,27 @@ class KafkaState(msgspec.Struct, frozen=True, kw_only=True):
     unassigned
         Splits discovered (at resolved positions), reported by readers or given back, and not assigned (again) yet.
     assigned
-        The numbers of the partitions that were ever assigned, by topic, so that they are not discovered again.
+        The partitions that were assigned and are not known to be read to their end, by topic, so that they are not
+        discovered again: the number of each, and the reader that it was assigned to (None: not known).
     parallelism
         How many readers the splits were shared out among; None: they were not yet. With as many again, readers keep the
         splits that they report, otherwise all splits are assigned afresh (FLIP-537, "Behaviour Changes").
     owners
-        The reader of each unassigned split that has one already, by split id; void at another parallelism.
+        The reader of each unassigned split that has one already, by split id. These readers and those of ``assigned``
+        are void at another parallelism.
     """
 
     initial_discovery_finished: bool
     unassigned: tuple[KafkaSplit, ...] = ()
-    assigned: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    assigned: dict[str, tuple[tuple[int, int | None], ...]] = msgspec.field(default_factory=dict)
     parallelism: int | None = None
     owners: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def _readers_not_known(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of version 1 as one of version 2: it had only the numbers of assigned partitions."""
+    assigned = state.get("assigned", {})
+    return state | {"assigned": {topic: [[number, None] for number in numbers] for topic, numbers in assigned.items()}}
 
 
 SPLIT_SERIALIZER: VersionedSerializer[KafkaSplit] = VersionedSerializer(
@@ -97,6 +107,6 @@ SPLIT_SERIALIZER: VersionedSerializer[KafkaSplit] = VersionedSerializer(
 )
 """Version 1 since 0.2.0."""
 STATE_SERIALIZER: VersionedSerializer[KafkaState] = VersionedSerializer(
-    KafkaState, version=1, what="the enumerator state of headgate.kafka"
+    KafkaState, version=2, what="the enumerator state of headgate.kafka", upgrades={1: _readers_not_known}
 )
-"""Version 1 since 0.2.0."""
+"""Version 1 since 0.2.0; version 2, which knows who has the assigned partitions, since 0.3.0."""

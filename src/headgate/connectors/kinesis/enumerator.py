@@ -61,6 +61,8 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         self._period_ms = None if self._bounded else discovery_interval_ms
         self._readers_stay = state is not None and state.parallelism == context.current_parallelism
         self._table = ShardTable(state or KinesisState())
+        if not self._readers_stay:
+            self._table.forget_stored_owners()
         self._owners: dict[str, int] = {}  # who is to get an unassigned split
         self._waiting: dict[int, None] = {}
         self._all_registered_once = False
@@ -150,7 +152,7 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
 
     def _push(self) -> None:
         ready = [split.split_id for split in self._table.ready()]
-        taken = {split_id: (_GROUP, owner) for split_id, owner in self._table.assigned.items() if owner is not None}
+        taken = {split_id: (_GROUP, owner) for split_id, owner in self._table.owners().items() if owner is not None}
         taken.update((split_id, (_GROUP, owner)) for split_id, owner in self._owners.items())
         new = [(_GROUP, split_id) for split_id in ready if split_id not in self._owners]
         self._owners.update(self._assigner.assign(new, taken, self._context.current_parallelism))

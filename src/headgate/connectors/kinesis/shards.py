@@ -93,6 +93,7 @@ class ShardTable:
         self.unassigned: dict[str, KinesisSplit] = {split.split_id: split for split in state.unassigned}
         self.assigned: dict[str, int | None] = dict.fromkeys(state.assigned)
         """The readers of shards; None: one of before a restore, that has not reported yet."""
+        self._stored = state.assigned
         self.finished: dict[str, None] = dict.fromkeys(state.finished)
 
     def known(self) -> frozenset[str]:
@@ -111,6 +112,17 @@ class ShardTable:
         """Return the unassigned splits whose parents are read, as far as there are any."""
         unread = self.unassigned.keys() | self.assigned.keys()
         return [split for split in self.unassigned.values() if unread.isdisjoint(split.parents)]
+
+    def owners(self) -> dict[str, int | None]:
+        """Return the readers of assigned shards; of one that nobody has reported since a restore, what is stored."""
+        return {
+            split_id: self._stored.get(split_id) if subtask is None else subtask
+            for split_id, subtask in self.assigned.items()
+        }
+
+    def forget_stored_owners(self) -> None:
+        """Note that there is another number of readers now."""
+        self._stored = {}
 
     def assign(self, split_id: str, subtask: int) -> KinesisSplit:
         """Note that a split goes to a reader, and return it."""
@@ -144,7 +156,7 @@ class ShardTable:
         return KinesisState(
             initial_discovery_finished=self.initial_discovery_finished,
             unassigned=tuple(self.unassigned.values()),
-            assigned=tuple(self.assigned),
+            assigned=self.owners(),
             finished=tuple(self.finished),
             parallelism=parallelism,
         )

@@ -8,7 +8,7 @@ Follows FLIP-27, "Reader Interface and Threading Model"; the names of positions 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -110,7 +110,7 @@ class KinesisState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unassigned
         Shards that no reader has: they wait for their parents, were reported by readers or given back.
     assigned
-        The ids of the shards that readers have.
+        The ids of the shards that readers have, and those readers (None: not known); void at another parallelism.
     finished
         The ids of the shards that are read to their end, or were closed before a start at ``latest``, as long as
         Kinesis still lists them.
@@ -120,9 +120,14 @@ class KinesisState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     initial_discovery_finished: bool = False
     unassigned: tuple[KinesisSplit, ...] = ()
-    assigned: tuple[str, ...] = ()
+    assigned: dict[str, int | None] = {}
     finished: tuple[str, ...] = ()
     parallelism: int = 1
+
+
+def _readers_not_known(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of version 1 as one of version 2: it had only the ids of assigned shards."""
+    return state | {"assigned": dict.fromkeys(state.get("assigned", ()))}
 
 
 SPLIT_SERIALIZER: VersionedSerializer[KinesisSplit] = VersionedSerializer(
@@ -130,6 +135,6 @@ SPLIT_SERIALIZER: VersionedSerializer[KinesisSplit] = VersionedSerializer(
 )
 """Version 1 since 0.2.0."""
 STATE_SERIALIZER: VersionedSerializer[KinesisState] = VersionedSerializer(
-    KinesisState, version=1, what="the enumerator state of headgate.kinesis"
+    KinesisState, version=2, what="the enumerator state of headgate.kinesis", upgrades={1: _readers_not_known}
 )
-"""Version 1 since 0.2.0."""
+"""Version 1 since 0.2.0; version 2, which knows who has the assigned shards, since 0.3.0."""

@@ -5,6 +5,7 @@ Never: wait for a disk on the mailbox thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import posixpath
@@ -28,27 +29,43 @@ def make_durable(file_system: pa_fs.FileSystem, path: str) -> None:
                 os.close(descriptor)
 
 
-def write_at_once(file_system: pa_fs.FileSystem, path: str, chunks: Iterator[bytes], *, replaces: bool = False) -> None:
-    """Write a file that is there with all its bytes or not at all: beside its place first, under a hidden name.
+def write_at_once(file_system: pa_fs.FileSystem, path: str, chunks: Iterator[bytes]) -> None:
+    """Write a file that is there with all its bytes or not at all: beside its place first, as ``.<name>.<token>.tmp``.
 
     Raises
     ------
     FileExistsError
-        The file is there, and is not to be replaced. On a local disk nobody can come between looking and writing.
+        The file is there already. On a local disk nobody can come between looking and writing.
     """
     folder, name = posixpath.split(path)
-    # Unless it is moved away it may be the same file as the one at its place: then nobody must open it to write.
-    token = "" if replaces else f".{secrets.token_hex(4)}"
-    hidden = posixpath.join(folder, f".{name}{token}.tmp")
+    # It may be the same file as the one at its place, if a crash left both: nobody opens it again to write.
+    hidden = posixpath.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
     with file_system.open_output_stream(hidden) as stream:
         for chunk in chunks:
             stream.write(pa.py_buffer(chunk))
     make_durable(file_system, hidden)
-    if replaces:
-        file_system.move(hidden, path)
-    else:
-        _name_new(file_system, hidden, path)
+    _name_new(file_system, hidden, path)
     make_durable(file_system, path)
+
+
+def copy_new(file_system: pa_fs.FileSystem, source: str, target: str) -> None:
+    """Make a closed file be there under a second name as well, which nobody has used; its bytes stay where they can."""
+    if isinstance(file_system, pa_fs.LocalFileSystem):
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            return
+    file_system.copy_file(source, target)
+
+
+def delete_if_there(file_system: pa_fs.FileSystem, path: str) -> None:
+    """Delete a file that may be gone, or that somebody else deletes at this moment."""
+    if file_system.get_file_info(path).type != pa_fs.FileType.NotFound:
+        with contextlib.suppress(FileNotFoundError):
+            file_system.delete_file(path)
 
 
 def _name_new(file_system: pa_fs.FileSystem, hidden: str, path: str) -> None:
@@ -60,7 +77,8 @@ def _name_new(file_system: pa_fs.FileSystem, hidden: str, path: str) -> None:
             if error.errno not in _NO_LINKS:
                 raise
         else:
-            os.unlink(hidden)
+            with contextlib.suppress(FileNotFoundError):  # somebody else saw that it has its name
+                os.unlink(hidden)
             return
     if file_system.get_file_info(path).type != pa_fs.FileType.NotFound:
         raise FileExistsError(errno.EEXIST, "somebody else wrote it", path)

@@ -1,19 +1,29 @@
 """Publishes staged files through Spark's log, in few files, each row once whatever crashes.
 
-Never: let a reader see rows that the log does not name, or delete a staged file that may still be committed.
+Never: let a reader see rows that the log does not name, delete a staged file that may still be committed, or open a
+file that another publication made.
 
-A publication takes these steps; a crash after any of them is undone or finished by the next committer (`_recover`):
+A publication takes these steps; a crash after any of them is undone or finished by the next committer (`_sweep`):
 
     step  what is done                              a crash behind it
     ----  ----------------------------------------  ------------------------------------------------------------------
-    1     the intent is written: published files,   nothing was moved: the intent is dropped
-          and which staged files go into each
-    2     each file is made: one staged file is     files are moved back or deleted: the log does not name them; the
-          moved, several are merged                 same committables come again and are published
-    3     the log names the files, and with them    the log says that they are published: the same committables are
-          the staged files that went into them      known when they come again
-    4     staged files that were merged are         the intent names them: they are deleted
+    1     the intent is written: the log's next     nothing was made: the intent is dropped
+          number, published files, and which
+          staged files go into each
+    2     each file is made: one staged file gets   once the log's number is taken by somebody else they are deleted;
+          a second name, several are merged         the same committables come again and are published
+    3     the log's next number is taken: it names  the log says that they are published: the same committables are
+          the files, and with them the staged       known when they come again
+          files that went into them
+    4     the intent and the staged files are       they are deleted: the log names them
           deleted
+
+Of two committers that live at once, as when a run is taken over while it commits, each makes files of its own, whose
+names hold a token of that publication. The log decides: one of them gets the number. The other one's files are
+deleted, by whoever is first; it reads the log again, and goes on with what is not published yet. It also asks whether
+its run still owns the query (`check_owner`) before it takes a number and behind that: on a file system where looking
+whether a number is taken and taking it are two steps (object stores), only that keeps the older one out. Until a number
+is taken nobody knows whether a publication that began will take it: its files stay.
 
 Waiting committables are returned, so that checkpoints hold them, and remembered, so that it does not matter whether
 they are given again with the next epoch or only after a restore. Follows traps 28 and 29.
@@ -21,18 +31,21 @@ they are given again with the next epoch or only after a restore. Follows traps 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import logging
 import posixpath
+import re
+import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import msgspec
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from headgate.errors import CorruptStateError, OptionError, SinkError, UnsupportedVersionError
 from headgate.operators.operator import SinkCommitter
-from headgate.operators.sinks.durable_files import make_durable, write_at_once
+from headgate.operators.sinks.durable_files import copy_new, delete_if_there, make_durable, write_at_once
 from headgate.operators.sinks.file_encodings import FileEncoding
 from headgate.operators.sinks.files_writer import as_sink_error
 from headgate.operators.sinks.spark_metadata import (
@@ -43,9 +56,9 @@ from headgate.operators.sinks.spark_metadata import (
 from headgate.operators.sinks.staged_files import FOLDER, StagedFile, StagedName, decode_staged, staged_path
 
 _log = logging.getLogger(__name__)
-_INTENT = "publishing.json"
+_INTENT = re.compile(r"\.?publishing-(?P<batch>\d+)-[0-9a-f]{16}\.json(?P<half>\.[0-9a-f]{8}\.tmp)?")
 _INTENT_VERSION = 1
-_MOVED_ALONE = 8
+_TAKEN_ALONE = 8
 """A staged file of this part of the target size is published as it is: large output does not pass the driver."""
 
 
@@ -151,9 +164,8 @@ class FilesCommitter(SinkCommitter):
         """
         with as_sink_error(self._output, "get ready"):
             if self._metadata.load() is None:
-                self._refuse_foreign_files()
-                self._metadata.append((), self._now_ms())
-            published = self._recover()
+                self._begin_log()
+            published = self._read_log()
             self._sweep(published)
         self._published = published
 
@@ -164,26 +176,18 @@ class FilesCommitter(SinkCommitter):
             self.open()
         published, self._published = self._published, None  # if this fails, what was done is found out again
         assert published is not None
-        known = frozenset().union(*published.values())
+        self._waiting.update({each.name: each for each in staged})
         # What was waiting when the last commit failed may have been published by it.
-        waiting = [*self._waiting.values(), *staged]
-        self._waiting = {each.name: each for each in waiting if each.name not in known}
+        self._forget(published)
         sweeps = self._note_writers(staged)
         with as_sink_error(self._output, "publish"):
             if self._waiting and (final or self._is_due()):
-                self._publish(published)
+                published = self._publish(published)
                 sweeps = True
             if sweeps:
                 self._sweep(published)
         self._published = published
         return [each.encode() for each in self._waiting.values()]
-
-    def abort(self, committables: Sequence[bytes], *, epoch: int) -> None:
-        """See `SinkCommitter.abort`."""
-        with as_sink_error(self._output, "delete staged files"):
-            for each in map(decode_staged, committables):
-                self._waiting.pop(each.name, None)
-                self._delete(staged_path(self._output, each.name))
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -196,22 +200,52 @@ class FilesCommitter(SinkCommitter):
 
     # Publishing.
 
-    def _publish(self, published: dict[int, frozenset[str]]) -> None:
-        """Publish what waits."""
+    def _publish(self, published: dict[int, frozenset[str]]) -> dict[int, frozenset[str]]:
+        """Publish what waits; return what the last batches hold then."""
+        while self._waiting:
+            latest = self._metadata.latest
+            try:
+                self._publish_once(published)
+            except (OSError, pa.ArrowException, SinkError):
+                if self._metadata.load() == latest:
+                    raise
+                # Somebody else published, perhaps the very same staged files, and deleted them.
+                published = self._read_log()
+                self._forget(published)
+        self._published_at_ms = self._now_ms()
+        return published
+
+    def _publish_once(self, published: dict[int, frozenset[str]]) -> None:
         staged = self._present()
         if staged:
-            batch = (self._metadata.latest or 0) + 1
-            outputs = self._plan(batch, staged)
-            intent = msgspec.json.encode(_Intent(batch=batch, outputs=outputs))
-            write_at_once(self._fs, staged_path(self._output, _INTENT), iter([intent]), replaces=True)
-            for output in outputs:
-                self._make(output)
-            self._metadata.append([self._entry(output) for output in outputs], self._now_ms())
+            batch, token = (self._metadata.latest or 0) + 1, secrets.token_hex(8)
+            intent = _Intent(batch=batch, outputs=self._plan(batch, token, staged))
+            path = staged_path(self._output, f"publishing-{batch:05d}-{token}.json")
+            write_at_once(self._fs, path, iter([msgspec.json.encode(intent)]))
+            self._carry_out(intent, path)
             published[batch] = frozenset(each.name for each in staged)
             published.pop(batch - REMEMBERED_BATCHES, None)
             self._metadata.expire(self._now_ms())
         self._waiting.clear()
-        self._published_at_ms = self._now_ms()
+
+    def _carry_out(self, intent: _Intent, path: str) -> None:
+        """Make files and take the log's next number for them."""
+        tried = False
+        try:
+            for output in intent.outputs:
+                self._make(output)
+            entries = [self._entry(output) for output in intent.outputs]
+            self.check_owner()
+            tried = True
+            batch = self._metadata.append(entries, self._now_ms())
+            assert batch == intent.batch, (batch, intent.batch)
+        except Exception:
+            # Nobody else deletes what was made since somebody saw the number taken, and with it the intent.
+            with contextlib.suppress(OSError):
+                self._give_up(intent, path, tried=tried)
+            raise
+        self.check_owner()
+        delete_if_there(self._fs, path)
 
     def _present(self) -> list[StagedFile]:
         """Return the waiting files in the order in which they were written.
@@ -241,13 +275,13 @@ class FilesCommitter(SinkCommitter):
                 )  # fmt: skip
         return present
 
-    def _plan(self, batch: int, staged: Iterable[StagedFile]) -> tuple[_Output, ...]:
-        """Group staged files to published ones; the same ones make the same names. Runs may differ in columns."""
+    def _plan(self, batch: int, token: str, staged: Iterable[StagedFile]) -> tuple[_Output, ...]:
+        """Group staged files to published ones, whose names nobody else hits upon. Runs may differ in columns."""
         groups: list[list[StagedFile]] = []
         room, of = 0, None
         for each in staged:
             name = StagedName.parse(each.name)
-            if each.size * _MOVED_ALONE >= self._limits.file_bytes:
+            if each.size * _TAKEN_ALONE >= self._limits.file_bytes:
                 groups.append([each])
                 room = 0
                 continue
@@ -256,18 +290,18 @@ class FilesCommitter(SinkCommitter):
                 room, of = self._limits.file_bytes, (name.query, name.run)
             groups[-1].append(each)
             room -= each.size
-        outputs = []
-        for number, group in enumerate(groups):
-            names = tuple(each.name for each in group)
-            digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-            outputs.append(_Output(f"part-{batch:05d}-{number:05d}-{digest}.{self._encoding.extension}", names))
-        return tuple(outputs)
+        return tuple(
+            _Output(
+                f"part-{batch:05d}-{number:05d}-{token}.{self._encoding.extension}", tuple(each.name for each in group)
+            )
+            for number, group in enumerate(groups)
+        )
 
     def _make(self, output: _Output) -> None:
         sources = [staged_path(self._output, name) for name in output.staged]
         target = posixpath.join(self._output, output.name)
         if len(sources) == 1:
-            self._fs.move(sources[0], target)
+            copy_new(self._fs, sources[0], target)
         else:
             self._encoding.merge(self._fs, sources, target)
         make_durable(self._fs, target)
@@ -281,46 +315,19 @@ class FilesCommitter(SinkCommitter):
             headgate=output.staged,
         )
 
-    # After a crash.
+    # What others did, and what a crash left.
 
-    def _recover(self) -> dict[int, frozenset[str]]:
-        """Undo a publication that the log does not name, and return which staged files the last batches hold."""
-        latest = self._metadata.latest or 0
-        first = max(0, latest + 1 - REMEMBERED_BATCHES)
-        published = {number: self._metadata.staged_files(number) for number in range(first, latest + 1)}
-        path = staged_path(self._output, _INTENT)
-        if self._fs.get_file_info(path).type == pa_fs.FileType.NotFound:
-            return published
-        with self._fs.open_input_stream(path) as stream:
-            data = stream.read()
-        intent = _decode_intent(data, path)
-        if not self._is_done(intent, published.get(intent.batch)):
-            for output in intent.outputs:
-                self._undo(output)
-        self._fs.delete_file(path)
-        return published
+    def _begin_log(self) -> None:
+        """Make the log; from now on readers go by it.
 
-    def _is_done(self, intent: _Intent, published: frozenset[str] | None) -> bool:
-        """Return whether the log names an intent's files; somebody else's sink may have taken its number."""
-        if intent.batch > (self._metadata.latest or 0):
-            return False
-        named = self._metadata.staged_files(intent.batch) if published is None else published
-        return named.issuperset(name for output in intent.outputs for name in output.staged)
-
-    def _undo(self, output: _Output) -> None:
-        target = posixpath.join(self._output, output.name)
-        if self._fs.get_file_info(target).type == pa_fs.FileType.NotFound:
+        Raises
+        ------
+        OptionError
+            See `open`.
+        """
+        foreign = self._foreign_files()
+        if self._metadata.load() is not None:  # somebody else did so just now: those may be files that it names
             return
-        if len(output.staged) == 1:
-            source = staged_path(self._output, output.staged[0])
-            if self._fs.get_file_info(source).type == pa_fs.FileType.NotFound:
-                self._fs.move(target, source)
-                return
-        self._fs.delete_file(target)
-
-    def _refuse_foreign_files(self) -> None:
-        found = self._fs.get_file_info(pa_fs.FileSelector(self._output, allow_not_found=True))
-        foreign = sorted(info.base_name for info in found if not info.base_name.startswith(("_", ".")))
         if foreign:
             raise OptionError(
                 f"The folder {self._output} holds {foreign[0]!r}{' and others' if len(foreign) > 1 else ''}, but no "
@@ -328,6 +335,49 @@ class FilesCommitter(SinkCommitter):
                 "name. Write to another folder, or move them away.",
                 option="path", value=self._output,
             )  # fmt: skip
+        try:
+            self._metadata.append((), self._now_ms())
+        except FileExistsError:
+            self._metadata.load()
+
+    def _foreign_files(self) -> list[str]:
+        found = self._fs.get_file_info(pa_fs.FileSelector(self._output, allow_not_found=True))
+        return sorted(info.base_name for info in found if not info.base_name.startswith(("_", ".")))
+
+    def _read_log(self) -> dict[int, frozenset[str]]:
+        """Return which staged files the last batches hold."""
+        latest = self._metadata.latest or 0
+        published = {}
+        for number in range(max(0, latest + 1 - REMEMBERED_BATCHES), latest + 1):
+            files = self._metadata.published(number) or {}
+            published[number] = frozenset(name for staged in files.values() for name in staged)
+        return published
+
+    def _forget(self, published: dict[int, frozenset[str]]) -> None:
+        """Let nothing wait that is published."""
+        for name in frozenset().union(*published.values()).intersection(self._waiting):
+            del self._waiting[name]
+
+    def _give_up(self, intent: _Intent, path: str, *, tried: bool) -> None:
+        """Delete what was made for a publication, unless the log names it or may do so yet."""
+        if not tried:
+            self._delete_made(intent, path, named=())
+        elif (self._metadata.load() or 0) >= intent.batch:
+            self._settle(intent, path)
+
+    def _settle(self, intent: _Intent, path: str) -> None:
+        """Delete an intent whose number is taken, and the files that were made for it if another one took it."""
+        named = self._metadata.published(intent.batch)
+        if named is None:  # so long ago that its entries are in a compact file: they may be among those
+            delete_if_there(self._fs, path)
+        else:
+            self._delete_made(intent, path, named)
+
+    def _delete_made(self, intent: _Intent, path: str, named: Container[str]) -> None:
+        for output in intent.outputs:
+            if output.name not in named:
+                delete_if_there(self._fs, posixpath.join(self._output, output.name))
+        delete_if_there(self._fs, path)
 
     # Staged files that nobody will commit.
 
@@ -349,26 +399,37 @@ class FilesCommitter(SinkCommitter):
         return changed
 
     def _sweep(self, published: dict[int, frozenset[str]]) -> None:
-        """Delete staged files that are published in another file, or that a dead writer left."""
+        """Delete staged files that are published or that a dead writer left, and what publications left behind."""
         known = frozenset().union(*published.values())
+        latest = self._metadata.latest or 0
         folder = posixpath.join(self._output, FOLDER)
         for info in self._fs.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True)):
+            if intent := _INTENT.fullmatch(info.base_name):
+                if int(intent["batch"]) <= latest:
+                    self._sweep_intent(info.path, half=intent["half"] is not None)
+                continue
             name = StagedName.try_parse(info.base_name)
             if name is None or info.base_name in self._waiting:
                 continue
             if info.base_name in known or self._is_dead(name):
-                self._delete(info.path)
+                delete_if_there(self._fs, info.path)
+
+    def _sweep_intent(self, path: str, *, half: bool) -> None:
+        if half:
+            delete_if_there(self._fs, path)
+            return
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                data = stream.read()
+        except FileNotFoundError:  # whose it is, or another, was faster
+            return
+        self._settle(_decode_intent(data, path), path)
 
     def _is_dead(self, name: StagedName) -> bool:
         writers = self._newest.get(name.query)
         if writers is None:
             return False
         return (name.run, name.execution) < (writers.run, writers.executions.get(name.subtask, -1))
-
-    def _delete(self, path: str) -> None:
-        """Delete a file that may be gone."""
-        if self._fs.get_file_info(path).type != pa_fs.FileType.NotFound:
-            self._fs.delete_file(path)
 
 
 class _Writers(msgspec.Struct):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -33,14 +34,20 @@ class MemorySink(Sink):
     def __init__(self, options: Mapping[str, str], schema: pa.Schema) -> None:
         Options.parse("The sink memory", SINK_OPTION_SPECS, options)
         self._schema = schema
+        self._committer: MemoryCommitter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_committer": None}  # the rows stay on the driver
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> CarryingWriter:
         """See `Sink.create_writer`."""
         return CarryingWriter(context, schema, most_rows=None)
 
     def create_committer(self) -> MemoryCommitter:
-        """See `Sink.create_committer`."""
-        return MemoryCommitter(self._schema)
+        """Return the one committer of this query: a rescaled query's next run goes on with the same table."""
+        if self._committer is None:
+            self._committer = MemoryCommitter(self._schema)
+        return self._committer
 
 
 class MemoryCommitter(SinkCommitter):

@@ -184,7 +184,7 @@ class PythonSink(Sink):
         return PythonSinkWriter(write, self._schema, function, f"headgate-sink-{self.name}-{context.subtask}")
 
     def create_committer(self) -> SinkCommitter:
-        """Return what calls the writer's ``commit`` and ``abort``."""
+        """Return what calls the writer's ``commit``."""
         return PythonSinkCommitter(self._writer)
 
     def _write_rows(self, batches: Iterator[pa.RecordBatch]) -> Any:
@@ -416,7 +416,11 @@ def _loaded(data: bytes) -> Any:
 
 
 class PythonSinkCommitter(SinkCommitter):
-    """Calls the writer's ``commit`` and ``abort``. Batches count from 0, as in Spark, where epochs count from 1."""
+    """Calls the writer's ``commit``. Batches count from 0, as in Spark, where epochs count from 1.
+
+    Never ``abort``: it is about a whole batch, and here a batch goes on when one of its writers starts again. What the
+    others wrote, and what is in a manifest that nobody heard of, is committed under the same number.
+    """
 
     def __init__(self, writer: DataSourceStreamWriter) -> None:
         self._writer = writer
@@ -431,26 +435,11 @@ class PythonSinkCommitter(SinkCommitter):
         StoredStateError
             A message cannot be read.
         """
-        self._call("commit", committables, epoch)
-        return ()
-
-    def abort(self, committables: Sequence[bytes], *, epoch: int) -> None:
-        """Abort what a restore will write again.
-
-        Raises
-        ------
-        UserFunctionError
-            The writer raised.
-        StoredStateError
-            A message cannot be read.
-        """
-        self._call("abort", committables, epoch)
-
-    def _call(self, method: str, committables: Sequence[bytes], epoch: int) -> None:
         messages = [_loaded(each) for each in committables]
         try:
-            getattr(self._writer, method)(messages, epoch - 1)
+            self._writer.commit(messages, epoch - 1)
         except HeadgateError:
             raise
         except Exception as error:
-            raise _user_error(f"{type(self._writer).__name__}.{method}", error) from error
+            raise _user_error(f"{type(self._writer).__name__}.commit", error) from error
+        return ()

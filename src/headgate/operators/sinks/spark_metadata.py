@@ -14,13 +14,14 @@ published lately can be committed again (`REMEMBERED_BATCHES`), and neither file
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow.fs as pa_fs
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
-from headgate.operators.sinks.durable_files import write_at_once
+from headgate.operators.sinks.durable_files import delete_if_there, write_at_once
 
 FOLDER = "_spark_metadata"
 REMEMBERED_BATCHES = 20
@@ -34,6 +35,7 @@ _RETAINED_BATCHES = 100
 _CLEANUP_DELAY_MS = 10 * 60 * 1000
 _CHUNK_BYTES = 1024 * 1024
 _MARK = b'"headgate"'
+_HALF = re.compile(r"\.(?P<number>\d+)(\.compact)?\.[0-9a-f]{8}\.tmp")
 
 
 class PublishedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -59,14 +61,18 @@ class PublishedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     headgate: tuple[str, ...] = ()
 
 
-class _Staged(msgspec.Struct):
+class _Entry(msgspec.Struct):
     """What is wanted of an entry that is read, Spark's own included."""
 
+    path: str
     headgate: tuple[str, ...] = ()
 
 
 class SparkMetadataLog:
-    """The log of one output folder. It has one writer at a time.
+    """The log of one output folder.
+
+    Of several that append, one gets a number: the others' fails, and what they knew of the log is out of date. So an
+    `append` that succeeds follows from all batches before it. A number that is taken is decided for ever.
 
     Parameters
     ----------
@@ -79,37 +85,66 @@ class SparkMetadataLog:
         self._folder = posixpath.join(output, FOLDER)
         self._numbers: dict[int, int] = {}  # modification time (ms) by number
         self._compact: set[int] = set()
+        self._half: dict[str, int] = {}  # what somebody began to write: the number that it is to have
 
     def load(self) -> int | None:
-        """Look what is there, and return the last batch's number, or None. What a dead writer left half is deleted."""
-        self._numbers, self._compact = {}, set()
+        """Look what is there, and return the last batch's number, or None."""
+        before: set[int] | None = None
+        while before is None or (self._has_gap() and before != self._numbers.keys()):
+            # While a folder is listed somebody may append two batches, of which the list has the second only.
+            before = set(self._numbers)
+            self._list()
+        self._delete_half()
+        return self.latest
+
+    def _list(self) -> None:
+        self._numbers, self._compact, self._half = {}, set(), {}
         for info in self._fs.get_file_info(pa_fs.FileSelector(self._folder, allow_not_found=True)):
-            if info.base_name.startswith(".") and info.base_name.endswith(".tmp"):
-                self._fs.delete_file(info.path)
+            if half := _HALF.fullmatch(info.base_name):
+                self._half[info.path] = int(half["number"])
                 continue
             stem = info.base_name.removesuffix(_COMPACT)
             if info.type == pa_fs.FileType.File and stem.isdecimal():
                 self._numbers[int(stem)] = (info.mtime_ns or 0) // 1_000_000
                 if stem != info.base_name:
                     self._compact.add(int(stem))
-        return self.latest
+
+    def _has_gap(self) -> bool:
+        last = self.latest or 0
+        return any(number not in self._numbers for number in range(max(0, last - REMEMBERED_BATCHES), last))
+
+    def _delete_half(self) -> None:
+        """Delete what was begun for numbers that are taken; a living writer may yet complete what is for another."""
+        for path, number in list(self._half.items()):
+            if number <= (self.latest if self.latest is not None else -1):
+                delete_if_there(self._fs, path)
+                del self._half[path]
 
     @property
     def latest(self) -> int | None:
         """The last batch's number; None: there is none."""
         return max(self._numbers, default=None)
 
-    def staged_files(self, number: int) -> frozenset[str]:
-        """Return the names of the staged files that a batch published; none if the batch is not there."""
+    def published(self, number: int) -> dict[str, tuple[str, ...]] | None:
+        """Return a batch's own files, by name, with the staged files that went into each; None: it is not there.
+
+        Files of Spark's own sink are left out.
+        """
         if number not in self._numbers:
-            return frozenset()
+            return None
         marked = (line for line in self._lines(number) if _MARK in line)
-        return frozenset(name for line in marked for name in self._decoded(line, number).headgate)
+        entries = [self._decoded(line, number) for line in marked]
+        return {posixpath.basename(entry.path): entry.headgate for entry in entries}
 
     def append(self, entries: Sequence[PublishedFile], now_ms: int) -> int:
         """Publish files as the next batch, all at once, and return its number.
 
-        If this raises, they may be published all the same: `load` and `staged_files` tell.
+        If this raises, they may be published all the same: `load` and `published` tell.
+
+        Raises
+        ------
+        FileExistsError
+            Somebody else appended since `load`.
         """
         number = 0 if self.latest is None else self.latest + 1
         if number == 0:
@@ -121,6 +156,7 @@ class SparkMetadataLog:
         else:
             self._write(str(number), iter((_VERSION, *new)))
         self._numbers[number] = now_ms
+        self._delete_half()
         return number
 
     def expire(self, now_ms: int) -> None:
@@ -133,7 +169,7 @@ class SparkMetadataLog:
         before = keep - keep % interval - 1
         for number, written_ms in sorted(self._numbers.items()):
             if number < before and written_ms <= now_ms - _CLEANUP_DELAY_MS:
-                self._fs.delete_file(self._path(number))
+                delete_if_there(self._fs, self._path(number))
                 del self._numbers[number]
                 self._compact.discard(number)
 
@@ -167,9 +203,9 @@ class SparkMetadataLog:
         entry.pop("headgate", None)
         return msgspec.json.encode(entry)
 
-    def _decoded(self, line: bytes, number: int) -> _Staged:
+    def _decoded(self, line: bytes, number: int) -> _Entry:
         try:
-            return msgspec.json.decode(line, type=_Staged)
+            return msgspec.json.decode(line, type=_Entry)
         except msgspec.DecodeError as error:
             raise self._corrupt(number, line) from error
 

@@ -140,7 +140,7 @@ class QueryDriver:
         self._error: HeadgateError | None = None
         self._over = False
         self._stopping = False
-        self._committers = _committers(definition)
+        self._committers = _committers(definition, ownership)
         self._server = self._open_server(settings.port)
         # From here on nothing raises: threads run.
         self._storage_worker = Worker(f"headgate-storage-{self._name}")
@@ -436,7 +436,10 @@ class QueryDriver:
             answer.set_exception(HeadgateError("The query ended before the checkpoint was complete."))
 
 
-def _committers(definition: QueryDefinition) -> dict[str, SinkCommitter]:
+def _committers(definition: QueryDefinition, ownership: Ownership) -> dict[str, SinkCommitter]:
     sinks = [definition.sink] + ([definition.bad_records_sink] if definition.bad_records_sink else [])
     made = {sink.uid: sink.create_committer() for sink in sinks}
-    return {uid: committer for uid, committer in made.items() if committer is not None}
+    committers = {uid: committer for uid, committer in made.items() if committer is not None}
+    for committer in committers.values():
+        committer.check_owner = ownership.check
+    return committers

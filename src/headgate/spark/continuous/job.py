@@ -30,6 +30,8 @@ _EXECUTORS_COME_S = 8.0
 _HOPELESS = ("headgate.errors.DeploymentError", "ModuleNotFoundError")
 """What every attempt of a slot would meet again: executors that lack what the driver has."""
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b: ")
+_OF_THE_JOB = re.compile(r".*most recent failure: Lost task [^:]*: ")
+"""What Spark says before a task's error when it gives up on a job."""
 _LOCAL = re.compile(r"local\[(\d+|\*)(?:,\d+)?\]")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 _IDLE_TIMEOUTS = (
@@ -211,6 +213,7 @@ def _report(error: Exception) -> ErrorReport:
 
 def _essence(error: Exception) -> str:
     """Return the line of an error that says what happened: a worker's own error, not that there was one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if _RAISED.match(line)]
-    return (raised or lines or [type(error).__name__])[-1 if raised else 0][:1000]
+    essence = (raised or lines or [type(error).__name__])[-1 if raised else 0]
+    return _OF_THE_JOB.sub("", essence)[:1000]

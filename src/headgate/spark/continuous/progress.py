@@ -141,7 +141,7 @@ class QueryProgress:
             for uid, each in self._definition.sources.items():
                 if isinstance(each.source, SupportsLag):
                     with self._lock:
-                        positions: Mapping[str, bytes] = self._reporter.positions(uid)
+                        positions: Mapping[str, bytes] = self._reporter.positions(uid) or {}
                     splits: list[Any] = [each.source.split_serializer.deserialize(data) for data in positions.values()]
                     lag = each.source.lag(splits, _now_ms()) if splits else {}
                     with self._lock:

@@ -198,6 +198,9 @@ class ContinuousStreamReader:
         return ContinuousStream(self._spark, self._parallelism, node)
 
 
+_NOT_YET = ("groupBy", "transformWithState", "repartition", "broadcast", "partitionBy")
+
+
 class ContinuousStream:
     """Rows on their way from sources to a sink. Its methods are those of Spark's ``DataFrame``."""
 
@@ -221,6 +224,15 @@ class ContinuousStream:
     def printSchema(self) -> None:
         """Print the columns as a tree."""
         print(self.schema.treeString())
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_YET:
+            raise AttributeError(f"A ContinuousStream has no {name} yet: keyed streams and windows are still to come.")
+        raise AttributeError(
+            f"A ContinuousStream has no {name!r}. It has select, filter, where, withColumn, drop, mapInArrow, union, "
+            "name, withWatermark, withWatermarkAlignment, columns, schema, printSchema and writeStream; for more, use "
+            "spark.readStream."
+        )
 
     def __repr__(self) -> str:
         return f"ContinuousStream[{', '.join(f'{field.name}: {field.type}' for field in self._node.schema)}]"

@@ -20,7 +20,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, ParamSpec, TypeVar, assert_never
 
@@ -46,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_MS = 250
 """How often a subtask tells its figures."""
+POSITIONS_PERIOD_MS = 1000
+"""How often it looks where its splits are, which takes its thread's time, for these figures."""
+MOST_POSITIONS = 1000
+"""A subtask with more splits of a source tells only how many they are."""
 
 
 class SlotPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,6 +277,7 @@ class _Execution:
         self._readable = True
         self._room: Future[None] | None = None
         self._turn = 0
+        self._looked_ms: int | None = None  # when positions were told last
         self.inputs: dict[str, _Input] = {}
         self._chain: StageChain | None = None
 
@@ -393,11 +398,14 @@ class _Execution:
         self._orders.popleft()
         checkpoint_id = order.checkpoint_id
         splits = {uid: each.snapshot(checkpoint_id) for uid, each in self.inputs.items()}
+        looked_ms = self._looked_ms
         if order.suspend:
             self.reading = False
         safe = self._chain.snapshot(checkpoint_id, final=self._ended)
         safe.add_done_callback(
-            lambda future: self._runner._mailbox.post(Letter(lambda: self._on_safe(checkpoint_id, splits, future)))
+            lambda future: self._runner._mailbox.post(
+                Letter(lambda: self._on_safe(checkpoint_id, splits, looked_ms, future))
+            )
         )
         self._carry_out_orders()
 
@@ -405,6 +413,7 @@ class _Execution:
         self,
         checkpoint_id: int,
         splits: dict[str, tuple[SplitState, ...]],
+        looked_ms: int | None,
         future: Future[dict[str, OperatorState]],
     ) -> None:
         if self.is_over:
@@ -412,7 +421,7 @@ class _Execution:
         assert self._chain is not None
         error = future.exception()
         if error is None:
-            self._runner._post(self.progress())
+            self._runner._post(self.progress(splits if self._looked_ms == looked_ms else None))
             self._runner.handle(machine.SnapshotMade(checkpoint_id, splits, future.result()))
             return
         self._chain.ready()  # raises where the sink is broken for good: then the subtask fails, with the sink's error
@@ -429,16 +438,28 @@ class _Execution:
         """Return a future that is done when the sinks have published what they owe; None: they owe nothing."""
         return None if self._chain is None else self._chain.finish()
 
-    def progress(self) -> msg.SubtaskProgress:
-        """Return the figures since the deployment."""
+    def progress(self, splits: Mapping[str, tuple[SplitState, ...]] | None = None) -> msg.SubtaskProgress:
+        """Return the figures since the deployment, and now and then where the splits are.
+
+        ``splits`` is where a snapshot found them, if nothing newer was told since.
+        """
         assert self._chain is not None
         figures = self._chain.figures()
+        now_ms = self._runner._now_ms()
+        told: dict[str, tuple[int, dict[str, bytes]]] = {}
+        if splits is not None:
+            told = {uid: _few(of_source) for uid, of_source in splits.items()}
+        elif self._looked_ms is None or now_ms - self._looked_ms >= POSITIONS_PERIOD_MS:
+            told = {uid: each.positions() for uid, each in self.inputs.items()}
+        if told:
+            self._looked_ms = now_ms
         return msg.SubtaskProgress(
             stage=self._runner._stage,
             execution=self.number,
             rows_in=figures.rows_in,
             rows_out=figures.rows_out,
-            positions={uid: each.positions() for uid, each in self.inputs.items()},
+            splits={uid: count for uid, (count, _) in told.items()},
+            positions={uid: positions for uid, (_, positions) in told.items()},
             busy_ms=figures.busy_ms,
             watermark_ms=figures.watermark_ms,
             skipped=figures.skipped,
@@ -476,6 +497,11 @@ class _Execution:
                 close()
             except Exception:
                 _log.warning("closing a part of subtask %d failed", self._runner._place.slot, exc_info=True)
+
+
+def _few(splits: tuple[SplitState, ...]) -> tuple[int, dict[str, bytes]]:
+    """Return how many splits there are, and if these are few enough to be told: the positions of all."""
+    return len(splits), {split.split_id: split.data for split in splits} if len(splits) <= MOST_POSITIONS else {}
 
 
 def _hand_over(future: Future[None], to: Future[None]) -> None:
@@ -552,17 +578,27 @@ class _Input:
     def snapshot(self, checkpoint_id: int) -> tuple[SplitState, ...]:
         return tuple(self._state_of(split) for split in self._call(self.reader.snapshot_state, checkpoint_id))
 
-    def positions(self) -> dict[str, bytes]:
-        # A snapshot without a checkpoint: readers promise that taking one changes nothing.
-        found = {split.split_id: split.data for split in self.snapshot(0)}
+    def positions(self) -> tuple[int, dict[str, bytes]]:
+        """Return how many splits are being read, and if these are few enough to be told: where each is."""
+        splits = self._splits()
+        if len(splits) > MOST_POSITIONS:
+            return len(splits), {}
+        count, found = _few(tuple(map(self._state_of, splits)))
         self._known |= found
-        return found
+        return count, found
 
     def position_of(self, split_id: str) -> bytes | None:
         """Return where a split is; of one that has ended, or whose reader raised, where it was known to be last."""
         if self._execution.called is None:
-            self.positions()
+            found = next((split for split in self._splits() if split.split_id == split_id), None)
+            if found is not None:
+                self._known[split_id] = self._state_of(found).data
         return self._known.get(split_id)
+
+    def _splits(self) -> Sequence[Any]:
+        # A snapshot without a checkpoint: readers promise that taking one changes nothing.
+        splits: Sequence[Any] = self._call(self.reader.snapshot_state, 0)
+        return splits
 
     def end(self, split_id: str) -> None:
         """Note that a split was read to its end."""

@@ -139,6 +139,14 @@ def register(harness: Harness, reports: Mapping[int, Sequence[KafkaSplit]] | Non
         harness.register_reader(subtask, reported_splits=(reports or {}).get(subtask, ()))
 
 
+def pull(harness: Harness) -> None:
+    """Let the readers of a bounded read ask in turn, until each was told that nothing follows."""
+    while asking := sorted(harness.readers.keys() - harness.no_more_splits):
+        for subtask in asking:
+            harness.request_split(subtask)
+            assert subtask not in harness.requests, "it was not answered"
+
+
 def held(harness: Harness) -> dict[int, list[str]]:
     """Return the ids of the splits that each reader holds."""
     return {subtask: sorted(splits) for subtask, splits in harness.assigned.items() if splits}

@@ -24,6 +24,7 @@ from tests.unit.connectors.kafka.partitions_source import (
     begin,
     held,
     positions,
+    pull,
     register,
     reports_of,
     split,
@@ -73,6 +74,7 @@ def test_a_bounded_read_stops_where_its_input_ended_at_the_start_and_does_not_lo
     harness.run_due_calls()
     cluster.topics["rides"] = [99, 99, 99]
     register(harness)
+    pull(harness)
     assert not harness.calls
     assert sorted((each.position, each.stop) for splits in reports_of(harness).values() for each in splits) == [
         (0, 0),
@@ -81,9 +83,131 @@ def test_a_bounded_read_stops_where_its_input_ended_at_the_start_and_does_not_lo
     assert harness.no_more_splits == {0, 1}
     again = begin(cluster, 2, BOUNDED, harness.snapshot(), startingOffsets="earliest")
     register(again, reports_of(harness))
+    pull(again)
     assert not again.calls
-    assert held(again) == held(harness)
+    assert positions(again) == positions(harness)
     assert again.no_more_splits == {0, 1}
+
+
+def test_a_bounded_read_gives_whoever_asks_the_partition_with_the_most_left_to_read() -> None:
+    harness = begin(Cluster(rides=[5, 30, 0], fares=[20, 5]), 2, BOUNDED, startingOffsets="earliest")
+    register(harness)
+    harness.request_split(1)
+    assert harness.requests == {1}, "discovery is under way"
+    harness.run_next_call()
+    given = [held(harness)[1]]
+    for _ in range(4):
+        harness.request_split(0)
+        given.append(held(harness)[0])
+    assert given[0] == ["rides-1"]
+    assert harness.assigned[0].keys() == {"fares-0", "fares-1", "rides-0", "rides-2"}
+    assert [splits[0].split_id for _, splits in harness.outbox if isinstance(splits, list)] == [
+        "rides-1", "fares-0", "fares-1", "rides-0", "rides-2",
+    ]  # fmt: skip
+    assert not harness.no_more_splits, "nobody asked"
+    for subtask in (0, 1):
+        harness.request_split(subtask)
+    assert harness.no_more_splits == {0, 1}
+
+
+def test_a_bounded_read_does_not_end_before_all_readers_came_with_what_they_have() -> None:
+    cluster = Cluster(rides=[10, 20])
+    before = begin(cluster, 2, BOUNDED, startingOffsets="earliest")
+    register(before)
+    before.run_next_call()
+    pull(before)
+    again = begin(cluster, 3, BOUNDED, before.snapshot(), startingOffsets="earliest")
+    for subtask in (0, 1):
+        again.register_reader(subtask)
+        again.request_split(subtask)
+    assert again.requests == {0, 1}
+    again.register_reader(2, reported_splits=[each for of in reports_of(before).values() for each in of])
+    assert held(again) == {0: ["rides-1"], 1: ["rides-0"]}
+
+
+def test_a_bounded_read_gives_what_came_back_to_a_reader_that_waits() -> None:
+    """SeaTunnel: nobody was woken. A reader that was restored with it before means nothing (FLIP-537, section 3)."""
+    cluster = Cluster(rides=[10])
+    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
+    register(before)
+    before.run_next_call()
+    pull(before)
+    reported = reports_of(before)[0]
+    harness = begin(cluster, 3, BOUNDED, before.snapshot(), startingOffsets="earliest")
+    harness.register_reader(0, reported_splits=reported)
+    harness.request_split(0)
+    harness.register_reader(1)
+    harness.request_split(1)
+    assert held(harness) == {0: ["rides-0"]}
+    harness.fail_reader(0)
+    assert held(harness) == {1: ["rides-0"]}, "it waited"
+    harness.register_reader(0, reported_splits=reported)
+    harness.register_reader(2)
+    pull(harness)
+    assert held(harness) == {1: ["rides-0"]}
+
+
+def test_a_report_of_what_another_reader_has_read_to_its_end_is_ignored() -> None:
+    cluster = Cluster(rides=[10])
+    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
+    register(before)
+    before.run_next_call()
+    pull(before)
+    (rides,) = reports_of(before)[0]
+    harness = begin(cluster, 2, BOUNDED, before.snapshot(), startingOffsets="earliest")
+    register(harness, {0: [rides]})
+    harness.request_split(1)
+    harness.enumerator.notify_splits_finished(["rides-0"])
+    harness.assigned[1].clear()
+    harness.fail_reader(0, [])
+    harness.register_reader(0, reported_splits=[rides])
+    pull(harness)
+    assert not held(harness)
+
+
+def test_whoever_gives_it_back_first_counts_and_a_later_report_of_it_does_not() -> None:
+    cluster = Cluster(rides=[10])
+    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
+    register(before)
+    before.run_next_call()
+    pull(before)
+    (rides,) = reports_of(before)[0]
+    harness = begin(cluster, 2, BOUNDED, before.snapshot(), startingOffsets="earliest")
+    register(harness, {0: [rides]})
+    harness.request_split(1)
+    harness.fail_reader(1)
+    harness.fail_reader(0, [])
+    harness.register_reader(0, reported_splits=[rides])
+    harness.register_reader(1)
+    pull(harness)
+    assert positions(harness) == {"rides-0": 0}
+
+
+def test_a_request_for_a_split_that_has_an_owner_changes_nothing() -> None:
+    harness = begin(Cluster(rides=[10]), 2, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    before = held(harness), len(harness.outbox)
+    for subtask in (0, 1):
+        harness.request_split(subtask)
+    assert (held(harness), len(harness.outbox)) == before
+
+
+@pytest.mark.parametrize("assigner", ["hash", "round-robin"])
+def test_new_partitions_go_to_those_that_have_the_fewest_though_the_enumerator_alone_was_restored(
+    assigner: str,
+) -> None:
+    """Readers that read on report nothing: only the state says who has what."""
+    cluster = Cluster(rides=[10] * 3)
+    before = begin(cluster, 4, discovery="100", assigner=assigner)
+    register(before)
+    before.run_next_call()
+    again = begin(cluster, 4, state=before.snapshot(), discovery="100", assigner=assigner)
+    register(again)
+    cluster.topics["rides"] += [7] * 5
+    again.run_next_call()
+    counts = [len(before.assigned[subtask]) + len(again.assigned[subtask]) for subtask in range(4)]
+    assert counts == [2, 2, 2, 2]
 
 
 def test_without_an_interval_there_is_one_discovery_at_each_start_and_then_an_end() -> None:
@@ -183,7 +307,7 @@ def test_a_finished_partition_may_be_discovered_again_as_a_new_one() -> None:
     harness.run_next_call()
     assert positions(harness) == {"rides-0": 0}
     assert rides.position == 10
-    assert state_of(harness).assigned == {"rides": (0,)}
+    assert state_of(harness).assigned == {"rides": ((0, 0),)}
 
 
 def test_what_is_found_anew_is_not_replaced_by_what_a_reader_remembers_of_it() -> None:
@@ -204,6 +328,7 @@ def test_a_finish_that_no_checkpoint_saw_is_undone(way: str) -> None:
     harness = begin(Cluster(rides=[10]), boundedness=BOUNDED, startingOffsets="earliest")
     register(harness)
     harness.run_next_call()
+    pull(harness)
     (rides,) = reports_of(harness)[0]
     del harness.assigned[0]["rides-0"]
     harness.enumerator.notify_splits_finished(["rides-0"])
@@ -211,7 +336,9 @@ def test_a_finish_that_no_checkpoint_saw_is_undone(way: str) -> None:
     harness.fail_reader(0, [rides] if way == "given back" else [])
     if way == "given back":
         assert state_of(harness).unassigned == (rides,)
+    harness.no_more_splits.discard(0)
     harness.register_reader(0, reported_splits=[rides] if way == "reported" else [])
+    pull(harness)
     assert reports_of(harness) == {0: [rides]}
     assert harness.no_more_splits == {0}
 

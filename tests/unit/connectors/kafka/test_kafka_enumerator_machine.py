@@ -1,7 +1,8 @@
 """Anything that can happen to the enumerator of `headgate.kafka`, in any order, under a model of a runtime.
 
 Readers register, fail and are restored; partitions appear; checkpoints are taken, also while readers are missing; all
-of it restarts from the last checkpoint with any number of readers. Not modelled: finished partitions, removed topics.
+of it restarts from the last checkpoint with any number of readers. Partitions end in bounded reads only. Not modelled:
+removed topics.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headgate.connectors.kafka.split import KafkaSplit
-from tests.unit.connectors.kafka.partitions_source import Cluster, Harness, begin, held, state_of
+from tests.unit.connectors.kafka.partitions_source import BOUNDED, Cluster, Harness, begin, held, state_of
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -185,7 +186,119 @@ class RoundRobinRuntime(Runtime):
     assigner = "round-robin"
 
 
-@pytest.mark.parametrize("machine", [Runtime, RoundRobinRuntime])
+class BoundedRuntime(RuleBasedStateMachine):
+    """A bounded read: partitions are pulled and read to their end, and what each reader does is lost with it.
+
+    ``held`` and ``done`` of a reader are what it has and what it read to its end since the last checkpoint; ``past`` is
+    what was read to its end before that.
+    """
+
+    harness: Harness
+
+    @initialize(parallelism=st.integers(1, 3))
+    def start(self, parallelism: int) -> None:
+        self.cluster = Cluster(a=[5, 0, 9], b=[7, 7])
+        self.names = {"a-0", "a-1", "a-2", "b-0", "b-1"}
+        self.past: set[str] = set()
+        self.last: dict[int, dict[str, KafkaSplit]] = {subtask: {} for subtask in range(parallelism)}
+        self.state: bytes | None = None
+        self._begin(parallelism)
+
+    def _begin(self, parallelism: int) -> None:
+        self.harness = begin(self.cluster, parallelism, BOUNDED, self.state, startingOffsets="earliest")
+        self.since: dict[int, dict[str, KafkaSplit]] = {subtask: {} for subtask in range(parallelism)}
+        self.done: dict[int, set[str]] = {subtask: set() for subtask in range(parallelism)}
+
+    def _deliver(self) -> None:
+        for subtask, letter in self.harness.outbox:
+            if isinstance(letter, list):
+                self.since[subtask].update((split.split_id, split) for split in letter)
+        self.harness.outbox.clear()
+
+    @rule()
+    def discover(self) -> None:
+        if self.harness.calls:
+            self.harness.run_next_call()
+            self._deliver()
+
+    @rule(subtask=st.integers(0, 2))
+    def register(self, subtask: int) -> None:
+        if subtask < self.harness.parallelism and subtask not in self.harness.readers:
+            # All that it was restored with, though others may have it, or may have read it, by now.
+            self.harness.register_reader(subtask, reported_splits=list(self.last[subtask].values()))
+            self._deliver()
+
+    @rule(subtask=st.integers(0, 2))
+    def ask(self, subtask: int) -> None:
+        if subtask in self.harness.readers and subtask not in self.harness.no_more_splits:
+            self.harness.request_split(subtask)
+            self._deliver()
+
+    @rule(subtask=st.integers(0, 2))
+    def finish(self, subtask: int) -> None:
+        for name in sorted(self.harness.assigned.get(subtask, {}))[:1]:
+            self.harness.finish_split(subtask, name)
+            self.done[subtask].add(name)
+            self.harness.enumerator.notify_splits_finished([name])
+
+    @rule(subtask=st.integers(0, 2))
+    def fail(self, subtask: int) -> None:
+        if subtask in self.harness.readers:
+            self.done[subtask].clear()
+            self.harness.fail_reader(subtask, list(self.since[subtask].values()))
+            self.since[subtask].clear()
+            self._deliver()
+
+    def _can_checkpoint(self) -> bool:
+        return self.harness.readers.keys() == self.since.keys()
+
+    @precondition(_can_checkpoint)
+    @rule()
+    def checkpoint(self) -> None:
+        self.state = self.harness.snapshot()
+        self.last = {subtask: dict(self.harness.assigned[subtask]) for subtask in self.since}
+        for subtask, done in self.done.items():
+            self.past |= done
+            done.clear()
+            self.since[subtask].clear()
+        self.harness.enumerator.notify_checkpoint_complete(self.harness._checkpoints)
+
+    @precondition(lambda self: self.state is not None)
+    @rule(parallelism=st.integers(1, 3))
+    def restart(self, parallelism: int) -> None:
+        splits = [split for of_reader in self.last.values() for split in of_reader.values()]
+        if parallelism != len(self.last):
+            self.last = {
+                subtask: {split.split_id: split for split in splits[subtask::parallelism]}
+                for subtask in range(parallelism)
+            }
+        self._begin(parallelism)
+
+    @invariant()
+    def nothing_is_twice(self) -> None:
+        inside = [split.split_id for split in state_of(self.harness).unassigned]
+        outside = [split_id for splits in held(self.harness).values() for split_id in splits]
+        done = [name for of_reader in self.done.values() for name in of_reader]
+        everything = [*inside, *outside, *done, *self.past]
+        assert len(set(everything)) == len(everything), (inside, outside, done, self.past)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        for subtask in range(3):
+            self.register(subtask)
+        self.discover()
+        for _ in range(len(self.names) + 1):
+            for subtask in range(self.harness.parallelism):
+                self.ask(subtask)
+                self.finish(subtask)
+        self.nothing_is_twice()
+        read = {name for of_reader in self.done.values() for name in of_reader} | self.past
+        assert read == self.names
+        assert self.harness.no_more_splits == self.since.keys()
+
+
+@pytest.mark.parametrize("machine", [Runtime, RoundRobinRuntime, BoundedRuntime])
 def test_splits_are_kept_balanced_and_in_one_place_whatever_happens(machine: type[Any]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 

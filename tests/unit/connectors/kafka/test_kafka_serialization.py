@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headgate.connectors.kafka.split import SPLIT_SERIALIZER, STATE_SERIALIZER, KafkaSplit, KafkaState
@@ -21,7 +22,7 @@ SPLIT = KafkaSplit(
 STATE = KafkaState(
     initial_discovery_finished=True,
     unassigned=(KafkaSplit(split_id="fares-0", topic="fares", partition=0, position=0), SPLIT),
-    assigned={"fares": (1, 2), "rides.v1": (0,)},
+    assigned={"fares": ((1, 0), (2, 2)), "rides.v1": ((0, None),)},
     parallelism=3,
     owners={"fares-0": 2},
 )
@@ -34,9 +35,15 @@ def test_splits(repository: Path) -> None:
 
 
 def test_states(repository: Path) -> None:
-    golden = (repository / "tests/golden/kafka-state-v1.json").read_bytes().strip()
+    golden = (repository / "tests/golden/kafka-state-v2.json").read_bytes().strip()
     assert STATE_SERIALIZER.deserialize(golden) == STATE
     assert STATE_SERIALIZER.serialize(STATE) == golden
+
+
+def test_states_of_version_1_did_not_say_who_has_what(repository: Path) -> None:
+    golden = (repository / "tests/golden/kafka-state-v1.json").read_bytes().strip()
+    assigned = {"fares": ((1, None), (2, None)), "rides.v1": ((0, None),)}
+    assert STATE_SERIALIZER.deserialize(golden) == msgspec.structs.replace(STATE, assigned=assigned)
 
 
 def test_a_partition_without_an_end_is_short() -> None:

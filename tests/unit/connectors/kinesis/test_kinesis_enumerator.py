@@ -120,6 +120,21 @@ def test_after_a_restore_readers_keep_what_they_had_unless_their_number_changes(
     assert {split.position for each in restored.assigned.values() for split in each.values()} == {after("7")}
 
 
+def test_new_shards_go_to_those_that_have_the_fewest_though_the_enumerator_alone_was_restored():
+    """Readers that read on report nothing: only the state says who has what."""
+    stream = source(*(Shard(str(number)) for number in range(3)))
+    before = harness(stream, parallelism=4)
+    for subtask in range(4):
+        before.register_reader(subtask)
+    before.run_due_calls()
+    again = harness(stream, parallelism=4, state=before.snapshot())
+    for subtask in range(4):
+        again.register_reader(subtask)
+    stream.shards += [Shard(str(number)) for number in range(3, 8)]
+    again.run_due_calls()
+    assert [len(before.assigned[subtask]) + len(again.assigned[subtask]) for subtask in range(4)] == [2, 2, 2, 2]
+
+
 def test_reported_splits_are_state_until_they_are_assigned_again():
     stream = source(Shard("0"), Shard("1"))
     enumerator = harness(stream, parallelism=2)

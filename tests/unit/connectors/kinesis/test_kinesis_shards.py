@@ -59,10 +59,10 @@ def test_a_shard_that_a_listing_missed_is_not_read_again():
 
 
 def test_finished_shards_are_forgotten_when_kinesis_forgets_them():
-    table = ShardTable(KinesisState(initial_discovery_finished=True, finished=("0", "1"), assigned=("2",)))
+    table = ShardTable(KinesisState(initial_discovery_finished=True, finished=("0", "1"), assigned={"2": 0}))
     table.discovered(Discovered(frozenset({"1", "2"}), ()))
     assert table.snapshot(1).finished == ("1",)
-    assert table.snapshot(1).assigned == ("2",)
+    assert table.snapshot(1).assigned == {"2": 0}
 
 
 def test_what_another_reader_has_is_not_taken_from_it():

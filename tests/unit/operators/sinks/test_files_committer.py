@@ -202,19 +202,6 @@ def test_what_is_left_is_not_taken_for_a_dead_writers() -> None:
     assert visible(files) == [1, 2, 3]
 
 
-def test_abort_deletes_what_a_restore_writes_again() -> None:
-    files = in_memory()
-    commits = committer(DyingHandler(files))
-    commits.commit(stage(files, [[1]]), epoch=1, final=False)
-    staged = stage(files, [[2], [3]])
-    commits.commit(staged[:1], epoch=2, final=False)
-    commits.abort(staged, epoch=2)
-    commits.abort(staged, epoch=2)
-    assert commits.commit([], epoch=3, final=True) == []
-    assert visible(files) == [1]
-    assert_tidy(files)
-
-
 def test_a_folder_with_files_of_others_is_refused() -> None:
     files = in_memory()
     files.create_dir(OUTPUT)
@@ -243,11 +230,11 @@ def test_a_number_that_another_sink_took_does_not_count_as_ours() -> None:
     dying = DyingHandler(files)
     crashing = committer(dying, ONE_BY_ONE)
     crashing.open()
-    dying.operations, dying.dies_at = 0, 3  # the intent, its move, and then the staged file's move
+    dying.operations, dying.dies_at = 0, 3  # the intent, its name, and then the published file
     dying.when = "after"
     with pytest.raises(SinkError):
         crashing.commit(staged, epoch=1, final=True)
-    assert len(listed(files, OUTPUT)) == 1, "moved, not in the log"
+    assert len(listed(files, OUTPUT)) == 1, "made, not in the log"
     with files.open_output_stream(f"{OUTPUT}/_spark_metadata/1") as stream:
         stream.write(b"v1")
     committer(DyingHandler(files), ONE_BY_ONE).commit(staged, epoch=1, final=True)
@@ -256,24 +243,30 @@ def test_a_number_that_another_sink_took_does_not_count_as_ours() -> None:
 
 
 def test_an_intent_as_it_lies_in_the_folder() -> None:
-    """Version 1 is read, another is refused; what it names and the log does not is undone."""
+    """Version 1 is read, another is refused; when its number is taken, what the log does not name is deleted."""
     files = in_memory()
     committer(DyingHandler(files)).open()
     staged = stage(files, [[1]])
     name = decode_staged(staged[0]).name
-    files.move(f"{OUTPUT}/_staging/{name}", f"{OUTPUT}/part-x.json")
+    files.copy_file(f"{OUTPUT}/_staging/{name}", f"{OUTPUT}/part-x.json")
     golden = '{"version":1,"batch":1,"outputs":[{"name":"part-x.json","staged":["' + name + '"]}]}'
+    intent = "publishing-00001-0123456789abcdef.json"
     for content, error in (
         (golden.replace("1", "2", 1), UnsupportedVersionError),
         ("{}", CorruptStateError),
         (golden[:-3], CorruptStateError),
         (golden, None),
     ):
-        with files.open_output_stream(f"{OUTPUT}/_staging/publishing.json") as stream:
+        with files.open_output_stream(f"{OUTPUT}/_staging/{intent}") as stream:
             stream.write(content.encode())
+        committer(DyingHandler(files)).open()
+        assert listed(files, f"{OUTPUT}/_staging") == sorted([name, intent]), "whose it is may yet take its number"
+        with files.open_output_stream(f"{OUTPUT}/_spark_metadata/1") as stream:
+            stream.write(b"v1")
         if error is not None:
-            with pytest.raises(error, match=r"publishing\.json"):
+            with pytest.raises(error, match=r"publishing-00001-0123456789abcdef\.json"):
                 committer(DyingHandler(files)).open()
+            files.delete_file(f"{OUTPUT}/_spark_metadata/1")
     committer(DyingHandler(files)).open()
     assert listed(files, f"{OUTPUT}/_staging") == [name] and listed(files, OUTPUT) == []
 

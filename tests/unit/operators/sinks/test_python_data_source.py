@@ -188,9 +188,6 @@ class Recorder(DataSourceStreamWriter):
             raise KeyError("seven")
         self.calls.append(("commit", [each.numbers for each in messages], batchId))
 
-    def abort(self, messages: list[Any], batchId: int) -> None:
-        self.calls.append(("abort", [each.numbers for each in messages], batchId))
-
 
 def test_batches_are_counted_from_zero_and_errors_are_the_user_s() -> None:
     recorder = Recorder()
@@ -200,8 +197,7 @@ def test_batches_are_counted_from_zero_and_errors_are_the_user_s() -> None:
     messages = to.prepare_commit(1, final=False).result(60).committables
     to.close()
     assert committer.commit(messages * 2, epoch=1, final=False) == ()
-    committer.abort(messages, epoch=2)
-    assert recorder.calls == [("commit", [[1], [1]], 0), ("abort", [[1]], 1)]
+    assert recorder.calls == [("commit", [[1], [1]], 0)]
     with pytest.raises(UserFunctionError, match=r"Recorder\.commit failed: KeyError: 'seven'"):
         committer.commit(messages, epoch=8, final=True)
 

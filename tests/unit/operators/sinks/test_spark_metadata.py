@@ -42,8 +42,8 @@ def test_a_batch_is_a_file_with_a_line_per_published_file() -> None:
         '{"path":"file:///out/a",' + rest + ',"headgate":["s1","s2"]}',
         '{"path":"file:///out/b",' + rest + ',"headgate":["s3"]}',
     ]
-    assert log.staged_files(1) == {"s1", "s2", "s3"}
-    assert log.staged_files(0) == log.staged_files(2) == frozenset()
+    assert log.published(1) == {"a": ("s1", "s2"), "b": ("s3",)}
+    assert log.published(0) == {} and log.published(2) is None
 
 
 def test_every_tenth_batch_holds_all_entries_but_only_its_own_staged_files() -> None:
@@ -57,7 +57,7 @@ def test_every_tenth_batch_holds_all_entries_but_only_its_own_staged_files() -> 
     version, *lines = text(files, f"{LOG}/19.compact").split("\n")
     assert (version, lines[0], len(lines)) == ("v1", SPARKS, 20)
     assert ["headgate" in line for line in lines] == [False] * 19 + [True]
-    assert log.staged_files(19) == {"s19"} and log.staged_files(9) == {"s9"}
+    assert log.published(19) == {"f19": ("s19",)} and log.published(9) == {"f9": ("s9",)}
     assert SparkMetadataLog(files, "out").load() == 19
 
 
@@ -115,7 +115,7 @@ def test_long_files_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         log.append([entry(f"a{number}", f"s{number}"), entry(f"b{number}")], 0)
     lines = text(files, f"{LOG}/9.compact").split("\n")
     assert [line.count("file:///out/") for line in lines] == [0] + [1] * 20
-    assert log.staged_files(9) == {"s9"} and log.staged_files(3) == {"s3"}
+    assert log.published(9) == {"a9": ("s9",), "b9": ()} and log.published(3) == {"a3": ("s3",), "b3": ()}
 
 
 @pytest.mark.parametrize("content", ["", "v2\n", "garbage"])
@@ -125,7 +125,7 @@ def test_another_version_is_refused(content: str) -> None:
     log = SparkMetadataLog(files, "out")
     log.load()
     with pytest.raises(UnsupportedVersionError, match="_spark_metadata/0"):
-        log.staged_files(0)
+        log.published(0)
 
 
 def test_a_line_that_cannot_be_read_names_its_file() -> None:
@@ -134,7 +134,7 @@ def test_a_line_that_cannot_be_read_names_its_file() -> None:
     log = SparkMetadataLog(files, "out")
     log.load()
     with pytest.raises(CorruptStateError, match="_spark_metadata/0"):
-        log.staged_files(0)
+        log.published(0)
     log.append((), 0)
     for _ in range(7):
         log.append((), 0)

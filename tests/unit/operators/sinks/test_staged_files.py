@@ -38,7 +38,7 @@ def test_names_tell_who_staged_and_never_come_twice() -> None:
     assert [(each.run, each.subtask, each.attempt, each.execution, each.count) for each in parsed] == [
         (3, 1, 7, 2, 1), (3, 1, 7, 2, 2), (3, 1, 7, 2, 1),
     ]  # fmt: skip
-    assert StagedName.try_parse("publishing.json") is None
+    assert StagedName.try_parse("publishing-00001-0123456789abcdef.json") is None
 
 
 def test_names_sort_as_rows_were_written() -> None:

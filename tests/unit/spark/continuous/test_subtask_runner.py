@@ -27,7 +27,10 @@ from headgate.protocol.state import (
     SubtaskState,
 )
 from headgate.source import SourceEvent, WatermarkStrategy
+from headgate.source.serialization import VersionedSerializer
+from headgate.spark.continuous.subtask_runner import MOST_POSITIONS
 from headgate.task import MAX_WATERMARK_MS
+from headgate.task.mailbox import Letter
 from headgate.testing import EnumeratorHarness, VirtualClock
 from tests.unit.spark.continuous.toy_query import (
     PATIENCE_S,
@@ -37,6 +40,7 @@ from tests.unit.spark.continuous.toy_query import (
     Running,
     ToyOperator,
     ToySource,
+    ToySplit,
     state_of,
     wait_until,
 )
@@ -254,7 +258,7 @@ def test_a_ready_made_reader_is_run_to_its_end(start: Start) -> None:
     _, figures = running.checkpoint(1)
 
     assert figures.rows_out == {"sink": 20_000}
-    assert figures.positions == {"a": {}}
+    assert not any(figures.positions.values())
     assert running.runner.fetching_since() is None
 
 
@@ -363,6 +367,86 @@ def test_a_savepoint_that_is_aborted_while_slices_wait_suspends_nothing(start: S
     running = start(a=source, operator=ToyOperator(process=process))
     running.start("s")
     wait_until(lambda: running.sink.numbers == [*range(40), 100])
+
+
+# Figures.
+
+
+class CountingSerializer(VersionedSerializer[ToySplit]):
+    """Counts what it writes."""
+
+    def __init__(self) -> None:
+        super().__init__(ToySplit, version=1, what="a split of a toy")
+        self.written = 0
+
+    def serialize(self, value: ToySplit) -> bytes:
+        self.written += 1
+        return super().serialize(value)
+
+
+class CountedToySource(ToySource):
+    split_serializer: CountingSerializer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split_serializer = CountingSerializer()
+
+
+def tell(running: Running, times: int) -> list[msg.SubtaskProgress]:
+    """Let the figures be due so many times, and return what was told."""
+    before = len(running.posted)
+    for _ in range(times):
+        running.runner._mailbox.post(Letter(running.runner._on_progress_due))
+    running.letters()
+    return [letter for letter in running.posted[before:] if isinstance(letter, msg.SubtaskProgress)]
+
+
+def test_positions_are_looked_for_once_a_second_whatever_is_told_meanwhile(start: Start) -> None:
+    clock = VirtualClock(5000)
+    source = CountedToySource()
+    running = start(a=source, now_ms=clock)
+    running.start("s", "t")
+    running.letters()
+    clock.advance(1000)
+    letters = tell(running, 5)
+    assert [letter.splits for letter in letters if letter.splits] == [{"a": 2}]
+    assert source.split_serializer.written <= 2 * 2
+    clock.advance(999)
+    before = source.split_serializer.written
+    assert not [letter for letter in tell(running, 5) if letter.splits or letter.positions]
+    assert source.split_serializer.written == before
+    clock.advance(1)
+    (told,) = [letter for letter in tell(running, 5) if letter.splits]
+    assert told.positions == {"a": {"s": state_of("s").data, "t": state_of("t").data}}
+    assert source.split_serializer.written == before + 2
+
+
+def test_what_a_snapshot_wrote_is_told_and_not_written_again(start: Start) -> None:
+    clock = VirtualClock(5000)
+    source = CountedToySource()
+    running = start(a=source, now_ms=clock)
+    running.start("s")
+    tell(running, 1)
+    clock.advance(999)
+    before = source.split_serializer.written
+    _, figures = running.checkpoint(1)
+    assert figures.positions == {"a": {"s": state_of("s").data}}
+    assert source.split_serializer.written == before + 1, "for the checkpoint"
+
+
+def test_of_very_many_splits_only_their_number_is_told_and_none_is_written(start: Start) -> None:
+    clock = VirtualClock(5000)
+    source = CountedToySource()
+    running = start(a=source, now_ms=clock)
+    running.start(*[f"s{number}" for number in range(MOST_POSITIONS + 1)])
+    running.letters()
+    for _ in range(3):
+        clock.advance(1000)
+        (told,) = [letter for letter in tell(running, 4) if letter.splits]
+        assert (told.splits, told.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})
+    assert source.split_serializer.written == 0
+    _, figures = running.checkpoint(1)
+    assert (figures.splits, figures.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})
 
 
 # The end of the input.
@@ -510,13 +594,14 @@ def test_a_split_is_not_idle_because_the_sink_has_no_room(start: Start) -> None:
 
 
 def test_a_split_is_not_idle_because_a_function_is_slow(start: Start) -> None:
-    idle = Idle(start, ToyOperator(process=lambda batch: idle.clock.advance(1000)))
+    takes_ms = iter((1000, 0))
+    idle = Idle(start, ToyOperator(process=lambda batch: idle.clock.advance(next(takes_ms))))
     for numbers in ([1], [1, 2]):
         idle.offer()
         wait_until(lambda wanted=numbers: idle.running.sink.numbers == wanted)  # type: ignore[misc]
         idle.running.letters()
         idle.running.letters()
-        assert idle.watermark_ms() is None
+    assert idle.watermark_ms() is None, "split t could not be read while the function ran"
 
 
 def test_a_split_is_not_idle_because_the_subtask_is_suspended(start: Start) -> None:

@@ -1,0 +1,69 @@
+"""What Spark says when it gives up on the slots, in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.spark.continuous.job import _essence, _report
+
+FAILED = """An error occurred while calling o91.save.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 1 times, most recent \
+failure: Lost task 1.0 in stage 3.0 (TID 8) (localhost executor driver): org.apache.spark.api.python.PythonException: \
+Traceback (most recent call last):
+  File "/spark/worker.py", line 1, in main
+    process()
+  File "/headgate/slot.py", line 2, in run
+    raise error
+headgate.errors.{raised}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1)
+\tat java.base/java.lang.Thread.run(Thread.java:1)
+
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.$anonfun$abortStage$2(DAGScheduler.scala:1)
+Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+"""
+
+CRASHED = """An error occurred while calling o674.save.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent \
+failure: Lost task 0.0 in stage 3.0 (TID 8) (localhost executor driver): org.apache.spark.SparkException: Python worker \
+exited unexpectedly (crashed)
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$3.applyOrElse(PythonRunner.scala:1)
+Caused by: java.io.EOFException
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "essence"),
+    [
+        (FAILED.format(raised="HeadgateError: Slot 1, attempt 0, ends: fenced."),
+         "headgate.errors.HeadgateError: Slot 1, attempt 0, ends: fenced."),
+        (CRASHED, "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+        ("[JOB_CANCELLED] Job 3 cancelled because SparkContext was shut down\nmore",
+         "[JOB_CANCELLED] Job 3 cancelled because SparkContext was shut down"),
+        ("Job aborted: ExecutorLostFailure (executor 1 exited: remote RPC client disassociated)",
+         "Job aborted: ExecutorLostFailure (executor 1 exited: remote RPC client disassociated)"),
+        ("", "RuntimeError"),
+        ("x" * 5000, "x" * 1000),
+    ],
+    ids=["an error of the slot", "a killed worker", "the session ended", "a lost executor", "nothing", "very much"],
+)  # fmt: skip
+def test_the_line_that_says_what_happened(said: str, essence: str) -> None:
+    assert _essence(RuntimeError(said)) == essence
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "final"),
+    [
+        ("DeploymentError: This executor has headgate 0.1.", "DeploymentError", True),
+        ("HeadgateError: Slot 1 ends: fenced.", "HeadgateError", False),
+    ],
+)
+def test_what_every_attempt_would_meet_again_is_final(raised: str, kind: str, final: bool) -> None:
+    report = _report(RuntimeError(FAILED.format(raised=raised)))
+    assert (report.error_type, report.final) == (kind, final)
+    assert report.message == f"Spark ended the job of the slots: headgate.errors.{raised}"
+
+
+def test_a_module_that_executors_lack_is_final() -> None:
+    assert _report(RuntimeError("Traceback:\nModuleNotFoundError: No module named 'headgate'")).final

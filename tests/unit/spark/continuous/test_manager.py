@@ -1,0 +1,61 @@
+"""The queries of this process: one at a location, and none is held when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from headgate.errors import OptionError
+from headgate.spark.continuous import manager
+from headgate.spark.continuous.manager import ContinuousQueryManager
+from headgate.spark.continuous.query import ContinuousQuery
+
+
+class StandIn:
+    """What the manager knows of a query."""
+
+    def __init__(self, id: str, name: str | None = None) -> None:
+        self.id = id
+        self.name = name
+
+
+def query(id: str, name: str | None = None) -> ContinuousQuery:
+    return cast(ContinuousQuery, StandIn(id, name))
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep the process's own queries out of it."""
+    monkeypatch.setattr(manager, "_by_location", {})
+    monkeypatch.setattr(manager, "listeners", [])
+    yield
+
+
+@pytest.mark.parametrize(("name", "called"), [("rides", "rides"), (None, "one")])
+def test_a_location_belongs_to_one_live_query(name: str | None, called: str) -> None:
+    first, second = query("one", name), query("two")
+    manager.enter("here", first)
+    with pytest.raises(OptionError, match=f"belongs to the query '{called}'") as refused:
+        manager.enter("here", second)
+    assert refused.value.facts["option"] == "checkpointLocation"
+    manager.enter("there", second)
+    assert ContinuousQueryManager().active == [first, second]
+
+    manager.leave("here", second)  # is not its own
+    assert ContinuousQueryManager().get("one") is first
+    manager.leave("here", first)
+    manager.leave("here", first)
+    assert ContinuousQueryManager().get("one") is None
+    manager.enter("here", query("three"))
+
+
+def test_a_listener_is_told_once_however_often_it_is_added() -> None:
+    streams, listener = ContinuousQueryManager(), cast(Any, object())
+    streams.removeListener(listener)
+    streams.addListener(listener)
+    streams.addListener(listener)
+    assert manager.listeners == [listener]
+    streams.removeListener(listener)
+    assert manager.listeners == []
