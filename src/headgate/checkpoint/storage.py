@@ -166,6 +166,10 @@ class CheckpointStorage:
         """Return a complete checkpoint; raises like `load_newest`."""
         return _load(self.store, f"chk-{checkpoint_id}/{_MANIFEST}", self.store)
 
+    def holds_savepoint(self) -> bool:
+        """Return whether there is a savepoint in this folder."""
+        return self.store.sizes([_MANIFEST]) != [None]
+
     def load_savepoint(self) -> Manifest:
         """Return the savepoint in this folder, or the checkpoint if it is the folder of one.
 
@@ -179,7 +183,7 @@ class CheckpointStorage:
             As `load_newest`.
         """
         path = self.store.path(_MANIFEST)
-        if self.store.sizes([_MANIFEST]) == [None]:
+        if not self.holds_savepoint():
             raise StoredStateError(
                 f"There is no savepoint in {self.store.base}: it has no file {_MANIFEST}. Give the folder that "
                 "query.stop(savepoint=...) was given, or a folder chk-<number> of a checkpoint location.",

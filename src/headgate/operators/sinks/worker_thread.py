@@ -65,6 +65,8 @@ class WorkerThread:
             try:
                 result = job()
             except BaseException as error:
+                with self._lock:
+                    self._failure = error  # before anybody hears of it: whoever does finds the sink broken
                 future.set_exception(error)
                 raise
             future.set_result(result)

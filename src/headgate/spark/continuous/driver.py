@@ -43,7 +43,7 @@ from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, Envelope
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
-from headgate.spark.continuous.error_reports import error_of
+from headgate.spark.continuous.error_reports import error_of, report_of
 from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs
 from headgate.spark.continuous.slot import ADDRESS_FILE, SlotSettings
 from headgate.spark.continuous.worker import Worker
@@ -361,7 +361,9 @@ class QueryDriver:
             size = self._storage.write_manifest(action.manifest, location=action.location)
         except Exception as error:
             self._end_if_taken_over(error)
-            self._inbox.put(cp.ManifestWriteFailed(action.checkpoint_id, f"{type(error).__name__}: {error}"))
+            self._inbox.put(
+                cp.ManifestWriteFailed(action.checkpoint_id, f"{type(error).__name__}: {error}", report_of(error))
+            )
         else:
             self._inbox.put(cp.ManifestWritten(action.checkpoint_id, size))
 
@@ -376,7 +378,7 @@ class QueryDriver:
         except Exception as error:
             _log.warning("query %s: committing epoch %d failed", self._name, action.epoch, exc_info=True)
             self._end_if_taken_over(error)
-            self._inbox.put(cp.CommitFailed(action.epoch, f"{type(error).__name__}: {error}"))
+            self._inbox.put(cp.CommitFailed(action.epoch, f"{type(error).__name__}: {error}", report_of(error)))
         else:
             self._inbox.put(cp.Committed(action.epoch, left))
 

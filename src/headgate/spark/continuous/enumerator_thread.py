@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.enumerator_runner import EnumeratorRunner, Output, SlowWork
+from headgate.errors import ConnectorContractError
 from headgate.source.enumerator import Boundedness
 from headgate.source.source import Source
 
@@ -120,7 +121,7 @@ class EnumeratorThread:
         self._outputs.put(None)
         try:
             self._runner.close()
-        except Exception:
+        except BaseException:
             _log.warning("The enumerator of %s failed when it was closed.", self._uid, exc_info=True)
 
     def _next_turn(self) -> Callable[[], list[Output]] | None:
@@ -151,6 +152,11 @@ class EnumeratorThread:
             result = work.work()
         except Exception as error:
             failure = error
+        except BaseException as error:  # sys.exit() in a connector's code: its handler must hear of it
+            failure = ConnectorContractError(
+                f"Slow work of the source {self._uid!r} raised {type(error).__name__}: {error}.", method="call_async"
+            )
+            failure.__cause__ = error
         self._turns.put(lambda: self._finish(work, result, failure))
 
     def _say(self) -> None:

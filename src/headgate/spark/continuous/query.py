@@ -28,7 +28,7 @@ from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job_master import JobOptions, JobPlan, SourcePlan
 from headgate.coordinator.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.scheduler import SchedulerOptions
-from headgate.errors import HeadgateError, OptionError
+from headgate.errors import HeadgateError, OptionError, StoredStateError
 from headgate.operators.query_options import restart_options
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol.messages import CheckpointKind
@@ -195,6 +195,7 @@ class ContinuousQuery:
 
     def savepoint(self, location: str, timeout: float = 600.0) -> int:
         """Write a savepoint into a folder and go on. A savepoint needs nothing outside its folder."""
+        _check_empty(str(location))
         return _wait_for(self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)), timeout)
 
     def stop(self, savepoint: str | None = None, *, drain: bool = False, timeout: float = 600.0) -> None:
@@ -217,6 +218,8 @@ class ContinuousQuery:
         if savepoint is None and not drain:
             self._stop_now(timeout)
             return
+        if savepoint is not None:
+            _check_empty(str(savepoint))
         with self._changing:
             if not self.isActive:
                 return
@@ -444,6 +447,16 @@ class ContinuousQuery:
                 f"The parallelism is {parallelism}; it must be from 1 to max-parallelism, which is {most}.",
                 option="parallelism", value=parallelism,
             )  # fmt: skip
+
+
+def _check_empty(folder: str) -> None:
+    """Refuse a folder that holds a savepoint already, before anything of the query stops for it."""
+    if CheckpointStorage(folder).holds_savepoint():
+        raise StoredStateError(
+            f"There is a savepoint already in {folder!r}, which is never overwritten. Give another folder, or delete what "
+            "is in this one.",
+            what="a savepoint", path=folder,
+        )  # fmt: skip
 
 
 def _wait_for(answer: Future[int], timeout: float) -> int:

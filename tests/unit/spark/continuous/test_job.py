@@ -26,8 +26,8 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
 
 CRASHED = """An error occurred while calling o674.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent \
-failure: Lost task 0.0 in stage 3.0 (TID 8) (localhost executor driver): org.apache.spark.SparkException: Python worker \
-exited unexpectedly (crashed)
+failure: Lost task 0.0 in stage 3.0 (TID 8) (localhost executor driver): org.apache.spark.SparkException: Python \
+worker exited unexpectedly (crashed)
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$3.applyOrElse(PythonRunner.scala:1)
 Caused by: java.io.EOFException
 """
