@@ -453,8 +453,8 @@ def _check_empty(folder: str) -> None:
     """Refuse a folder that holds a savepoint already, before anything of the query stops for it."""
     if CheckpointStorage(folder).holds_savepoint():
         raise StoredStateError(
-            f"There is a savepoint already in {folder!r}, which is never overwritten. Give another folder, or delete what "
-            "is in this one.",
+            f"There is a savepoint already in {folder!r}, which is never overwritten. Give another folder, or delete "
+            "what is in this one.",
             what="a savepoint", path=folder,
         )  # fmt: skip
 
