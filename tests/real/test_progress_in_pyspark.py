@@ -27,9 +27,10 @@ def progress_of(rows: int) -> dict[str, Any]:
     letter = SubtaskProgress(
         stage=0, execution=1, rows_in={"k": rows}, rows_out={"s": rows}, watermark_ms=1_763_760_000_000,
         splits={"k": 1},
-        positions={"k": {"t-0": b'{"v":1,"split_id":"t-0","position":5}'}}, lag={"k": {"rowsBehind": 9}},
+        positions={"k": {"t-0": b'{"v":1,"split_id":"t-0","position":5}'}},
     )  # fmt: skip
     reporter.take(0, letter, 500)
+    reporter.take_lag("k", {"rowsBehind": 9})
     return reporter.report(1000)[0]
 
 

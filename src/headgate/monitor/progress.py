@@ -183,7 +183,10 @@ class ProgressReporter:
 
     def _event_time(self) -> dict[str, str]:
         watermark_ms = self._figures.watermark_ms()
-        return {} if watermark_ms is None else {"watermark": timestamp(watermark_ms)}
+        # Beyond the calendar is the end of all input: no time that anybody could look at.
+        if watermark_ms is None or watermark_ms > _LAST_MS:
+            return {}
+        return {"watermark": timestamp(watermark_ms)}
 
     def _own(self, now_ms: int) -> dict[str, Any]:
         last = self._checkpoint
