@@ -21,8 +21,8 @@ BENCHES = {
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./run bench",
-        description="Measure Headgate and Spark's own reader in one run, alternating, on the same data with the same "
-        "program. Prints a table and, as its last line, one JSON object. A ratio above 1 means Headgate is better.",
+        description="Measure Headgate and its peer (Spark's own reader or engine, or what is required of it) in one "
+        "run. Prints a table and, as its last line, one JSON object. A ratio above 1 means Headgate is better.",
     )
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
     for name, module in BENCHES.items():

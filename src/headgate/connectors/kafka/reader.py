@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_CHECKPOINTS_REMEMBERED = 4
+
 
 class KafkaReader(MultiplexedReader[KafkaSplit]):
     """Reads partitions, and commits their positions to a consumer group when a checkpoint is complete.
@@ -51,6 +53,8 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
         splits = super().snapshot_state(checkpoint_id)
         if self.context.query is not None and checkpoint_id > 0:
             self._positions[checkpoint_id] = splits
+            for oldest in sorted(self._positions)[:-_CHECKPOINTS_REMEMBERED]:  # which nobody completed
+                del self._positions[oldest]
         return splits
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
