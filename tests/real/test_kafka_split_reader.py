@@ -270,10 +270,17 @@ def test_a_fetch_that_blocks_is_woken_up(kafka: Broker, topic_name: str, decoder
         harness.add_splits(split(topic_name))
         harness.fetch()
         harness.timeout_ms = 10**6  # longer than the test may take
-        waker = threading.Timer(0.2, harness.split_reader.wake_up)
+        waking = threading.Event()  # set before it wakes: a fetch that begins later would be woken by nobody
+
+        def wake() -> None:
+            waking.set()
+            harness.split_reader.wake_up()
+
+        waker = threading.Timer(0.2, wake)
         waker.start()
-        while waker.is_alive():
+        while not waking.is_set():
             assert harness.fetch() == []
+        waker.join()
         harness.split_reader.wake_up()  # before it blocks
         assert harness.fetch() == []
 

@@ -43,9 +43,24 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.005)
 
 
+_others: set[threading.Thread] = set()
+"""Threads of other tests of this process."""
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Note which threads were there before."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def own_threads() -> list[str]:
     """Return the names of all threads that Python knows of and that are the transport's."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("headgate", "Dummy", "Timer"))]
+    return [
+        thread.name
+        for thread in threading.enumerate()
+        if thread not in _others and thread.name.startswith(("headgate", "Dummy", "Timer"))
+    ]
 
 
 class Driver:
