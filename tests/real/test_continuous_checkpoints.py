@@ -135,7 +135,7 @@ def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, t
     query.savepoint(str(tmp_path / "savepoint"))
     has_read(query, query.status["rowsIn"] + 100)
     assert newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SAVEPOINT
-    with pytest.raises(HeadgateError, match=r"There is a checkpoint already in .*give another folder"):
+    with pytest.raises(HeadgateError, match=r"There is a savepoint already in .*Give another folder"):
         query.savepoint(str(tmp_path / "savepoint"))
     assert is_running(query)
 
