@@ -47,7 +47,7 @@ class Place:
         return (
             stream.writeStream.format("parquet")
             .option("path", str(self.out))
-            .option("publishInterval", "1 millisecond")
+            .option("publishInterval", "0 seconds")
             .option("checkpointLocation", str(self.checkpoints))
             .trigger(continuous=interval)
         )

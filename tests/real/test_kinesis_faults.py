@@ -107,8 +107,9 @@ def test_silence_is_an_error_after_its_time(
     stream.put(range(3))
     faulty.drop(operation, times=10_000)
     with pytest.raises(SourceUnavailableError, match="endpointUrl") as raised:
-        read_all(source(requestTimeout="300 milliseconds"))
-    assert raised.value.retryable and raised.value.address == faulty.url and 3 <= faulty.calls[operation] < 1000
+        read_all(source(requestTimeout="1 second"))
+    # How often it asks in that time is the machine's business; that it asks again, and with pauses, is not.
+    assert raised.value.retryable and raised.value.address == faulty.url and 2 <= faulty.calls[operation] < 1000
 
 
 def test_silence_is_an_error_of_the_planner_too(stream: Stream, source: MakeSource, faulty: FaultyProxy) -> None:
