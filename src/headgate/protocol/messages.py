@@ -177,6 +177,14 @@ class SourceReported(_SubtaskMessage, frozen=True, kw_only=True):
     no_more_splits: bool = False
 
 
+class SplitEventTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a split is in event time: its watermark in milliseconds (None: it has none yet), idle or not, paused or not."""
+
+    watermark_ms: int | None = None
+    idle: bool = False
+    paused: bool = False
+
+
 class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     """Figures for `lastProgress`, now and then; the newest counts.
 
@@ -193,6 +201,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         Time since the deployment that each operator took, by its uid, in milliseconds.
     watermark_ms
         The subtask's watermark; None when there is none.
+    event_times
+        By source uid, for those with event time: split id to how far it is; told and left out with ``positions``.
     skipped
         Bad records skipped since the deployment.
     """
@@ -203,7 +213,25 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     positions: dict[str, dict[str, bytes]] = {}
     busy_ms: dict[str, int] = {}
     watermark_ms: int | None = None
+    event_times: dict[str, dict[str, SplitEventTime]] = {}
     skipped: int = 0
+
+
+class WatermarkReported(_SubtaskMessage, frozen=True, kw_only=True):
+    """How far a reader is in event time, for the alignment group of its source (FLIP-182).
+
+    Parameters
+    ----------
+    watermark_ms
+        The lowest watermark of its splits that are not idle, in milliseconds; `MIN_WATERMARK_MS` while one of them has
+        none yet. None: it has no vote (no split, or all of them are idle).
+    slowest
+        The split whose watermark that is; empty without a vote.
+    """
+
+    source: str
+    watermark_ms: int | None
+    slowest: str = ""
 
 
 class SlotHeartbeat(_Message, frozen=True, kw_only=True):
@@ -290,6 +318,34 @@ class CheckpointAborted(_SubtaskMessage, frozen=True, kw_only=True):
     checkpoint_id: int
 
 
+class AlignmentAnnounced(_SubtaskMessage, frozen=True, kw_only=True):
+    """How far a reader may read (FLIP-182's WatermarkAlignmentEvent).
+
+    Parameters
+    ----------
+    max_watermark_ms
+        No split may be read on whose watermark is beyond this: the group's minimum and the drift, in milliseconds.
+    others_ms
+        The minimum of all other readers of the group: with its own, which it always knows, a reader need not wait for
+        an announcement that its own progress leads to. `MAX_WATERMARK_MS`: no other reader has a vote.
+    """
+
+    source: str
+    max_watermark_ms: int
+    others_ms: int
+
+
+class UnassignedWork(_SubtaskMessage, frozen=True, kw_only=True):
+    """What the enumerator has not assigned begins at this event time: no watermark of the reader passes it.
+
+    Sent behind the assignments that it follows from, on the same stream; to a reader that registered first when the
+    enumerator has seen it: until then its watermark is held. None: nothing holds it.
+    """
+
+    source: str
+    event_time_ms: int | None
+
+
 class ReportSource(_SubtaskMessage, frozen=True, kw_only=True):
     """The source's coordinator was restored from its log: say what the reader has."""
 
@@ -308,11 +364,12 @@ class CoordinatorHeartbeat(_Message, frozen=True, kw_only=True):
 FromSlot = (
     RegisterSlot | ReaderRegistered | SubtaskRunning | SplitRequested | SplitsFinished | EventToEnumerator
     | CheckpointAcknowledged | CheckpointDeclined | InputEnded | SubtaskFailed | SourceReported | SubtaskProgress
-    | SlotHeartbeat
+    | WatermarkReported | SlotHeartbeat
 )  # fmt: skip
 ToSlot = (
     SlotAccepted | SlotFenced | Deploy | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader
-    | TriggerCheckpoint | CheckpointCompleted | CheckpointAborted | ReportSource | ShutDownSlot | CoordinatorHeartbeat
+    | TriggerCheckpoint | CheckpointCompleted | CheckpointAborted | AlignmentAnnounced | UnassignedWork | ReportSource
+    | ShutDownSlot | CoordinatorHeartbeat
 )  # fmt: skip
 Message = FromSlot | ToSlot
 

@@ -168,6 +168,19 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         serialised on another thread.
         """
 
+    def unassigned_event_time_ms(self) -> int | None:
+        """Return the earliest event time of any row that is not assigned yet: no watermark passes it.
+
+        Asked after every call and every handler. A source that knows lower bounds of its splits (statistics, a
+        generator) assigns them in that order, so that what it holds back is always what comes last.
+
+        Returns
+        -------
+        Milliseconds; `headgate.source.watermark.MIN_WATERMARK_MS` while it may still find anything (before the first
+        discovery is over); None: nothing is unassigned, or it is not known of what time it is. By default None.
+        """
+        return None
+
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Note that splits are read to their end, for enumerators that wait for it: a shard's children follow it.
 

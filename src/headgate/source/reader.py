@@ -71,6 +71,14 @@ class ReaderOutput(SourceOutput):
     def create_output_for_split(self, split_id: str) -> SourceOutput:
         """Return the split's own output, with its own watermark; the same one for the same id until released."""
 
+    def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
+        """Return how many of the first rows of ``batch`` alignment lets the split emit now; the rest must wait.
+
+        A reader that knows the positions of single rows asks before it emits. What is left it keeps, outside of what
+        bounds its memory, and asks again whenever it is polled: the split is paused until the next row may go.
+        """
+        return batch.num_rows
+
     @abstractmethod
     def release_output_for_split(self, split_id: str) -> None:
         """Forget a finished split: its watermark holds nobody back any longer. Unknown ids are ignored."""

@@ -89,6 +89,9 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     min_rows, max_delay_ms
         A plan waits until it has so many rows, but not longer than this since the plan before, in milliseconds. The
         planner sees to it; a source need not.
+    before_event_time_ms
+        A range ends before the first row with this event time or a later one, in milliseconds. Only set for sources
+        that are `SupportsEventTimeSeek`. A split whose next row is not before it has no range.
     """
 
     max_rows: int | None = None
@@ -97,6 +100,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_planning_ms: int | None = None
     min_rows: int | None = None
     max_delay_ms: int | None = None
+    before_event_time_ms: int | None = None
 
 
 class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
@@ -170,10 +174,19 @@ class SupportsLag(Protocol[SplitInT]):
 
 @runtime_checkable
 class SupportsEventTimeSeek(Protocol[SplitT]):
-    """A source that knows the position of an event time without reading up to it (an index, statistics)."""
+    """A source that knows where an event time is without reading up to it (an index, statistics).
 
-    def seek_event_time(self, split: SplitT, timestamp_ms: int) -> SplitT | None:
-        """Return ``split`` at its first row with this event time or a later one; None if there is no such row."""
+    Its `SupportsBoundedPlans.plan_ranges` obeys `PlanLimits.before_event_time_ms`: that is how micro-batches are
+    aligned, without reading a row that is not to be read.
+    """
+
+    def next_event_times(self, splits: Sequence[SplitT]) -> Mapping[str, int | None] | None:
+        """Return the event time of the next row of each split, in milliseconds, by split id. May block.
+
+        A lower bound will do where the exact time is not known. A split of which nothing can be read now is left out;
+        one whose next row has no event time is None: it holds nobody back. The answer None: with these options the
+        source cannot tell, and is aligned by what its readers report.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ Follows FLIP-27, "High-level Readers"; FLIP-217 for `pause_or_resume_splits`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -36,6 +36,10 @@ class FetchedBatch(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
         A watermark that the source itself knows to hold behind these rows, in milliseconds; None: it knows none.
     idle
         The source knows that nothing will come for a while and nobody should wait for this split.
+    position_at
+        Returns the split with its position behind the first ``n`` rows of ``batch``, for 0 <= n < its rows; None: only
+        whole batches have positions. With it a reader stops at the very row at which alignment wants it to (FLIP-217),
+        without it at the end of a batch. Called on the task's thread: it must not block.
     """
 
     split: SplitT
@@ -43,6 +47,7 @@ class FetchedBatch(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
     finished: bool = False
     watermark_ms: int | None = None
     idle: bool = False
+    position_at: Callable[[int], SplitT] | None = None
 
 
 class SplitReader(ABC, Generic[SplitT]):

@@ -9,6 +9,16 @@ from __future__ import annotations
 
 import msgspec
 
+MAX_WATERMARK_MS = 2**63 - 1
+"""The final watermark: nothing follows at all."""
+MIN_WATERMARK_MS = -(2**63)
+"""Arithmetic on event times stops here and at `MAX_WATERMARK_MS`: it saturates."""
+
+
+def saturated_ms(milliseconds: int) -> int:
+    """Return a sum of event times and durations, kept within what an event time can be."""
+    return max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, milliseconds))
+
 
 class WatermarkAlignment(msgspec.Struct, frozen=True, kw_only=True):
     """Reading of several splits and sources at about the same pace in event time.
@@ -20,7 +30,8 @@ class WatermarkAlignment(msgspec.Struct, frozen=True, kw_only=True):
     max_drift_ms
         How far any split may be read ahead of the slowest one, in milliseconds of event time.
     update_interval_ms
-        How often a reader reports its watermark at most, in milliseconds.
+        How often a reader reports its watermark at most, in milliseconds, unless somebody may wait for it: as soon as
+        it moved by a good part of the drift it is reported at once, so that a backlog is read at full speed.
     """
 
     group: str

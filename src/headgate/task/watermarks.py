@@ -45,12 +45,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from headgate.errors import InvalidTransitionError
-from headgate.source.watermark import WatermarkStrategy
+from headgate.source.watermark import MAX_WATERMARK_MS, WatermarkStrategy, saturated_ms
 
-MAX_WATERMARK_MS = 2**63 - 1
-"""The final watermark: nothing follows at all."""
-MIN_WATERMARK_MS = -(2**63)
-"""Arithmetic on event times stops here."""
 _HISTORY = 64
 
 
@@ -293,7 +289,7 @@ class SplitWatermarks:
 
     def _raise_to(self, split: _SplitState, watermark_ms: int) -> bool:
         """Raise a split's watermark; return whether the minimum may have moved with it."""
-        watermark_ms = max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, watermark_ms))
+        watermark_ms = saturated_ms(watermark_ms)
         before = split.watermark_ms
         if before is not None and watermark_ms <= before:
             return False
