@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import coordinator, kafka, latency, passthrough, recover, scan, stream
+from bench import align, coordinator, kafka, latency, passthrough, recover, scan, stream
 
 BENCHES = {
     "scan": scan,
@@ -15,6 +15,7 @@ BENCHES = {
     "latency": latency,
     "recover": recover,
     "coordinator": coordinator,
+    "align": align,
 }
 
 

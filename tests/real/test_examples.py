@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,9 +107,27 @@ def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_pat
     assert "has 120 large rides" in shown
 
 
-@pytest.mark.parametrize(
-    "name", [path.name for path in EXAMPLES if not path.name.startswith(("flights_", "kafka_", "continuous_"))]
-)
+def test_event_time_alignment(run: Run) -> None:
+    """The same data, query and sizes of micro-batches: aligned, no row comes too late."""
+    shown = run("event_time_alignment.py")
+    lost = dict(re.findall(r"^(\w+): .*; ([\d,]+) came too late$", shown, re.MULTILINE))
+    assert int(lost["unaligned"].replace(",", "")) > 10_000
+    assert lost["aligned"] == "0"
+
+
+def test_continuous_alignment(run: Run) -> None:
+    """The drift is a minute, and a batch of buses a little more than two."""
+    shown = run("continuous_alignment.py")
+    found = re.findall(r"^max-drift (.*): .* up to (\d+):(\d+):\d+", shown, re.MULTILINE)
+    ahead = {max_drift: 60 * int(hours) + int(minutes) for max_drift, hours, minutes in found}
+    assert ahead["None"] > 15
+    assert ahead["1 minute"] < 5
+
+
+APART = ("flights_", "kafka_", "continuous_", "event_time_")
+
+
+@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith(APART)])
 def test_other_examples(run: Run, name: str) -> None:
     """The examples that need no input run to their end and print something."""
     assert run(name).strip()

@@ -24,7 +24,7 @@ from headgate.connectors.kafka.positions import EndingPositions, StartingPositio
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, OptionError, SourceError, SourceUnavailableError
-from headgate.source import Boundedness, PlanLimits, SupportsEventTimeSeek
+from headgate.source import Boundedness, PlanLimits
 from headgate.source.options import Options
 from local.kafka import PASSWORD, USER, Broker, Certificates, running_broker
 from local.topics import Message, create_topic, delete_topic, produce
@@ -144,19 +144,6 @@ def test_positions_of_a_topic(kafka: Broker, cluster: KafkaCluster, topic_name: 
     assert end() == [5, 1, 0]
     assert end(endingTimestamp="1003") == [3, 1, 0]
     assert end(endingOffsets=json.dumps({topic_name: {"0": 3, "1": -1, "2": 0}})) == [3, 1, 0]
-
-
-def test_a_split_is_moved_to_a_time(kafka: Broker, topic_name: str) -> None:
-    create_topic(kafka.plain, topic_name)
-    produce(kafka.plain, topic_name, [Message(b"x", timestamp_ms=1000 + i) for i in range(10)])
-    source = KafkaSource({"kafka.bootstrap.servers": kafka.plain, "subscribe": topic_name})
-    assert isinstance(source, SupportsEventTimeSeek)
-    split = KafkaSplit(split_id=f"{topic_name}-0", topic=topic_name, partition=0, position=2)
-    assert [source.seek_event_time(split, at) for at in (0, 1002, 1007, 2000)] == [
-        split, split, msgspec.structs.replace(split, position=7), None,
-    ]  # fmt: skip
-    assert source.seek_event_time(msgspec.structs.replace(split, stop=7), 1007) is None
-    source._disconnect()
 
 
 def test_behind_an_open_transaction_a_query_waits_and_has_lost_nothing(kafka: Broker, topic_name: str) -> None:

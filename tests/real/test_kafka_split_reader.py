@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from confluent_kafka.admin import AdminClient
 
 from headgate.connectors.kafka import consumers, split_reader
 from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.columns import KafkaColumns
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import KafkaSplit
+from headgate.connectors.kafka.source import KafkaSource
+from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.testing import SplitReaderHarness
@@ -31,9 +33,9 @@ pytestmark = pytest.mark.filterwarnings("error")
 class OffsetsAndValues:
     wanted = Wanted(keys=False, timestamps=False)
 
-    def batch(self, records: Records) -> pa.RecordBatch:
+    def rows(self, records: Records) -> tuple[pa.RecordBatch, None]:
         partitions = pa.array([records.source.partition] * len(records.offsets))
-        return pa.record_batch({"partition": partitions, "offset": records.offsets, "value": records.values})
+        return pa.record_batch({"partition": partitions, "offset": records.offsets, "value": records.values}), None
 
 
 def client(address: str, **settings: str) -> ClientConfig:
@@ -221,7 +223,188 @@ def wait_for_compaction(kafka: Broker, topic: str, stop: int) -> list[int]:
     raise AssertionError(f"the broker did not compact {topic}: {len(left)} of {stop} records are left")
 
 
+# ---- positions of single rows ----
+
+
+@pytest.mark.parametrize("decoder", ["auto", "plain"])
+@pytest.mark.parametrize(("isolation", "visible"), [("read_committed", COMMITTED), ("read_uncommitted", WRITTEN)])
+def test_whoever_stops_at_a_row_goes_on_with_it_whatever_offsets_are_missing(
+    kafka: Broker, transactions: str, isolation: str, visible: set[int], decoder: str
+) -> None:
+    config = client(kafka.plain, isolation_level=isolation)
+    with reader(config, decoder=decoder) as harness:
+        harness.add_splits(split(transactions, 0, 3, 20))
+        harness.fetch_all()
+    stopped = [
+        (each.position_at(row), each.batch.column("offset")[row].as_py())
+        for each in harness.fetched
+        if each.batch is not None and each.position_at is not None
+        for row in range(each.batch.num_rows)
+    ]
+    assert [offset for _, offset in stopped] == sorted(each for each in visible if each >= 3), "a batch is without"
+    for at, offset in stopped:
+        with reader(config, decoder=decoder) as harness:
+            harness.add_splits(at)
+            assert offsets(harness.fetch_all()) == sorted(each for each in visible if each >= offset)
+            assert harness.finished == [at.split_id]
+
+
+@pytest.mark.parametrize("decoder", ["auto", "plain"])
+def test_positions_of_rows_pass_over_records_that_are_dropped(kafka: Broker, topic_name: str, decoder: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    values = [b"bad", b'{"a":1}', b"bad", b"bad", None, b'{"a":2}', b'{"a":3}', b"bad", b'{"a":4}', b"bad"]
+    produce(kafka.plain, topic_name, [Message(value) for value in values])
+    raw = {"subscribe": topic_name, "kafka.bootstrap.servers": kafka.plain, "valueFormat": "json"}
+    source = KafkaSource(raw | {"mode": "DROPMALFORMED"})
+    columns = KafkaColumns(pa.schema([("a", pa.int64()), ("_offset", pa.int64())]), source.options, "UTC")
+    with SplitReaderHarness(
+        KafkaSplitReader(
+            client(kafka.plain), columns, fail_on_data_loss=True, poll_timeout_ms=20_000, buffered_bytes=2**20,
+            decoder=decoder,
+        )
+    ) as harness:  # fmt: skip
+        harness.add_splits(split(topic_name, 0, 0, len(values)))
+        assert [row["_offset"] for row in harness.fetch_all()] == [1, 4, 5, 6, 8]
+    (fetched,) = [each for each in harness.fetched if each.batch is not None]
+    assert fetched.position_at is not None
+    assert [fetched.position_at(row).position for row in range(5)] == [1, 4, 5, 6, 8]
+    assert fetched.split.position == len(values)
+
+
 # ---- pausing, waking, using consumers again ----
+
+
+class Assignments:
+    """Notes what a reader's consumer is told to read, and to read no longer."""
+
+    def __init__(self, harness: SplitReaderHarness[KafkaSplit], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[int] = []
+        self.left: list[int] = []
+        consumer = harness.split_reader._lease.consumer
+        assign, unassign = consumer.assign, consumer.unassign
+
+        def noting_assign(positions: Mapping[TopicPartition, int]) -> None:
+            self.begun += [each.partition for each in positions]
+            assign(positions)
+
+        def noting_unassign(sources: Iterable[TopicPartition]) -> None:
+            sources = list(sources)
+            self.left += [each.partition for each in sources]
+            unassign(sources)
+
+        monkeypatch.setattr(consumer, "assign", noting_assign)
+        monkeypatch.setattr(consumer, "unassign", noting_unassign)
+
+
+def aside(harness: SplitReaderHarness[KafkaSplit]) -> dict[str, int]:
+    """Return how many rows a reader has set aside, by split."""
+    return {
+        split_id: sum(each.batch.num_rows for each in fetched if each.batch is not None)
+        for split_id, fetched in harness.split_reader._aside.items()
+    }
+
+
+def test_hundreds_of_short_pauses_leave_the_client_alone(
+    kafka: Broker, four: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_reader, "MOST_ROWS", 100)
+    ids = [f"{four}-{number}@0" for number in range(4)]
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(*(split(four, number, 0, 10_000) for number in range(4)))
+        harness.fetch()
+        assignments = Assignments(harness, monkeypatch)
+        pauses = 0
+        while harness.splits:
+            chosen = [each for each in ids[pauses % 3 : pauses % 3 + 2] if each in harness.splits]
+            harness.pause(*chosen)
+            if pauses % 3:
+                harness.fetch()  # what comes of those that are paused is kept
+            harness.resume(*chosen)
+            harness.fetch()
+            pauses += 1
+        assert pauses > 100
+        assert assignments.begun == []
+        assert sorted(assignments.left) == [0, 1, 2, 3], "each at its end, no other"
+    for number in range(4):
+        assert offsets(harness.rows(), number) == list(range(10_000))
+
+
+def test_a_long_pause_fetches_a_share_of_a_batch_and_no_more(
+    kafka: Broker, four: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_reader, "MOST_ROWS", 100)
+    monkeypatch.setattr(split_reader, "MOST_BYTES", 4 * 5000)  # 10,000 for each of two: less than 400 of these rows
+    paused = [f"{four}-{number}@0" for number in (1, 3)]
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(*(split(four, number, 0, 10_000) for number in range(4)))
+        harness.fetch()
+        assignments = Assignments(harness, monkeypatch)
+        harness.pause(*paused)
+        for _ in range(2000):
+            harness.fetch()
+            if harness.splits.keys() == set(paused) and len(assignments.left) == 4:
+                break
+        assert sorted(assignments.left) == [0, 1, 2, 3], "one real pause each, and two ends"
+        held = aside(harness)
+        assert held.keys() == set(paused) and all(0 < rows <= 500 for rows in held.values()), held
+        for _ in range(10):
+            harness.fetch()
+        assert (aside(harness), assignments.begun) == (held, [])
+        harness.resume(*paused)
+        harness.fetch_all()
+        assert sorted(assignments.begun) == [1, 3]
+        assert aside(harness) == {}
+    for number in range(4):
+        assert offsets(harness.rows(), number) == list(range(10_000))
+
+
+def test_a_split_that_ends_while_it_is_paused_finishes_when_it_is_resumed(kafka: Broker, four: str) -> None:
+    first, second = f"{four}-0@9990", f"{four}-1@0"
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(four, 0, 9990, 10_000), split(four, 1, 0, 10_000))
+        harness.pause(second)
+        while first in harness.splits:
+            harness.fetch()
+        harness.resume(second)
+        harness.add_splits(split(four, 0, 9980, 9990))
+        harness.fetch()
+        harness.pause(second)
+        for _ in range(20):
+            harness.fetch()
+        assert second in harness.splits
+        harness.pause(second)  # known, though the client has nothing left to read of it
+        harness.resume(second)
+        harness.fetch_all()
+    assert offsets(harness.rows(), 1) == list(range(10_000))
+    assert offsets(harness.rows(), 0) == [*range(9990, 10_000), *range(9980, 9990)]
+
+
+def test_a_paused_split_does_not_keep_its_partition_from_another(kafka: Broker, four: str) -> None:
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(four, 0, 5000), split(four, 0, 0, 3000))
+        harness.fetch()
+        harness.pause(f"{four}-0@5000")
+        while f"{four}-0@0" in harness.splits:
+            harness.fetch()
+        assert [each for each in offsets(harness.rows()) if each < 3000] == list(range(3000))
+        harness.resume(f"{four}-0@5000")
+        assert [each for each in offsets(fetch_until(harness, 8000)) if each >= 5000] == list(range(5000, 10_000))
+
+
+def test_a_paused_split_fetches_at_most_once_more_in_all_while_all_are_paused(kafka: Broker, four: str) -> None:
+    """Whoever drives the reader then calls it no more; if it is called, it holds what it may and brings nothing."""
+    with reader(client(kafka.plain)) as harness:
+        harness.add_splits(split(four, 0), split(four, 1))
+        harness.fetch()
+        got = len(harness.rows())
+        harness.pause(f"{four}-0@0", f"{four}-1@0")
+        for _ in range(5):
+            assert harness.fetch() == []
+        harness.resume(f"{four}-0@0", f"{four}-1@0")
+        assert got < 20_000
+        rows = fetch_until(harness, 20_000)
+    for number in range(2):
+        assert offsets(rows, number) == list(range(10_000))
 
 
 def test_a_paused_split_goes_on_where_it_was_left(kafka: Broker, four: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ class Offsets:
     def __init__(self, *, headers: bool = False) -> None:
         self.wanted = Wanted(keys=False, timestamps=False, headers=headers)
 
-    def batch(self, records: Records) -> pa.RecordBatch:
-        return pa.record_batch({"offset": records.offsets, "value": records.values})
+    def rows(self, records: Records) -> tuple[pa.RecordBatch, None]:
+        return pa.record_batch({"offset": records.offsets, "value": records.values}), None
 
 
 def client(kafka: Broker) -> ClientConfig:

@@ -170,7 +170,7 @@ def _python(cell: Any) -> Any:
 
 def headgate(group: Group, values: list[bytes | None], **options: str) -> list[Any]:
     """Return Headgate's row for each value."""
-    batch = make(group, **options).batch(records_of(values))
+    batch, _ = make(group, **options).rows(records_of(values))
     if batch is None:
         return []
     batch.validate(full=True)

@@ -11,12 +11,13 @@ import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
-from headgate.protocol.messages import SubtaskProgress
+from headgate.protocol.messages import SplitEventTime, SubtaskProgress
 from headgate.spark.continuous.listener import ListenerCalls, spark_progress
 
 IDENTITY = QueryIdentity(
-    query_id=str(uuid.uuid4()), run_id=str(uuid.uuid4()), name="rides", sources={"k": "kafka"}, sinks={"s": "parquet"}
-)
+    query_id=str(uuid.uuid4()), run_id=str(uuid.uuid4()), name="rides", sources={"k": "kafka"}, sinks={"s": "parquet"},
+    alignment_groups={"k": "rides"},
+)  # fmt: skip
 
 
 def progress_of(rows: int) -> dict[str, Any]:
@@ -28,6 +29,12 @@ def progress_of(rows: int) -> dict[str, Any]:
         stage=0, execution=1, rows_in={"k": rows}, rows_out={"s": rows}, watermark_ms=1_763_760_000_000,
         splits={"k": 1},
         positions={"k": {"t-0": b'{"v":1,"split_id":"t-0","position":5}'}},
+        event_times={
+            "k": {
+                "t-0": SplitEventTime(watermark_ms=1_763_760_000_000),
+                "t-1": SplitEventTime(watermark_ms=1_763_760_061_000, paused=True),
+            },
+        },
     )  # fmt: skip
     reporter.take(0, letter, 500)
     reporter.take_lag("k", {"rowsBehind": 9})
@@ -43,7 +50,10 @@ def test_pyspark_parses_a_progress(rows: int) -> None:
         assert (str(parsed.id), str(parsed.runId), parsed.name) == (IDENTITY.query_id, IDENTITY.run_id, "rides")
         assert (parsed.batchId, parsed.batchDuration, parsed.durationMs) == (7, 35, {"checkpoint": 35})
         assert parsed.timestamp == "1970-01-01T00:00:01.000Z"
-        assert parsed.eventTime == {"watermark": "2025-11-21T21:20:00.000Z"}
+        assert parsed.eventTime == {
+            "watermark": "2025-11-21T21:20:00.000Z", "min": "2025-11-21T21:20:00.000Z",
+            "avg": "2025-11-21T21:20:30.500Z", "max": "2025-11-21T21:21:01.000Z",
+        }  # fmt: skip
         assert (parsed.numInputRows, parsed.inputRowsPerSecond, parsed.processedRowsPerSecond) == (rows, rows, rows)
         (source,) = parsed.sources
         assert (source.description, source.numInputRows, source.metrics) == ("kafka", rows, {"rowsBehind": "9"})
@@ -51,6 +61,10 @@ def test_pyspark_parses_a_progress(rows: int) -> None:
         assert (parsed.sink.description, parsed.sink.numOutputRows) == ("parquet", rows)
         assert (parsed.stateOperators, parsed.observedMetrics) == ([], {})
         assert parsed["headgate"]["checkpoint"]["sizeBytes"] == 1000
+        assert parsed["headgate"]["eventTimes"]["k"]["splits"]["t-1"] == {
+            "watermark": "2025-11-21T21:21:01.000Z", "idle": False, "paused": True, "driftMs": 61_000,
+        }  # fmt: skip
+        assert parsed["headgate"]["alignmentGroups"]["rides"]["slowest"] == {"source": "k", "split": "t-0"}
         assert json.loads(parsed.json) == given
         assert "headgate" in str(parsed)
 

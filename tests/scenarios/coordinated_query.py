@@ -32,6 +32,8 @@ class Reader(msgspec.Struct):
     requested: bool = False
     ended: bool = False
     inbox: deque[Any] = msgspec.field(default_factory=deque)
+    taken: list[Any] = []
+    """All letters, in order."""
     is_cut: bool = False
 
 
@@ -204,6 +206,14 @@ class Query:
                 found[split_id] = self.source.split_serializer.deserialize(split.data)
         return found
 
+    def unassigned(self) -> dict[int, Any]:
+        """Return what each reader was told last of unassigned work; those that were told nothing are missing."""
+        told = {
+            subtask: [letter.event_time_ms for letter in reader.taken if isinstance(letter, msg.UnassignedWork)]
+            for subtask, reader in sorted(self.readers.items())
+        }
+        return {subtask: times[-1] for subtask, times in told.items() if times}
+
     def dealt(self, subtask: int) -> tuple[SplitState, ...]:
         """Return what a reader finds in the last completed checkpoint."""
         parts = self.completed.readers
@@ -292,7 +302,10 @@ class Query:
             self.take(subtask, reader, reader.inbox.popleft())
 
     def take(self, subtask: int, reader: Reader, letter: Any) -> None:
+        reader.taken.append(letter)
         match letter:
+            case msg.UnassignedWork():
+                pass
             case msg.AssignSplits():
                 if letter.number > reader.highest:
                     assert letter.number == reader.highest + 1

@@ -99,7 +99,7 @@ def test_options_of_the_kafka_sink_stand_with_kafka(repository: Path) -> None:
 
 def test_links_lead_somewhere(repository: Path) -> None:
     """From this page and those that speak of it; a heading is found by GitHub's rule for anchors."""
-    for page in ("continuous", "machines", "architecture", "kafka", "deploy"):
+    for page in ("continuous", "event-time", "machines", "architecture", "kafka", "deploy"):
         text = (repository / f"docs/{page}.md").read_text()
         for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
             name, _, anchor = target.partition("#")

@@ -30,6 +30,7 @@ from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumer
 from headgate.source.events import ReaderInfo, SourceEvent
 from headgate.source.source import Source
 from headgate.source.split import Split
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 AnySplit = Any
 
@@ -70,8 +71,7 @@ class StateTaken(msgspec.Struct, frozen=True):
 
 Output = (
     Assigned | StateTaken | src.EnumeratorStarted | src.NoMoreSplitsSignalled | src.EventSent | src.ReaderAdded
-    | src.ReaderForgotten
-    | src.SplitsTakenBack | src.EnumeratorFailed
+    | src.UnassignedChanged | src.ReaderForgotten | src.SplitsTakenBack | src.EnumeratorFailed
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class EnumeratorRunner:
     >>> runner = EnumeratorRunner(source, "numbers", incarnation=1, boundedness=Boundedness.BOUNDED,
     ...     schema=schema, parallelism=1, state=None, checkpoint_id=0, call_async=print)
     >>> runner.reported(runner.start())
-    [EnumeratorStarted(incarnation=1)]
+    [EnumeratorStarted(incarnation=1), UnassignedChanged(incarnation=1, event_time_ms=None)]
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class EnumeratorRunner:
         self._promised: set[int] = set()
         self._holders = dict(holders)  # who was given a split that is not known to be finished
         self._outputs: list[Output] = []
+        self._unassigned: src.UnassignedChanged | None = None  # what was said last of that
         # What readers reported, as it came: an enumerator that assigns the very same split again needs no new bytes.
         # Filled on the enumerator's thread and emptied where outputs are reported.
         self._reported: dict[str, tuple[Split, SplitState]] = {}
@@ -204,6 +205,7 @@ class EnumeratorRunner:
             return []
         try:
             turn()
+            self._say_unassigned()
         except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
             self.failed = True
             self._outputs.append(src.EnumeratorFailed(self.incarnation, self._report_of(error)))
@@ -268,8 +270,18 @@ class EnumeratorRunner:
             subtask=call.subtask, host=call.host or None, reported_splits_on_registration=reported
         )
         self._made.add_reader(call.subtask)
-        if call.reported_splits:
-            self._outputs.append(src.ReaderAdded(self.incarnation, call.subtask))
+        self._say_unassigned()  # first: what this call changed is what the reader is to hear
+        self._outputs.append(src.ReaderAdded(self.incarnation, call.subtask))
+
+    def _say_unassigned(self) -> None:
+        """Say what is unassigned behind what the enumerator said, if it is not what it was."""
+        time_ms = self._made.unassigned_event_time_ms()
+        if self._unassigned is not None and self._unassigned.event_time_ms == time_ms:
+            return
+        if time_ms is not None and not (isinstance(time_ms, int) and MIN_WATERMARK_MS <= time_ms <= MAX_WATERMARK_MS):
+            raise self._broken("unassigned_event_time_ms", f"{time_ms!r} is no time in milliseconds")
+        self._unassigned = src.UnassignedChanged(self.incarnation, time_ms)
+        self._outputs.append(self._unassigned)
 
     def _deserialized(self, splits: Sequence[SplitState]) -> tuple[Split, ...]:
         deserialize = self.source.split_serializer.deserialize

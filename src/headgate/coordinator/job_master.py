@@ -1,7 +1,8 @@
 """The one door to the machines of the coordinator: what happens outside goes in, what is to be done comes out.
 
 Never: decide anything of its own beyond who is told: it routes between `Scheduler`, one `SourceCoordinator` per
-source, `CheckpointCoordinator` and one `Session` per attempt of a slot.
+source, `CheckpointCoordinator`, one `AlignmentGroup` per group of the query's sources, and one `Session` per attempt of
+a slot.
 
 It has no states of its own, so no table: what it does for an order of one machine is to tell the others.
 
@@ -13,6 +14,9 @@ It has no states of its own, so no table: what it does for an order of one machi
                              global failover)
     CheckpointCoordinator    sources (snapshot, barriers sent, completed, aborted), slots (barriers, the same),
                              Scheduler (query ends, global failover)
+    AlignmentGroup           slots (how far readers may read), the other queries of the application (our minimum)
+
+A group hears of a new execution of a reader by its registration, or by a report that came before that.
 
 What follows from an order is carried out before the next order of the same list, so that nobody hears of a failure
 twice or of a barrier too early. An order to all sources is given to all of them before what they answer is heard.
@@ -30,6 +34,7 @@ import msgspec
 
 from headgate.checkpoint import coordinator as cp
 from headgate.checkpoint.manifest import Manifest
+from headgate.coordinator import alignment as al
 from headgate.coordinator import scheduler as sch
 from headgate.coordinator import slots as slt
 from headgate.coordinator import source_coordinator as src
@@ -38,6 +43,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport, SubtaskId, SubtaskProgress
 from headgate.protocol.session import Session
 from headgate.protocol.state import InlineState
+from headgate.source.watermark import WatermarkAlignment
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,12 +57,15 @@ class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
         Whether it has FLIP-537's marker.
     keeps_subtask
         Whether splits that a reader gives back wait for that reader (event time is in use).
+    alignment
+        Its alignment group; None: it is read at full speed.
     """
 
     name: str
     reassigns_on_recovery: bool
     fixed: dict[str, object] = {}
     keeps_subtask: bool = False
+    alignment: WatermarkAlignment | None = None
 
 
 class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +116,13 @@ class FromSource(msgspec.Struct, frozen=True):
     event: src.Event
 
 
+class OthersMoved(msgspec.Struct, frozen=True):
+    """The lowest watermark of a group's readers in the application's other queries is another; None: no vote."""
+
+    group: str
+    watermark_ms: int | None
+
+
 class StopRequested(msgspec.Struct, frozen=True):
     """``query.stop()``: end now, without a checkpoint."""
 
@@ -117,7 +133,8 @@ class TimePassed(msgspec.Struct, frozen=True):
 
 Event = (
     sch.QueryStarted | LetterReceived | ConnectionClosed | FromSource | sch.JobEnded | cp.CheckpointRequested
-    | cp.ManifestWritten | cp.ManifestWriteFailed | cp.Committed | cp.CommitFailed | StopRequested | TimePassed
+    | cp.ManifestWritten | cp.ManifestWriteFailed | cp.Committed | cp.CommitFailed | OthersMoved | StopRequested
+    | TimePassed
 )  # fmt: skip
 
 # What is to be done outside.
@@ -141,6 +158,13 @@ class ForSource(msgspec.Struct, frozen=True):
 
     source: str
     action: src.StartEnumerator | src.CallEnumerator | src.StopEnumerator | src.AppendLog | src.DropLog | src.LoadLog
+
+
+class ShareMinimum(msgspec.Struct, frozen=True):
+    """Tell the application's other queries the lowest watermark of a group's readers in this one; None: no vote."""
+
+    group: str
+    watermark_ms: int | None
 
 
 class ShowCheckpoint(msgspec.Struct, frozen=True):
@@ -167,8 +191,9 @@ class Log(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Transmit | CloseConnection | ForSource | ShowProgress | ShowCheckpoint | Log | sch.SubmitJob | sch.CancelJob
-    | sch.FailQuery | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest
+    Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | Log | sch.SubmitJob
+    | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit
+    | cp.AnswerRequest
 )  # fmt: skip
 
 
@@ -214,6 +239,13 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed_checkpoint: int | None
     epoch: int
     pending_checkpoint: int | None
+
+
+class _Aligned(msgspec.Struct, frozen=True):
+    """The execution of a reader that its alignment group heard of last."""
+
+    stage: int
+    execution: int
 
 
 class _Stream(msgspec.Struct):
@@ -270,6 +302,13 @@ class JobMaster:
             )
             for uid, source in plan.sources.items()
         }
+        self._groups = _groups(plan)
+        self._group_of = {
+            uid: self._groups[source.alignment.group]
+            for uid, source in plan.sources.items()
+            if source.alignment is not None
+        }
+        self._aligned: dict[tuple[str, int], _Aligned] = {}
         self._streams: dict[tuple[int, int], _Stream] = {}
         self._connections: dict[int, tuple[int, int]] = {}
         self._resetting: dict[int, set[str]] = {}  # by subtask: the sources that have not got its splits back
@@ -313,6 +352,8 @@ class JobMaster:
                 self._on_checkpoint_requested(event)
             case cp.ManifestWritten() | cp.ManifestWriteFailed() | cp.Committed() | cp.CommitFailed():
                 self._tell_checkpoints(event)
+            case OthersMoved(group=group, watermark_ms=watermark_ms):
+                self._tell_group(self._groups[group], al.OthersMoved(watermark_ms))
             case StopRequested():
                 self._tell_scheduler(sch.QueryEnding())
             case TimePassed():
@@ -325,7 +366,9 @@ class JobMaster:
         """Return when `TimePassed` is due, in milliseconds; it may be past. None: not before an event."""
         if self._is_over:
             return None
-        times = (self._scheduler.next_time_ms(), self._checkpoints.next_time_ms(), self._beat_ms)
+        times = [self._scheduler.next_time_ms(), self._checkpoints.next_time_ms(), self._beat_ms]
+        times.extend(source.next_time_ms() for source in self._sources.values())
+        times.extend(group.next_time_ms() for group in self._groups.values())
         return min((time for time in times if time is not None), default=None)
 
     def status(self) -> JobStatus:
@@ -347,6 +390,8 @@ class JobMaster:
         self._checkpoints.check()
         for source in self._sources.values():
             source.check()
+        for group in self._groups.values():
+            group.check()
         present = {
             (slot.slot, slot.attempt)
             for slot in self._scheduler.slots()
@@ -442,8 +487,13 @@ class JobMaster:
                 | msg.SourceReported()
             ):
                 self._tell_sources({letter.source: src.FromReader(slot, letter)})
+                if isinstance(letter, msg.ReaderRegistered):
+                    self._join_group(slot, letter)  # what it was told before, it may not have been open for
+            case msg.WatermarkReported():
+                self._on_watermark_reported(slot, letter)
             case msg.SubtaskProgress():
                 self._out.append(ShowProgress(slot, letter))
+                self._note_paused(slot, letter)
             case msg.SubtaskRunning():
                 self._tell_scheduler(sch.SubtaskStarted(subtask, execution))
             case msg.InputEnded():
@@ -511,6 +561,14 @@ class JobMaster:
         if self._scheduler.state != "created":
             self._tell_scheduler(sch.SchedulerTimePassed())
         self._tell_checkpoints(cp.CheckpointTimePassed())
+        self._tell_sources({uid: src.SourceTimePassed() for uid, of in self._sources.items() if self._is_due(of)})
+        for group in self._groups.values():
+            if self._is_due(group):
+                self._tell_group(group, al.TimePassed())
+
+    def _is_due(self, machine: src.SourceCoordinator | al.AlignmentGroup) -> bool:
+        due_ms = machine.next_time_ms()
+        return due_ms is not None and due_ms <= self._now_ms
 
     # What the scheduler orders.
 
@@ -587,12 +645,14 @@ class JobMaster:
         latest = self._checkpoints.latest
         checkpoint_id = 0 if latest is None else latest.checkpoint_id
         self._resetting[number], self._reset_to[number] = set(self._sources), checkpoint_id
+        self._lose_readers(key for key in self._aligned if key[1] == number)
         self._tell_sources(dict.fromkeys(self._sources, src.ReaderFailed(number, checkpoint_id)))
 
     def _restore_sources(self) -> None:
         """Start the sources from the last completed checkpoint; what was under way with them is void."""
         self._resetting.clear()
         self._reset_to.clear()
+        self._lose_readers(self._aligned)
         self._tell_sources({uid: self._start_of(uid) for uid in self._sources})
         self._tell_scheduler(sch.SourcesRestored())
 
@@ -622,6 +682,8 @@ class JobMaster:
                 self._send(slot, msg.ShutDownSlot())
         if not self._released:
             self._released = True
+            # Slots may take long to end, and nobody is to wait for them.
+            self._out.extend(ShareMinimum(group, None) for group in self._groups)
             self._tell_sources(dict.fromkeys(self._sources, src.SourceClosed()))
 
     def _on_end(self, action: sch.FailQuery | sch.QueryOver) -> None:
@@ -672,6 +734,53 @@ class JobMaster:
         awaited.discard(uid)
         if not awaited and self._resetting.pop(subtask, None) is not None:
             self._tell_scheduler(sch.SubtaskReset(subtask))
+
+    # Alignment.
+
+    def _join_group(self, slot: int, letter: msg.ReaderRegistered | msg.WatermarkReported) -> None:
+        """Let a group know of a new execution of a reader."""
+        group = self._group_of.get(letter.source)
+        if group is not None:
+            self._aligned[letter.source, slot] = _Aligned(letter.stage, letter.execution)
+            self._tell_group(group, al.ReaderJoined(letter.source, slot))
+
+    def _on_watermark_reported(self, slot: int, letter: msg.WatermarkReported) -> None:
+        if self._aligned.get((letter.source, slot)) != _Aligned(letter.stage, letter.execution):
+            self._join_group(slot, letter)
+        group = self._group_of[letter.source]
+        self._tell_group(group, al.ReaderReported(letter.source, slot, letter.watermark_ms, letter.slowest))
+
+    def _note_paused(self, slot: int, letter: SubtaskProgress) -> None:
+        for uid, splits in letter.event_times.items():
+            if (group := self._group_of.get(uid)) is not None:
+                paused = any(split.paused for split in splits.values())
+                self._tell_group(group, al.ReaderPaused(uid, slot, paused))
+
+    def _lose_readers(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Let groups know that readers failed; what these executions still say does not count."""
+        for source, slot in list(keys):
+            self._tell_group(self._group_of[source], al.ReaderLost(source, slot))
+
+    def _tell_group(self, group: al.AlignmentGroup, event: al.Event) -> None:
+        for action in group.handle(event, self._now_ms):
+            match action:
+                case al.Announce(source=source, subtask=subtask):
+                    aligned = self._aligned[source, subtask]
+                    letter = msg.AlignmentAnnounced(
+                        stage=aligned.stage,
+                        execution=aligned.execution,
+                        source=source,
+                        max_watermark_ms=action.max_watermark_ms,
+                        others_ms=action.others_ms,
+                    )
+                    self._send(subtask, letter)
+                case al.ShareMinimum(watermark_ms=watermark_ms):
+                    if not self._released:
+                        self._out.append(ShareMinimum(group.group, watermark_ms))
+                case al.WarnOfHolder():
+                    self._log("warning", _held_by(group.group, action))
+                case _:
+                    assert_never(action)
 
     # What the coordinator of checkpoints orders.
 
@@ -742,6 +851,30 @@ class JobMaster:
         stream = self._stream(status.slot)
         about = msg.RegisterSlot(host="") if stream is None else stream.about
         return SlotInfo(status.slot, status.state, status.attempt, about.host, about.pid, about.executor)
+
+
+def _groups(plan: JobPlan) -> dict[str, al.AlignmentGroup]:
+    """Return the alignment groups of a query's sources, by name."""
+    drifts: dict[str, dict[str, int]] = {}
+    for uid, source in plan.sources.items():
+        if source.alignment is not None:
+            drifts.setdefault(source.alignment.group, {})[uid] = source.alignment.max_drift_ms
+    return {group: al.AlignmentGroup(group, of, parallelism=plan.parallelism) for group, of in drifts.items()}
+
+
+def _held_by(group: str, holder: al.WarnOfHolder) -> str:
+    if not holder.source:
+        who = "Another query of this Spark application"
+    elif not holder.split_id:
+        who = f"Reader {holder.subtask} of the source {holder.source!r}, which has not said yet how far it is,"
+    else:
+        who = f"The split {holder.split_id!r} of the source {holder.source!r} (reader {holder.subtask})"
+    return (
+        f"{who} has held the alignment group {group!r} back for {holder.held_ms // 1000} s, and others wait for it. If "
+        "a split may be without rows for so long, set the option scan.watermark.idle-timeout; if the others may be "
+        "read further ahead of it, set a larger max drift: withWatermarkAlignment, or the option "
+        "scan.watermark.alignment.max-drift."
+    )
 
 
 def _told(action: sch.ReportFailure | sch.ReportMissingSlots) -> str:

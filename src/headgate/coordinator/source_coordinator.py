@@ -39,8 +39,13 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     running              EnumeratorSnapshotted      same        AppendLog?,              a new segment; nothing if
                                                                 EnumeratorStateReady?    it was aborted
     running              EnumeratorStateChanged     same        AppendLog?               resolved positions
-    running              ReaderAdded                same                                 its report is in the next
-                                                                                         state
+    running              ReaderAdded                same        SendToReader?            its report is in the next
+                                                                                         state; now it hears of
+                                                                                         unassigned work
+    running              UnassignedChanged          same        SendToReader?            behind what was assigned
+                                                                                         before it
+    running              SourceTimePassed           same        SendToReader?            to very many readers a rise
+                                                                                         goes later
     running              EnumeratorFailed           recovering  LoadLog,                 readers read on
                                                                 CheckpointRefused?
     running              EnumeratorFailed           failed      StopEnumerator,          the log is not whole, it
@@ -85,6 +90,8 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     closed
     recovering, failed,  ReaderAdded                same                                 of an older incarnation
     closed
+    recovering, failed,  UnassignedChanged          same                                 of an older incarnation
+    closed
     recovering, failed,  ReaderForgotten            same                                 of an older incarnation
     closed
     recovering, failed,  SplitsTakenBack            same                                 of an older incarnation
@@ -110,6 +117,13 @@ are back). A split is with the enumerator, or in one of these:
     swallowed  a restored enumerator has it though a reader does: its next assignment of it is not carried out
     parked     a failed reader had it and the enumerator may not give it to another one: it waits for that reader
 
+No watermark passes what is *unassigned*. A reader hears of that when the enumerator has seen it, so that what it
+reported or is given on that occasion comes first; its watermark is held until then. Unlike an assignment it is not
+logged: a restored enumerator says it anew. While such a one has splits that readers have (*swallowed*), what it says is
+too early, maybe for ever: then what was told before it failed counts, until the enumerator says something later. What
+is *parked* waits for a reader that is down, and holds nobody else. With very many readers a rise is told a little
+later, at most `_LETTERS_PER_MS` of them: else each split that is assigned would be a letter to every reader.
+
 (Long, because events, actions and machine stand together: whoever talks to it imports this one module.)
 
 Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's SourceCoordinator, SplitAssignmentTracker.
@@ -118,7 +132,7 @@ Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's Sou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, assert_never
 
 import msgspec
@@ -218,10 +232,17 @@ class EnumeratorStateChanged(msgspec.Struct, frozen=True):
 
 
 class ReaderAdded(msgspec.Struct, frozen=True):
-    """The enumerator's ``add_reader`` returned for a reader that reported splits: its states know them from now on."""
+    """The enumerator's ``add_reader`` returned: its states know what the reader reported from now on."""
 
     incarnation: int
     subtask: int
+
+
+class UnassignedChanged(msgspec.Struct, frozen=True):
+    """The enumerator's ``unassigned_event_time_ms`` is another. What it assigned before stands before it."""
+
+    incarnation: int
+    event_time_ms: int | None
 
 
 class ReaderForgotten(msgspec.Struct, frozen=True):
@@ -293,15 +314,19 @@ class SourceCheckpointAborted(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
+class SourceTimePassed(msgspec.Struct, frozen=True):
+    """It is as late as `SourceCoordinator.next_time_ms` said."""
+
+
 class SourceClosed(msgspec.Struct, frozen=True):
     """The query ends."""
 
 
 Event = (
     SourceStarted | FromReader | ReaderFailed | EnumeratorStarted | SplitsAssigned | NoMoreSplitsSignalled | EventSent
-    | EnumeratorSnapshotted | EnumeratorStateChanged | ReaderAdded | ReaderForgotten | SplitsTakenBack
-    | EnumeratorFailed | LogAppended | LogAppendFailed | LogLoaded | CheckpointStarted | BarriersSent
-    | SourceCheckpointCompleted | SourceCheckpointAborted | SourceClosed
+    | EnumeratorSnapshotted | EnumeratorStateChanged | ReaderAdded | UnassignedChanged | ReaderForgotten
+    | SplitsTakenBack | EnumeratorFailed | LogAppended | LogAppendFailed | LogLoaded | CheckpointStarted
+    | BarriersSent | SourceCheckpointCompleted | SourceCheckpointAborted | SourceTimePassed | SourceClosed
 )  # fmt: skip
 
 # What is to be done.
@@ -441,7 +466,7 @@ class SendToReader(msgspec.Struct, frozen=True):
     """Put a letter on the stream of the reader's slot."""
 
     subtask: int
-    letter: msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader | msg.ReportSource
+    letter: msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader | msg.UnassignedWork | msg.ReportSource
 
 
 class EnumeratorStateReady(msgspec.Struct, frozen=True):
@@ -482,11 +507,14 @@ _HISTORY = 64
 _MAX_RECOVERIES = 3
 """How often an enumerator is restored from the log between two checkpoints; one more failure is everybody's."""
 
+_LETTERS_PER_MS = 50
+"""What readers are told of unassigned work at most, unless somebody has to stop for it."""
+
 _ReaderState = Literal["registered", "reporting", "failed"]
 Letter = msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
 _OF_ENUMERATOR = (
     EnumeratorStarted, SplitsAssigned, NoMoreSplitsSignalled, EventSent, EnumeratorSnapshotted, EnumeratorStateChanged,
-    ReaderAdded, ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
+    ReaderAdded, UnassignedChanged, ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
 )  # fmt: skip
 _OF_ANYBODY = (
     *_OF_ENUMERATOR, LogAppended, LogAppendFailed, LogLoaded, FromReader, ReaderFailed, BarriersSent,
@@ -509,6 +537,8 @@ class _Reader(msgspec.Struct):
     promised: bool = False  # that nothing follows
     checkpoint_id: int = 0  # it will be restored from, once it failed
     logged: list[AssignedRecord] = []  # may not have arrived; asked for while reporting
+    admitted: bool = False  # the enumerator has seen it, and what followed is out
+    told_work: msg.UnassignedWork | None = None  # the last that it was sent
 
 
 class _Pending(msgspec.Struct):
@@ -519,13 +549,23 @@ class _Pending(msgspec.Struct):
     ready: bool = False  # the state is out, what follows is held back
 
 
+class _Admission(msgspec.Struct, frozen=True):
+    """The reader hears of unassigned work from here on."""
+
+
+class _Unassigned(msgspec.Struct, frozen=True):
+    """What is unassigned from here on."""
+
+    event_time_ms: int | None
+
+
 class _Held(msgspec.Struct, frozen=True):
     """Something on its way out: a letter, or the state for a checkpoint, once the log is durable up to a number."""
 
     log_number: int
     subtask: int | None
     execution: int
-    what: Letter | EnumeratorStateReady
+    what: Letter | EnumeratorStateReady | _Admission | _Unassigned
 
 
 class SourceCoordinator:
@@ -566,6 +606,7 @@ class SourceCoordinator:
         self._incarnation = 0
         self._number = 0  # of the last record of the log
         self._history: deque[str] = deque(maxlen=_HISTORY)
+        self._now_ms = 0
         self._begin(0)
 
     def _begin(self, checkpoint_id: int) -> None:
@@ -583,6 +624,11 @@ class SourceCoordinator:
         self._broken_segment: int | None = None  # the last one that misses records
         self._recoveries = 0
         self._given_again = 0  # answers outstanding to what a restored enumerator got back
+        self._said: _Unassigned | None = None  # by this incarnation
+        self._told: _Unassigned | None = None  # to all that are admitted, or to be told when time has passed
+        self._told_late = False  # not all of them know
+        self._quiet_until_ms = 0
+        self._told_before: _Unassigned | None = None  # when the enumerator failed
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event and return what is to be done, in order.
@@ -597,10 +643,14 @@ class SourceCoordinator:
         handler = self._HANDLERS.get((self.state, type(event)))
         if handler is None:
             raise self._invalid(event, f"it is {self.state}")
-        was = self.state
+        was, self._now_ms = self.state, now_ms
         actions: list[Action] = handler(self, event)
         self._history.append(f"{type(event).__name__} while {was} at {now_ms} ms")
         return actions
+
+    def next_time_ms(self) -> int | None:
+        """Return when `SourceTimePassed` is due, in milliseconds; None: not before another event."""
+        return self._quiet_until_ms if self._told_late else None
 
     def check(self) -> None:
         """Assert what always holds: a split is in one place, and nothing is held back without a reason."""
@@ -612,6 +662,7 @@ class SourceCoordinator:
             assert self._outbox[0].log_number > self._durable, "what could be sent is not"
         if self.state == "recovering":
             assert not self._outbox and not len(self._tracker)
+        assert not self._told_late or self.state == "running"
 
     # The source as a whole.
 
@@ -633,7 +684,7 @@ class SourceCoordinator:
         return actions
 
     def _on_source_closed(self, event: SourceClosed) -> list[Action]:
-        was, self.state = self.state, "closed"
+        was, self.state, self._told_late = self.state, "closed", False
         return [] if was in ("new", "failed") else [StopEnumerator(self._incarnation)]
 
     def _give_up(self, error: msg.ErrorReport) -> list[Action]:
@@ -785,11 +836,15 @@ class SourceCoordinator:
             if splits and not new and reader.requested:
                 asking.append(self._call(HandleSplitRequest(subtask, reader.host)))
             given[subtask] = new
-        if self._swallowed:
+        was_behind = bool(self._swallowed)
+        if was_behind:
             for splits in event.assignment.values():
                 for split in splits:
                     self._swallowed.pop(split.split_id, None)
-        return [*self._deliver(given), *asking, *self._release()]
+        actions = self._deliver(given)
+        if was_behind:
+            self._put_unassigned()
+        return [*actions, *asking, *self._release()]
 
     def _on_no_more_splits(self, event: NoMoreSplitsSignalled) -> list[Action]:
         if event.incarnation != self._incarnation:
@@ -839,9 +894,32 @@ class SourceCoordinator:
 
     def _on_reader_added(self, event: ReaderAdded) -> list[Action]:
         reader = self._readers.get(event.subtask)
-        if event.incarnation == self._incarnation and reader is not None:
-            reader.unconfirmed = ()
-        return []
+        if event.incarnation != self._incarnation or reader is None:
+            return []
+        reader.unconfirmed = ()
+        self._outbox.append(_Held(self._number, event.subtask, reader.execution, _Admission()))
+        return self._release()
+
+    def _on_unassigned_changed(self, event: UnassignedChanged) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        self._said = _Unassigned(event.event_time_ms)
+        self._put_unassigned()
+        return self._release()
+
+    def _on_time_passed(self, event: SourceTimePassed) -> list[Action]:
+        if not self._told_late or self._now_ms < self._quiet_until_ms:
+            return []
+        return self._tell_unassigned(self._everybody())
+
+    def _put_unassigned(self) -> None:
+        """Let what is unassigned be told after all before it."""
+        if self._said is None:
+            return
+        now = self._said
+        if self._swallowed and self._told_before is not None:
+            now = max(now, self._told_before, key=_how_late)
+        self._outbox.append(_Held(self._number, None, 0, now))
 
     def _on_enumerator_failed(self, event: EnumeratorFailed) -> list[Action]:
         if event.incarnation != self._incarnation:
@@ -862,8 +940,9 @@ class SourceCoordinator:
         self._tracker = SplitAssignmentTracker(self._completed)
         self._swallowed, self._parked, self._given_again = {}, {}, 0
         self._outbox.clear()
+        self._said, self._told_before, self._told_late = None, self._told, False
         for reader in self._readers.values():
-            reader.logged, reader.unconfirmed = [], ()
+            reader.logged, reader.unconfirmed, reader.admitted = [], (), False
             if reader.state == "registered":
                 reader.state = "reporting"
         return [*actions, LoadLog(self._loading, self._number, self._incarnation)]
@@ -1032,20 +1111,55 @@ class SourceCoordinator:
     def _release(self) -> list[Action]:
         """Send what can go."""
         actions: list[Action] = []
+        untold: set[int] = set()  # who is to hear of unassigned work, behind what goes now
         while self._outbox and self._outbox[0].log_number <= self._durable:
             pending = self._pending
             if pending is not None and pending.ready:
                 break
             held = self._outbox.popleft()
             if isinstance(held.what, EnumeratorStateReady):
+                actions.extend(self._tell_unassigned(untold))
+                untold.clear()
                 if pending is not None and pending.checkpoint_id == held.what.checkpoint_id:
                     pending.ready = True
                     actions.append(msgspec.structs.replace(held.what, finished_known=pending.finished_known))
                 continue
+            if isinstance(held.what, _Unassigned):
+                rose = self._told is not None and _how_late(held.what) > _how_late(self._told)
+                self._told, self._told_late = held.what, True
+                if not rose or self._now_ms >= self._quiet_until_ms:
+                    untold.update(self._everybody())
+                continue
             assert held.subtask is not None
             reader = self._readers.get(held.subtask)
-            if reader is not None and reader.execution == held.execution and reader.state != "failed":
+            if reader is None or reader.execution != held.execution or reader.state == "failed":
+                continue
+            if isinstance(held.what, _Admission):
+                reader.admitted = True
+                untold.add(held.subtask)
+            else:
                 actions.append(SendToReader(held.subtask, held.what))
+        return [*actions, *self._tell_unassigned(untold)]
+
+    def _everybody(self) -> Iterable[int]:
+        """Return all readers, to be told now."""
+        self._told_late = False
+        self._quiet_until_ms = self._now_ms + self.parallelism // _LETTERS_PER_MS
+        return self._readers
+
+    def _tell_unassigned(self, subtasks: Iterable[int]) -> list[Action]:
+        """Tell readers of unassigned work, those that have not heard it."""
+        actions: list[Action] = []
+        for subtask in sorted(subtasks):
+            reader = self._readers[subtask]
+            if self._told is None or not reader.admitted or reader.state == "failed":
+                continue
+            before, event_time_ms = reader.told_work, self._told.event_time_ms
+            if before is None or before.event_time_ms != event_time_ms:
+                reader.told_work = msg.UnassignedWork(
+                    stage=reader.stage, execution=reader.execution, source=self.source, event_time_ms=event_time_ms
+                )
+                actions.append(SendToReader(subtask, reader.told_work))
         return actions
 
     def _registered(self, event: Event, subtask: int) -> _Reader:
@@ -1077,6 +1191,7 @@ class SourceCoordinator:
         ("running", EnumeratorSnapshotted): _on_enumerator_snapshotted,
         ("running", EnumeratorStateChanged): _on_enumerator_state_changed,
         ("running", ReaderAdded): _on_reader_added,
+        ("running", UnassignedChanged): _on_unassigned_changed,
         ("running", ReaderForgotten): _on_reader_forgotten,
         ("running", SplitsTakenBack): _on_splits_taken_back,
         ("running", EnumeratorFailed): _on_enumerator_failed,
@@ -1087,6 +1202,7 @@ class SourceCoordinator:
         ("running", BarriersSent): _on_checkpoint_over,
         ("running", SourceCheckpointCompleted): _on_checkpoint_completed,
         ("running", SourceCheckpointAborted): _on_checkpoint_over,
+        ("running", SourceTimePassed): _on_time_passed,
         ("running", SourceClosed): _on_source_closed,
         ("recovering", SourceStarted): _on_source_started,
         ("recovering", FromReader): _on_from_reader,
@@ -1106,6 +1222,11 @@ class SourceCoordinator:
         **dict.fromkeys((("failed", event) for event in _OF_ANYBODY), _on_stale),
         **dict.fromkeys((("closed", event) for event in (*_OF_ANYBODY, CheckpointStarted)), _on_stale),
     }
+
+
+def _how_late(unassigned: _Unassigned) -> tuple[bool, int]:
+    time_ms = unassigned.event_time_ms
+    return time_ms is None, time_ms or 0
 
 
 def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:

@@ -7,7 +7,7 @@ Follows Spark 4.3, "Parquet Files" (schema merging aside).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
-from headgate.formats.columns import ColumnFitter, spark_schema
+from headgate.formats.columns import ColumnFitter, match_columns, spark_schema
 from headgate.formats.row_filter import RowFilter
 from headgate.source.options import OptionSpec, boolean, text
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec("mergeSchema", boolean, False, "infer the columns of all files, not those of the first one"),
@@ -172,6 +173,53 @@ def open_parquet(file: pa.NativeFile, path: str) -> pq.ParquetFile:
             "'ignoreCorruptFiles' to true to go on without it.",
             path=path, byte_offset=0,
         ) from error  # fmt: skip
+
+
+def earliest_event_times(file: pa.NativeFile, path: str, column: pa.Field) -> tuple[int, ...]:
+    """Return a lower bound of a column of times for each row group, by the statistics in the footer.
+
+    Returns
+    -------
+    Milliseconds; `MIN_WATERMARK_MS` for a row group without statistics, `MAX_WATERMARK_MS` for one that has only nulls.
+
+    Raises
+    ------
+    BadDataError
+        It is no Parquet file, or the column's name is ambiguous.
+    """
+    opened = open_parquet(file, path)
+    metadata, found = opened.metadata, opened.schema_arrow
+    (name,) = match_columns(found.names, pa.schema([column]), path)
+    if name is None:
+        return (MAX_WATERMARK_MS,) * int(metadata.num_row_groups)  # all of it is read as null
+    as_ms = _raw_to_ms(found.field(name).type)
+    leaf = next((each for each in range(metadata.num_columns) if metadata.schema.column(each).path == name), None)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    if leaf is None or as_ms is None:
+        return (MIN_WATERMARK_MS,) * int(metadata.num_row_groups)
+    return tuple([_earliest(group, leaf, as_ms) for group in groups])
+
+
+def _earliest(group: pq.RowGroupMetaData, leaf: int, as_ms: Callable[[int], int]) -> int:
+    statistics = group.column(leaf).statistics
+    if group.num_rows == 0:
+        return MAX_WATERMARK_MS
+    if statistics is None:
+        return MIN_WATERMARK_MS
+    if statistics.has_min_max:
+        return as_ms(int(statistics.min_raw))
+    has_only_nulls = statistics.has_null_count and statistics.null_count == group.num_rows
+    return MAX_WATERMARK_MS if has_only_nulls else MIN_WATERMARK_MS
+
+
+def _raw_to_ms(data_type: pa.DataType) -> Callable[[int], int] | None:
+    """Return what turns a stored time into milliseconds, rounded down; None: the type is no time."""
+    if pa.types.is_date32(data_type):
+        return lambda raw: raw * 86_400_000
+    if not pa.types.is_timestamp(data_type):
+        return None
+    per_second = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}[data_type.unit]
+    return lambda raw: raw * 1000 // per_second
 
 
 def _readable_schema(file: pq.ParquetFile) -> pa.Schema:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from headgate.protocol.messages import SubtaskId, SubtaskProgress
+from headgate.protocol.messages import SplitEventTime, SubtaskId, SubtaskProgress
 
 
 class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,9 @@ class Figures:
         if known is not None and progress.execution == known.last.execution:
             before = known.last
             if not progress.splits:
-                progress = msgspec.structs.replace(progress, splits=before.splits, positions=before.positions)
+                progress = msgspec.structs.replace(
+                    progress, splits=before.splits, positions=before.positions, event_times=before.event_times
+                )
             self._subtasks[key] = _Subtask(progress, max(now_ms, known.last_ms), known.first, known.first_ms)
         else:
             before = SubtaskProgress(stage=progress.stage, execution=progress.execution)
@@ -114,6 +116,10 @@ class Figures:
     def positions(self, source: str) -> dict[str, bytes]:
         """Return the positions of the splits of a source that are being read, by split id, as far as they are told."""
         return {split_id: data for each in self._letters() for split_id, data in each.positions.get(source, {}).items()}
+
+    def event_times(self, source: str) -> dict[str, SplitEventTime]:
+        """Return how far the splits of a source are in event time, by split id, as far as it is told."""
+        return {split_id: at for each in self._letters() for split_id, at in each.event_times.get(source, {}).items()}
 
     def watermark_ms(self) -> int | None:
         """Return the lowest watermark among the subtasks that have one; None: none has."""

@@ -55,6 +55,11 @@ def live_text(progress: dict[str, Any]) -> str:
         parts += [f"{name} {int(value):,}" for name, value in source["metrics"].items() if "ehind" in name]
     if "watermark" in progress["eventTime"]:
         parts.append(f"watermark {progress['eventTime']['watermark']}")
+    for group, aligned in progress["headgate"]["alignmentGroups"].items():
+        if aligned["driftMs"] is not None:
+            parts.append(f"drift of {group} {aligned['driftMs'] / 1000:,.1f} s")
+        if aligned["pausedSplits"]:
+            parts.append(f"{aligned['pausedSplits']:,} of {aligned['numSplits']:,} splits paused")
     checkpoint = progress["headgate"]["checkpoint"]
     if checkpoint is not None:
         size_kb = checkpoint["sizeBytes"] / 1000

@@ -14,6 +14,7 @@ micro-batch are those of the interval.
     sources.metrics                     the source's own figures of its lag
     sink.numOutputRows                  rows handed to the sink in the interval, whether committed yet or not
     eventTime.watermark                 the lowest watermark among the subtasks that have one
+    eventTime.min, max, avg             of the watermarks of the splits being read, as far as they are told
     stateOperators, observedMetrics     empty
     headgate                            what has no key of Spark's: see `ProgressReporter.report`
 """
@@ -27,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.monitor.event_times import EventTimes
 from headgate.monitor.falling_behind import falling_behind
 from headgate.monitor.figures import Figures
 from headgate.protocol.messages import SubtaskProgress
@@ -46,6 +48,8 @@ class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         The query's name, if it has one.
     sources, sinks
         What to call each source and sink, by uid. The first sink is the query's, others are for bad or late records.
+    alignment_groups
+        The alignment group of each source that has one, by its uid.
     """
 
     query_id: str
@@ -53,6 +57,7 @@ class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     sources: Mapping[str, str]
     sinks: Mapping[str, str]
+    alignment_groups: Mapping[str, str] = {}
 
 
 class CheckpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,12 +136,18 @@ class ProgressReporter:
         - ``operators``, the busiest first: ``uid``, ``stage``, ``subtask`` and ``busyPercent`` of each at its busiest
           subtask;
         - ``splits``: how many are being read, by source;
-        - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, and ``skippedRecords``.
+        - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, and ``skippedRecords``;
+        - ``eventTimes``: by source with event time ``alignmentGroup``, ``driftMs``, ``pausedSplits``, ``idleSplits``,
+          and ``splits``: each with ``watermark``, ``idle``, ``paused`` and ``driftMs``, which is how far it is ahead of
+          the slowest of its group (null without a group, and while somebody has no watermark yet);
+        - ``alignmentGroups``: by group ``sources``, ``slowest`` (``source`` and ``split``), its ``watermark``, the
+          largest ``driftMs``, ``pausedSplits`` and ``numSplits``. Splits of other queries in the group do not count.
         """
         seconds = (now_ms - self._reported_ms) / 1000
         sources = [self._source(uid, seconds) for uid in self._identity.sources]
         rows = sum(source["numInputRows"] for source in sources)
         duration_ms = self._checkpoint.duration_ms if self._checkpoint else 0
+        event_times = self._event_times()
         progress: dict[str, Any] = {
             "id": self._identity.query_id,
             "runId": self._identity.run_id,
@@ -145,7 +156,7 @@ class ProgressReporter:
             "batchId": self._checkpoint_id,
             "batchDuration": duration_ms,
             "durationMs": {"checkpoint": duration_ms} if self._checkpoint else {},
-            "eventTime": self._event_time(),
+            "eventTime": self._event_time(event_times),
             "stateOperators": [],
             "sources": sources,
             "sink": self._sink(),
@@ -153,7 +164,11 @@ class ProgressReporter:
             "inputRowsPerSecond": _rate(rows, seconds),
             "processedRowsPerSecond": _rate(rows, seconds),
             "observedMetrics": {},
-            "headgate": self._own(now_ms),
+            "headgate": {
+                **self._own(now_ms),
+                "eventTimes": event_times.by_source(),
+                "alignmentGroups": event_times.by_group(),
+            },
         }
         self._reported_ms = max(now_ms, self._reported_ms)
         self._rows_in, self._rows_out = dict(self._figures.rows_in), dict(self._figures.rows_out)
@@ -181,12 +196,19 @@ class ProgressReporter:
         rows = self._figures.rows_out[uid] - self._rows_out.get(uid, 0)
         return {"description": description, "numOutputRows": rows, "metrics": {}}
 
-    def _event_time(self) -> dict[str, str]:
-        watermark_ms = self._figures.watermark_ms()
+    def _event_times(self) -> EventTimes:
+        told = {uid: self._figures.event_times(uid) for uid in self._identity.sources}
+        splits = {uid: of for uid, of in told.items() if of or uid in self._identity.alignment_groups}
+        return EventTimes(splits, self._identity.alignment_groups, timestamp)
+
+    def _event_time(self, event_times: EventTimes) -> dict[str, str]:
         # Beyond the calendar is the end of all input: no time that anybody could look at.
-        if watermark_ms is None or watermark_ms > _LAST_MS:
-            return {}
-        return {"watermark": timestamp(watermark_ms)}
+        told = [at_ms for at_ms in event_times.watermarks_ms() if at_ms <= _LAST_MS]
+        times = {"min": min(told), "max": max(told), "avg": sum(told) // len(told)} if told else {}
+        watermark_ms = self._figures.watermark_ms()
+        if watermark_ms is not None and watermark_ms <= _LAST_MS:
+            times["watermark"] = watermark_ms
+        return {name: timestamp(at_ms) for name, at_ms in times.items()}
 
     def _own(self, now_ms: int) -> dict[str, Any]:
         last = self._checkpoint

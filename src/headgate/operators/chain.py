@@ -39,6 +39,7 @@ from headgate.operators.operator import Operator, OperatorContext, SinkWriter
 from headgate.operators.slices import SliceController
 from headgate.operators.stage_graph import BAD_RECORDS_UID, SINK_UID, QueryDefinition
 from headgate.operators.watermark_flow import WatermarkFlow
+from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.state import OperatorState
 
 ArrivedT = TypeVar("ArrivedT")
@@ -139,7 +140,8 @@ class StageChain:
         # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
         self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in graph.operators}
         self._feeds = {uid: graph.consumers(uid) for uid in graph.uids}
-        self._watermarks = WatermarkFlow(graph, self._operators)
+        self._watermarks = WatermarkFlow(definition.sources)
+        self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in definition.sources}
         self._slices = {uid: SliceController() for uid in (*self._operators, SINK_UID)}
         self._figures = {uid: OperatorFigures() for uid in (*self._operators, SINK_UID)}
         self._rows_in = dict.fromkeys(definition.sources, 0)
@@ -155,6 +157,10 @@ class StageChain:
     def input(self, uid: str) -> ChainInput:
         """Return what takes the rows and watermarks of a source."""
         return self._inputs[uid]
+
+    def event_time_operator(self, source: str) -> str | None:
+        """Return the uid of the operator that finds a source's event times; None: they are in its own columns."""
+        return self._event_time_operators[source]
 
     def open(self) -> None:
         """Open the operators and the sinks' writers, with their state. What is open already is closed by `close`.
@@ -261,9 +267,14 @@ class StageChain:
         if batch.num_rows:
             self._waiting.extend(_Rows(uid, batch, source, split) for uid in self._feeds[source])
 
-    def take_note(self, run: Callable[[WatermarkFlow], None]) -> None:
-        """Queue what concerns watermarks behind the rows that came before it."""
-        self._waiting.append(_Note(lambda: run(self._watermarks)))
+    def take_note(self, run: Callable[[], None]) -> None:
+        """Queue something to do behind the rows that came before it."""
+        self._waiting.append(_Note(run))
+
+    @property
+    def watermarks(self) -> WatermarkFlow:
+        """The watermarks of this subtask."""
+        return self._watermarks
 
     def _step(self, item: _Rows | _Note | _End) -> None:
         match item:
@@ -295,11 +306,19 @@ class StageChain:
             except SystemExit as error:  # sys.exit() of a function's would end the thread without a word
                 raise bad_records.explain(error, self._call(item.uid, item.source, item.split)) from error
             self._feed(item.uid, emitted, item.source)
+            if self._event_time_operators.get(item.source) == item.uid:
+                self._tell_event_times(item)
         took_ms = self._clock_ms() - began_ms
         slices.took(rows, took_ms)
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms
+
+    def _tell_event_times(self, item: _Rows) -> None:
+        """Tell the output of a source that rows passed. What follows of it is queued behind all that waits."""
+        operator = self._operators[item.uid]
+        assert isinstance(operator, WithWatermark)
+        self._inputs[item.source].rows_passed(item.split, operator.highest_event_time_ms(item.batch))
 
     def _feed(self, uid: str, emitted: Sequence[tuple[pa.RecordBatch, str]], source: str) -> None:
         """Put rows that an operator emitted before everything else that waits, in their order."""
@@ -355,6 +374,8 @@ class ChainInput:
         self._chain = chain
         self._uid = uid
         self._schema = schema
+        self.rows_passed: Callable[[str, int | None], None] = lambda split_id, max_event_time_ms: None
+        """Told of rows that passed the operator behind which the source's event times are found."""
 
     def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
         """Take rows of a split.
@@ -375,19 +396,19 @@ class ChainInput:
 
     def on_watermark(self, timestamp_ms: int) -> None:
         """Take the source's watermark, in milliseconds."""
-        self._chain.take_note(lambda flow: flow.on_watermark(self._uid, timestamp_ms))
+        self._chain.take_note(lambda: self._chain.watermarks.on_watermark(self._uid, timestamp_ms))
 
     def on_idle(self) -> None:
         """Wait no longer for this source."""
-        self._chain.take_note(lambda flow: flow.on_idle(self._uid))
+        self._chain.take_note(lambda: self._chain.watermarks.on_idle(self._uid))
 
     def on_active(self) -> None:
         """Wait for this source again."""
-        self._chain.take_note(lambda flow: flow.on_active(self._uid))
+        self._chain.take_note(lambda: self._chain.watermarks.on_active(self._uid))
 
-    def release_split(self, split_id: str) -> None:
-        """Forget a finished split, behind its last rows: watermarks that operators make no longer wait for it."""
-        self._chain.take_note(lambda flow: flow.release_split(self._uid, split_id))
+    def behind_rows(self, run: Callable[[], None]) -> None:
+        """Run something behind the rows that were taken before."""
+        self._chain.take_note(run)
 
 
 def _collector(emitted: list[tuple[pa.RecordBatch, str]]) -> Callable[[pa.RecordBatch, str], None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -93,11 +93,19 @@ def source_column(node: PlanNode, column: str) -> str | None:
     return None
 
 
-def with_strategy(node: PlanNode, strategy: WatermarkStrategy) -> PlanNode:
-    """Return the same plan with another watermark strategy at its sources."""
-    if isinstance(node.of, SourceDefinition):
-        return replace(node, of=replace(node.of, watermark_strategy=strategy))
-    return replace(node, inputs=tuple(with_strategy(each, strategy) for each in node.inputs))
+def with_strategy(node: PlanNode, strategy_of: Callable[[SourceDefinition], WatermarkStrategy]) -> PlanNode:
+    """Return the same plan with other watermark strategies at its sources."""
+    made: dict[PlanNode, PlanNode] = {}  # a node in two places stays one
+
+    def remade(each: PlanNode) -> PlanNode:
+        if each not in made:
+            if isinstance(each.of, SourceDefinition):
+                made[each] = replace(each, of=replace(each.of, watermark_strategy=strategy_of(each.of)))
+            else:
+                made[each] = replace(each, inputs=tuple(map(remade, each.inputs)))
+        return made[each]
+
+    return remade(node)
 
 
 def stage_graph(output: PlanNode) -> StageGraph:

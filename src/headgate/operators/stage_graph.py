@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headgate.errors import OptionError
 from headgate.operators.operator import Operator, OperatorContext, Sink
+from headgate.operators.with_watermark import WithWatermark
 from headgate.source import (
     Boundedness,
     Options,
@@ -51,7 +52,8 @@ class SourceDefinition:
     boundedness
         How it is read.
     watermark_strategy
-        How its watermarks are made; None: only those that it emits itself count.
+        How its watermarks are made; None: only those that it emits itself count. Its event-time column is one of
+        ``schema``, or of the operator that `StageGraph.event_time_operator` names.
     """
 
     uid: str
@@ -95,7 +97,7 @@ class StageGraph:
     Raises
     ------
     OptionError
-        Two of them, or one and the sink, have the same uid.
+        Two of them, or one and the sink, have the same uid, or `event_time_operator` cannot tell.
     """
 
     sources: tuple[SourceDefinition, ...]
@@ -115,6 +117,8 @@ class StageGraph:
             assert known.issuperset(node.inputs), f"{node.uid} stands before what feeds it: {node.inputs}"
             known.add(node.uid)
         assert self.output in known, f"nothing has the uid {self.output!r}"
+        for source in self.sources:
+            self.event_time_operator(source.uid)
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -132,6 +136,28 @@ class StageGraph:
         """Return the uids of what a source or an operator feeds, the sink's included, once for each time it does."""
         fed = tuple(node.uid for node in self.operators for each in node.inputs if each == uid)
         return (*fed, SINK_UID) if uid == self.output else fed
+
+    def event_time_operator(self, source: str) -> str | None:
+        """Return the uid of the operator that finds a source's event times; None: they are in its own columns.
+
+        Raises
+        ------
+        OptionError
+            Its rows reach the sink by several ways, and not all have the same last ``withWatermark``.
+        """
+        found: dict[str, set[str | None]] = {source: {None}}
+        for node in self.operators:
+            before = {last for each in node.inputs for last in found.get(each, ())}
+            if before:
+                found[node.uid] = {node.uid} if isinstance(node.operator, WithWatermark) else before
+        last = found.get(self.output, {None})
+        if len(last) > 1:
+            raise OptionError(
+                f"The rows of the source {source!r} reach the sink by several ways with different withWatermark: call "
+                "it once, behind the union of these ways.",
+                option="withWatermark", value=source,
+            )  # fmt: skip
+        return next(iter(last))
 
 
 @dataclass(frozen=True, kw_only=True)

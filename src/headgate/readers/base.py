@@ -3,9 +3,14 @@
 Never: block, or touch a split reader on the task's thread, save for making it and `SplitReader.wake_up`.
 
 A split is added -> given to a fetcher -> fetched, ahead of the task by at most the queue's bytes -> emitted by
-`poll_next`, which moves its position -> finished, when its last batch was emitted. Paused, it stays where it is.
+`poll_next`, which moves its position -> finished, when its last row was emitted. Paused, it stays where it is.
 
-Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
+Where a batch has positions of single rows, as many of them are emitted as alignment lets through
+(`ReaderOutput.rows_allowed`). The rest is the split's remainder: at most one batch for each split, outside of the
+queue's bytes, emitted before anything else of the split. Meanwhile what is fetched of the split is held aside in the
+queue, up to the split's share of the queue's bytes. So a remainder holds up no other split.
+
+Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing; traps, 23 (slices pin their parents) and 32 (remainders).
 """
 
 from __future__ import annotations
@@ -20,12 +25,15 @@ import msgspec
 
 from headgate.errors import ConnectorContractError
 from headgate.readers.fetcher import SplitFetcher
-from headgate.readers.hand_over import HandOverQueue, done_future
+from headgate.readers.hand_over import HandOverQueue, detached, done_future
 from headgate.source.reader import InputStatus, ReaderOutput, SourceReader, SourceReaderContext
 from headgate.source.split import Split
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
 SplitT = TypeVar("SplitT", bound=Split)
+
+_REMAINDER_ROWS = 4096
+"""Remainders share a call of `poll_next` until so many rows are emitted: a bound that moves lets a few of each go."""
 
 
 class ReaderOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +84,10 @@ class SourceReaderBase(SourceReader[SplitT]):
         self.split_reader_factory = split_reader_factory
         self._queue: HandOverQueue[SplitT] = HandOverQueue(self.options.queue_bytes)
         self._splits: dict[str, SplitT] = {}  # at the positions after what was emitted
+        self._remainders: dict[str, tuple[FetchedBatch[SplitT], int]] = {}  # with how many rows of it were emitted
+        self._ahead: set[str] = set()  # splits whose last batch left a remainder, whether it is still there or not
+        self._paused: set[str] = set()
+        self._queue_first = False  # remainders and the queue take turns
         self._fetchers: dict[Hashable, SplitFetcher[SplitT]] = {}
         self._retired: list[SplitFetcher[SplitT]] = []
         self._no_more_splits = False
@@ -89,16 +101,24 @@ class SourceReaderBase(SourceReader[SplitT]):
         """Get ready. Splits are requested by the first `poll_next`: restored ones may be added before it."""
 
     def poll_next(self, output: ReaderOutput) -> InputStatus:
-        """Emit one fetched batch if there is one.
+        """Emit what may go of remainders, or else one fetched batch if there is one.
 
         Raises
         ------
         HeadgateError
             A fetcher failed; the error has ``split`` and ``position``, its ``__cause__`` the original.
         """
-        fetched, more = self._queue.take()
-        if fetched is not None:
-            self._emit(fetched, output)
+        emitted, more = 0, bool(self._remainders)
+        if self._remainders and not (self._queue_first and self._queue.has_ready()):
+            emitted, more = self._emit_remainders(output)
+        if emitted:
+            more = more or self._queue.has_ready()
+        else:
+            fetched, ready = self._queue.take()
+            if fetched is not None:
+                self._emit(fetched, output)
+            more = more or ready
+        self._queue_first = emitted > 0
         if more:
             return InputStatus.MORE_AVAILABLE
         if not self._splits and self._no_more_splits:
@@ -147,19 +167,35 @@ class SourceReaderBase(SourceReader[SplitT]):
     def pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
         """Pause and resume splits. A paused split emits nothing more, what was fetched of it included.
 
+        With `SourceReaderContext.allow_unaligned_splits` the splits of a split reader that does not implement
+        ``pause_or_resume_splits`` are read on, while those of others pause.
+
         Raises
         ------
         UnsupportedOperationError
-            The split reader does not implement ``pause_or_resume_splits``. One that implements it and raises on
-            its own thread is reported by the next `poll_next`.
+            A split reader does not implement ``pause_or_resume_splits``, and that is not allowed; also when no split
+            is named. One that implements it and raises on its own thread is reported by the next `poll_next`.
         """
-        pause = [split_id for split_id in splits_to_pause if split_id in self._splits]
-        resume = [split_id for split_id in splits_to_resume if split_id in self._splits]
-        if not (pause or resume):
-            return
-        for key in {self._fetcher_key(self._splits[split_id]) for split_id in (*pause, *resume)}:
-            self._fetchers[key].pause_or_resume(pause, resume)
-        self._queue.pause_or_resume(pause, resume)
+        if not self.context.allow_unaligned_splits:
+            for fetcher in self._fetchers.values():
+                fetcher.check_can_pause()
+        pause = [split_id for split_id in splits_to_pause if self._can_pause(split_id)]
+        resume = [split_id for split_id in splits_to_resume if self._can_pause(split_id)]
+        self._paused.update(pause)
+        self._paused.difference_update(resume)
+        # The fetcher stops by itself when enough of a split with a remainder is held aside. To stop it with every few
+        # rows would throw away what the client has fetched. But only a pause lets the next of several begin.
+        mind_themselves = () if self._one_split_at_a_time else self._remainders
+        by_fetcher: dict[Hashable, tuple[list[str], list[str]]] = {}
+        for which, split_ids in enumerate((pause, resume)):
+            for split_id in split_ids:
+                if split_id not in mind_themselves:
+                    by_fetcher.setdefault(self._key_of(split_id), ([], []))[which].append(split_id)
+        for key, (to_pause, to_resume) in by_fetcher.items():
+            self._fetchers[key].pause_or_resume(to_pause, to_resume)
+        self._queue.pause_or_resume(pause, [split_id for split_id in resume if split_id not in self._remainders])
+        if any(split_id in self._remainders for split_id in resume):
+            self._queue.notify()
 
     def snapshot_state(self, checkpoint_id: int) -> list[SplitT]:
         """Return the splits not yet finished, each at the position after what `poll_next` emitted of it."""
@@ -192,21 +228,83 @@ class SourceReaderBase(SourceReader[SplitT]):
             one_at_a_time=self._one_split_at_a_time,
         )
 
-    def _emit(self, fetched: FetchedBatch[SplitT], output: ReaderOutput) -> None:
+    def _emit_remainders(self, output: ReaderOutput) -> tuple[int, bool]:
+        """Emit what may go now, split by split; return how many rows that were, and whether more may go at once."""
+        emitted, more = 0, False
+        for split_id in [each for each in self._remainders if each not in self._paused]:
+            if emitted >= _REMAINDER_ROWS:
+                return emitted, True
+            fetched, begin = self._remainders[split_id]
+            emitted += self._emit(fetched, output, begin)
+            more = more or self._remainders.get(split_id, (fetched,))[0] is not fetched
+        return emitted, more
+
+    def _emit(self, fetched: FetchedBatch[SplitT], output: ReaderOutput, begin: int = 0) -> int:
+        """Emit a batch from a row on, as far as it may go, and keep the rest; return how many rows were emitted."""
         split_id = fetched.split.split_id
         split_output = output.create_output_for_split(split_id)
-        if fetched.batch is not None and fetched.batch.num_rows:
-            split_output.emit_batch(fetched.batch)
+        rows = 0 if fetched.batch is None else fetched.batch.num_rows - begin
+        if fetched.batch is not None and rows:
+            batch = fetched.batch.slice(begin) if begin else fetched.batch
+            if fetched.position_at is not None and self._can_pause(split_id):
+                allowed = output.rows_allowed(split_id, batch)
+                if allowed < rows:
+                    if allowed:
+                        split_output.emit_batch(batch.slice(0, allowed))
+                        self._splits[split_id] = fetched.position_at(begin + allowed)
+                    self._keep(fetched, begin + allowed)
+                    return allowed
+            split_output.emit_batch(batch)
         if fetched.watermark_ms is not None:
             split_output.emit_watermark(fetched.watermark_ms)
         if fetched.idle:
             split_output.mark_idle()
+        if split_id in self._ahead:
+            self._follow(split_id, behind_whole_batch=not begin)
         if fetched.finished:
             finished = self._splits.pop(split_id)
+            self._paused.discard(split_id)
+            self._ahead.discard(split_id)
             output.release_output_for_split(split_id)
             self._on_split_finished(finished)
         else:
             self._splits[split_id] = fetched.split
+        return rows
+
+    def _keep(self, fetched: FetchedBatch[SplitT], begin: int) -> None:
+        """Keep what is left of a batch, and have what follows of its split held aside."""
+        split_id = fetched.split.split_id
+        if self._remainders.pop(split_id, None) is None:
+            fetched = detached(fetched)
+            self._queue.pause_or_resume([split_id], [])
+        if split_id not in self._ahead:
+            self._ahead.add(split_id)
+            self._read_ahead(split_id)
+        self._remainders[split_id] = (fetched, begin)  # behind those of other splits: they take turns
+
+    def _follow(self, split_id: str, *, behind_whole_batch: bool) -> None:
+        """Go on behind a batch of a split that was ahead: when it passed as a whole, alignment does not hold it now."""
+        following = None if behind_whole_batch else self._queue.take_held(split_id)
+        if following is not None:
+            self._remainders[split_id] = (following, 0)
+            self._read_ahead(split_id)
+            return
+        if self._remainders.pop(split_id, None) is not None:
+            self._queue.pause_or_resume([], [split_id])
+        if behind_whole_batch:
+            self._ahead.discard(split_id)
+            self._fetchers[self._key_of(split_id)].read_ahead(split_id, None)
+
+    def _read_ahead(self, split_id: str) -> None:
+        enough_bytes = max(1, self.options.queue_bytes // len(self._splits))
+        self._fetchers[self._key_of(split_id)].read_ahead(split_id, enough_bytes)
+
+    def _key_of(self, split_id: str) -> Hashable:
+        return self._fetcher_key(self._splits[split_id])
+
+    def _can_pause(self, split_id: str) -> bool:
+        """Return whether a split can be stopped: it is here, and its split reader can."""
+        return split_id in self._splits and self._fetchers[self._key_of(split_id)].can_pause
 
     def _on_split_finished(self, split: SplitT) -> None:
         """Release what only this split needed."""

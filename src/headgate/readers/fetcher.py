@@ -3,9 +3,13 @@
 Never: busy-wait: without a split to read, or with all of them paused, it sleeps until a letter comes. The task's
 thread never waits for it either, and abandons it (a daemon) when it does not end.
 
-Letters go in by `add_splits`, `pause_or_resume` and `begin_close`; they are applied between two fetches. A fetch
-that blocks meanwhile is woken by `SplitReader.wake_up`, which should be remembered by a reader that is only about to
-block: if it is not, the letter waits for the fetch's time-out.
+Letters go in by `add_splits`, `pause_or_resume`, `read_ahead` and `begin_close`; they are applied between two fetches.
+A fetch that blocks meanwhile is woken by `SplitReader.wake_up`, which should be remembered by a reader that is only
+about to block: if it is not, the letter waits for the fetch's time-out.
+
+A split that is *ahead* has rows that alignment holds back, a few of which go again and again. It is fetched until the
+queue holds enough of it aside, paused then, and resumed when less than half of that is left. To pause and resume it
+with every few rows would throw away what its client has fetched.
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
 """
@@ -67,7 +71,10 @@ class SplitFetcher(Generic[SplitT]):
         # On the fetcher's thread only. Positions are those after what was fetched.
         self._splits: dict[str, SplitT] = {}
         self._waiting: deque[SplitT] = deque()
-        self._paused: set[str] = set()
+        self._to_pause: set[str] = set()
+        self._ahead: dict[str, int] = {}  # how many bytes are enough
+        self._full: set[str] = set()  # of those ahead
+        self._paused: set[str] = set()  # what the split reader is, or will be, told of these
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._letter_came = threading.Condition(self._lock)
@@ -82,16 +89,25 @@ class SplitFetcher(Generic[SplitT]):
         self._send(lambda: self._waiting.extend(splits))
 
     def pause_or_resume(self, to_pause: Collection[str], to_resume: Collection[str]) -> None:
-        """Stop and resume fetching of splits by id; those unknown here, or finished, are ignored. Does not block.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            The split reader does not implement it.
-        """
-        if type(self._split_reader).pause_or_resume_splits is SplitReader.pause_or_resume_splits:
-            SplitReader.pause_or_resume_splits(self._split_reader, [], [])  # raises: here, for the caller
+        """Stop and resume fetching of splits by id; those unknown here, or finished, are ignored. Does not block."""
         self._send(lambda: self._pause_or_resume(to_pause, to_resume))
+
+    def read_ahead(self, split_id: str, enough_bytes: int | None) -> None:
+        """Fetch a split until so many bytes of it are held aside, and look again how many are; None: without end.
+
+        Does not block, and wakes a fetch only if the split may have to be resumed.
+        """
+        self._send(lambda: self._read_ahead(split_id, enough_bytes), only_for=split_id)
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether the split reader implements ``pause_or_resume_splits``."""
+        return type(self._split_reader).pause_or_resume_splits is not SplitReader.pause_or_resume_splits
+
+    def check_can_pause(self) -> None:
+        """Raise `UnsupportedOperationError` if the split reader does not implement ``pause_or_resume_splits``."""
+        if not self.can_pause:
+            SplitReader.pause_or_resume_splits(self._split_reader, [], [])
 
     def begin_close(self) -> None:
         """Let the thread close the split reader and end. Does not block."""
@@ -121,10 +137,12 @@ class SplitFetcher(Generic[SplitT]):
         with self._lock:
             return self._fetching_since_s
 
-    def _send(self, letter: Callable[[], None]) -> None:
+    def _send(self, letter: Callable[[], None], *, only_for: str | None = None) -> None:
         with self._lock:
             self._letters.append(letter)
             fetching = self._fetching_since_s is not None
+            if fetching and only_for is not None:  # then the thread is in the fetch, and leaves this set alone
+                fetching = only_for in self._full
             self._letter_came.notify_all()
         if fetching:
             self._split_reader.wake_up()
@@ -158,6 +176,7 @@ class SplitFetcher(Generic[SplitT]):
             self._letters.clear()
         for letter in letters:
             letter()
+        self._settle()
         self._begin_waiting()
         return True
 
@@ -184,16 +203,39 @@ class SplitFetcher(Generic[SplitT]):
         return []
 
     def _pause_or_resume(self, to_pause: Collection[str], to_resume: Collection[str]) -> None:
-        waiting = {split.split_id for split in self._waiting}
-        known = self._splits.keys() | waiting
-        pause = [split_id for split_id in to_pause if split_id in known and split_id not in self._paused]
-        resume = [split_id for split_id in to_resume if split_id in self._paused]
-        self._paused.update(pause)
-        self._paused.difference_update(resume)
-        paused_splits = [self._splits[split_id] for split_id in pause if split_id not in waiting]
-        resumed_splits = [self._splits[split_id] for split_id in resume if split_id not in waiting]
-        if paused_splits or resumed_splits:
-            self._split_reader.pause_or_resume_splits(paused_splits, resumed_splits)
+        known = self._splits.keys() | {split.split_id for split in self._waiting}
+        self._to_pause.update(split_id for split_id in to_pause if split_id in known)
+        self._to_pause.difference_update(to_resume)
+
+    def _read_ahead(self, split_id: str, enough_bytes: int | None) -> None:
+        if enough_bytes is None:
+            self._ahead.pop(split_id, None)
+            self._full.discard(split_id)
+        elif split_id in self._splits or any(split.split_id == split_id for split in self._waiting):
+            self._ahead[split_id] = enough_bytes
+
+    def _settle(self) -> None:
+        """Tell the split reader what is to be paused and resumed."""
+        for split_id, enough_bytes in self._ahead.items():
+            held_bytes = self._queue.held_bytes(split_id)
+            if held_bytes >= enough_bytes:
+                self._full.add(split_id)
+            elif held_bytes < enough_bytes / 2:
+                self._full.discard(split_id)
+        wanted = self._to_pause | self._full
+        if wanted == self._paused:
+            return
+        pause = [self._splits[split_id] for split_id in wanted - self._paused if split_id in self._splits]
+        resume = [self._splits[split_id] for split_id in self._paused - wanted if split_id in self._splits]
+        self._paused = wanted
+        if pause or resume:
+            self._split_reader.pause_or_resume_splits(pause, resume)
+
+    def _forget(self, split_id: str) -> None:
+        del self._splits[split_id]
+        self._ahead.pop(split_id, None)
+        for each in (self._to_pause, self._full, self._paused):
+            each.discard(split_id)
 
     def _fetch(self) -> None:
         with self._lock:
@@ -226,8 +268,7 @@ class SplitFetcher(Generic[SplitT]):
                 split=split_id,
             )
         if fetched.finished:
-            del self._splits[split_id]
-            self._paused.discard(split_id)
+            self._forget(split_id)
         else:
             self._splits[split_id] = fetched.split
 

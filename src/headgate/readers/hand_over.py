@@ -1,7 +1,7 @@
 """The queue between fetcher threads and the task's thread, bounded in bytes.
 
 Never: let a paused split stop the others. What is queued of a paused split is held aside, outside the bound, until
-the split is resumed; its fetcher stops at the next fetch, so that what is held is what was at hand when it was paused.
+the split is resumed; its fetcher stops at the next fetch, or soon (`held_bytes`), so that what is held stays bounded.
 
 Follows FLIP-27, "High-level Readers" (element queue) and traps, 23 (slices pin their parents) and 32 (pausing).
 """
@@ -98,6 +98,22 @@ class HandOverQueue(Generic[SplitT]):
             self._space.notify_all()
             return fetched, bool(self._ready)
 
+    def has_ready(self) -> bool:
+        """Return whether `take` has something to return or to raise."""
+        with self._lock:
+            return bool(self._ready) or self._error is not None
+
+    def take_held(self, split_id: str) -> FetchedBatch[SplitT] | None:
+        """Return the next batch that is held aside of a split, or None. Does not block."""
+        with self._lock:
+            held = self._held.get(split_id)
+            return held.popleft()[0] if held else None
+
+    def held_bytes(self, split_id: str) -> int:
+        """Return how much memory is held aside of a split, in bytes. Called by fetchers."""
+        with self._lock:
+            return sum(sum(buffers.values()) for _, buffers in self._held.get(split_id, ()))
+
     def pause_or_resume(self, to_pause: Collection[str], to_resume: Collection[str]) -> None:
         """Hold aside what is and will be queued of some splits, and put that of others back to the front."""
         with self._lock:
@@ -182,6 +198,11 @@ def done_future() -> Future[None]:
     future: Future[None] = Future()
     future.set_result(None)
     return future
+
+
+def detached(fetched: FetchedBatch[SplitT]) -> FetchedBatch[SplitT]:
+    """Return a batch to be kept for long, outside of the queue: without a parent that is much larger than it."""
+    return fetched if fetched.batch is None else _without_parent(fetched, _pinned_buffers(fetched.batch))[0]
 
 
 def _complete(future: Future[None] | None) -> None:

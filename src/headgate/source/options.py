@@ -141,6 +141,7 @@ COMMON_OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec("maxRowsPerTrigger", integer(1), None, "most rows in a micro-batch"),
     OptionSpec("stateLocation", text, None, "folder for what is too large for Spark's offset log"),
     OptionSpec("eventTimeColumn", text, None, "the column that holds event time"),
+    OptionSpec("eventTimeOrder", boolean, False, "batch: a task gives its rows in the order of their event time"),
     OptionSpec("scan.watermark.idle-timeout", duration_ms, None, "silence after which a split holds nobody back"),
     OptionSpec("scan.watermark.alignment.group", text, None, "sources of a group are aligned in event time"),
     OptionSpec("scan.watermark.alignment.max-drift", duration_ms, None, "how far a split may run ahead"),
@@ -210,6 +211,11 @@ class Options(Mapping[str, Any]):
                 values[spec.name] = parsed
             else:
                 values[spec.name][star] = parsed
+        if values["eventTimeOrder"] and values["eventTimeColumn"] is None:
+            raise OptionError(
+                f"{source}: the option 'eventTimeOrder' needs 'eventTimeColumn': the column by which rows are ordered.",
+                source=source, option="eventTimeOrder", value=True,
+            )  # fmt: skip
         fixed = {spec.name: values[spec.name] for spec in specs if not spec.changeable}
         return cls(source, values, given, fixed)
 

@@ -77,7 +77,8 @@ class ReaderOutput(SourceOutput):
         A reader that knows the positions of single rows asks before it emits. What is left it keeps, outside of what
         bounds its memory, and asks again whenever it is polled: the split is paused until the next row may go.
         """
-        return batch.num_rows
+        rows: int = batch.num_rows
+        return rows
 
     @abstractmethod
     def release_output_for_split(self, split_id: str) -> None:
@@ -103,6 +104,9 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
         The time zone in which texts without one are read (an IANA name); None: the source's option decides.
     query
         A continuous query's name, or its id; None in the DataFrame doors.
+    allow_unaligned_splits
+        Whether splits of a split reader that cannot pause them are read on where others are paused
+        (``pipeline.watermark-alignment.allow-unaligned-source-splits``); else pausing raises.
     """
 
     subtask: int
@@ -112,6 +116,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     send_event: Callable[[SourceEvent], None]
     time_zone: str | None = None
     query: str | None = None
+    allow_unaligned_splits: bool = False
 
 
 class SourceReader(ABC, Generic[SplitT]):

@@ -32,8 +32,11 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headgate.source import PlanLimits, Source, Split
+    from headgate.source import PlanLimits, Source, Split, WatermarkStrategy
+    from headgate.spark.alignment.member import Member
+    from headgate.spark.alignment.planning import AlignedPlans
     from headgate.spark.stream_plan import StreamPlanner
+    from headgate.spark.task import Reporting
 
 
 class HeadgateDataSource(DataSource):
@@ -92,13 +95,17 @@ class HeadgateDataSource(DataSource):
 
 
 class SplitsPartition(InputPartition):
-    """What one task reads: its splits as bytes of the source's own format, and the driver's versions."""
+    """What one task reads: its splits as bytes of the source's own format, and the driver's versions.
 
-    def __init__(self, splits: list[bytes], number: int) -> None:
+    With ``reporting`` it tells the planner of an aligned query what event times it read.
+    """
+
+    def __init__(self, splits: list[bytes], number: int, reporting: Reporting | None = None) -> None:
         from headgate.spark.task import Versions
 
         super().__init__(number)
         self.splits = splits
+        self.reporting = reporting
         self.driver = Versions.here()
 
 
@@ -139,9 +146,12 @@ class _Reader:
             return self._source.group_splits(splits, grouping)
         return pack(splits, grouping["cores"] or 1)
 
-    def _partitions(self, tasks: Sequence[Sequence[Split]]) -> list[InputPartition]:
+    def _partitions(self, tasks: Sequence[Sequence[Split]], reporting: Reporting | None = None) -> list[InputPartition]:
         serialize = self._source.split_serializer.serialize
-        return [SplitsPartition([serialize(split) for split in task], number) for number, task in enumerate(tasks)]
+        return [
+            SplitsPartition([serialize(split) for split in task], number, reporting)
+            for number, task in enumerate(tasks)
+        ]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from headgate.spark.task import check_versions, read_splits
@@ -153,7 +163,14 @@ class _Reader:
         splits = [self._source.split_serializer.deserialize(each) for each in partition.splits]
         context = TaskContext.get()
         session = context.getLocalProperty("spark.sql.session.timeZone") if context is not None else None
-        yield from read_splits(self._source, self._arrow_schema(), splits, partition.value, session or self._time_zone)
+        yield from read_splits(
+            self._source,
+            self._arrow_schema(),
+            splits,
+            partition.value,
+            session or self._time_zone,
+            partition.reporting,
+        )
 
 
 class BatchReader(_Reader, DataSourceReader):
@@ -177,6 +194,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, source: Source[Any, Any], schema: StructType, time_zone: str) -> None:
         super().__init__(source, schema, time_zone)
         self._planner: StreamPlanner | None = None
+        self._member: Member | None = None
+        self._strategy: WatermarkStrategy | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the constant that stands for "nothing read, nothing resolved"."""
@@ -185,7 +204,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return dict(INITIAL)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return one of the limits that are set; whichever Spark hands back, all of them are applied."""
+        """Return one of the limits that are set; whichever Spark hands back, all of them are applied.
+
+        Spark asks all sources of a query for it before it asks any for a plan: so this is where they join their
+        alignment groups, and the first one does not read as if it were alone.
+        """
+        if self._source.options["scan.watermark.alignment.group"] is not None:
+            self._planning()
+        if self._member is not None:
+            self._member.join()
         limits = self._limits()
         if limits.max_files is not None:
             return ReadMaxFiles(limits.max_files)
@@ -206,7 +233,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Cut what ``end`` says into tasks."""
-        return self._partitions(self._planning().tasks(start, end, _now_ms()))
+        tasks = self._planning().tasks(start, end, _now_ms())
+        return self._partitions(tasks, self._reporting())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task's ranges."""
@@ -225,16 +253,43 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._planning().committed(end)
 
     def stop(self) -> None:
-        """Close the enumerator."""
+        """Close the enumerator, and leave the alignment group."""
         if self._planner is not None:
             self._planner.close()
+        if self._member is not None:
+            self._member.leave()
 
     def _planning(self) -> StreamPlanner:
         if self._planner is None:
             from headgate.spark.stream_plan import StreamPlanner
 
-            self._planner = StreamPlanner(self._source, self._arrow_schema(), self._group, self._grouping())
+            self._planner = StreamPlanner(
+                self._source, self._arrow_schema(), self._group, self._grouping(), self._aligned_plans()
+            )
         return self._planner
+
+    def _aligned_plans(self) -> AlignedPlans | None:
+        from headgate.spark.watermark_options import strategy_of
+
+        self._strategy = strategy_of(self._source.options, self._arrow_schema())
+        if self._strategy is None or self._strategy.alignment is None:
+            return None
+        from headgate.spark.alignment.host import folder_of_application
+        from headgate.spark.alignment.member import Member
+        from headgate.spark.alignment.planning import AlignedPlans
+
+        alignment = self._strategy.alignment
+        self._member = Member(alignment.group, folder_of_application())
+        return AlignedPlans(self._source, alignment, self._strategy.idle_timeout_ms, self._member)
+
+    def _reporting(self) -> Reporting | None:
+        """Return where tasks report what they read; None where nothing is learned from it."""
+        from headgate.spark.task import Reporting
+
+        if self._member is None or self._strategy is None or not self._planning().learns:
+            return None
+        to = self._member.report_to
+        return None if to is None else Reporting(to, self._strategy.event_time_column)
 
     def _limits(self) -> PlanLimits:
         from headgate.source import PlanLimits

@@ -60,6 +60,9 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
     behind_stops
         How splits go on behind a stop that `Trigger.AvailableNow` set, for those that were reported to the enumerator
         after a restart and are not assigned again yet. Left out where there are none.
+    event_times
+        In an aligned query what was known of the splits' event times, in milliseconds: of the next row, or the highest
+        read. A hint, so that a restart does not begin without alignment. Left out in other queries.
     """
 
     source: str
@@ -71,6 +74,7 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
     grouping: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     state_id: str | None = None
     behind_stops: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    event_times: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 offset_serializer: VersionedSerializer[Offset] = VersionedSerializer(

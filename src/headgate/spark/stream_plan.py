@@ -36,6 +36,7 @@ from headgate.source import (
     SupportsSplitReassignmentOnRecovery,
     VersionedSerializer,
 )
+from headgate.spark.alignment.planning import AlignedPlan, AlignedPlans
 from headgate.spark.offsets import INITIAL, Offset, SplitInProgress, offset_serializer
 from headgate.spark.planner import VIRTUAL_READER, PlannerContext, check_supported
 from headgate.spark.state_store import StateStore
@@ -78,6 +79,8 @@ class StreamPlanner:
         Says which ranges share a task, and may cut them. The default is a task for each range.
     grouping
         What ``group`` needs to know beside the ranges, as JSON; kept in offsets, and given back by them.
+    alignment
+        Plans the ranges of a source that belongs to an alignment group.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class StreamPlanner:
         schema: pa.Schema,
         group: Group = _one_each,
         grouping: Mapping[str, Any] | None = None,
+        alignment: AlignedPlans | None = None,
     ) -> None:
         check_supported(source, Boundedness.CONTINUOUS_UNBOUNDED, "spark.readStream")
         if not isinstance(source, SupportsBoundedPlans):
@@ -100,6 +104,7 @@ class StreamPlanner:
         self._schema = schema
         self._group = group
         self._grouping = dict(grouping or {})
+        self._alignment = alignment
         self._location: str | None = source.options["stateLocation"]
         self._freezing = False
         self._context: PlannerContext | None = None
@@ -143,13 +148,17 @@ class StreamPlanner:
         _, enumerator = self._running()
         self._discover(now_ms)
         self._pull(limits, now_ms)
-        ranges = self._plan_ranges(limits, now_ms)
+        plan = self._plan_batch(limits, now_ms)
+        ranges = plan.ranges
         first = start == INITIAL and self._discovered()
-        if not first and (not ranges or self._waits_for_more(ranges, limits, now_ms)):
+        is_enough = bool(ranges) and (plan.is_cut or not self._waits_for_more(ranges, limits, now_ms))
+        if not (first or plan.must_go_on or is_enough):
             return start
         finished = [planned.split.split_id for planned in ranges if self._advance(planned)]
         if finished:
             enumerator.notify_splits_finished(finished)
+        if self._alignment is not None:
+            self._alignment.planned(self._unfinished(), ranges, now_ms, frozen=self._freezing)
         self._number += 1
         self._planned_ms = now_ms
         offset = Offset(
@@ -167,6 +176,7 @@ class StreamPlanner:
             grouping=self._grouping,
             state_id=self._state_id,
             behind_stops=[self._write(split) for split in self._behind_stops.values()] or msgspec.UNSET,
+            event_times=(self._alignment.event_times() if self._alignment is not None else {}) or msgspec.UNSET,
         )
         end = self._encode(offset)
         self._last = end
@@ -211,7 +221,14 @@ class StreamPlanner:
         if backlog is not None:
             for name, value in backlog().items():
                 figures[name] = figures.get(name, 0) + value
+        if self._alignment is not None:
+            figures["alignment"] = self._alignment.figures()
         return figures
+
+    @property
+    def learns(self) -> bool:
+        """Whether later plans are shaped by what tasks say of the event times that they read."""
+        return self._alignment is not None and self._alignment.learns
 
     def close(self) -> None:
         """Close the enumerator."""
@@ -228,6 +245,7 @@ class StreamPlanner:
         self._in_progress, self._at_target, self._number, self._state_id = {}, set(), 0, None
         self._behind_stops, self._second_targets = {}, {}
         reported: list[Split] = []
+        event_times: Mapping[str, int] = {}
         if start == INITIAL:
             self._open_store(None)
             enumerator = self._source.create_enumerator(context)
@@ -239,6 +257,7 @@ class StreamPlanner:
                 split = self._read(each.split)
                 then = None if each.then is None else self._read(each.then)
                 self._in_progress[split.split_id] = _InProgress(split, then)
+            event_times = offset.event_times or {}
             for data in offset.behind_stops or ():
                 split = self._read(data)
                 self._behind_stops[split.split_id] = split
@@ -255,6 +274,8 @@ class StreamPlanner:
             context.register_reader()
             enumerator.add_reader(VIRTUAL_READER)
         self._forget_dropped()
+        if self._alignment is not None:
+            self._alignment.restore(event_times)
         self._last = start
 
     def _reassign(self, reported: Sequence[Split]) -> None:
@@ -334,7 +355,7 @@ class StreamPlanner:
         for each in self._in_progress.values():
             budget.add(each.split)
         pulled: list[str] = []
-        while not budget.spent:
+        while not budget.spent or self._has_earlier_unassigned(now_ms):
             enumerator.handle_split_request(VIRTUAL_READER, None)
             context.run_due(now_ms)
             new = self._take_assigned()
@@ -345,6 +366,18 @@ class StreamPlanner:
                 budget.add(self._in_progress[split_id].split)
         if context.frozen and pulled:
             self._set_targets(pulled, now_ms)
+
+    def _has_earlier_unassigned(self, now_ms: int) -> bool:
+        """Whether what is not assigned yet holds back all that is: it is pulled, whatever there is to read besides."""
+        _, enumerator = self._running()
+        unassigned_ms = None if self._alignment is None else enumerator.unassigned_event_time_ms()
+        if self._alignment is None or unassigned_ms is None:
+            return False
+        return self._alignment.is_earliest(unassigned_ms, self._unfinished(), now_ms)
+
+    def _unfinished(self) -> list[Split]:
+        """Return the splits in progress that are not at their target: what this run may still read."""
+        return [each.split for name, each in self._in_progress.items() if name not in self._at_target]
 
     def _set_targets(self, split_ids: Sequence[str], now_ms: int) -> None:
         """Give each split a stop where its data ends now.
@@ -376,14 +409,23 @@ class StreamPlanner:
         rows = [planned.split.remaining().rows for planned in ranges]
         return None not in rows and sum(each or 0 for each in rows) < limits.min_rows
 
-    def _plan_ranges(self, limits: PlanLimits, now_ms: int) -> Sequence[PlannedRange[Split]]:
+    def _plan_batch(self, limits: PlanLimits, now_ms: int) -> AlignedPlan:
         frozen = self._running()[0].frozen
         if not frozen:
             limits = msgspec.structs.replace(limits, max_planning_ms=READ_AHEAD_MS)
-        splits = [each.split for name, each in self._in_progress.items() if name not in self._at_target]
+        splits = self._unfinished()
+
+        def plan_ranges(splits: Sequence[Split], limits: PlanLimits) -> Sequence[PlannedRange[Split]]:
+            return self._plan_ranges(splits, limits, now_ms)
+
+        if self._alignment is None:
+            return AlignedPlan(plan_ranges(splits, limits))
+        return self._alignment.plan(splits, limits, plan_ranges, now_ms, frozen=frozen)
+
+    def _plan_ranges(self, splits: Sequence[Split], limits: PlanLimits, now_ms: int) -> Sequence[PlannedRange[Split]]:
         ranges = self._plans.plan_ranges(splits, limits, now_ms) if splits else ()
         ids = [planned.split.split_id for planned in ranges]
-        if len(set(ids)) != len(ids) or not self._in_progress.keys() >= set(ids):
+        if len(set(ids)) != len(ids) or not {split.split_id for split in splits} >= set(ids):
             raise ConnectorContractError(
                 f"{self._source.name}.plan_ranges planned a split twice, or one it was not given: {ids}.",
                 connector=self._source.name,

@@ -16,6 +16,8 @@ import pyarrow as pa
 import headgate
 from headgate.errors import ConnectorContractError, DeploymentError, UnsupportedOperationError
 from headgate.source import InputStatus, Source, SourceEvent, SourceReaderContext, Split
+from headgate.spark.alignment.letters import ReportTo
+from headgate.spark.alignment.reports import EventTimeOutput, report
 from headgate.task.outputs import BatchOutput
 
 BATCH_BYTES = 1 << 20
@@ -35,6 +37,13 @@ class Versions(msgspec.Struct, frozen=True):
         return cls(headgate.__version__, ".".join(platform.python_version_tuple()[:2]), pa.__version__)
 
 
+class Reporting(msgspec.Struct, frozen=True):
+    """What a task of an aligned query reports, and where to."""
+
+    to: ReportTo
+    column: str
+
+
 def check_versions(driver: Versions) -> None:
     """Raise `DeploymentError` if this task runs other code than the driver that planned it."""
     here = Versions.here()
@@ -49,7 +58,12 @@ def check_versions(driver: Versions) -> None:
 
 
 def read_splits(
-    source: Source[Any, Any], schema: pa.Schema, splits: Sequence[Split], subtask: int, time_zone: str
+    source: Source[Any, Any],
+    schema: pa.Schema,
+    splits: Sequence[Split],
+    subtask: int,
+    time_zone: str,
+    reporting: Reporting | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ``splits`` in ``schema``, then end.
 
@@ -65,6 +79,8 @@ def read_splits(
         The number of this task among those of the read.
     time_zone
         The time zone of times without one (an IANA name).
+    reporting
+        Where to tell what event times were read; None: nobody asks.
     """
 
     def send_event(event: SourceEvent) -> None:
@@ -83,7 +99,7 @@ def read_splits(
         time_zone=time_zone,
     )
     reader = source.create_reader(context)
-    output = BatchOutput()
+    output = BatchOutput() if reporting is None else EventTimeOutput(reporting.column)
     try:
         reader.start()
         reader.add_splits(splits)
@@ -93,9 +109,11 @@ def read_splits(
             while (batch := output.take()) is not None:
                 yield from fit(batch, schema, source.name)
             if status is InputStatus.END_OF_INPUT:
-                return
+                break
             if status is InputStatus.NOTHING_AVAILABLE:
                 reader.available().result()
+        if reporting is not None and isinstance(output, EventTimeOutput):
+            report(reporting.to, output.event_times)
     finally:
         reader.close()
 

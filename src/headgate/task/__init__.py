@@ -5,9 +5,10 @@ Never: import a transport or Spark. Connector code called from here never needs 
 Follows FLIP-27, "Reader Interface and Threading Model" and "SourceOutput and Watermarking".
 """
 
+from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.mailbox import Letter, Mailbox
 from headgate.task.outputs import BatchOutput, Downstream, StreamingOutput, TaskOutput
-from headgate.task.watermarks import MAX_WATERMARK_MS, SplitWatermarks
+from headgate.task.watermarks import SplitWatermarks
 
 __all__ = [
     "MAX_WATERMARK_MS",

@@ -2,28 +2,105 @@
 
 Never: read a clock, look at a batch, or pause what nobody has to wait for.
 
-The bound is the lowest watermark of the group and the drift. Of it a reader knows its own part at any time and the
-others' part by announcements: bound = min(own minimum, others' minimum) + drift, or what was announced, if that is
-more. Until the first announcement the bound is not known: a split that has a watermark waits, so that none is more than
-a batch ahead of it.
+The bound is the lowest watermark of the group and the drift: ``min(own minimum, others' minimum) + drift``. The own
+part is known at any time, so that the reader's own progress moves the bound at once; the others' part is announced.
+Until the first announcement the bound is not known: a split that has a watermark waits, so that none is more than a
+batch ahead of it.
 
 A split is *ahead* when its watermark is beyond the bound, or when its next row is known to be (it is *held*). With one
 split the source is paused and resumed, with several exactly those ahead are (FLIP-217's policy). Idle splits have no
-vote, and can be resumed. With `WatermarkAlignment.update_interval_ms` reports are at most that far apart, but a report
-is made at once when the vote came or went, or when the minimum moved by a quarter of the drift since the last report.
+vote, and are paused and resumed like others.
+
+A held split votes with its next row: no earlier one follows save disorder, and only emitting it can move the split. So
+the bound is the earliest next row and the drift wherever next rows are known (traps, 13), and a gap in event time, in
+one split or in all of them, stops nobody. Only alignment counts so; the watermark that is emitted does not. Readers
+that emit whole batches do not know next rows: there a split that jumped over a gap is ahead until the others followed.
+In either way the slowest split of a group is never ahead.
+
+    state                   event             next           actions               why
+    ----------------------  ----------------  -------------  --------------------  ------------------------------------
+    reading, source paused  SplitAdded        same           ReportWatermark?      nothing is ahead of it, or it is
+                                                                                   known already
+    reading                 SplitAdded        splits paused  PauseOrResumeSplits,  it has no rows yet: nobody may run
+                                                             ReportWatermark       ahead of its first one
+    source paused           SplitAdded        splits paused  ResumeSource,         two now: the first one is paused by
+                                                             PauseOrResumeSplits,  itself
+                                                             ReportWatermark
+    splits paused           SplitAdded        same           PauseOrResumeSplits?,
+                                                             ReportWatermark?
+    reading                 SplitFinished     same           ReportWatermark?
+    source paused           SplitFinished     same           ReportWatermark?      an unknown one
+    source paused           SplitFinished     reading        ResumeSource,         the next one must be asked for
+                                                             ReportWatermark?
+    splits paused           SplitFinished     same           PauseOrResumeSplits?,
+                                                             ReportWatermark?
+    splits paused           SplitFinished     reading        PauseOrResumeSplits?, it was the one that was paused, or
+                                                             ReportWatermark?      the one that was waited for
+    splits paused           SplitFinished     source paused  PauseOrResumeSplits,  one is left: its source is paused
+                                                             PauseSource,          instead
+                                                             ReportWatermark?
+    reading, source paused  SplitMoved        same           ReportWatermark?
+    reading                 SplitMoved        source paused  PauseSource,          ahead: watermarks beyond the bound
+                                                             ReportWatermark?
+    reading                 SplitMoved        splits paused  PauseOrResumeSplits,
+                                                             ReportWatermark?
+    splits paused           SplitMoved        same           PauseOrResumeSplits?, ahead, or the slowest one, which
+                                                             ReportWatermark?      moves the bound
+    splits paused           SplitMoved        reading        PauseOrResumeSplits,
+                                                             ReportWatermark?
+    reading, source paused  SplitHeld         same           ReportWatermark?      its vote moved the bound, or it is
+                                                                                   known already
+    reading                 SplitHeld         source paused  PauseSource,          ahead: its next row beyond the bound
+                                                             ReportWatermark?
+    reading                 SplitHeld         splits paused  PauseOrResumeSplits,
+                                                             ReportWatermark?
+    splits paused           SplitHeld         same           PauseOrResumeSplits?,
+                                                             ReportWatermark?
+    splits paused           SplitHeld         reading        PauseOrResumeSplits,  a gap: all wait for the slowest one's
+                                                             ReportWatermark?      next row
+    reading, source paused  AllowedAnnounced  same           ReportWatermark?
+    reading                 AllowedAnnounced  source paused  PauseSource,          back: somebody slow has come, or has
+                                                             ReportWatermark?      come back
+    reading                 AllowedAnnounced  splits paused  PauseOrResumeSplits,
+                                                             ReportWatermark?
+    source paused           AllowedAnnounced  reading        ResumeSource,         idle or not
+                                                             ReportWatermark?
+    splits paused           AllowedAnnounced  same           PauseOrResumeSplits?,
+                                                             ReportWatermark?
+    splits paused           AllowedAnnounced  reading        PauseOrResumeSplits,
+                                                             ReportWatermark?
+    reading, source paused  TimePassed        same           ReportWatermark?
+    splits paused           TimePassed        same           ReportWatermark?
+    reading, source paused  InputEnded        ended          ReportWatermark?      nothing is read, nothing is resumed
+    splits paused           InputEnded        ended          ReportWatermark?
+    ended                   AllowedAnnounced  same                                 late
+    ended                   SplitFinished     same                                 a drained split that is let go
+    ended                   TimePassed        same
+
+The first announcement, and the end, are answered by a report in any case, even that there is no vote: the group may
+still count what the reader said before it failed. After that a report is made at once when the vote came or went, when
+the minimum fell, and when it rose by a quarter of the drift since the last report, so that nobody who catches up waits
+for a clock; otherwise at most every `WatermarkAlignment.update_interval_ms`.
 
 Follows FLIP-182; FLIP-217, Proposed Changes; lessons, "Watermarks and alignment".
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
 import msgspec
 
-from headgate.source.watermark import WatermarkAlignment
+from headgate.errors import InvalidTransitionError
+from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, saturated_ms
+
+_HISTORY = 64
 
 
 class SplitAdded(msgspec.Struct, frozen=True):
-    """The reader has got the split."""
+    """The reader has got the split, whose rows are yet to come. Adding one again changes nothing."""
 
     split_id: str
 
@@ -43,21 +120,31 @@ class SplitMoved(msgspec.Struct, frozen=True):
 
 
 class SplitHeld(msgspec.Struct, frozen=True):
-    """The split's next row would raise its watermark to this, beyond the bound: it waits in the reader."""
+    """The split's next row would raise its watermark to this, beyond the bound: it waits in the reader.
+
+    Told before the rows that precede it are emitted, each time that the reader asks and may not emit all. It holds
+    until the split's watermark has reached it, so only splits whose watermark follows from their rows are held: not
+    those whose source emits watermarks itself. If the split is not paused thereupon, its vote has moved the bound, and
+    the row may be emitted.
+    """
 
     split_id: str
     next_watermark_ms: int
 
 
 class AllowedAnnounced(msgspec.Struct, frozen=True):
-    """The group moved: `headgate.protocol.messages.AlignmentAnnounced`."""
+    """The group moved: `headgate.protocol.messages.AlignmentAnnounced`.
+
+    Only the others' part is used: ``max_watermark_ms`` is made of it and of what this reader reported, which may be
+    older than what it knows of itself.
+    """
 
     max_watermark_ms: int
     others_ms: int
 
 
 class InputEnded(msgspec.Struct, frozen=True):
-    """The reader has nothing left: it has no vote any longer."""
+    """The reader has nothing left, or reads nothing more: it has no vote any longer."""
 
 
 class TimePassed(msgspec.Struct, frozen=True):
@@ -65,19 +152,23 @@ class TimePassed(msgspec.Struct, frozen=True):
 
 
 class PauseSource(msgspec.Struct, frozen=True):
-    """Poll the reader no more: its only split is ahead."""
+    """Poll the reader no more: its only split is ahead. Tell `SplitWatermarks` that it is paused."""
 
     split_id: str
 
 
 class ResumeSource(msgspec.Struct, frozen=True):
-    """Poll the reader again."""
+    """Poll the reader again. Tell `SplitWatermarks` that the split is resumed; it may have finished."""
 
     split_id: str
 
 
 class PauseOrResumeSplits(msgspec.Struct, frozen=True):
-    """Call `SourceReader.pause_or_resume_splits` with exactly these, and tell `SplitWatermarks`."""
+    """Call `SourceReader.pause_or_resume_splits` with exactly these, and tell `SplitWatermarks`.
+
+    When a source's pause becomes that of its split, or the other way round, the resuming action comes first: whoever
+    carries out one after the other ends with the split's idleness clock standing still.
+    """
 
     pause: tuple[str, ...]
     resume: tuple[str, ...]
@@ -94,6 +185,19 @@ Event = SplitAdded | SplitFinished | SplitMoved | SplitHeld | AllowedAnnounced |
 Action = PauseSource | ResumeSource | PauseOrResumeSplits | ReportWatermark
 
 
+class _SplitState(msgspec.Struct):
+    """What is known of one split."""
+
+    watermark_ms: int | None = None
+    idle: bool = False
+    next_watermark_ms: int | None = None  # while it is held: always more than its watermark
+
+    @property
+    def reach_ms(self) -> int | None:
+        """How far it is for certain: its next row's watermark, or else its own; None: it has not begun."""
+        return self.watermark_ms if self.next_watermark_ms is None else self.next_watermark_ms
+
+
 class SplitAlignment:
     """The part of one reader in its alignment group.
 
@@ -101,29 +205,251 @@ class SplitAlignment:
     ----------
     alignment
         The group, the drift, how often to report.
+
+    Examples
+    --------
+    >>> machine = SplitAlignment(WatermarkAlignment(group="g", max_drift_ms=10))
+    >>> machine.handle(SplitAdded("a"), 0)
+    [ReportWatermark(watermark_ms=-9223372036854775808, slowest='a')]
+    >>> machine.handle(AllowedAnnounced(30, 20), 0)
+    []
+    >>> machine.handle(SplitMoved("a", 31), 0)
+    [PauseSource(split_id='a'), ReportWatermark(watermark_ms=31, slowest='a')]
+    >>> machine.handle(AllowedAnnounced(41, 40), 0)
+    [ResumeSource(split_id='a')]
     """
 
     def __init__(self, alignment: WatermarkAlignment) -> None:
-        raise NotImplementedError
+        self._drift_ms = alignment.max_drift_ms
+        self._interval_ms = alignment.update_interval_ms
+        self._splits: dict[str, _SplitState] = {}
+        self._minimum_ms: int | None = None  # of the splits that vote; None: there is none
+        self._slowest: str | None = None
+        self._others_ms: int | None = None  # None: not announced yet
+        self._bound_ms: int | None = None
+        self._paused: set[str] = set()
+        self._by_source = False  # how they are: the source for its only split, or splits by themselves
+        self._reported: ReportWatermark | None = None
+        self._reported_at_ms = 0
+        self._ended = False
+        self._history: deque[tuple[int, Event]] = deque(maxlen=_HISTORY)  # for errors: what changed lately
+
+    @property
+    def state(self) -> str:
+        """What is paused, as in the module's table."""
+        if self._ended:
+            return "ended"
+        if not self._paused:
+            return "reading"
+        return "source paused" if self._by_source else "splits paused"
 
     @property
     def bound_ms(self) -> int | None:
         """How far any split may be read now, in milliseconds; None: not known yet."""
-        raise NotImplementedError
+        return self._bound_ms
 
     @property
     def paused(self) -> frozenset[str]:
         """The splits that are paused, be it with the whole source."""
-        raise NotImplementedError
+        return frozenset(self._paused)
 
     def next_time_ms(self) -> int | None:
         """When `TimePassed` is due; None: not before another event."""
-        raise NotImplementedError
+        news = self._reported is not None and self._vote() != self._reported
+        return self._reported_at_ms + self._interval_ms if news else None
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be done, in order."""
-        raise NotImplementedError
+        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
+
+        Raises
+        ------
+        InvalidTransitionError
+            The split is not known, or the input has ended and something was read all the same.
+        """
+        if self._ended:
+            if not isinstance(event, AllowedAnnounced | TimePassed | SplitFinished):
+                raise self._invalid(event, "the input has ended")
+            return []
+        actions: list[Action] = self._HANDLERS[type(event)](self, event, now_ms)
+        if self._is_due(now_ms):
+            self._reported, self._reported_at_ms = self._vote(), now_ms
+            actions.append(self._reported)
+        return actions
 
     def check(self) -> None:
-        """Assert what always holds."""
-        raise NotImplementedError
+        """Assert what always holds: exactly those ahead are paused, one by its source, and never the slowest of all."""
+        votes = [_vote_of(split) for split in self._splits.values() if not split.idle]
+        assert self._minimum_ms == (min(votes) if votes else None)
+        assert self._bound_ms == self._find_bound()
+        assert self._paused == {split_id for split_id in self._splits if self._is_ahead(split_id)}
+        assert not self._paused or self._by_source == (len(self._splits) == 1)
+        for split in self._splits.values():
+            if split.next_watermark_ms is not None and split.watermark_ms is not None:
+                assert split.next_watermark_ms > split.watermark_ms
+        if self._slowest is not None:
+            assert not self._splits[self._slowest].idle
+            assert _vote_of(self._splits[self._slowest]) == self._minimum_ms
+            if self._others_ms is not None and _vote_of(self._splits[self._slowest]) <= self._others_ms:
+                assert self._slowest not in self.paused
+        if self._ended:
+            assert not self._splits
+            assert self._reported == ReportWatermark(None, "")
+
+    def _on_split_added(self, event: SplitAdded, now_ms: int) -> list[Action]:
+        if event.split_id in self._splits:
+            return []
+        self._note(event, now_ms)
+        self._splits[event.split_id] = _SplitState()
+        self._count(event.split_id)
+        return self._align(event.split_id)
+
+    def _on_split_finished(self, event: SplitFinished, now_ms: int) -> list[Action]:
+        if event.split_id not in self._splits:
+            return []
+        self._note(event, now_ms)
+        del self._splits[event.split_id]
+        if not self._by_source:
+            self._paused.discard(event.split_id)  # a split that is gone cannot be resumed; a source can, and must be
+        self._count(event.split_id)
+        return self._align(event.split_id)
+
+    def _on_split_moved(self, event: SplitMoved, now_ms: int) -> list[Action]:
+        split = self._known(event)
+        split.watermark_ms, split.idle = event.watermark_ms, event.idle
+        next_ms = split.next_watermark_ms
+        if next_ms is not None and event.watermark_ms is not None and event.watermark_ms >= next_ms:
+            split.next_watermark_ms = None
+        self._count(event.split_id)
+        return self._align(event.split_id)
+
+    def _on_split_held(self, event: SplitHeld, now_ms: int) -> list[Action]:
+        split = self._known(event)
+        next_ms = saturated_ms(event.next_watermark_ms)
+        if split.watermark_ms is not None and next_ms <= split.watermark_ms:
+            return []  # the split is there already
+        split.next_watermark_ms = next_ms
+        self._count(event.split_id)
+        return self._align(event.split_id)
+
+    def _on_allowed_announced(self, event: AllowedAnnounced, now_ms: int) -> list[Action]:
+        self._others_ms = event.others_ms
+        return self._align()
+
+    def _on_input_ended(self, event: InputEnded, now_ms: int) -> list[Action]:
+        self._note(event, now_ms)
+        self._ended = True
+        self._splits.clear()
+        self._paused.clear()
+        self._slowest = self._minimum_ms = None
+        self._bound_ms = self._find_bound()
+        return []
+
+    def _on_time_passed(self, event: TimePassed, now_ms: int) -> list[Action]:
+        return []
+
+    def _count(self, split_id: str) -> None:
+        """Keep the minimum, after a split changed, came or left. Looks at all of them only when the slowest moved."""
+        split = self._splits.get(split_id)
+        vote = None if split is None or split.idle else _vote_of(split)
+        if self._minimum_ms is not None and split_id != self._slowest:
+            if vote is not None and vote < self._minimum_ms:
+                self._minimum_ms, self._slowest = vote, split_id
+            return
+        lowest: int | None = vote
+        slowest = None if vote is None else split_id  # it stays the slowest while no other one is behind it
+        for each, other in self._splits.items():
+            if not other.idle and (lowest is None or _vote_of(other) < lowest):
+                lowest, slowest = _vote_of(other), each
+        self._minimum_ms, self._slowest = lowest, slowest
+
+    def _align(self, split_id: str | None = None) -> list[Action]:
+        """Pause exactly those ahead, after a split changed. Looks at all of them only when the bound fell."""
+        before, self._bound_ms = self._bound_ms, self._find_bound()
+        looked_at: Collection[str] = () if split_id is None else (split_id,)
+        if before != self._bound_ms:
+            rose = before is not None and self._bound_ms is not None and before < self._bound_ms
+            looked_at = {*self._paused, *looked_at} if rose else self._splits
+        changed = [each for each in looked_at if self._is_ahead(each) != (each in self._paused)]
+        alone = len(self._splits) <= 1
+        if not changed and (self._by_source == alone or not self._paused):
+            return []
+        return self._pause(self._paused.symmetric_difference(changed), alone)
+
+    def _pause(self, ahead: set[str], alone: bool) -> list[Action]:
+        """Pause these and nothing else; what resumes comes first."""
+        were_source, were_splits = (self._paused, set()) if self._by_source else (set(), self._paused)
+        source, splits = (ahead, set()) if alone else (set(), ahead)
+        self._paused, self._by_source = ahead, alone
+        actions: list[Action] = [ResumeSource(split_id) for split_id in were_source - source]
+        if splits != were_splits:
+            pause, resume = splits - were_splits, were_splits - splits
+            actions.append(PauseOrResumeSplits(pause=tuple(sorted(pause)), resume=tuple(sorted(resume))))
+        return [*actions, *(PauseSource(split_id) for split_id in source - were_source)]
+
+    def _find_bound(self) -> int | None:
+        if self._others_ms is None:
+            return None
+        lowest_ms = self._others_ms if self._minimum_ms is None else min(self._minimum_ms, self._others_ms)
+        return saturated_ms(lowest_ms + self._drift_ms)
+
+    def _is_ahead(self, split_id: str) -> bool:
+        split = self._splits.get(split_id)
+        reach_ms = None if split is None else split.reach_ms
+        return reach_ms is not None and (self._bound_ms is None or reach_ms > self._bound_ms)
+
+    def _vote(self) -> ReportWatermark:
+        return ReportWatermark(self._minimum_ms, self._slowest or "")
+
+    def _is_due(self, now_ms: int) -> bool:
+        """Return whether the group must know the vote now."""
+        vote, told = self._minimum_ms, self._reported
+        if told is None:
+            return vote is not None or self._others_ms is not None or self._ended
+        if vote is None or told.watermark_ms is None:
+            return vote != told.watermark_ms
+        moved_ms = vote - told.watermark_ms
+        if moved_ms == 0 and self._slowest == told.slowest:
+            return False
+        much = moved_ms < 0 or (moved_ms > 0 and 4 * moved_ms >= self._drift_ms)
+        return much or now_ms - self._reported_at_ms >= self._interval_ms
+
+    def _known(self, event: SplitMoved | SplitHeld) -> _SplitState:
+        split = self._splits.get(event.split_id)
+        if split is None:
+            raise self._invalid(event, "the split was not added, or has finished")
+        return split
+
+    def _note(self, event: Event, now_ms: int) -> None:
+        self._history.append((now_ms, event))
+
+    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
+        """Make the error, with the history of the event's split and, for any, the end of the input."""
+        about = getattr(event, "split_id", None)
+        history = [
+            f"{past!r} at {at_ms} ms"
+            for at_ms, past in self._history
+            if about is None or getattr(past, "split_id", about) == about
+        ]
+        return InvalidTransitionError(
+            f"The alignment of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}. "
+            f"Before: {', '.join(history[-10:]) or 'nothing'}.",
+            state=self.state,
+            event=repr(event),
+            history=tuple(history),
+        )
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, int], list[Action]]]] = {
+        SplitAdded: _on_split_added,
+        SplitFinished: _on_split_finished,
+        SplitMoved: _on_split_moved,
+        SplitHeld: _on_split_held,
+        AllowedAnnounced: _on_allowed_announced,
+        InputEnded: _on_input_ended,
+        TimePassed: _on_time_passed,
+    }
+
+
+def _vote_of(split: _SplitState) -> int:
+    """Return how far a split that is not idle counts as: nobody may overtake it before it began."""
+    reach_ms = split.reach_ms
+    return MIN_WATERMARK_MS if reach_ms is None else reach_ms

@@ -2,7 +2,11 @@
 
 Never: read a clock; the task says what time it is. Used on the task's thread only.
 
-Follows FLIP-27, "SourceOutput and Watermarking".
+A `StreamingOutput` composes two machines: `SplitWatermarks` finds the watermark of each split and of the reader, and
+with an alignment group `SplitAlignment` decides from these who is ahead. What it decides is carried out by the task
+(`ReaderControl`).
+
+Follows FLIP-27, "SourceOutput and Watermarking"; FLIP-217.
 """
 
 from __future__ import annotations
@@ -12,17 +16,23 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Protocol, assert_never
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.errors import OptionError
+from headgate.protocol.messages import SplitEventTime
 from headgate.source.reader import ReaderOutput, SourceOutput
-from headgate.source.watermark import WatermarkStrategy
+from headgate.source.watermark import WatermarkStrategy, saturated_ms
+from headgate.task import alignment as al
 from headgate.task import watermarks as wm
 
 _READER_ITSELF = ""
 """The id of the output of readers that emit without an output per split."""
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+_MOST, _LEAST = 2**63 - 1, -(2**63)
+_FIRST_ROWS = 1024
+"""A search for the first row beyond the bound looks at so many, then at four times as many: it is mostly near."""
 
 
 class TaskOutput(ReaderOutput):
@@ -30,6 +40,9 @@ class TaskOutput(ReaderOutput):
 
     timer_period_ms: int | None = None
     """How often `advance_time` is to be called though nothing happens, in milliseconds; None: never."""
+
+    def add_split(self, split_id: str) -> None:
+        """Say that the reader is given a split: it is waited for before it has rows."""
 
     @abstractmethod
     def advance_time(self, now_ms: int) -> None:
@@ -97,6 +110,22 @@ class Downstream(Protocol):
         """Wait for this reader again, at the watermark that it sent last."""
 
 
+class ReaderControl(Protocol):
+    """Who carries out what alignment decides, in order, and not while it is called by the reader: in the task.
+
+    The output's own part, that a split that is paused does not become idle, is done.
+    """
+
+    def on_pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
+        """Call `SourceReader.pause_or_resume_splits`."""
+
+    def on_source_paused(self, paused: bool) -> None:
+        """Poll the reader no more, or again."""
+
+    def on_report(self, watermark_ms: int | None, slowest: str) -> None:
+        """Tell the alignment group how far the reader is: `headgate.protocol.messages.WatermarkReported`."""
+
+
 class StreamingOutput(TaskOutput):
     """Hands rows on, and keeps a watermark for each split and their minimum for the reader.
 
@@ -110,6 +139,14 @@ class StreamingOutput(TaskOutput):
         Who gets rows, watermarks and idleness.
     now_ms
         The time at the beginning, in milliseconds.
+    control
+        Who carries out what alignment decides; None: the strategy's alignment is left aside.
+    held
+        Whether there is no watermark until the first `set_unassigned`.
+    behind_rows
+        Runs something when all rows that were handed on have passed the operator that finds their event times and
+        tells them (`rows_passed`). Then whole batches are aligned, because nobody knows before what is in them. None:
+        the event-time column is one of ``schema``.
 
     Raises
     ------
@@ -118,15 +155,36 @@ class StreamingOutput(TaskOutput):
     """
 
     def __init__(
-        self, schema: pa.Schema, strategy: WatermarkStrategy | None, downstream: Downstream, now_ms: int
+        self,
+        schema: pa.Schema,
+        strategy: WatermarkStrategy | None,
+        downstream: Downstream,
+        now_ms: int,
+        *,
+        control: ReaderControl | None = None,
+        held: bool = False,
+        behind_rows: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._machine = wm.SplitWatermarks(strategy)
+        self._strategy = strategy
         self._downstream = downstream
+        self._control = control
+        self._behind_rows = behind_rows
         self._now_ms = self._looked_ms = now_ms
         self._outputs: dict[str, _SplitOutput] = {}
-        self._max_event_time_ms = None if strategy is None else _event_time_reader(schema, strategy.event_time_column)
+        self._given: set[str] = set()  # splits that the task added and that have not finished
+        self._event_times: _EventTimes | None = None
+        if strategy is not None and behind_rows is None:
+            self._event_times = _EventTimes(schema, strategy.event_time_column)
+        self._alignment: al.SplitAlignment | None = None
+        if strategy is not None and strategy.alignment is not None and control is not None:
+            self._alignment = al.SplitAlignment(strategy.alignment)
+        self._pauses_splits = True
+        self._source_paused = False
+        self._machine = wm.SplitWatermarks(strategy, held=held, tells_votes=self._alignment is not None)
         if strategy is not None and strategy.idle_timeout_ms is not None:
             self.timer_period_ms = max(1, strategy.idle_timeout_ms // 4)
+
+    # For the reader.
 
     def emit_batch(self, batch: pa.RecordBatch) -> None:
         """Emit rows of the reader itself."""
@@ -145,20 +203,62 @@ class StreamingOutput(TaskOutput):
         output = self._outputs.get(split_id)
         if output is None:
             output = self._outputs[split_id] = _SplitOutput(self, split_id)
-            self.handle(wm.SplitAdded(split_id))
+            self._vote_from_now_on(split_id)
+            if split_id == _READER_ITSELF:  # which has the rows of all splits that have no output
+                for each in self._given - self._outputs.keys():
+                    self._vote_no_more(each)
         return output
 
     def release_output_for_split(self, split_id: str) -> None:
         """Forget a finished split."""
         self._outputs.pop(split_id, None)
-        self.handle(wm.SplitFinished(split_id))
+        self._given.discard(split_id)
+        self._behind(lambda: self._finish(split_id))
+
+    def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
+        """Return how many rows come before the first one whose watermark would be beyond the bound."""
+        rows: int = batch.num_rows
+        if self._alignment is None or self._event_times is None or not self._pauses_splits:
+            return rows
+        self.create_output_for_split(split_id)
+        if self._outputs[split_id].says_itself:
+            return rows
+        assert self._strategy is not None
+        disorder_ms = self._strategy.max_out_of_orderness_ms
+        allowed, bound_ms = 0, self._alignment.bound_ms
+        while True:
+            limit_ms = None if bound_ms is None else bound_ms + disorder_ms
+            beyond = self._event_times.first_beyond(batch, allowed, limit_ms)
+            if beyond is None:
+                return rows
+            allowed, event_time_ms = beyond
+            self._align(al.SplitHeld(split_id, saturated_ms(event_time_ms - disorder_ms)))
+            before_ms, bound_ms = bound_ms, self._alignment.bound_ms
+            if bound_ms == before_ms or split_id in self._alignment.paused:
+                return allowed
+
+    # For the task.
+
+    def add_split(self, split_id: str) -> None:
+        """Let a split have a vote, though the reader emitted nothing of it."""
+        self._given.add(split_id)
+        if _READER_ITSELF not in self._outputs:
+            self._vote_from_now_on(split_id)
 
     def advance_time(self, now_ms: int) -> None:
-        """Find splits that fell silent."""
+        """Find splits that fell silent, and report what is due."""
         self._now_ms = now_ms
         if self.timer_period_ms is not None and now_ms - self._looked_ms >= self.timer_period_ms:
             self._looked_ms = now_ms
             self.handle(wm.TimePassed())
+        due_ms = self.due_ms
+        if due_ms is not None and now_ms >= due_ms:
+            self._align(al.TimePassed())
+
+    @property
+    def due_ms(self) -> int | None:
+        """When `advance_time` must be called for alignment, in milliseconds; None: not before something happens."""
+        return None if self._alignment is None else self._alignment.next_time_ms()
 
     def pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
         """Stop and start the idleness clocks of splits."""
@@ -179,13 +279,46 @@ class StreamingOutput(TaskOutput):
 
     def end_input(self) -> None:
         """Emit the final watermark."""
-        self.handle(wm.InputEnded())
+        self._behind(self._end)
+
+    def set_unassigned(self, event_time_ms: int | None) -> None:
+        """Take note of what is not assigned: `headgate.protocol.messages.UnassignedWork`."""
+        self.handle(wm.UnassignedChanged(event_time_ms))
+
+    def announce(self, max_watermark_ms: int, others_ms: int) -> None:
+        """Take note of where the group is: `headgate.protocol.messages.AlignmentAnnounced`."""
+        self._align(al.AllowedAnnounced(max_watermark_ms, others_ms))
+
+    @property
+    def aligns_splits(self) -> bool:
+        """Whether splits may have to be paused: there is an alignment group, and more than one split."""
+        return self._alignment is not None and len(self._given | self._outputs.keys()) > 1
+
+    def read_splits_unaligned(self) -> None:
+        """Never pause single splits from now on, because the reader cannot; all of them together, with the source."""
+        self._pauses_splits = False
+        if self._alignment is not None and not self._source_paused:
+            self.pause_or_resume_splits((), self._alignment.paused)
+            self._set_source_paused(self._all_are_ahead())
+
+    def event_times(self) -> dict[str, SplitEventTime]:
+        """Return how far each split is; empty where nothing is known of event time."""
+        splits = self._machine.splits()
+        known = self._strategy is not None or any(split.watermark_ms is not None for split in splits.values())
+        return splits if known else {}
+
+    def rows_passed(self, split_id: str, max_event_time_ms: int | None) -> None:
+        """Take note of rows that the operator of ``behind_rows`` saw: their highest event time, in milliseconds."""
+        self.handle(wm.RowsEmitted(split_id, max_event_time_ms))
+
+    # From the outputs of the splits.
 
     def hand_on(self, batch: pa.RecordBatch, split_id: str) -> None:
         """Pass rows on, before the watermark that follows from them."""
-        max_event_time_ms = self._max_event_time_ms(batch) if self._max_event_time_ms is not None else None
         self._downstream.on_batch(batch, split_id)
-        self.handle(wm.RowsEmitted(split_id, max_event_time_ms))
+        if self._behind_rows is None:
+            max_event_time_ms = None if self._event_times is None else self._event_times.highest(batch)
+            self.handle(wm.RowsEmitted(split_id, max_event_time_ms))
 
     def handle(self, event: wm.Event) -> None:
         """Give an event to the watermark machine and carry out what it decides."""
@@ -197,8 +330,66 @@ class StreamingOutput(TaskOutput):
                     self._downstream.on_idle()
                 case wm.EmitActive():
                     self._downstream.on_active()
+                case wm.SplitVoteChanged(split_id=split_id, watermark_ms=watermark_ms, idle=idle):
+                    self._align(al.SplitMoved(split_id, watermark_ms, idle))
                 case _:
                     assert_never(action)
+
+    def _align(self, event: al.Event) -> None:
+        """Give an event to the alignment machine, if there is one, and have carried out what it decides."""
+        if self._alignment is None or self._control is None:
+            return
+        for action in self._alignment.handle(event, self._now_ms):
+            match action:
+                case al.PauseOrResumeSplits(pause=pause, resume=resume):
+                    if self._pauses_splits:
+                        self.pause_or_resume_splits(pause, resume)
+                        self._control.on_pause_or_resume_splits(pause, resume)
+                    else:
+                        self._set_source_paused(self._all_are_ahead())
+                case al.PauseSource():
+                    self._set_source_paused(True)
+                case al.ResumeSource():
+                    self._set_source_paused(False)
+                case al.ReportWatermark(watermark_ms=watermark_ms, slowest=slowest):
+                    self._control.on_report(watermark_ms, slowest)
+                case _:
+                    assert_never(action)
+
+    def _set_source_paused(self, paused: bool) -> None:
+        if self._control is None or paused == self._source_paused:
+            return
+        self._source_paused = paused
+        splits = tuple(self._machine.splits())
+        self.pause_or_resume_splits(splits if paused else (), () if paused else splits)
+        self._control.on_source_paused(paused)
+
+    def _all_are_ahead(self) -> bool:
+        assert self._alignment is not None
+        return bool(self._alignment.paused) and self._alignment.paused.issuperset(self._machine.splits())
+
+    def _vote_from_now_on(self, split_id: str) -> None:
+        self.handle(wm.SplitAdded(split_id))
+        self._align(al.SplitAdded(split_id))
+
+    def _vote_no_more(self, split_id: str) -> None:
+        self.handle(wm.SplitFinished(split_id))
+        self._align(al.SplitFinished(split_id))
+
+    def _finish(self, split_id: str) -> None:
+        if split_id not in self._outputs and split_id not in self._given:  # else it has come again meanwhile
+            self._vote_no_more(split_id)
+
+    def _end(self) -> None:
+        self.handle(wm.InputEnded())
+        self._align(al.InputEnded())
+
+    def _behind(self, run: Callable[[], None]) -> None:
+        """Run something behind the rows whose event times are not known yet."""
+        if self._behind_rows is None:
+            run()
+        else:
+            self._behind_rows(run)
 
 
 class _SplitOutput(SourceOutput):
@@ -207,38 +398,72 @@ class _SplitOutput(SourceOutput):
     def __init__(self, output: StreamingOutput, split_id: str) -> None:
         self._output = output
         self._split_id = split_id
+        self.says_itself = False
+        """Whether the source says what its watermark is."""
 
     def emit_batch(self, batch: pa.RecordBatch) -> None:
         self._output.hand_on(batch, self._split_id)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
+        self.says_itself = True
         self._output.handle(wm.WatermarkEmitted(self._split_id, timestamp_ms))
 
     def mark_idle(self) -> None:
+        self.says_itself = True
         self._output.handle(wm.IdleMarked(self._split_id))
 
 
-def _event_time_reader(schema: pa.Schema, name: str) -> Callable[[pa.RecordBatch], int | None]:
-    """Return what finds the highest event time of a batch, in milliseconds rounded down."""
-    matching = [each for each in schema.names if each.lower() == name.lower()]  # Spark has no case in names
-    if len(matching) != 1:
-        raise OptionError(
-            f"The option 'eventTimeColumn' is {name!r}; it must name exactly one of the columns {schema.names}.",
-            option="eventTimeColumn",
-            value=name,
-        )
-    column_type = schema.field(matching[0]).type
-    if not pa.types.is_timestamp(column_type):
-        raise OptionError(
-            f"The option 'eventTimeColumn' is {name!r}, a column of type {column_type}; it must be a timestamp.",
-            option="eventTimeColumn",
-            value=name,
-        )
-    index = schema.get_field_index(matching[0])
-    per_second = _PER_SECOND[column_type.unit]
+class _EventTimes:
+    """Finds event times in batches; in milliseconds, rounded down. Rows without one are passed over."""
 
-    def max_event_time_ms(batch: pa.RecordBatch) -> int | None:
-        value: int | None = pc.max(batch.column(index)).value
-        return None if value is None else value * 1000 // per_second
+    def __init__(self, schema: pa.Schema, name: str) -> None:
+        matching = [each for each in schema.names if each.lower() == name.lower()]  # Spark has no case in names
+        if len(matching) != 1:
+            raise OptionError(
+                f"The option 'eventTimeColumn' is {name!r}; it must name exactly one of the columns {schema.names}.",
+                option="eventTimeColumn",
+                value=name,
+            )
+        column_type = schema.field(matching[0]).type
+        if not pa.types.is_timestamp(column_type):
+            raise OptionError(
+                f"The option 'eventTimeColumn' is {name!r}, a column of type {column_type}; it must be a timestamp.",
+                option="eventTimeColumn",
+                value=name,
+            )
+        self._index = schema.get_field_index(matching[0])
+        self._per_second = _PER_SECOND[column_type.unit]
 
-    return max_event_time_ms
+    def highest(self, batch: pa.RecordBatch) -> int | None:
+        """Return the highest event time; None: there is none."""
+        column = batch.column(self._index)
+        values = _values_of(column) if not column.null_count else _values_of(column.drop_null())
+        return int(values.max()) * 1000 // self._per_second if len(values) else None
+
+    def first_beyond(self, batch: pa.RecordBatch, begin: int, limit_ms: int | None) -> tuple[int, int] | None:
+        """Return the first row from ``begin`` on with a later event time, and that; None: there is none.
+
+        Without a limit any event time is later.
+        """
+        column = batch.column(self._index)
+        least = _LEAST if limit_ms is None else -(-(limit_ms + 1) * self._per_second // 1000)
+        if least > _MOST:
+            return None
+        values, rows = _values_of(column), _FIRST_ROWS
+        while begin < len(values):
+            beyond = values[begin : begin + rows] >= max(least, _LEAST)
+            if column.null_count:
+                beyond &= column.slice(begin, rows).is_valid().to_numpy(zero_copy_only=False)
+            first = int(beyond.argmax())
+            if beyond[first]:
+                return begin + first, int(values[begin + first]) * 1000 // self._per_second
+            begin, rows = begin + rows, rows * 4
+        return None
+
+
+def _values_of(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the numbers of a column of timestamps, without copying them; those of nulls mean nothing."""
+    data = column.buffers()[1]
+    if data is None or not len(column):
+        return np.empty(0, np.int64)
+    return np.frombuffer(data, np.int64, count=len(column), offset=8 * column.offset)

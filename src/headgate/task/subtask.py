@@ -35,6 +35,14 @@ before. Events of readers and operators are those of the execution that was depl
     running, suspended       NoMoreSplits              same       TellNoMoreSplits
     running, suspended       NoMoreSplits again        same                          promised again by a restored one
     drained, ended           NoMoreSplits              same
+    opening                  AlignmentAnnounced        same                          told again when it has registered
+    running, suspended       AlignmentAnnounced        same       Announce
+    drained, ended           AlignmentAnnounced        same                          nobody reads any longer
+    opening                  UnassignedWork            same                          told again when it has registered
+    running, suspended       UnassignedWork            same       SetUnassigned
+    drained, ended           UnassignedWork            same                          the final watermark is out
+    running, suspended       WatermarkFound            same       Post
+    drained, ended           WatermarkFound            same       Post               that it votes no longer
     running, suspended       EventToReader             same       HandEvent
     drained, ended           EventToReader             same                          nobody reads any longer
     running, suspended       ReportSource              same       Post
@@ -72,7 +80,8 @@ before. Events of readers and operators are those of the execution that was depl
     running, suspended       OldLetter                 same
     drained, ended           OldLetter                 same
 
-Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "New Source Base Contract"; traps 25, 26 and 29.
+Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "New Source Base Contract"; FLIP-182 for alignment;
+traps 25, 26 and 29.
 """
 
 from __future__ import annotations
@@ -103,6 +112,7 @@ class LetterCame(msgspec.Struct, frozen=True):
     letter: (
         msg.Deploy | msg.CancelSubtask | msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
         | msg.TriggerCheckpoint | msg.CheckpointCompleted | msg.CheckpointAborted | msg.ReportSource
+        | msg.AlignmentAnnounced | msg.UnassignedWork
     )  # fmt: skip
 
 
@@ -128,6 +138,14 @@ class SplitsEnded(msgspec.Struct, frozen=True):
 
     source: str
     split_ids: tuple[str, ...]
+
+
+class WatermarkFound(msgspec.Struct, frozen=True):
+    """How far a reader is, for its alignment group: `headgate.protocol.messages.WatermarkReported`."""
+
+    source: str
+    watermark_ms: int | None
+    slowest: str
 
 
 class SnapshotMade(msgspec.Struct, frozen=True):
@@ -156,8 +174,8 @@ class SomethingFailed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    LetterCame | OperatorsOpened | RequestMade | EventMade | SplitsEnded | SnapshotMade | SnapshotFailed
-    | AllInputEnded | SomethingFailed
+    LetterCame | OperatorsOpened | RequestMade | EventMade | SplitsEnded | WatermarkFound | SnapshotMade
+    | SnapshotFailed | AllInputEnded | SomethingFailed
 )  # fmt: skip
 
 # What is to be done.
@@ -188,6 +206,21 @@ class HandEvent(msgspec.Struct, frozen=True):
 
     source: str
     payload: bytes
+
+
+class SetUnassigned(msgspec.Struct, frozen=True):
+    """Hold a reader's watermark at work that is not assigned; behind the splits that were added before."""
+
+    source: str
+    event_time_ms: int | None
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """Tell a reader's output where its alignment group is."""
+
+    source: str
+    max_watermark_ms: int
+    others_ms: int
 
 
 class StartReading(msgspec.Struct, frozen=True):
@@ -228,8 +261,8 @@ class CloseAll(msgspec.Struct, frozen=True):
 
 
 Action = (
-    OpenOperators | AddSplits | TellNoMoreSplits | HandEvent | StartReading | TakeSnapshot | ResumeReading
-    | NotifyOperators | Post | CloseAll
+    OpenOperators | AddSplits | TellNoMoreSplits | HandEvent | SetUnassigned | Announce | StartReading | TakeSnapshot
+    | ResumeReading | NotifyOperators | Post | CloseAll
 )  # fmt: skip
 
 
@@ -409,6 +442,19 @@ class SubtaskMachine:
     def _on_event_to_reader(self, letter: msg.EventToReader) -> list[Action]:
         return [HandEvent(letter.source, letter.payload)]
 
+    def _on_announced(self, letter: msg.AlignmentAnnounced) -> list[Action]:
+        return [Announce(letter.source, letter.max_watermark_ms, letter.others_ms)]
+
+    def _on_unassigned(self, letter: msg.UnassignedWork) -> list[Action]:
+        return [SetUnassigned(letter.source, letter.event_time_ms)]
+
+    def _on_watermark_found(self, event: WatermarkFound) -> list[Action]:
+        return [
+            self._post(
+                msg.WatermarkReported, source=event.source, watermark_ms=event.watermark_ms, slowest=event.slowest
+            )
+        ]
+
     def _on_report(self, letter: msg.ReportSource) -> list[Action]:
         reader = self._readers[letter.source]
         report = self._post(
@@ -508,6 +554,11 @@ class SubtaskMachine:
             (("running",), AllInputEnded, _on_all_input_ended),
             (_OPEN, msg.AssignSplits, _on_assign),
             (_OPEN, msg.NoMoreSplits, _on_no_more),
+            (_READING, msg.AlignmentAnnounced, _on_announced),
+            (("opening", *_DONE), msg.AlignmentAnnounced, _ignore),
+            (_READING, msg.UnassignedWork, _on_unassigned),
+            (("opening", *_DONE), msg.UnassignedWork, _ignore),
+            (_OPEN, WatermarkFound, _on_watermark_found),
             (_READING, msg.EventToReader, _on_event_to_reader),
             (_DONE, msg.EventToReader, _ignore),
             (_OPEN, msg.ReportSource, _on_report),

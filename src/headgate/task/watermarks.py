@@ -4,7 +4,7 @@ Never: read a clock, look at a batch. Nothing of it is stored: after a restart w
 
 A split is *waiting* (it has no watermark, and holds the reader's), *active* (it has one) or *idle* (it has no vote).
 An *own* split is one whose source emits watermarks or idleness itself, which replaces the strategy for that split.
-Pausing changes no state: the split keeps its vote, and its idleness clock stands still.
+Pausing changes no state: the split keeps its vote, and its idleness clock stands still. An idle split can be resumed.
 
     split state                event             next        why
     -------------------------  ----------------  ----------  ------------------------------------------------------
@@ -25,13 +25,16 @@ Pausing changes no state: the split keeps its vote, and its idleness clock stand
     known, unknown             SplitResumed      same        the same
     known, unknown             SplitFinished     unknown     it holds nobody back any longer
 
-    reader event     why
-    ---------------  ----------------------------------------------------------------------------------------------
-    Blocked          no split can be read (back pressure): all idleness clocks stand still until Unblocked
-    InputEnded       the final watermark is emitted, though there never was a split
+    reader event       why
+    -----------------  --------------------------------------------------------------------------------------------
+    Blocked            no split can be read (back pressure): all idleness clocks stand still until Unblocked
+    UnassignedChanged  what the enumerator has not assigned votes like a split that never is idle: nothing passes it
+    InputEnded         the final watermark is emitted, though there never was a split, or work is left unassigned
 
-Without a split that votes the reader is idle: no split, no vote. What is emitted never goes back, so that a split
-that starts behind holds the watermark where it is.
+Without a split that votes the reader is idle: no split, no vote. But while there is unassigned work it is not, so that
+a reader that finished its split and waits for the next one keeps its place; one that was made ``held`` does so from
+its first event on, until it is told of unassigned work. What is emitted never goes back, so that a split that starts
+behind holds the watermark where it is.
 
 Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
 """
@@ -40,12 +43,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 
 from headgate.errors import InvalidTransitionError
-from headgate.source.watermark import MAX_WATERMARK_MS, WatermarkStrategy, saturated_ms
+from headgate.protocol.messages import SplitEventTime
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
 
 _HISTORY = 64
 
@@ -88,6 +92,15 @@ class SplitFinished(SplitEvent, frozen=True):
     """The split left the reader. Unknown splits are ignored."""
 
 
+class UnassignedChanged(msgspec.Struct, frozen=True):
+    """What the enumerator has not assigned begins at this event time, in milliseconds.
+
+    `MIN_WATERMARK_MS`: at any time whatever, so that the reader's watermark stays where it is. None: nothing holds it.
+    """
+
+    event_time_ms: int | None
+
+
 class TimePassed(msgspec.Struct, frozen=True):
     """Nothing happened, but time went on."""
 
@@ -118,8 +131,19 @@ class EmitActive(msgspec.Struct, frozen=True):
     """Say that the reader is to be waited for again, at the watermark it emitted last."""
 
 
-Event = SplitEvent | TimePassed | Blocked | Unblocked | InputEnded
-Action = EmitWatermark | EmitIdle | EmitActive
+class SplitVoteChanged(msgspec.Struct, frozen=True):
+    """Tell `SplitAlignment` where the split is: its watermark in milliseconds (None: none yet), and whether it is idle.
+
+    Not ordered for a split that comes, which has neither, or that goes.
+    """
+
+    split_id: str
+    watermark_ms: int | None
+    idle: bool
+
+
+Event = SplitEvent | UnassignedChanged | TimePassed | Blocked | Unblocked | InputEnded
+Action = EmitWatermark | EmitIdle | EmitActive | SplitVoteChanged
 
 
 class _SplitState(msgspec.Struct):
@@ -139,6 +163,10 @@ class SplitWatermarks:
     ----------
     strategy
         The rule for splits whose source emits none; None: such splits have no watermark.
+    held
+        Whether the reader is waited for, without a watermark, until the first `UnassignedChanged`.
+    tells_votes
+        Whether `SplitVoteChanged` is ordered, behind everything else.
 
     Examples
     --------
@@ -149,17 +177,30 @@ class SplitWatermarks:
     ([], [EmitWatermark(timestamp_ms=60)])
     """
 
-    def __init__(self, strategy: WatermarkStrategy | None) -> None:
+    def __init__(self, strategy: WatermarkStrategy | None, *, held: bool = False, tells_votes: bool = False) -> None:
         self._strategy = strategy
+        self._tells_votes = tells_votes
         self._splits: dict[str, _SplitState] = {}
         self._emitted_ms: int | None = None
         self._idle = True
+        self._holds = self._begins = held  # whether unassigned work has a vote; whether nobody was told that yet
+        self._unassigned_ms: int | None = None  # where it begins; None: not known
         self._ended = False
         self._blocked = False
         self._now_ms: int | None = None
         # For errors: (time, event) of what changed lately, without what comes with every batch.
         self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)
         self._readable_ms = 0  # time in which the reader could be read: stands still while blocked
+        self._moved: dict[str, _SplitState] = {}  # whose vote the event at hand has changed
+
+    def splits(self) -> dict[str, SplitEventTime]:
+        """Return how far each split is."""
+        return {
+            split_id: SplitEventTime(
+                watermark_ms=split.watermark_ms, idle=split.idle, paused=split.paused_at is not None
+            )
+            for split_id, split in self._splits.items()
+        }
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be emitted, in order.
@@ -167,37 +208,49 @@ class SplitWatermarks:
         Raises
         ------
         InvalidTransitionError
-            Rows, watermarks or idleness of a split that is not known, or anything but time after the end.
+            Rows, watermarks or idleness of a split that is not known; after the end also those of any other split, a
+            new split, or another end. What else comes late then is ignored.
         """
         handler = self._HANDLERS[type(event)]
-        if self._ended and not isinstance(event, TimePassed | SplitFinished):
-            raise self._invalid(event, "the input has ended")
+        if self._ended:
+            if isinstance(event, RowsEmitted | WatermarkEmitted | IdleMarked | SplitAdded | InputEnded):
+                raise self._invalid(event, "the input has ended")
+            return []
         if self._now_ms is not None and now_ms > self._now_ms and not self._blocked:
             self._readable_ms += now_ms - self._now_ms
         self._now_ms = now_ms if self._now_ms is None else max(now_ms, self._now_ms)
-        if self._ended or not handler(self, event):
-            return []
-        return self._end() if self._ended else self._combine()
+        changed = handler(self, event)
+        if self._ended:
+            return self._end()
+        actions = self._combine() if changed or self._begins else []
+        if self._moved:
+            actions += [SplitVoteChanged(name, each.watermark_ms, each.idle) for name, each in self._moved.items()]
+            self._moved.clear()
+        return actions
 
     def check(self) -> None:
-        """Assert what always holds: idle means that no split votes, and the end is final."""
+        """Assert what always holds: idle means that nobody votes, and the end is final."""
+        assert not self._moved
         if self._ended:
             assert self._emitted_ms == MAX_WATERMARK_MS
-        else:
-            assert self._idle == all(split.idle for split in self._splits.values())
+        elif not self._begins:
+            assert self._idle == (not self._holds and all(split.idle for split in self._splits.values()))
 
     def _combine(self) -> list[Action]:
         """Find the minimum anew."""
-        was_idle = self._idle
+        was_idle, self._begins = self._idle, False
         voting = [split.watermark_ms for split in self._splits.values() if not split.idle]
+        if self._holds:
+            voting.append(self._unassigned_ms)
         self._idle = not voting
         if not voting:
             return [] if was_idle else [EmitIdle()]
         actions: list[Action] = [EmitActive()] if was_idle else []
-        known = [watermark_ms for watermark_ms in voting if watermark_ms is not None]
-        if len(known) == len(voting) and (self._emitted_ms is None or min(known) > self._emitted_ms):
-            self._emitted_ms = min(known)
-            actions.append(EmitWatermark(self._emitted_ms))
+        if None not in voting:
+            lowest_ms = min(cast(list[int], voting))
+            if self._emitted_ms is None or lowest_ms > self._emitted_ms:
+                self._emitted_ms = lowest_ms
+                actions.append(EmitWatermark(lowest_ms))
         return actions
 
     def _end(self) -> list[Action]:
@@ -222,22 +275,22 @@ class SplitWatermarks:
         split.quiet_since = self._readable_ms
         if split.own:
             return False
-        changed, split.idle = split.idle, False
+        changed = split.idle and self._set_idle(event.split_id, split, False)
         if self._strategy is None or event.max_event_time_ms is None:
             return changed
         watermark_ms = event.max_event_time_ms - self._strategy.max_out_of_orderness_ms
-        return self._raise_to(split, watermark_ms) or changed
+        return self._raise_to(event.split_id, split, watermark_ms) or changed
 
     def _on_watermark_emitted(self, event: WatermarkEmitted) -> bool:
         split = self._known(event)
-        changed = split.idle
-        split.own, split.idle = True, False
-        return self._raise_to(split, event.timestamp_ms) or changed
+        split.own = True
+        changed = self._set_idle(event.split_id, split, False)
+        return self._raise_to(event.split_id, split, event.timestamp_ms) or changed
 
     def _on_idle_marked(self, event: IdleMarked) -> bool:
         split = self._known(event)
-        changed = not split.idle
-        split.own, split.idle = True, True
+        split.own = True
+        changed = self._set_idle(event.split_id, split, True)
         if changed:
             self._note(event)
         return changed
@@ -268,11 +321,17 @@ class SplitWatermarks:
         if timeout_ms is None:
             return False
         changed = False
-        for split in self._splits.values():
+        for split_id, split in self._splits.items():
             quiet = split.paused_at is None and self._readable_ms - split.quiet_since >= timeout_ms
-            if quiet and not (split.own or split.idle):
-                split.idle = changed = True
+            if quiet and not split.own:
+                changed = self._set_idle(split_id, split, True) or changed
         return changed
+
+    def _on_unassigned_changed(self, event: UnassignedChanged) -> bool:
+        known = event.event_time_ms is not None and event.event_time_ms > MIN_WATERMARK_MS
+        self._holds = event.event_time_ms is not None
+        self._unassigned_ms = event.event_time_ms if known else None
+        return True
 
     def _on_blocked(self, event: Blocked) -> bool:
         self._blocked = True
@@ -287,13 +346,24 @@ class SplitWatermarks:
         self._note(event)
         return True
 
-    def _raise_to(self, split: _SplitState, watermark_ms: int) -> bool:
+    def _set_idle(self, split_id: str, split: _SplitState, idle: bool) -> bool:
+        """Take a split's vote or give it back; return whether it was otherwise."""
+        if split.idle == idle:
+            return False
+        split.idle = idle
+        if self._tells_votes:
+            self._moved[split_id] = split
+        return True
+
+    def _raise_to(self, split_id: str, split: _SplitState, watermark_ms: int) -> bool:
         """Raise a split's watermark; return whether the minimum may have moved with it."""
         watermark_ms = saturated_ms(watermark_ms)
         before = split.watermark_ms
         if before is not None and watermark_ms <= before:
             return False
         split.watermark_ms = watermark_ms
+        if self._tells_votes:
+            self._moved[split_id] = split
         return before is None or self._emitted_ms is None or before <= self._emitted_ms
 
     def _known(self, event: SplitEvent) -> _SplitState:
@@ -329,6 +399,7 @@ class SplitWatermarks:
         SplitPaused: _on_split_paused,
         SplitResumed: _on_split_resumed,
         SplitFinished: _on_split_finished,
+        UnassignedChanged: _on_unassigned_changed,
         TimePassed: _on_time_passed,
         Blocked: _on_blocked,
         Unblocked: _on_unblocked,

@@ -29,6 +29,7 @@ Check = Callable[..., None]
 
 _MAX_STEPS = 100_000
 _SPLITS_TO_PAUSE = 8
+_BATCHES_WITH_POSITIONS = 8
 _LATE_S = 0.05
 """How long a paused split is watched, in seconds of real time."""
 
@@ -158,31 +159,72 @@ def check_a_failed_readers_splits_are_read_again(make_source: MakeSource, *, sch
 def check_pausing(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
     """A paused split emits nothing until it is resumed, then all of it; unknown and finished ones are ignored.
 
-    Passes if the source does not support pausing.
+    Also in the middle of a batch, where that has the positions of single rows. Passes if the source does not support
+    pausing.
     """
     expected = _read(make_source(), schema)
-    with SourceHarness(make_source(), schema=schema) as harness:
+    for most_rows in (None, 1):
+        if not _pause_all_in_turn(make_source(), schema, expected, most_rows):
+            return
+
+
+def _pause_all_in_turn(
+    source: Source[Any, Any], schema: pa.Schema | None, expected: list[dict[str, Any]], most_rows: int | None
+) -> bool:
+    """Pause and resume splits as they come; return whether the source supports it."""
+    with SourceHarness(source, schema=schema, most_rows=most_rows) as harness:
         reader = harness.readers[0]
-        reader.pause_or_resume(["no such split"], ["nor such a one"])
         paused_once: set[str] = set()
         while harness.step():
-            new = reader.splits - paused_once
+            begun = {split_id for split_id, _ in reader.batches}
+            new = (reader.splits if most_rows is None else reader.splits & begun) - paused_once
             if not new or len(paused_once) > _SPLITS_TO_PAUSE:
                 continue
             paused_once |= new
-            emitted = len(reader.batches)
+            emitted, state = len(reader.batches), sorted(reader.snapshot())
             try:
+                reader.pause_or_resume()
+                reader.pause_or_resume(["no such split"], ["nor such a one"])
                 reader.pause_or_resume(new, ())
             except UnsupportedOperationError:
-                return
+                return False
             wait([reader.reader.available()], _LATE_S)  # what is fetched in spite of it has time to come
             for _ in range(3):
                 harness.poll()
             late = {split_id for split_id, _ in reader.batches[emitted:]} & new
             assert not late, f"splits emitted rows while they were paused: {sorted(late)}"
+            if new == reader.splits:
+                assert sorted(reader.snapshot()) == state, "a split moved while it was paused"
             reader.pause_or_resume((), new)
         reader.pause_or_resume(reader.finished, reader.finished)
         assert_same_rows(harness.rows(), expected, "rows of a read that was paused")
+    return True
+
+
+@_bounded_only
+def check_positions_of_rows(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """Read from the position behind some rows of a batch (`FetchedBatch.position_at`): exactly the others come.
+
+    Applies to sources with ready-made readers whose batches have such positions.
+    """
+    columns = arrow_schema(make_source(), schema)
+    with SourceHarness(make_source(), schema=schema) as harness:
+        harness.run_to_end()
+        fetched = [each for reader in harness.readers for each in reader.fetched if each.position_at is not None]
+    looked_at = fetched[:: max(1, len(fetched) // _BATCHES_WITH_POSITIONS)]
+    for each in looked_at:
+        assert each.batch is not None, f"a fetched batch without rows has positions of them: {each.split}"
+        rows = each.batch.to_pylist()
+        for count in sorted({0, 1, len(rows) // 2, len(rows) - 1} & set(range(len(rows)))):
+            assert each.position_at is not None
+            split = each.position_at(count)
+            where = f"behind {count} of the {len(rows)} rows before {each.split}, which is {split}"
+            assert split.split_id == each.split.split_id, f"another split is {where}"
+            with ReaderHarness(make_source().create_reader, make_source().split_serializer, columns) as reader:
+                reader.add_splits(split)
+                while len(reader.rows()) < len(rows) - count and reader.splits:
+                    reader.step()
+                assert_same_rows(reader.rows()[: len(rows) - count], rows[count:], f"rows from the position {where}")
 
 
 def check_close_is_quick(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
@@ -237,6 +279,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     check_restore_at_every_step,
     check_a_failed_readers_splits_are_read_again,
     check_pausing,
+    check_positions_of_rows,
     check_close_is_quick,
     check_planned_ranges,
 )

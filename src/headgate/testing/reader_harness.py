@@ -17,7 +17,7 @@ from headgate.source.events import SourceEvent
 from headgate.source.reader import InputStatus, SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.split import Split
-from headgate.source.split_reader import SplitReader
+from headgate.source.split_reader import FetchedBatch, SplitReader
 from headgate.source.watermark import WatermarkStrategy
 from headgate.task import StreamingOutput
 from headgate.testing.clock import VirtualClock
@@ -28,6 +28,11 @@ SplitT = TypeVar("SplitT", bound=Split)
 
 class _Output(StreamingOutput):
     on_released: Callable[[str], None]
+    most_rows: int | None = None
+
+    def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
+        allowed = super().rows_allowed(split_id, batch)
+        return allowed if self.most_rows is None else min(allowed, self.most_rows)
 
     def release_output_for_split(self, split_id: str) -> None:
         super().release_output_for_split(split_id)
@@ -57,6 +62,9 @@ class ReaderHarness(Generic[SplitT]):
         The time by which splits become idle.
     timeout_s
         The longest to wait for a fetcher, in seconds of real time.
+    most_rows
+        How many rows each call of `ReaderOutput.rows_allowed` lets through at most; None: all. So splits stop in the
+        middle of batches, as alignment stops them.
 
     Attributes
     ----------
@@ -74,6 +82,8 @@ class ReaderHarness(Generic[SplitT]):
         How often it asked for a split.
     events
         What it sent to the enumerator.
+    fetched
+        What the split readers of a ready-made reader fetched, whether it was emitted or not.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class ReaderHarness(Generic[SplitT]):
         strategy: WatermarkStrategy | None = None,
         clock: VirtualClock | None = None,
         timeout_s: float = 30.0,
+        most_rows: int | None = None,
     ) -> None:
         self.clock = clock or VirtualClock()
         self.schema = schema
@@ -98,6 +109,8 @@ class ReaderHarness(Generic[SplitT]):
         self.finished: list[str] = []
         self.output = _Output(schema, strategy, self, self.clock())
         self.output.on_released = self._on_released
+        self.output.most_rows = most_rows
+        self.fetched: list[FetchedBatch[SplitT]] = []
         self._split_serializer = split_serializer
         self._timeout_s = timeout_s
         self._checkpoints = 0
@@ -116,7 +129,7 @@ class ReaderHarness(Generic[SplitT]):
         serializer = self._split_serializer
         self.splits.update(split.split_id for split in splits)
         for split in splits:
-            self.output.create_output_for_split(split.split_id)
+            self.output.add_split(split.split_id)
         self.reader.add_splits([serializer.deserialize(serializer.serialize(split)) for split in splits])
 
     def restore(self, state: Sequence[bytes]) -> None:
@@ -231,5 +244,13 @@ class ReaderHarness(Generic[SplitT]):
         self.requests += 1
 
     def _checked(self, split_reader: SplitReader[Any]) -> SplitReader[Any]:
+        fetch = split_reader.fetch
+
+        def recorded(timeout_ms: int) -> Sequence[FetchedBatch[Any]]:
+            fetched = fetch(timeout_ms)
+            self.fetched.extend(fetched)
+            return fetched
+
+        split_reader.fetch = recorded  # type: ignore[method-assign]
         self._rules.append(ThreadRule(type(split_reader).__name__))
         return assert_single_threaded(split_reader, rule=self._rules[-1])

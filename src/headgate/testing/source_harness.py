@@ -67,6 +67,8 @@ class SourceHarness(Generic[SplitT, StateT]):
         The time of the enumerator's periodic work and of idleness.
     timeout_s
         After this real time without any progress, in seconds, a step fails.
+    most_rows
+        As for `ReaderHarness`.
 
     Attributes
     ----------
@@ -85,12 +87,14 @@ class SourceHarness(Generic[SplitT, StateT]):
         strategy: WatermarkStrategy | None = None,
         clock: VirtualClock | None = None,
         timeout_s: float = 30.0,
+        most_rows: int | None = None,
     ) -> None:
         self.source = source
         self.schema = arrow_schema(source, schema)
         self.clock = clock or VirtualClock()
         self._strategy = strategy
         self._timeout_s = timeout_s
+        self._most_rows = most_rows
         self._bounded = boundedness is Boundedness.BOUNDED
         self._turn = 0
         self._kept_rows: list[dict[str, Any]] = []
@@ -233,6 +237,7 @@ class SourceHarness(Generic[SplitT, StateT]):
             strategy=self._strategy,
             clock=self.clock,
             timeout_s=self._timeout_s,
+            most_rows=self._most_rows,
         )
 
     def _register(self, subtask: int, state: tuple[bytes, ...]) -> None:

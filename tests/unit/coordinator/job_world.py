@@ -22,7 +22,14 @@ from headgate.coordinator import scheduler as sch
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.log_records import LogRecord
 from headgate.coordinator.slots import ATTEMPT_BITS
-from headgate.protocol.messages import Envelope, ErrorReport, FromSlot, SubtaskId
+from headgate.protocol.messages import (
+    AlignmentAnnounced,
+    Envelope,
+    ErrorReport,
+    FromSlot,
+    SubtaskId,
+    UnassignedWork,
+)
 from headgate.protocol.state import OperatorState, SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.source import SupportsSplitReassignmentOnRecovery
@@ -153,6 +160,8 @@ class Process:
                 self.connections[connection] = self.world.connect(self, connection)
             case slt.SendEnvelope(connection=connection, envelope=envelope):
                 self.world.send(self.connections[connection], envelope)
+            case slt.Deliver(letter=AlignmentAnnounced() | UnassignedWork() as letter):
+                self.world.event_time_letters.append((self.key[0], letter))  # for outputs, which are not modelled
             case slt.Deliver(letter=letter):
                 self.task.tell(sub.LetterCame(letter))  # type: ignore[arg-type]
             case slt.ExitSlot(reason=reason):
@@ -208,6 +217,7 @@ class World:
         self.stored: dict[int, Manifest] = {}
         self.emitted: Counter[int] = Counter()
         self.logged: list[str] = []
+        self.event_time_letters: list[tuple[int, AlignmentAnnounced | UnassignedWork]] = []  # by slot, in order
         self.answers: dict[int, cp.AnswerRequest] = {}
         self.error: ErrorReport | None = None
         self.over = False
@@ -261,7 +271,7 @@ class World:
                 self.answers[action.request_id] = action
             case job.Log(text=text):
                 self.logged.append(text)
-            case job.ShowProgress() | job.ShowCheckpoint():
+            case job.ShowProgress() | job.ShowCheckpoint() | job.ShareMinimum():
                 pass
             case _:
                 raise AssertionError(action)

@@ -2,6 +2,8 @@
 
 Never: run anything by itself. Every step is one thing that may happen next; FIFO is kept where there is a stream, a
 thread or a queue, and nowhere else. What readers emit counts once a checkpoint is complete, as at a sink.
+
+A reader's watermark is that of its splits and of the unassigned work that it was told of: none that comes is before it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, ReaderState, SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.source import SupportsSplitReassignmentOnRecovery
-from tests.unit.coordinator.toy_sources import SPLITS, STATES, ToySource, ToySplit
+from tests.unit.coordinator.toy_sources import SPLITS, STATES, ToySource, ToySplit, event_time_of
 
 UID = "toy"
 Row = tuple[str, int]
@@ -75,6 +77,8 @@ class Reader:
         self.requested = False
         self.ended = False
         self.rows: list[Row] = []  # emitted, in no completed checkpoint
+        self.work: msg.UnassignedWork | None = None  # until it comes, the watermark is held
+        self.watermark_ms: int | None = None
         reported: tuple[SplitState, ...] = ()
         if world.reassigns:
             reported = state.splits
@@ -93,6 +97,17 @@ class Reader:
             split = SPLITS.deserialize(each.data)
             assert split.split_id not in self.held, f"reader {self.subtask} has {split} already"
             self.held[split.split_id] = split
+            time_ms, watermark_ms = event_time_of(split.split_id), self.watermark_ms
+            if time_ms is not None and watermark_ms is not None and self.world.keeps_times:
+                assert time_ms >= watermark_ms, f"{split} comes to reader {self.subtask} behind {watermark_ms}"
+
+    def see(self) -> None:
+        """Let the watermark go as far as it may."""
+        if self.work is not None:
+            bounds = [event_time_of(split_id) for split_id in self.held] + [self.work.event_time_ms]
+            watermark_ms = min((bound for bound in bounds if bound is not None), default=None)
+            if watermark_ms is not None:
+                self.watermark_ms = watermark_ms if self.watermark_ms is None else max(watermark_ms, self.watermark_ms)
 
     def finish(self, split_ids: Sequence[str]) -> None:
         ends = tuple(FinishedSplit(split_id, self.numbered + at) for at, split_id in enumerate(split_ids, 1))
@@ -118,7 +133,11 @@ class Reader:
         return True
 
     def take(self, letter: Any) -> None:
+        self.see()
         match letter:
+            case msg.UnassignedWork():
+                assert self.work is None or self.work.event_time_ms != letter.event_time_ms, "it knows that"
+                self.work = letter
             case msg.AssignSplits():
                 if letter.number > self.highest:
                     assert letter.number == self.highest + 1, f"reader {self.subtask} missed an assignment"
@@ -166,6 +185,8 @@ class World:
         self.source = source
         self.reassigns = isinstance(source, SupportsSplitReassignmentOnRecovery)
         self.keeps_subtask = keeps_subtask
+        # Whether what a failed reader had returns to it: else it may come to one whose watermark is past it.
+        self.keeps_times = keeps_subtask or self.reassigns
         self.executions = 0
         self.checkpoints = 0
         self.completed = Checkpoint(0)
@@ -432,6 +453,10 @@ class World:
         }
         assert dict(self.committed) == expected, f"{self.committed} is not what there is"
         assert all(reader.ended for reader in self.readers.values()), "a reader waits for ever"
+        held = {
+            n: each.work for n, each in self.readers.items() if not each.work or each.work.event_time_ms is not None
+        }
+        assert not held, f"nothing is unassigned, and readers are held: {held}"
 
     def drain(self) -> None:
         """Do everything but checkpoints until nothing is left to do."""

@@ -15,6 +15,7 @@ from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.events import SourceEvent
 from headgate.source.serialization import VersionedSerializer
+from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.unit.coordinator.toy_sources import (
     SPLITS,
     STATES,
@@ -120,11 +121,62 @@ def test_events_of_readers_reach_it_and_readers_can_be_forgotten() -> None:
     assert made.reported(made.call(src.ForgetReader(7))) == [src.ReaderForgotten(3, 7)]
 
 
+class Bounded(Scripted):
+    """Has work of a certain time that nobody has; a reader that comes is given some of it."""
+
+    times: tuple[object, ...] = ()
+    """One for each time that it is asked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.asked = 0
+
+    def unassigned_event_time_ms(self) -> Any:
+        self.asked += 1
+        return type(self).times[min(self.asked, len(type(self).times)) - 1]
+
+    def add_reader(self, subtask: int) -> None:
+        self.context.assign_split(A, subtask)
+
+
+def bounded(*times: object) -> tuple[EnumeratorRunner, list[SlowWork]]:
+    source = ToySource([])
+    source.enumerator = type("Script", (Bounded,), {"times": times})
+    return runner(source)
+
+
+def test_what_is_unassigned_is_said_behind_what_was_assigned_and_only_when_it_changed() -> None:
+    made, work = bounded(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 70, 70, None)
+    assert made.start() == [src.EnumeratorStarted(3), src.UnassignedChanged(3, MIN_WATERMARK_MS)]
+    assert made.call(src.HandleSplitRequest(0, "h")) == []
+    _, changed = made.finish(work[0], [], None)
+    assert changed == src.UnassignedChanged(3, 70)
+    assert made.call(src.SnapshotEnumerator(1))[1:] == []
+    assigned, changed, added = made.reported(made.call(src.AddReader(0, "h")))
+    assert assigned == src.SplitsAssigned(3, {0: (stored(A),)})
+    assert (changed, added) == (src.UnassignedChanged(3, None), src.ReaderAdded(3, 0)), "a newcomer hears this first"
+
+
+def test_a_source_that_knows_nothing_says_so_once() -> None:
+    made = scripted(lambda of: None)
+    restarted, _ = bounded(None)
+    assert restarted.start()[1:] == [src.UnassignedChanged(3, None)]
+    assert ask(made) == []
+    assert made.call(src.AddReader(1, "h")) == [src.ReaderAdded(3, 1)]
+
+
+@pytest.mark.parametrize("time", [1.5, "now", 2**63, -(2**63) - 1])
+def test_what_is_no_time_fails_the_enumerator_and_not_the_driver(time: object) -> None:
+    made, _ = bounded(time)
+    with pytest.raises(ConnectorContractError, match="broke its contract in unassigned_event_time_ms"):
+        raise pickle.loads(made.reported(made.start())[-1].error.pickled)  # type: ignore[union-attr, arg-type]
+
+
 def test_slow_work_is_handed_out_and_a_changed_state_is_told_once() -> None:
     made, work = runner(ToySource([A, B]))
-    assert made.reported(made.start()) == [src.EnumeratorStarted(3)]
+    assert made.reported(made.start())[0] == src.EnumeratorStarted(3)
     (found,) = work
-    (changed,) = made.reported(made.finish(found, found.work(), None))
+    changed, _ = made.reported(made.finish(found, found.work(), None))
     assert isinstance(changed, src.EnumeratorStateChanged)
     assert [split.split_id for split in STATES.deserialize(changed.state).pending] == ["a", "b"]
     assert made.reported(made.finish(found, found.work(), None)) == []
@@ -133,7 +185,8 @@ def test_slow_work_is_handed_out_and_a_changed_state_is_told_once() -> None:
 def test_a_snapshot_stands_behind_what_was_assigned_before_it() -> None:
     made, _ = runner(ToySource([A, B]), state_of(A, B))
     made.start()
-    outputs = [*made.call(src.AddReader(0, "h")), *made.call(src.HandleSplitRequest(0, "h"))]
+    made.call(src.AddReader(0, "h"))
+    outputs = made.call(src.HandleSplitRequest(0, "h"))
     outputs += [*made.call(src.SnapshotEnumerator(4)), *made.call(src.HandleSplitRequest(0, "h"))]
     first, snapshot, second = made.reported(outputs)
     assert isinstance(snapshot, src.EnumeratorSnapshotted)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -38,6 +40,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, ErrorReport
 from headgate.protocol.session import Session
 from headgate.protocol.state import FinishedSplit, ReaderState, SplitState, SubtaskState
+from headgate.source.watermark import WatermarkAlignment
 from headgate.task import subtask as sub
 from tests.unit.coordinator.job_world import FAILED, World
 from tests.unit.coordinator.toy_sources import PushedToySource, ToySource, ToySplit
@@ -53,9 +56,11 @@ def options(restart: RestartOptions = PLAIN, *, interval_ms: int | None = 1_000,
     )
 
 
-def plan(parallelism: int, *sources: str) -> JobPlan:
+def plan(parallelism: int, *sources: str, groups: Mapping[str, WatermarkAlignment] = MappingProxyType({})) -> JobPlan:
     return JobPlan(
-        sources={uid: SourcePlan(name="toy", reassigns_on_recovery=False) for uid in sources},
+        sources={
+            uid: SourcePlan(name="toy", reassigns_on_recovery=False, alignment=groups.get(uid)) for uid in sources
+        },
         stages=((*sources, "sink"),),
         parallelism=parallelism,
         max_parallelism=128,
@@ -67,9 +72,16 @@ def plan(parallelism: int, *sources: str) -> JobPlan:
 class Master:
     """A master that is checked after each event, with the slots' ends of its streams."""
 
-    def __init__(self, parallelism: int = 1, *sources: str, restored: Manifest | None = None) -> None:
+    def __init__(
+        self,
+        parallelism: int = 1,
+        *sources: str,
+        restored: Manifest | None = None,
+        groups: Mapping[str, WatermarkAlignment] = MappingProxyType({}),
+    ) -> None:
         self.sources = sources or ("a",)
-        self.machine = JobMaster(plan(parallelism, *self.sources), options(), restored, random.Random(0))
+        made = plan(parallelism, *self.sources, groups=groups)
+        self.machine = JobMaster(made, options(), restored, random.Random(0))
         self.parallelism = parallelism
         self.sessions: dict[int, Session] = {}  # by connection
 

@@ -16,6 +16,7 @@ from headgate.source.reader import SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
 from headgate.source.split import Split
+from headgate.source.watermark import MIN_WATERMARK_MS
 
 
 class ToySplit(Split, frozen=True, kw_only=True):
@@ -24,6 +25,12 @@ class ToySplit(Split, frozen=True, kw_only=True):
     position: int = 0
     stop: int = 2
     child: str = ""
+
+
+def event_time_of(split_id: str) -> int | None:
+    """Return the event time of a split's rows: s3 comes before c3, which comes before s4; None: it has none."""
+    digits = split_id[1:]
+    return int(digits) * 10 + (5 if split_id.startswith("c") else 0) if digits.isdecimal() else None
 
 
 class ToyState(msgspec.Struct, frozen=True):
@@ -89,6 +96,13 @@ class ToyEnumerator(SplitEnumerator[ToySplit, ToyState]):
             if split.child and split.split_id in self.ended:
                 self.add(ToySplit(split_id=split.child))
 
+    def unassigned_event_time_ms(self) -> int | None:
+        if not self.discovered:
+            return MIN_WATERMARK_MS
+        unborn = [split.child for split in self.splits if split.child and split.child not in self.known]
+        times = [event_time_of(split_id) for split_id in (*self.pending, *unborn)]
+        return min((time for time in times if time is not None), default=None)
+
     @property
     def is_all_there(self) -> bool:
         parents = {split.split_id for split in self.splits if split.child}
@@ -150,6 +164,10 @@ class PushEnumerator(ToyEnumerator):
         super().__init__(context, splits, state)
         same = state.parallelism == context.current_parallelism
         self.assigned = set(state.assigned) if same else set()
+        self.all_came = False  # until then anything may be reported, and be another reader's
+
+    def unassigned_event_time_ms(self) -> int | None:
+        return super().unassigned_event_time_ms() if self.all_came else MIN_WATERMARK_MS
 
     def owner(self, split_id: str) -> int:
         return zlib.crc32(split_id.encode()) % self.context.current_parallelism
@@ -159,6 +177,7 @@ class PushEnumerator(ToyEnumerator):
 
     def add_reader(self, subtask: int) -> None:
         self.promised.discard(subtask)
+        self.all_came |= len(self.context.registered_readers) == self.context.current_parallelism
         for split in self.context.registered_readers[subtask].reported_splits_on_registration:
             assert isinstance(split, ToySplit)
             moved = self.owner(split.split_id) != subtask and split.split_id in self.assigned

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.monitor.figures import BusyOperator, Figures
-from headgate.protocol.messages import SubtaskProgress
+from headgate.protocol.messages import SplitEventTime, SubtaskProgress
 
 
 def figures_of(*letters: tuple[int, int, SubtaskProgress]) -> Figures:
@@ -73,6 +73,22 @@ def test_positions_that_are_too_many_to_be_told() -> None:
     )
     assert figures.positions("a") == {"x": b"1"}
     assert (figures.splits("a"), figures.are_positions_told("a")) == (100_001, False)
+
+
+def test_event_times_stay_until_the_splits_are_told_again() -> None:
+    """A letter without splits tells neither their positions nor how far they are."""
+    at, later = SplitEventTime(watermark_ms=5), SplitEventTime(watermark_ms=9, paused=True)
+    figures = figures_of(
+        (0, 10, letter(splits={"a": 2}, event_times={"a": {"x": at, "y": at}})),
+        (1, 11, letter(splits={"a": 1}, event_times={"a": {"z": at}})),
+        (0, 12, letter(rows_in={"a": 5})),
+    )
+    assert figures.event_times("a") == {"x": at, "y": at, "z": at}
+    figures.take(0, letter(splits={"a": 1}, event_times={"a": {"x": later}}), 13)
+    assert figures.event_times("a") == {"x": later, "z": at}, "y has finished"
+    figures.take(0, letter(execution=2), 14)
+    assert figures.event_times("a") == {"z": at}
+    assert figures.event_times("b") == {}
 
 
 def test_what_an_earlier_deployment_told_of_splits_does_not_count() -> None:

@@ -405,28 +405,65 @@ def test_the_slowest_input_of_a_union_counts() -> None:
     assert watermark() == 500
 
 
-def test_a_watermark_of_a_column_that_an_operator_made() -> None:
-    schema = pa.schema([("at", pa.timestamp("us", "UTC"))])
-    timed = source().then(Project(NUMBERS, [col("n").cast("timestamp").alias("at")], "UTC"))
-    chain, _ = chain_of(timed.then(WithWatermark(schema, "at", 1000)))
+SECONDS = pa.schema([("at", pa.timestamp("us", "UTC"))])
+
+
+def seconds(node: PlanNode) -> PlanNode:
+    """Return the numbers as times, and where these are found."""
+    timed = node.then(Project(node.schema, [col("n").cast("timestamp").alias("at")], "UTC"))
+    return timed.then(WithWatermark(SECONDS, "at"))
+
+
+def test_event_times_that_an_operator_made_are_told_of_the_split_and_source_of_the_rows() -> None:
+    left, right = source(uid="left"), source(uid="right")
+    chain, _ = chain_of(seconds(PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(left, right))))
+    passed: list[object] = []
+    chain.input("left").rows_passed = lambda split, at_ms: passed.append(("left", split, at_ms))
+    chain.input("right").rows_passed = lambda split, at_ms: passed.append(("right", split, at_ms))
+
+    chain.input("left").on_batch(numbers(10, 7), "a")
+    chain.input("left").behind_rows(lambda: passed.append("behind"))
+    chain.input("right").on_batch(numbers(5), "a")
+    chain.input("left").on_batch(numbers(None), "b")
+    assert passed == []
+    drain(chain)
+
+    assert passed == [("left", "a", 10_000), "behind", ("right", "a", 5000), ("left", "b", None)]
+
+
+def test_a_watermark_that_follows_from_passing_rows_arrives_behind_all_of_them() -> None:
+    branch = source()
+    both = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(branch.then(Filter(NUMBERS, col("n") > 1, "UTC")), branch))
+    chain, sink = chain_of(seconds(both))
     entry = chain.input("numbers")
+    seen: list[tuple[int, int | None]] = []
 
-    def watermark() -> int | None:
-        drain(chain)
-        return chain.figures().watermark_ms
+    def passed(split: str, at_ms: int | None) -> None:
+        entry.on_watermark(at_ms or 0)
+        entry.behind_rows(lambda: seen.append((len(sink.rows), chain.figures().watermark_ms)))
 
+    entry.rows_passed = passed
     entry.on_active()
-    assert watermark() is None
-    entry.on_batch(numbers(10, 7), "a")
-    assert watermark() == 9000
-    entry.on_batch(numbers(5, None), "b")
-    assert watermark() == 9000  # it never goes back
-    entry.on_batch(numbers(20), "a")
-    entry.on_batch(numbers(12), "b")
-    assert watermark() == 11_000
-    entry.release_split("b")
-    assert watermark() == 19_000
-    entry.on_idle()
-    assert watermark() is None
-    entry.on_watermark(MAX_WATERMARK_MS)
-    assert watermark() == MAX_WATERMARK_MS
+    entry.on_batch(numbers(*range(2, 102)), "a")
+    drain(chain)
+
+    assert seen[0] == (200, 17_000), "the other way of the same rows, and all slices, come first"
+    assert seen[-1] == (200, 101_000)
+
+
+def test_only_the_last_operator_counts_that_finds_event_times() -> None:
+    chain, _ = chain_of(seconds(source()).then(WithWatermark(SECONDS, "at")))
+    passed: list[int | None] = []
+    chain.input("numbers").rows_passed = lambda split, at_ms: passed.append(at_ms)
+    chain.input("numbers").on_batch(numbers(1), "a")
+    drain(chain)
+
+    assert passed == [1000]
+    assert chain.event_time_operator("numbers") == "numbers.3.with-watermark"
+
+
+def test_event_times_must_be_found_in_one_place() -> None:
+    branch = source().then(Project(NUMBERS, [col("n").cast("timestamp").alias("at")], "UTC"))
+    found = branch.then(WithWatermark(SECONDS, "at"))
+    with pytest.raises(OptionError, match="several ways with different withWatermark"):
+        chain_of(PlanNode(of=Union(SECONDS, SECONDS), inputs=(found, branch)))

@@ -102,7 +102,17 @@ def test_where_a_column_comes_from() -> None:
     assert source_column(filtered.then(Recording()), "when") is None
     assert source_column(united(at, at), "at") is None
     strategy = WatermarkStrategy(event_time_column="at")
-    assert stage_graph(with_strategy(filtered, strategy)).sources[0].watermark_strategy == strategy
+    assert stage_graph(with_strategy(filtered, lambda _: strategy)).sources[0].watermark_strategy == strategy
+
+
+def test_a_strategy_for_each_source_keeps_one_source_in_two_branches_one() -> None:
+    left, right = source(uid="left"), source(uid="right")
+    both = united(united(left, kept(left)), right)
+    made = stage_graph(with_strategy(both, lambda of: WatermarkStrategy(event_time_column=of.uid)))
+    assert [(each.uid, each.watermark_strategy) for each in made.sources] == [
+        ("left", WatermarkStrategy(event_time_column="left")),
+        ("right", WatermarkStrategy(event_time_column="right")),
+    ]
 
 
 def test_a_union_needs_the_same_types() -> None:

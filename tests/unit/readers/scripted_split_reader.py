@@ -40,6 +40,8 @@ class Script:
         self.closed: list[ScriptedSplitReader] = []
         self.made: list[ScriptedSplitReader] = []
         self.ignores_wake_up = False
+        self.has_positions = False
+        """Whether batches have the positions of single rows."""
         self.released = threading.Event()
 
     def feed(self, split_id: str, *items: list[int] | Exception | str) -> None:
@@ -80,7 +82,8 @@ class ScriptedSplitReader(SplitReader[Numbers]):
             assert isinstance(item, list)
             batch = pa.record_batch([pa.array(item, pa.int64())], schema=SCHEMA)
             self.splits[split_id] = Numbers(split_id=split_id, position=split.position + len(item))
-            return [FetchedBatch(split=self.splits[split_id], batch=batch)]
+            position_at = _positions_from(split) if self.script.has_positions else None
+            return [FetchedBatch(split=self.splits[split_id], batch=batch, position_at=position_at)]
         return []
 
     def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[Numbers]]:
@@ -131,6 +134,10 @@ class ScriptedSplitReader(SplitReader[Numbers]):
             self.script.changed.notify_all()
 
 
+def _positions_from(split: Numbers) -> Callable[[int], Numbers]:
+    return lambda rows: Numbers(split_id=split.split_id, position=split.position + rows)
+
+
 class CannotPause(ScriptedSplitReader):
     pause_or_resume_splits = SplitReader.pause_or_resume_splits  # type: ignore[assignment]
 
@@ -151,10 +158,18 @@ class _SplitOutput(SourceOutput):
 
 
 class LoggingOutput(_SplitOutput, ReaderOutput):
-    """Remembers what was emitted and released, by split, in order."""
+    """Remembers what was emitted and released, by split, in order. Lets through the numbers below ``bounds``."""
 
     def __init__(self) -> None:
         super().__init__([], "reader")
+        self.bounds: dict[str, int] = {}
+        self.asked = 0
+
+    def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
+        self.asked += 1
+        numbers = batch.column(0).to_pylist()
+        bound = self.bounds.get(split_id)
+        return next((n for n, each in enumerate(numbers) if bound is not None and each >= bound), len(numbers))
 
     def create_output_for_split(self, split_id: str) -> SourceOutput:
         return _SplitOutput(self.log, split_id)
@@ -169,13 +184,20 @@ class LoggingOutput(_SplitOutput, ReaderOutput):
 class Driven:
     """A source reader, its script, its output and what it requested."""
 
-    def __init__(self, reader_type: type[SourceReaderBase[Numbers]], options: ReaderOptions | None = None) -> None:
+    def __init__(
+        self,
+        reader_type: type[SourceReaderBase[Numbers]],
+        options: ReaderOptions | None = None,
+        *,
+        allow_unaligned_splits: bool = False,
+    ) -> None:
         self.script = Script()
         self.output = LoggingOutput()
         self.requests = 0
         context = SourceReaderContext(
-            subtask=0, schema=SCHEMA, host=None, request_split=self._request, send_event=lambda event: None
-        )
+            subtask=0, schema=SCHEMA, host=None, request_split=self._request, send_event=lambda event: None,
+            allow_unaligned_splits=allow_unaligned_splits,
+        )  # fmt: skip
         self.reader = reader_type(self.script.make, context, options)
         self.reader.start()
 

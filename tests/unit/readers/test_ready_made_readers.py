@@ -32,8 +32,8 @@ def drive() -> Iterator[Drive]:
     """Make driven readers that are closed in the end."""
     made: list[Driven] = []
 
-    def make(reader_type: ReaderType, options: ReaderOptions | None = None) -> Driven:
-        made.append(Driven(reader_type, options))
+    def make(reader_type: ReaderType, options: ReaderOptions | None = None, **given: bool) -> Driven:
+        made.append(Driven(reader_type, options, **given))
         return made[-1]
 
     yield make
@@ -335,8 +335,46 @@ def test_a_split_reader_that_cannot_pause_is_an_error_for_the_caller(drive: Driv
     driven.reader.split_reader_factory = lambda: CannotPause(driven.script)
     driven.add("a")
 
-    with pytest.raises(UnsupportedOperationError, match="CannotPause does not support pausing"):
-        driven.reader.pause_or_resume_splits(["a"], [])
+    for named in (["a"], []):  # naming none is how a task asks whether it could
+        with pytest.raises(UnsupportedOperationError, match="CannotPause does not support pausing"):
+            driven.reader.pause_or_resume_splits(named, [])
+
+
+def test_where_it_is_allowed_a_split_reader_that_cannot_pause_reads_on_while_the_others_pause(drive: Drive) -> None:
+    driven = drive(MultithreadedReader, allow_unaligned_splits=True)
+    driven.script.has_positions = True
+    driven.add("a")
+    driven.reader.split_reader_factory = lambda: CannotPause(driven.script)
+    driven.add("b")
+    driven.output.bounds = {"a": 2, "b": 2}
+    driven.script.feed("a", [1, 2])
+    driven.script.feed("b", [1, 2])
+    driven.poll_until(lambda: driven.output.rows("a") == [1] and driven.output.rows("b") == [1, 2])
+
+    driven.reader.pause_or_resume_splits((), ())
+    driven.reader.pause_or_resume_splits(["a", "b"], [])
+    driven.output.bounds.clear()
+    driven.script.feed("b", [3])
+    driven.poll_until(lambda: driven.output.rows("b") == [1, 2, 3])
+    assert driven.output.rows("a") == [1]
+    driven.reader.pause_or_resume_splits([], ["a", "b"])
+    driven.poll_until(lambda: driven.output.rows("a") == [1, 2])
+
+
+def test_each_fetcher_is_told_of_its_own_splits(drive: Drive) -> None:
+    driven = drive(MultithreadedReader)
+    driven.add("a", "b", "c")
+    driven.script.wait_for(lambda: driven.script.waiting == 3)
+    told = {next(iter(each.splits)): each.calls for each in driven.script.made}
+    driven.reader.pause_or_resume_splits(["a", "b"], [])
+    driven.script.wait_for(lambda: len(told["a"]) == len(told["b"]) == 2)
+    driven.reader.pause_or_resume_splits(["c"], ["a"])
+    driven.script.wait_for(lambda: len(told["a"]) == 3 and len(told["b"]) == 2 and len(told["c"]) == 2)
+
+    a, b, c = (Numbers(split_id=each) for each in "abc")
+    assert told["a"][1:] == [("pause", ([a], [])), ("pause", ([], [a]))]
+    assert told["b"][1:] == [("pause", ([b], []))]
+    assert told["c"][1:] == [("pause", ([c], []))]
 
 
 @pytest.mark.parametrize("reader_type", ALL)

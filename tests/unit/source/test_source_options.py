@@ -64,6 +64,14 @@ def test_what_every_source_has_is_there() -> None:
     assert parse(maxRowsPerTrigger="7")["maxRowsPerTrigger"] == 7
 
 
+def test_an_order_in_event_time_needs_the_column_of_event_time() -> None:
+    assert parse(eventTimeOrder="TRUE", eventTimeColumn="at")["eventTimeOrder"] is True
+    assert parse(eventTimeOrder="false")["eventTimeOrder"] is False
+    with pytest.raises(OptionError, match="demo: the option 'eventTimeOrder' needs 'eventTimeColumn'") as raised:
+        parse(eventtimeorder="true")
+    assert raised.value.option == "eventTimeOrder"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

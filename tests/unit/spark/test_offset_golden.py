@@ -33,3 +33,11 @@ def test_grouping_was_added_to_version_1() -> None:
     with_grouping = msgspec.structs.replace(VERSION_1, grouping={"cores": 2})
     assert offset_serializer.deserialize(golden) == with_grouping
     assert offset_serializer.serialize(with_grouping) == golden
+
+
+def test_event_times_were_added_to_version_1() -> None:
+    """Left out in queries that are not aligned; a hint only, which an older Headgate may ignore."""
+    golden = (GOLDEN / "offset-v1-event-times.json").read_bytes()
+    aligned = msgspec.structs.replace(VERSION_1, grouping={"cores": 2}, event_times={"a": 1_700_000_000_000, "b": -5})
+    assert offset_serializer.deserialize(golden) == aligned
+    assert offset_serializer.serialize(aligned) == golden

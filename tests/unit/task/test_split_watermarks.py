@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from headgate.errors import InvalidTransitionError
+from headgate.protocol.messages import SplitEventTime
 from headgate.source import WatermarkStrategy
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from headgate.task import watermarks
 from headgate.task.watermarks import (
-    MAX_WATERMARK_MS,
-    MIN_WATERMARK_MS,
     Action,
     Blocked,
     EmitActive,
@@ -25,8 +25,10 @@ from headgate.task.watermarks import (
     SplitFinished,
     SplitPaused,
     SplitResumed,
+    SplitVoteChanged,
     SplitWatermarks,
     TimePassed,
+    UnassignedChanged,
     Unblocked,
     WatermarkEmitted,
 )
@@ -37,8 +39,10 @@ STRATEGY = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=10,
 class Machine:
     """A machine that is checked after each event."""
 
-    def __init__(self, strategy: WatermarkStrategy | None = STRATEGY) -> None:
-        self.machine = SplitWatermarks(strategy)
+    def __init__(
+        self, strategy: WatermarkStrategy | None = STRATEGY, *, held: bool = False, tells_votes: bool = False
+    ) -> None:
+        self.machine = SplitWatermarks(strategy, held=held, tells_votes=tells_votes)
 
     def __call__(self, event: Event, now_ms: int = 0) -> list[Action]:
         actions = self.machine.handle(event, now_ms)
@@ -216,11 +220,128 @@ def test_rows_of_an_unknown_split_are_our_bug(two: Machine, event: Event) -> Non
         two(event)
 
 
-def test_nothing_follows_the_end(two: Machine) -> None:
+@pytest.mark.parametrize(
+    "event",
+    [RowsEmitted("a", 1), WatermarkEmitted("a", 1), IdleMarked("a"), SplitAdded("c"), InputEnded()],
+    ids=lambda event: type(event).__name__,
+)
+def test_nothing_is_read_behind_the_end(two: Machine, event: Event) -> None:
     two(InputEnded())
 
     with pytest.raises(InvalidTransitionError, match="the input has ended"):
-        two(RowsEmitted("a", 1))
+        two(event)
+
+
+def test_what_comes_late_behind_the_end_is_ignored(two: Machine) -> None:
+    two(InputEnded())
+
+    for event in (
+        UnassignedChanged(5), UnassignedChanged(None), SplitPaused("a"), SplitResumed("a"), SplitFinished("a"),
+        Blocked(), Unblocked(), TimePassed(),
+    ):  # fmt: skip
+        assert two(event, 10**9) == []
+
+
+def test_no_watermark_passes_unassigned_work(two: Machine) -> None:
+    assert two(UnassignedChanged(75)) == []
+    two(RowsEmitted("a", 100))
+    assert two(RowsEmitted("b", 100)) == [EmitWatermark(75)]  # exactly: no earlier row follows, whatever the disorder
+    assert two(RowsEmitted("b", 200)) == []
+    assert two(UnassignedChanged(80)) == [EmitWatermark(80)]
+    assert two(UnassignedChanged(10)) == []  # given back by a reader that failed: what was emitted stays
+    assert two(RowsEmitted("a", 200)) == []
+    assert two(UnassignedChanged(None)) == [EmitWatermark(190)]
+
+
+def test_a_reader_that_waits_for_its_next_split_is_not_idle_while_work_is_unassigned() -> None:
+    machine = Machine()
+    assert machine(UnassignedChanged(50)) == [EmitActive(), EmitWatermark(50)]
+    machine(SplitAdded("a"))
+    machine(RowsEmitted("a", 100))
+
+    assert machine(SplitFinished("a")) == []
+    assert machine(TimePassed(), 10**9) == []
+    assert machine(SplitAdded("b"), 10**9) == []
+    assert machine(UnassignedChanged(None), 10**9) == []  # b was the last one
+    assert machine(SplitFinished("b"), 10**9) == [EmitIdle()]
+
+
+def test_unassigned_work_that_may_be_at_any_time_holds_the_watermark_where_it_is(two: Machine) -> None:
+    two(UnassignedChanged(MIN_WATERMARK_MS))
+    two(RowsEmitted("a", 100))
+    assert two(RowsEmitted("b", 100)) == []
+    assert two(UnassignedChanged(95)) == [EmitWatermark(90)]
+    assert two(UnassignedChanged(MIN_WATERMARK_MS)) == []
+    two(RowsEmitted("a", 200))
+    assert two(RowsEmitted("b", 200)) == []
+    assert two(UnassignedChanged(None)) == [EmitWatermark(190)]
+
+
+@pytest.mark.parametrize(
+    "first", [TimePassed(), SplitAdded("a"), Blocked(), SplitPaused("a")], ids=lambda event: type(event).__name__
+)
+def test_a_held_reader_is_waited_for_from_its_first_event_on_until_it_is_told_what_is_unassigned(first: Event) -> None:
+    machine = Machine(held=True)
+    assert machine(first) == [EmitActive()]
+    machine(SplitAdded("a"))
+    assert machine(RowsEmitted("a", 100)) == []
+    assert machine(TimePassed(), 99) == []
+
+    assert machine(UnassignedChanged(None), 99) == [EmitWatermark(90)]
+
+
+def test_a_held_reader_is_not_idle_though_all_its_splits_are() -> None:
+    machine = Machine(held=True)
+    machine(SplitAdded("a"))
+    assert machine(TimePassed(), 100) == []
+    assert machine(RowsEmitted("a", 100), 110) == []
+    assert machine(TimePassed(), 210) == []
+
+    assert machine(UnassignedChanged(None), 220) == [EmitIdle()]
+
+
+def test_a_held_reader_without_a_split_or_unassigned_work_becomes_idle() -> None:
+    machine = Machine(held=True)
+    machine(TimePassed())
+    assert machine(UnassignedChanged(None)) == [EmitIdle()]
+
+    told_at_once = Machine(held=True)
+    assert told_at_once(UnassignedChanged(None)) == []  # nobody waits for it yet
+
+
+def test_a_held_reader_that_ends_before_it_is_told_still_emits_its_final_watermark() -> None:
+    machine = Machine(held=True)
+    assert machine(InputEnded()) == [EmitActive(), EmitWatermark(MAX_WATERMARK_MS)]
+
+
+def test_votes_are_told_whenever_they_change_behind_what_is_emitted() -> None:
+    machine = Machine(tells_votes=True)
+    assert machine(SplitAdded("a")) == [EmitActive()]  # whoever adds it knows that it has none yet
+    machine(SplitAdded("b"))
+
+    assert machine(RowsEmitted("a", 100)) == [SplitVoteChanged("a", 90, False)]
+    assert machine(RowsEmitted("a", 95), 50) == []
+    assert machine(TimePassed(), 100) == [EmitWatermark(90), SplitVoteChanged("b", None, True)]
+    assert machine(TimePassed(), 150) == [EmitIdle(), SplitVoteChanged("a", 90, True)]
+    assert machine(RowsEmitted("a", None), 160) == [EmitActive(), SplitVoteChanged("a", 90, False)]
+    assert machine(RowsEmitted("b", 60), 170) == [SplitVoteChanged("b", 50, False)]
+    assert machine(WatermarkEmitted("b", 120), 180) == [SplitVoteChanged("b", 120, False)]
+    assert machine(IdleMarked("b"), 190) == [SplitVoteChanged("b", 120, True)]
+    assert machine(SplitFinished("b"), 200) == []
+    assert machine(InputEnded(), 210) == [EmitWatermark(MAX_WATERMARK_MS)]
+
+
+def test_it_says_of_each_split_how_far_it_is(two: Machine) -> None:
+    two(RowsEmitted("a", 100), 90)
+    two(TimePassed(), 100)
+    two(SplitPaused("a"), 100)
+    assert two.machine.splits() == {
+        "a": SplitEventTime(watermark_ms=90, paused=True), "b": SplitEventTime(idle=True),
+    }  # fmt: skip
+
+    two(SplitResumed("a"), 110)
+    two(SplitFinished("b"), 110)
+    assert two.machine.splits() == {"a": SplitEventTime(watermark_ms=90)}
 
 
 class Model:
@@ -229,6 +350,7 @@ class Model:
     def __init__(self) -> None:
         self.splits: dict[str, tuple[int | None, bool]] = {}
         self.own: set[str] = set()
+        self.unassigned: list[int | None] = []
         self.emitted: int | None = None
 
     def handle(self, event: Event) -> tuple[int | None, bool]:
@@ -251,7 +373,11 @@ class Model:
             case SplitFinished(split_id):
                 self.splits.pop(split_id, None)
                 self.own.discard(split_id)
-        voting = [watermark for watermark, idle in self.splits.values() if not idle]
+            case UnassignedChanged(event_time_ms):
+                self.unassigned = [event_time_ms] if event_time_ms is not None else []
+                if event_time_ms == MIN_WATERMARK_MS:
+                    self.unassigned = [None]
+        voting = [watermark for watermark, idle in self.splits.values() if not idle] + self.unassigned
         if voting and None not in voting:
             lowest = min(watermark for watermark in voting if watermark is not None)
             self.emitted = lowest if self.emitted is None else max(lowest, self.emitted)
@@ -289,6 +415,42 @@ def test_every_history_of_five_events_agrees_with_the_model() -> None:
                 else:
                     idle = isinstance(action, EmitIdle)
             assert (emitted, idle) == model.handle(event), history
+            compared += 1
+    assert compared > 100_000
+
+
+def test_every_history_with_unassigned_work_agrees_with_the_model_and_all_votes_are_told() -> None:
+    alphabet: tuple[Event, ...] = (
+        *(SplitAdded("a"), RowsEmitted("a", 20), RowsEmitted("a", 40), IdleMarked("a"), SplitFinished("a")),
+        *(SplitAdded("b"), RowsEmitted("b", 30)),
+        *(UnassignedChanged(when) for when in (15, 35, MIN_WATERMARK_MS, None)),
+    )
+    compared = 0
+    for history in itertools.product(alphabet, repeat=5):
+        machine, model = Machine(held=True, tells_votes=True), Model()
+        model.unassigned = [None]
+        emitted: int | None = None
+        idle = True
+        told: dict[str, tuple[int | None, bool]] = {}
+        for event in history:
+            if isinstance(event, RowsEmitted | IdleMarked) and event.split_id not in model.splits:
+                break
+            for action in machine(event):
+                match action:
+                    case EmitWatermark(timestamp_ms):
+                        assert emitted is None or timestamp_ms > emitted, history
+                        emitted = timestamp_ms
+                    case SplitVoteChanged(split_id, watermark_ms, is_idle):
+                        assert told[split_id] != (watermark_ms, is_idle), history
+                        told[split_id] = (watermark_ms, is_idle)
+                    case _:
+                        idle = isinstance(action, EmitIdle)
+            if isinstance(event, SplitAdded):
+                told.setdefault(event.split_id, (None, False))
+            if isinstance(event, SplitFinished):
+                told.pop(event.split_id, None)
+            assert (emitted, idle) == model.handle(event), history
+            assert told == model.splits, history
             compared += 1
     assert compared > 100_000
 

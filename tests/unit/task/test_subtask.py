@@ -108,6 +108,9 @@ def events(of: SubtaskMachine) -> Iterator[subtask.Event]:
     yield LetterCame(msg.NoMoreSplits(source="s", **about))
     yield LetterCame(msg.EventToReader(source="s", payload=b"", **about))
     yield LetterCame(msg.ReportSource(source="s", incarnation=2, **about))
+    yield LetterCame(msg.AlignmentAnnounced(source="s", max_watermark_ms=30, others_ms=20, **about))
+    yield LetterCame(msg.UnassignedWork(source="s", event_time_ms=5, **about))
+    yield subtask.WatermarkFound("s", 7, "a")
 
 
 @pytest.mark.parametrize("reassigns", [False, True])
@@ -321,3 +324,23 @@ def test_a_failed_subtask_says_so_once_and_ignores_what_is_late() -> None:
     assert made.handle(snapshot(1), 0) == []
     assert made.handle(assign(1, A), 0) == []
     assert made.handle(LetterCame(msg.CancelSubtask(stage=0, execution=1)), 0) == []
+
+
+def test_what_concerns_event_time_passes_through() -> None:
+    made, about = running(), {"stage": 0, "execution": 1}
+    announced = LetterCame(msg.AlignmentAnnounced(source="s", max_watermark_ms=30, others_ms=20, **about))
+    unassigned = LetterCame(msg.UnassignedWork(source="s", event_time_ms=None, **about))
+
+    assert made.handle(announced, 0) == [subtask.Announce("s", 30, 20)]
+    assert made.handle(unassigned, 0) == [subtask.SetUnassigned("s", None)]
+    assert posted(made.handle(subtask.WatermarkFound("s", 7, "a"), 0)) == [
+        msg.WatermarkReported(source="s", watermark_ms=7, slowest="a", **about)
+    ]
+
+
+def test_a_reader_that_ended_still_says_that_it_has_no_vote() -> None:
+    made = running()
+    made.handle(subtask.AllInputEnded(), 0)
+    assert posted(made.handle(subtask.WatermarkFound("s", None, ""), 0)) == [
+        msg.WatermarkReported(stage=0, execution=1, source="s", watermark_ms=None)
+    ]

@@ -75,7 +75,14 @@ class RangeReader(SplitReader[Range]):
         if self.bug == "another schema in the second batch" and self.batches == 2:
             column = column.cast(pa.int32())
         batch = pa.record_batch([column], names=["n"])
-        return FetchedBatch(split=msgspec.structs.replace(split, position=shown), batch=batch)
+        off = 1 if self.bug == "position of a row is one off" else 0
+
+        def position_at(count: int) -> Range:
+            return msgspec.structs.replace(split, position=split.position + count + (off if count else 0))
+
+        return FetchedBatch(
+            split=msgspec.structs.replace(split, position=shown), batch=batch, position_at=position_at
+        )
 
     def handle_splits_changes(self, added: Sequence[Range]) -> None:
         self.splits.extend(added)
@@ -96,8 +103,12 @@ class RangeSourceReader(MultiplexedReader[Range]):
     bug = ""
 
     def pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
-        if self.bug != "pausing does nothing":
-            super().pause_or_resume_splits(splits_to_pause, splits_to_resume)
+        if self.bug == "pausing does nothing":
+            return
+        if self.bug == "a pause drops the rest of a batch":
+            for split_id in splits_to_pause:
+                self._remainders.pop(split_id, None)
+        super().pause_or_resume_splits(splits_to_pause, splits_to_resume)
 
     def snapshot_state(self, checkpoint_id: int) -> list[Range]:
         splits = super().snapshot_state(checkpoint_id)

@@ -2,18 +2,20 @@
 
 Never: make a split again after a restore: the state and the readers have all of them.
 
-A bounded read is pulled, so that the fastest reader takes the next piece. In an unbounded one a partition belongs to
-the reader ``partition % parallelism``, and its split is pushed there as soon as every reader has registered.
+A bounded read is pulled, so that the fastest reader takes the next piece: the one with the earliest rows. In an
+unbounded one a partition belongs to the reader ``partition % parallelism``, and its split is pushed there as soon as
+every reader has registered.
 
 Follows FLIP-27, "Split Enumerator"; FLIP-537 for splits that readers report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headgate.connectors.datagen.split import DatagenSplit, DatagenState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+from headgate.source.watermark import MIN_WATERMARK_MS
 
 
 class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
@@ -25,6 +27,10 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         The runtime.
     make_splits
         Makes all splits of a read that starts afresh; called in `start`.
+    next_event_ms
+        Returns the time of a split's next row by the row's number, in milliseconds: splits are handed out in its order.
+    tells_event_times
+        Whether these times are those of the event-time column.
     state
         What to go on from, or None to start afresh.
     """
@@ -33,17 +39,24 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         self,
         context: SplitEnumeratorContext[DatagenSplit],
         make_splits: Callable[[Boundedness], Sequence[DatagenSplit]],
+        next_event_ms: Callable[[DatagenSplit], int],
+        *,
+        tells_event_times: bool,
         state: DatagenState | None = None,
     ) -> None:
         self._context = context
         self._make_splits = make_splits
+        self._next_event_ms = next_event_ms
+        self._tells_event_times = tells_event_times
         self._fresh = state is None
-        self._pending = {split.split_id: split for split in state.pending} if state else {}
+        self._pending: dict[str, DatagenSplit] = {}  # the earliest first
+        self._add(state.pending if state else ())
 
     def start(self) -> None:
         """Make the splits, unless restored."""
         if self._fresh:
-            self._pending = {split.split_id: split for split in self._make_splits(self._context.boundedness)}
+            self._add(self._make_splits(self._context.boundedness))
+            self._fresh = False
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
         """Assign the next piece, or say that there is none."""
@@ -57,22 +70,38 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
 
     def add_reader(self, subtask: int) -> None:
         """Take the splits that the reader reports, and push what is pending once all readers are there."""
+        reported = []
         for split in self._context.registered_readers[subtask].reported_splits_on_registration:
             assert isinstance(split, DatagenSplit), f"reader {subtask} reported {split!r}"
-            self._pending[split.split_id] = split
+            reported.append(split)
+        self._add(reported)
         if self._is_pushed():
             self._push()
 
     def add_splits_back(self, splits: Sequence[DatagenSplit], subtask: int) -> None:
         """Take splits back; their reader gets them when it registers again, or asks."""
-        self._pending.update((split.split_id, split) for split in splits)
+        self._add(splits)
 
     def snapshot_state(self, checkpoint_id: int) -> DatagenState:
         """Return what is pending."""
         return DatagenState(pending=tuple(self._pending.values()))
 
+    def unassigned_event_time_ms(self) -> int | None:
+        """Return the time of the earliest row that no reader has; None where event times are drawn at random."""
+        if not self._tells_event_times:
+            return None
+        if self._fresh:
+            return MIN_WATERMARK_MS
+        return next(map(self._next_event_ms, self._pending.values()), None)
+
     def close(self) -> None:
         """Nothing to release."""
+
+    def _add(self, splits: Iterable[DatagenSplit]) -> None:
+        """Put splits where their rows are in time; one that is pending already is replaced."""
+        added = self._pending | {split.split_id: split for split in splits}
+        in_order = sorted(added.values(), key=lambda split: (self._next_event_ms(split), split.partition))
+        self._pending = {split.split_id: split for split in in_order}
 
     def _is_pushed(self) -> bool:
         return self._context.boundedness is Boundedness.CONTINUOUS_UNBOUNDED

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from headgate.connectors.datagen.columns import RowGenerator
 from headgate.connectors.datagen.enumerator import DatagenEnumerator
@@ -90,15 +91,13 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
         self, context: SplitEnumeratorContext[DatagenSplit]
     ) -> SplitEnumerator[DatagenSplit, DatagenState]:
         """Return an enumerator that makes the splits in its ``start``."""
-        self._check(context)
-        return DatagenEnumerator(context, self._make_splits)
+        return self._enumerator(context, None)
 
     def restore_enumerator(
         self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState
     ) -> SplitEnumerator[DatagenSplit, DatagenState]:
         """Return an enumerator that goes on with what was pending."""
-        self._check(context)
-        return DatagenEnumerator(context, self._make_splits, state)
+        return self._enumerator(context, state)
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[DatagenSplit]:
         """Return a reader that generates all its splits on one thread."""
@@ -116,11 +115,13 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
     ) -> Sequence[PlannedRange[DatagenSplit]]:
         """Plan the rows that are due, the partitions alike as far as the limit goes.
 
-        Of the limits only ``max_rows`` counts: generated rows are neither files nor stored bytes.
+        Of the limits only ``max_rows`` and ``before_event_time_ms`` count: generated rows are neither files nor stored
+        bytes.
         """
         left = limits.max_rows
         ranges: dict[str, PlannedRange[DatagenSplit]] = {}
-        ends = {split.split_id: self._due_end(split, now_ms) for split in splits}
+        before_ms = limits.before_event_time_ms if self._tells_event_times() else None
+        ends = {split.split_id: self._end_before(split, self._due_end(split, now_ms), before_ms) for split in splits}
         by_size = sorted(splits, key=lambda split: ends[split.split_id] - split.position)
         for planned, split in enumerate(by_size):
             rows = ends[split.split_id] - split.position
@@ -140,17 +141,47 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
         """Return how many rows are due and not yet planned."""
         return {"rowsBehind": sum(self._due_end(split, now_ms) - split.position for split in splits)}
 
-    def seek_event_time(self, split: DatagenSplit, timestamp_ms: int) -> DatagenSplit | None:
-        """Return ``split`` at the first row that is not earlier; at its position if event time is drawn at random."""
+    def next_event_times(self, splits: Sequence[DatagenSplit]) -> Mapping[str, int | None] | None:
+        """Return the event time of the next row of each split that has one due; None if they are drawn at random."""
+        if not self._tells_event_times():
+            return None
+        now_ms = self._clock_ms()
+        return {
+            split.split_id: self._next_event_ms(split)
+            for split in splits
+            if self._due_end(split, now_ms) > split.position
+        }
+
+    def _tells_event_times(self) -> bool:
+        """Return whether the event-time column advances with the rows: not if it is drawn at random, or not named."""
         column = self.options["eventTimeColumn"]
         kinds = {name.lower(): kind for name, kind in self.options.matching("fields.*.kind").items()}
-        if column is not None and kinds.get(column.lower()) == "random":
-            return split
-        row_index = self._pace.row_index_at(timestamp_ms * 1000 - split.event_start_us)
-        position = max(split.position, self._partitions.rows_below(split.partition, row_index))
-        if split.stop is not None and position >= split.stop:
-            return None
-        return msgspec.structs.replace(split, position=position)
+        return column is not None and kinds.get(column.lower()) != "random"
+
+    def _next_event_ms(self, split: DatagenSplit) -> int:
+        """Return the event time of a split's next row, rounded down."""
+        row_index = self._partitions.row_index(split.partition, split.position)
+        event_us = int(self._pace.event_us(np.array([row_index], dtype=np.int64))[0])
+        return (split.event_start_us + event_us) // 1000
+
+    def _end_before(self, split: DatagenSplit, end: int, event_time_ms: int | None) -> int:
+        """Return the first of a partition's rows that is not before an event time, if that comes before ``end``."""
+        if event_time_ms is None:
+            return end
+        row_index = self._pace.row_index_at(event_time_ms * 1000 - split.event_start_us)
+        return max(split.position, min(end, self._partitions.rows_below(split.partition, row_index)))
+
+    def _enumerator(
+        self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState | None
+    ) -> SplitEnumerator[DatagenSplit, DatagenState]:
+        self._check(context)
+        return DatagenEnumerator(
+            context,
+            self._make_splits,
+            self._next_event_ms,
+            tells_event_times=self._tells_event_times(),
+            state=state,
+        )
 
     def _due_end(self, split: DatagenSplit, now_ms: int) -> int:
         """Return the first of a partition's rows that is not due yet, or does not exist."""

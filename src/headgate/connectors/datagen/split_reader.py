@@ -122,7 +122,12 @@ class DatagenSplitReader(SplitReader[DatagenSplit]):
             return None
         batch = generator.batch(self._partitions.row_indices(split.partition, split.position, end))
         after = msgspec.structs.replace(split, position=end)
-        return FetchedBatch(split=after, batch=batch, finished=end == split.stop)
+        return FetchedBatch(
+            split=after,
+            batch=batch,
+            finished=end == split.stop,
+            position_at=lambda rows: msgspec.structs.replace(split, position=split.position + rows),
+        )
 
     def _wait_ms(self) -> int:
         """Return how long nothing will be due, in milliseconds."""

@@ -1,11 +1,17 @@
 """Finds files and hands out pieces of them, one for each request.
 
-Never: open a file or block. Listing runs in `call_async`; its outcome is handled on the enumerator's thread.
+Never: open a file or block. Listing runs in `call_async`, and so does looking for the event times of files; their
+outcomes are handled on the enumerator's thread.
 
-A file's life: listed -> in the backlog (not state: the next listing finds it again) -> its first piece is assigned, and
-with it the file is *seen* and the rest of it *pending* (both state) -> all pieces assigned. A piece that comes back
-from a failed reader is pending again. The backlog is replaced by each listing, so a file that changed before its turn
-is read as it is then, and one that vanished is not missed; a file that changes after it was seen is not read again.
+A file's life: listed -> (its event times are found, if they are wanted) -> in the backlog (not state: the next listing
+finds it again) -> its first piece is assigned, and with it the file is *seen* and the rest of it *pending* (both state)
+-> all pieces assigned. A piece that comes back from a failed reader is pending again. The backlog is replaced by each
+listing, so a file that changed before its turn is read as it is then, and one that vanished is not missed; a file that
+changes after it was seen is not read again.
+
+With `EventTimes` the piece with the earliest rows is next, be it of a file that was begun or of a new one, and the
+earliest event time that nobody has yet is known: no watermark passes it. Pieces of which nothing is known come first,
+so that nothing unassigned is unknown for long; among them are those that failed readers had.
 
 Follows FLIP-27, "Split Enumerator" and "Reader-Enumerator interaction" (lazy pull); Spark's ``FileStreamSource`` for
 ``maxFileAge``, ``latestFirst`` and ``fileNameOnly``.
@@ -13,8 +19,10 @@ Follows FLIP-27, "Split Enumerator" and "Reader-Enumerator interaction" (lazy pu
 
 from __future__ import annotations
 
+import heapq
 import logging
 import posixpath
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +30,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from headgate.connectors.files.event_times import EventTimes, RowTimes
 from headgate.connectors.files.listing import FileListing, FileStatus
 from headgate.connectors.files.seen_files import Hashes, SeenFiles, SeenFilesState, file_hashes, first_seconds_of
 from headgate.connectors.files.split import FileSplit, split_id_of
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.serialization import VersionedSerializer
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +99,14 @@ class _Listed(msgspec.Struct, frozen=True):
     seconds: np.ndarray
 
 
+class _Found(msgspec.Struct, frozen=True, gc=False):
+    """A file that is not begun: a lower bound of its event times in milliseconds, and what it is known by."""
+
+    earliest_ms: int
+    status: FileStatus
+    file_hash: int
+
+
 class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
     """The enumerator of `headgate.files`.
 
@@ -102,6 +120,8 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         How files are found and handed out.
     state
         Where to go on; None starts afresh.
+    event_times
+        Finds out when the rows of files are, to hand them out in that order; None: in the order of modification.
     """
 
     def __init__(
@@ -110,17 +130,27 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         listing: FileListing,
         settings: EnumeratorSettings,
         state: FilesState | None = None,
+        event_times: EventTimes | None = None,
     ) -> None:
         state = state or FilesState()
         self._context = context
         self._settings = settings
         self._lister = _Lister(listing, settings)
         self._seen = SeenFiles(settings.max_file_age_ms, state.seen)
-        self._pending = deque(state.pending)
-        self._backlog: deque[tuple[FileStatus, int]] = deque()
+        self._event_times = event_times
+        # A heap: a lower bound of the event times (all alike without them), the order otherwise, the piece.
+        self._pending = [(MIN_WATERMARK_MS, number, split) for number, split in enumerate(state.pending)]
+        self._first_number = 0
+        self._backlog: deque[_Found] = deque()
         self._backlog_bytes = 0
         self._bounded = context.boundedness is Boundedness.BOUNDED
-        self._listed_once = False
+        self._discovered_once = False
+        # With event times only:
+        self._listed: dict[int, FileStatus] = {}
+        self._times: dict[int, tuple[FileStatus | FileSplit, RowTimes]] = {}
+        self._looking = False
+        self._oldest_ms: int | None = None
+        self._closed = threading.Event()
         self._waiting: dict[int, None] = {}
         self._changed_warned: set[int] = set()
 
@@ -140,20 +170,35 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
     def add_splits_back(self, splits: Sequence[FileSplit], subtask: int) -> None:
         """Hand out what came back before anything else; the failed reader's old request is void."""
         self._waiting.pop(subtask, None)
-        self._pending.extendleft(reversed(splits))
+        for split in reversed(splits):
+            self._put_first(split)
         self._serve()
 
     def snapshot_state(self, checkpoint_id: int) -> FilesState:
         """Return the files seen and the pieces of them that nobody has."""
-        return FilesState(seen=self._seen.snapshot(), pending=tuple(self._pending))
+        # What waits for its turn in event time is not too old, however new the files are that went before it.
+        seen = self._seen.snapshot(self._oldest_ms)
+        return FilesState(seen=seen, pending=tuple([split for _, _, split in sorted(self._pending)]))
+
+    def unassigned_event_time_ms(self) -> int | None:
+        """Return a lower bound of the rows of all files not assigned; None without event times."""
+        if self._event_times is None:
+            return None
+        if self._looking or not self._discovered_once:
+            return MIN_WATERMARK_MS
+        pending_ms = self._pending[0][0] if self._pending else MAX_WATERMARK_MS
+        backlog_ms = self._backlog[0].earliest_ms if self._backlog else MAX_WATERMARK_MS
+        earliest_ms = min(pending_ms, backlog_ms)
+        return None if earliest_ms == MAX_WATERMARK_MS else earliest_ms
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Let a look at files end."""
+        self._closed.set()
 
     def backlog(self) -> Mapping[str, int]:
         """Return how many files and bytes are found and not assigned."""
-        pending_files = {split.path for split in self._pending}
-        pending_bytes = sum(split.remaining().bytes or 0 for split in self._pending)
+        pending_files = {split.path for _, _, split in self._pending}
+        pending_bytes = sum(split.remaining().bytes or 0 for _, _, split in self._pending)
         return {
             "filesBehind": len(self._backlog) + len(pending_files),
             "bytesBehind": self._backlog_bytes + pending_bytes,
@@ -176,10 +221,69 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         found = [(status, file_hash) for file_hash, status in chosen.items()]
         if self._settings.latest_first:
             found.reverse()
-        self._backlog = deque(found)
-        self._backlog_bytes = sum(status.size for status, _ in found)
-        self._listed_once = True
+        first = found[0][0] if found else self._pending[0][2] if self._pending else None
+        if self._event_times is not None and first is not None and not self._event_times.can_tell(first):
+            _log.info("headgate.files: the event times of these files are not known before they are read.")
+            self._event_times = None
+        if self._event_times is None:
+            self._set_backlog([_Found(MIN_WATERMARK_MS, *each) for each in found])
+            self._discovered_once = True
+        else:
+            self._listed = {file_hash: status for status, file_hash in found}
+            self._look(self._event_times)
         self._serve()
+
+    def _look(self, event_times: EventTimes) -> None:
+        """Order what is known, and find the event times of what is not: new files, pieces of a restored state."""
+        pending = {self._hash_of(split): split for _, _, split in self._pending}
+        self._times = {each: self._times[each] for each in (*self._listed, *pending) if each in self._times}
+        unknown: dict[int, FileStatus | FileSplit] = {} if self._discovered_once else dict(pending)
+        unknown.update(self._listed)
+        unknown = {each: file for each, file in unknown.items() if self._known(each, file) is None}
+        self._discovered_once = self._discovered_once or not unknown
+        if unknown and not self._looking:
+            self._looking = True
+            files = list(unknown.values())
+
+            def on_looked(times: list[RowTimes] | None, error: Exception | None) -> None:
+                if error is not None:
+                    raise error
+                self._looking, self._discovered_once = False, True
+                self._times.update(zip(unknown, zip(files, times or ())))
+                self._look(event_times)
+                self._serve()
+
+            self._context.call_async(lambda: event_times.look_at(files, self._closed), on_looked)
+        self._order()
+
+    def _order(self) -> None:
+        self._pending = [(self._earliest_ms(split), number, split) for _, number, split in self._pending]
+        heapq.heapify(self._pending)
+        found = [
+            _Found(times.earliest_ms(_whole_file(status)), status, each)
+            for each, status in self._listed.items()
+            if (times := self._known(each, status)) is not None
+        ]
+        found.sort(key=lambda each: (each.earliest_ms, each.status.modified_ms, each.status.path))
+        self._set_backlog(found)
+        self._oldest_ms = min((status.modified_ms for status in self._listed.values()), default=None)
+
+    def _known(self, file_hash: int, file: FileStatus | FileSplit) -> RowTimes | None:
+        looked_at, times = self._times.get(file_hash, (None, None))
+        is_same = looked_at is not None and (looked_at.size, looked_at.modified_ms) == (file.size, file.modified_ms)
+        return times if is_same else None
+
+    def _earliest_ms(self, split: FileSplit) -> int:
+        times = self._known(self._hash_of(split), split) if self._times else None
+        return MIN_WATERMARK_MS if times is None else times.earliest_ms(split)
+
+    def _hash_of(self, split: FileSplit) -> int:
+        key = posixpath.basename(split.path) if self._settings.file_name_only else split.path
+        return int(file_hashes([key])[0])
+
+    def _set_backlog(self, found: list[_Found]) -> None:
+        self._backlog = deque(found)
+        self._backlog_bytes = sum(each.status.size for each in found)
 
     def _warn_of_changed(self, listed: _Listed, changed: np.ndarray, seen_seconds: np.ndarray) -> None:
         if self._settings.file_name_only:
@@ -203,26 +307,31 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
             if split is not None:
                 del self._waiting[subtask]
                 self._context.assign_split(split, subtask)
-            elif self._bounded and self._listed_once:
+            elif self._bounded and self._discovered_once:
                 del self._waiting[subtask]
                 self._context.signal_no_more_splits(subtask)
 
     def _next_split(self) -> FileSplit | None:
-        if self._pending:
-            split = self._pending.popleft()
+        if self._pending and not (self._backlog and self._backlog[0].earliest_ms < self._pending[0][0]):
+            split = heapq.heappop(self._pending)[2]
         elif self._backlog:
-            status, file_hash = self._backlog.popleft()
-            self._backlog_bytes -= status.size
-            self._seen.add(file_hash, status.modified_ms)
-            split = _whole_file(status)
+            found = self._backlog.popleft()
+            self._backlog_bytes -= found.status.size
+            self._seen.add(found.file_hash, found.status.modified_ms)
+            self._listed.pop(found.file_hash, None)
+            split = _whole_file(found.status)
         else:
             return None
         length = self._settings.split_size
         if split.position is None and split.end - split.start > length and self._settings.can_be_cut(split.path):
             split, rest = split.cut(length)
             if rest is not None:
-                self._pending.appendleft(rest)
+                self._put_first(rest)
         return split
+
+    def _put_first(self, split: FileSplit) -> None:
+        self._first_number -= 1
+        heapq.heappush(self._pending, (self._earliest_ms(split), self._first_number, split))
 
 
 class _Lister:

@@ -9,7 +9,8 @@ Follows FLIP-27, "Implementation Plan" (row-wise and bulk files), and Spark 4.3,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,8 @@ from headgate.formats.row_filter import RowFilter
 
 Format = LineFormat | UnitFormat | DocumentFormat
 Step = tuple[pa.RecordBatch | None, FileSplit]
+PositionAt = Callable[[int], FileSplit]
+_Read = tuple[pa.RecordBatch | None, FileSplit, PositionAt | None]
 
 _log = logging.getLogger(__name__)
 
@@ -76,10 +79,19 @@ class FileCursor:
         Decodes; made for the columns of the schema that are no partition columns of the file.
     settings
         How to read.
+
+    Attributes
+    ----------
+    split
+        The split behind the rows returned last.
+    position_at
+        Returns the split behind the first so many of those rows; None where only all of them have a position: in files
+        of lines, and where the row filter took rows out.
     """
 
     def __init__(self, split: FileSplit, file_format: Format, settings: FileReadSettings) -> None:
         self.split = split
+        self.position_at: PositionAt | None = None
         self._format = file_format
         self._settings = settings
         self._file: pa.NativeFile | None = None
@@ -106,16 +118,20 @@ class FileCursor:
             The file system failed.
         """
         try:
-            batch, self.split = next(self._steps)
+            batch, self.split, self.position_at = next(self._steps)
         except (HeadgateError, OSError, pa.ArrowException, EOFError) as error:
             self.close()
             self._raise_unless_ignored(error)
             raise StopIteration from None
         if batch is None or batch.num_rows == 0:
+            self.position_at = None
             return None, self.split
         batch = self._complete(batch)
         if self._settings.row_filter is not None:
-            batch = self._settings.row_filter.keep(batch)
+            kept = self._settings.row_filter.keep(batch)
+            if kept.num_rows < batch.num_rows:
+                self.position_at = None
+            batch = kept
         return batch, self.split
 
     def close(self) -> None:
@@ -124,7 +140,7 @@ class FileCursor:
             self._file.close()
             self._file = None
 
-    def _read(self) -> Iterator[Step]:
+    def _read(self) -> Iterator[_Read]:
         if not self._folders_may_match():
             return
         file = self._file = self._open()
@@ -242,7 +258,7 @@ def open_lines(
     return cutter, header, begin, stop
 
 
-def _read_lines(split: FileSplit, file: pa.NativeFile, fmt: LineFormat, settings: FileReadSettings) -> Iterator[Step]:
+def _read_lines(split: FileSplit, file: pa.NativeFile, fmt: LineFormat, settings: FileReadSettings) -> Iterator[_Read]:
     cutter, header, offset, stop = open_lines(split, file, fmt, settings.block_bytes, settings.max_line_bytes)
     for data, behind in cutter.blocks(offset, stop):
         try:
@@ -250,7 +266,7 @@ def _read_lines(split: FileSplit, file: pa.NativeFile, fmt: LineFormat, settings
         except pa.ArrowException as error:
             raise InternalError(f"The lines at byte {offset} of {split.path} cannot be decoded: {error}.") from error
         offset = behind
-        yield batch, msgspec.structs.replace(split, position=behind)
+        yield batch, msgspec.structs.replace(split, position=behind), None
 
 
 def units_of(split: FileSplit, count: int) -> list[int]:
@@ -259,23 +275,29 @@ def units_of(split: FileSplit, count: int) -> list[int]:
     return [unit for unit in range(first, count) if split.start <= unit * split.size // count < split.end]
 
 
-def _read_units(split: FileSplit, file: pa.NativeFile, fmt: UnitFormat) -> Iterator[Step]:
+def _read_units(split: FileSplit, file: pa.NativeFile, fmt: UnitFormat) -> Iterator[_Read]:
     opened = fmt.open(file, split.path)
     try:
         for unit in units_of(split, opened.num_units):
             row = (split.position or 0) if unit == split.unit else 0
             for batch in opened.read_unit(unit, row):
+                position_at = partial(_row_position, split, unit, row)
                 row += batch.num_rows
-                yield batch, msgspec.structs.replace(split, unit=unit, position=row)
+                yield batch, msgspec.structs.replace(split, unit=unit, position=row), position_at
     finally:
         opened.close()
 
 
-def _read_document(split: FileSplit, file: pa.NativeFile, fmt: DocumentFormat) -> Iterator[Step]:
+def _read_document(split: FileSplit, file: pa.NativeFile, fmt: DocumentFormat) -> Iterator[_Read]:
     skip = split.position or 0
     row = 0
     for batch in fmt.read(open_decompressed(file, split.path), split.path):
         row += batch.num_rows
         if row > skip:
             fresh = batch.slice(max(0, batch.num_rows - (row - skip)))
-            yield fresh, msgspec.structs.replace(split, position=row)
+            position_at = partial(_row_position, split, None, row - fresh.num_rows)
+            yield fresh, msgspec.structs.replace(split, position=row), position_at
+
+
+def _row_position(split: FileSplit, unit: int | None, first: int, rows: int) -> FileSplit:
+    return msgspec.structs.replace(split, unit=unit, position=first + rows)

@@ -136,12 +136,18 @@ class SeenFiles:
                 found[hit] = segment.seconds[at[hit]]
         return found
 
-    def snapshot(self) -> SeenFilesState:
-        """Return the state; the same as before if nothing was added since."""
+    def snapshot(self, oldest_waiting_ms: int | None = None) -> SeenFilesState:
+        """Return the state; the same as before if nothing was added since.
+
+        Parameters
+        ----------
+        oldest_waiting_ms
+            When the oldest file was modified that is found and not added yet: it will not be ignored for its age.
+        """
         if self._added:
             self._segments.append(self._added_segment())
             self._added = {}
-            self._purge()
+            self._purge(oldest_waiting_ms)
             self._merge()
         return SeenFilesState(
             segments=tuple(segment.text for segment in self._segments),
@@ -155,11 +161,13 @@ class SeenFiles:
             np.fromiter(self._added.values(), np.uint32, len(self._added)),
         )
 
-    def _purge(self) -> None:
+    def _purge(self, oldest_waiting_ms: int | None) -> None:
         """Move the bound of what is ignored, and drop segments' entries below it once they are half of a segment."""
         if self._max_file_age_ms is None or self._newest_ms is None:
             return
         bound_ms = self._newest_ms - self._max_file_age_ms
+        if oldest_waiting_ms is not None:
+            bound_ms = min(bound_ms, oldest_waiting_ms)
         self._ignored_before_ms = max(bound_ms, self._ignored_before_ms or bound_ms)
         first = min(max(0, self._ignored_before_ms // 1000), _LAST_SECOND)
         kept = []

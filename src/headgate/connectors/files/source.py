@@ -12,11 +12,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.compression import codec_of
 from headgate.connectors.files.enumerator import STATE_SERIALIZER, EnumeratorSettings, FilesEnumerator, FilesState
+from headgate.connectors.files.event_times import EventTimes
 from headgate.connectors.files.file_cursor import FileReadSettings, Format
 from headgate.connectors.files.file_systems import resolve_paths
 from headgate.connectors.files.inference import infer_data_schema
@@ -43,6 +45,7 @@ from headgate.source.options import Options, OptionSpec
 from headgate.source.reader import SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import PlanLimits, PlannedRange, Source
+from headgate.source.watermark import MAX_WATERMARK_MS
 
 _ANY_COLUMN = pa.schema([pa.field("value", pa.string())])
 
@@ -74,6 +77,11 @@ class FilesSource(Source[FileSplit, FilesState]):
             raise self.options.error("fileFormat", f"is required: one of {', '.join(FORMAT_OPTIONS)}.")
         if not self._paths():
             raise self.options.error("path", "is required: a file, a folder or a glob.")
+        self._event_times: EventTimes | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what the planner knows of files."""
+        return {**self.__dict__, "_event_times": None}
 
     def schema(self) -> pa.Schema:
         """Return the columns of the files and of their folders, as Spark would infer them. Reads files."""
@@ -133,14 +141,19 @@ class FilesSource(Source[FileSplit, FilesState]):
     def plan_ranges(
         self, splits: Sequence[FileSplit], limits: PlanLimits, now_ms: int
     ) -> Sequence[PlannedRange[FileSplit]]:
-        """Plan splits in their order until a limit is reached; at least one range. Reads files for ``max_rows``."""
+        """Plan splits in their order until a limit is reached; at least one range. Reads files for ``max_rows``.
+
+        A range that is to end before an event time ends before the first row group that begins there or later.
+        """
         planned: list[PlannedRange[FileSplit]] = []
         files: set[str] = set()
         total_bytes = 0
         rows_left = limits.max_rows
         fmt = None if rows_left is None else self._format(_ANY_COLUMN, "UTC", None)
         file_system, _ = resolve_paths(self._paths(), "path")
-        for split in splits:
+        for whole, split in zip(splits, self._up_to(splits, limits.before_event_time_ms)):
+            if split is None:
+                continue
             files.add(split.path)
             total_bytes += split.remaining().bytes or 0
             over = (limits.max_files is not None and len(files) > limits.max_files) or (
@@ -149,7 +162,7 @@ class FilesSource(Source[FileSplit, FilesState]):
             if (over and planned) or (rows_left is not None and rows_left <= 0):
                 break
             if rows_left is None or fmt is None:
-                planned.append(PlannedRange(split=split))
+                planned.append(_with_rest(PlannedRange(split=split), whole))
                 continue
             try:
                 each, rows = plan_rows(split, fmt, file_system, rows_left, first=not planned)
@@ -158,9 +171,33 @@ class FilesSource(Source[FileSplit, FilesState]):
                 each, rows = PlannedRange(split=split), 0
             if each is None:
                 break
-            planned.append(each)
+            planned.append(_with_rest(each, whole))
             rows_left -= rows
         return planned
+
+    def next_event_times(self, splits: Sequence[FileSplit]) -> Mapping[str, int | None] | None:
+        """Return a lower bound of the next rows of each split: of their row group, or that of their folder.
+
+        None for files that do not tell (see `EventTimes`). Reads footers, those that it has not read lately. Before the
+        enumerator is made it can only be asked for no splits: whether there is an event-time column.
+        """
+        event_times = self._event_times
+        if not splits:
+            return None if self.options["eventTimeColumn"] is None else {}
+        if event_times is None or not all(map(event_times.can_tell, splits)):
+            return None
+        found = [times.next_ms(split) for split, times in zip(splits, event_times.look_at(splits))]
+        return {
+            split.split_id: None if next_ms == MAX_WATERMARK_MS else next_ms for split, next_ms in zip(splits, found)
+        }
+
+    def _up_to(self, splits: Sequence[FileSplit], event_time_ms: int | None) -> Sequence[FileSplit | None]:
+        """Return the part of each split that is before an event time, as far as that is known."""
+        event_times = self._event_times
+        if event_time_ms is None or event_times is None or not all(map(event_times.can_tell, splits)):
+            return splits
+        looked_at = event_times.look_at(splits)
+        return [times.up_to(split, event_time_ms) for split, times in zip(splits, looked_at)]
 
     def lag(self, splits: Sequence[FileSplit], now_ms: int) -> Mapping[str, int]:
         """Return the files and bytes of splits that are not read yet."""
@@ -204,7 +241,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         return int(moment.timestamp() * 1000)  # without any zone: the machine's, which is Spark's default too
 
     def _enumerator(self, context: SplitEnumeratorContext[FileSplit], state: FilesState | None) -> FilesEnumerator:
-        _, listing = self._listing(context.boundedness)
+        file_system, listing = self._listing(context.boundedness)
         fmt = self._format(_ANY_COLUMN, "UTC", None)
         latest_first = self.options["latestFirst"]
         settings = EnumeratorSettings(
@@ -216,7 +253,18 @@ class FilesSource(Source[FileSplit, FilesState]):
             latest_first=latest_first,
             file_name_only=self.options["fileNameOnly"],
         )
-        return FilesEnumerator(context, listing, settings, state)
+        self._event_times = self._new_event_times(file_system, context.schema)
+        return FilesEnumerator(context, listing, settings, state, None if latest_first else self._event_times)
+
+    def _new_event_times(self, file_system: pa_fs.FileSystem, schema: pa.Schema) -> EventTimes | None:
+        name: str | None = self.options["eventTimeColumn"]
+        if name is None:
+            return None
+        fields = [field for field in schema if field.name.lower() == name.lower()]
+        if len(fields) != 1 or not pa.types.is_timestamp(fields[0].type):
+            raise self.options.error("eventTimeColumn", f"is {name!r}; it must name one column, a timestamp.")
+        has_footers = self.options["fileFormat"] == "parquet"
+        return EventTimes(file_system, fields[0], has_footers=has_footers, time_zone=self._time_zone())
 
     def _format(self, schema: pa.Schema, time_zone: str, row_filter: RowFilter | None) -> Format:
         options: Mapping[str, Any] = self.options
@@ -233,6 +281,17 @@ class FilesSource(Source[FileSplit, FilesState]):
                 return OrcFormat(schema, options, time_zone)
             case _:
                 return ArrowFormat(schema, options, time_zone)
+
+
+def _with_rest(planned: PlannedRange[FileSplit], whole: FileSplit) -> PlannedRange[FileSplit]:
+    """Return a range of a part of a split as a range of the whole split."""
+    if planned.rest is not None:
+        rest = msgspec.structs.replace(planned.rest, end=whole.end)
+    elif planned.split.end < whole.end:
+        rest = msgspec.structs.replace(whole, start=planned.split.end, position=None, unit=None)
+    else:
+        return planned
+    return PlannedRange(split=planned.split, rest=rest)
 
 
 def _can_be_cut(file_format: Format, path: str) -> bool:

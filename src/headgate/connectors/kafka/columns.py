@@ -89,7 +89,7 @@ class KafkaColumns:
             lines=parse,
         )
 
-    def batch(self, records: Records) -> pa.RecordBatch | None:
+    def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.BooleanArray | None]:
         """Return the rows of records: one each, in order, but for those that ``DROPMALFORMED`` drops.
 
         Parameters
@@ -99,8 +99,10 @@ class KafkaColumns:
 
         Returns
         -------
-        pyarrow.RecordBatch or None
+        batch
             None: there are no rows.
+        kept
+            Which of the records have a row; None: all have one.
 
         Raises
         ------
@@ -109,19 +111,19 @@ class KafkaColumns:
             ``partition`` and ``offset``.
         """
         if not len(records.offsets):
-            return None
+            return None, None
         arrays: list[pa.Array] = [None] * len(self._schema)
         kept = None
         if self._values is not None:
             values, kept = self._values.decode(records)
             if not values.num_rows:
-                return None
+                return None, kept
             for index, array in zip(self._parsed, values.columns, strict=bool(self._parsed)):
                 arrays[index] = array
         for index, name in self._own:
             array = _COLUMNS[name](records)
             arrays[index] = array if kept is None else array.filter(kept)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), kept
 
 
 def _own_columns(schema: pa.Schema, include_headers: bool, json: bool) -> list[str | None]:

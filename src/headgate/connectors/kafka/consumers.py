@@ -34,6 +34,17 @@ IDLE_SECONDS = 180.0
 MOST_IDLE = 4
 """So many are kept: tasks of one process run one at a time, of a few queries."""
 
+# Numbers of librdkafka (negative) and Kafka.
+PARTITION_EOF = -191
+ALL_BROKERS_DOWN = -187
+OUT_OF_RANGE = frozenset({-140, 1})
+GONE = frozenset({-190, -188, 3, 100})
+REFUSED = frozenset({-169, 31, 33, 34, 58})
+SSL = -181
+TOPIC_REFUSED = 29
+DAMAGED = frozenset({-199, -198, -155, 2, 10})
+FATAL = -150
+
 _log = logging.getLogger(__name__)
 
 

@@ -47,6 +47,7 @@ from headgate.connectors.kafka.split import KafkaSplit, KafkaState, TopicPartiti
 from headgate.connectors.kafka.subscription import Subscription
 from headgate.errors import InvalidTransitionError, SourceUnavailableError
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+from headgate.source.watermark import MIN_WATERMARK_MS
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         self._initial_finished = state.initial_discovery_finished
         self._may_find_more = not (bounded and self._initial_finished)
         self._readers_stay = state.parallelism == context.current_parallelism  # then reporters are owners
+        self._discovered = not self._may_find_more  # whether a discovery of this start is over
         self._all_came = False  # whether all readers were there once; then every pushed split has its owner
         self._ended: set[int] = set()  # readers of an unbounded read that were told that nothing follows
         self._waiting: dict[int, None] = {}  # readers of a bounded read that asked, in their order
@@ -238,6 +240,20 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             owners=owners,
         )
 
+    def unassigned_event_time_ms(self) -> int | None:
+        """Return MIN_WATERMARK_MS while there may be records for any reader of which nothing is known, else None.
+
+        That is until this start's first discovery is over and all readers have registered once, with what they have:
+        partitions that came while the query was down, or moved with a new parallelism, are then assigned. In a bounded
+        read it is also while partitions are pending, for whoever asks first.
+
+        A partition that waits for its owner, which failed, holds nobody: no other reader will ever have its rows, and
+        the owner's own watermark waits until it is back and has the partition. What its checkpoint holds, and the
+        enumerator does not know, is no different. Partitions that are found later are no reason to wait for ever.
+        """
+        is_known = self._discovered and self._all_came and not self._pool
+        return None if is_known else MIN_WATERMARK_MS
+
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Forget partitions that were read to their end: those of a deleted topic are new if they are there again."""
         for split_id in split_ids:
@@ -283,7 +299,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
                 continue
             partition = self._get(split)
             self._make_pending(partition, "discovered", split, f" at {split.position}")
-        self._initial_finished = True
+        self._initial_finished = self._discovered = True
         self._may_find_more = self._period_ms is not None
         self._publish_known()
         self._assign()

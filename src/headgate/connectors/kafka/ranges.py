@@ -49,8 +49,9 @@ class Available(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_ranges(
-    splits: Sequence[KafkaSplit], available: Available, max_rows: int | None, *, fail_on_data_loss: bool
-) -> list[PlannedRange[KafkaSplit]]:
+    splits: Sequence[KafkaSplit], available: Available, max_rows: int | None, *, fail_on_data_loss: bool,
+    before: Mapping[TopicPartition, int] | None = None,
+) -> list[PlannedRange[KafkaSplit]]:  # fmt: skip
     """Return the ranges that the next micro-batch reads.
 
     Parameters
@@ -66,6 +67,9 @@ def plan_ranges(
     fail_on_data_loss
         Whether lost data is an error. If not, each loss is logged: a split whose partition was deleted, or whose range
         up to its stop is gone, is finished by an empty range; another goes on at the earliest record there is.
+    before
+        The offset that no range of a partition reaches, where there is one, so that what is read stays aligned in event
+        time. One at or below a split's position leaves it without a range.
 
     Returns
     -------
@@ -91,7 +95,7 @@ def plan_ranges(
         logger.warning("%s", loss)
         moved.add(split.split_id)
         present.append(_behind_the_loss(split, available))
-    waiting = {split.split_id: _waiting(split, available) for split in present}
+    waiting = {split.split_id: _waiting(split, available, before or {}) for split in present}
     shares = _shares(present, waiting, max_rows)
     ranges: list[PlannedRange[KafkaSplit]] = []
     for split in present:
@@ -106,6 +110,12 @@ def plan_ranges(
             )
         )
     return ranges
+
+
+def readable(splits: Sequence[KafkaSplit], available: Available) -> list[KafkaSplit]:
+    """Return the splits of which something can be read now, each where it goes on: behind what was lost of it."""
+    going_on = [split if _loss(split, available) is None else _behind_the_loss(split, available) for split in splits]
+    return [split for split in going_on if _waiting(split, available, {})]
 
 
 def lag(splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]) -> dict[str, int]:
@@ -199,10 +209,12 @@ def _behind_the_loss(split: KafkaSplit, available: Available) -> KafkaSplit:
 # -- shares ----------------------------------------------------------------------------------------------------------
 
 
-def _waiting(split: KafkaSplit, available: Available) -> int:
+def _waiting(split: KafkaSplit, available: Available, before: Mapping[TopicPartition, int]) -> int:
     """Return how many offsets of a split can be read now."""
-    latest = available.latest.get(split.topic_partition, split.position)
-    return max(0, (latest if split.stop is None else min(split.stop, latest)) - split.position)
+    partition = split.topic_partition
+    end = available.latest.get(partition, split.position)
+    end = min(end, before.get(partition, end))
+    return max(0, (end if split.stop is None else min(split.stop, end)) - split.position)
 
 
 def _shares(splits: Sequence[KafkaSplit], waiting: Mapping[str, int], max_rows: int | None) -> dict[str, int]:

@@ -9,6 +9,7 @@ Follows FLIP-27, "Implementation Plan" (Kafka), and FLIP-537, "Kafka connector".
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,9 +22,10 @@ from headgate.connectors.kafka.client_config import ClientConfig, require_client
 from headgate.connectors.kafka.cluster import KafkaCluster
 from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
 from headgate.connectors.kafka.enumerator import KafkaEnumerator
+from headgate.connectors.kafka.event_times import NextRecord, RecordTimes, range_ends
 from headgate.connectors.kafka.options import OPTION_SPECS, check
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions, check_ranges
-from headgate.connectors.kafka.ranges import Available, lag, plan_ranges
+from headgate.connectors.kafka.ranges import Available, lag, plan_ranges, readable
 from headgate.connectors.kafka.reader import KafkaReader
 from headgate.connectors.kafka.split import (
     SPLIT_SERIALIZER,
@@ -36,7 +38,7 @@ from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.connectors.kafka.subscription import Subscription
 from headgate.connectors.kafka.tasks import group
 from headgate.connectors.kafka.values import JSON_OPTIONS
-from headgate.errors import OptionError
+from headgate.errors import OptionError, SourceUnavailableError
 from headgate.readers import ReaderOptions
 from headgate.source import (
     Boundedness,
@@ -56,6 +58,8 @@ _LATEST_AGAIN_MS = 50
 """An idle planner is asked a hundred times a second; the brokers are asked for their latest offsets less often."""
 _OTHERS_AGAIN_MS = 1000
 """How often they are asked what tells of lost data: the earliest offsets, and which topic it is."""
+_LOOKED_AT = 50_000
+"""So many records of a partition are looked at for a plan, at most, where only looking tells how far to read."""
 
 
 class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRecovery):
@@ -87,14 +91,16 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
                     raise self.options.error(spec.name, "is for values that are parsed: set valueFormat to json.")
         self._client = ClientConfig.of(self.options)
         self._subscription = Subscription.of(self.options)
+        self._seeks_event_time = _is_timestamp(self.options["eventTimeColumn"], self._is_json)
         self._assigner = ASSIGNERS[self.options["scan.split-assigner"]]()
         self._cluster: KafkaCluster | None = None
         self._missed: frozenset[str] = frozenset()  # named topics that were not there last time
         self._available = Available(latest={})
         self._latest_asked_ms = self._others_asked_ms = -_OTHERS_AGAIN_MS
+        self._record_times = RecordTimes(self._client)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cluster": None}
+        return self.__dict__ | {"_cluster": None, "_record_times": RecordTimes(self._client)}
 
     def schema(self) -> pa.Schema:
         """Return the columns of Spark's ``kafka`` format.
@@ -158,6 +164,8 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
     ) -> Sequence[PlannedRange[KafkaSplit]]:
         """Plan up to the latest offsets, each partition its share of the rows that are allowed. Blocks.
 
+        Ranges end before ``limits.before_event_time_ms``, if time stamps are the event time.
+
         Raises
         ------
         DataLossError
@@ -165,9 +173,9 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         SourceUnavailableError
             The brokers do not answer within ``kafka.default.api.timeout.ms``.
         """
-        return plan_ranges(
-            splits, self._look(splits, now_ms), limits.max_rows, fail_on_data_loss=self.options["failOnDataLoss"]
-        )
+        available, before = self._before(splits, limits, now_ms)
+        fail_on_data_loss = self.options["failOnDataLoss"]
+        return plan_ranges(splits, available, limits.max_rows, fail_on_data_loss=fail_on_data_loss, before=before)
 
     def grouping(self) -> dict[str, Any]:
         """Return the options that cut ranges and say which share a task."""
@@ -188,20 +196,67 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         """Return how many offsets lie between the splits and the latest, by the names of Spark's metrics. Blocks."""
         return lag(splits, self._look(splits, now_ms).latest)
 
-    def seek_event_time(self, split: KafkaSplit, timestamp_ms: int) -> KafkaSplit | None:
-        """Return ``split`` at its first record with this time stamp or a later one, by the broker's index. Blocks.
-
-        Never before its position; None: it has no such record, or none before its stop.
+    def next_event_times(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int | None] | None:
+        """Return the time stamp of each split's next record, if that is the event time; else None. Blocks.
 
         Raises
         ------
         SourceUnavailableError
-            The brokers do not answer within ``kafka.default.api.timeout.ms``.
+            The brokers do not answer, or send no records, within ``kafka.default.api.timeout.ms``.
+        SourceError
+            They refuse this client.
         """
-        offset = self._brokers().at_timestamps({split.topic_partition: timestamp_ms}).get(split.topic_partition)
-        if offset is None or (split.stop is not None and offset >= split.stop):
+        if not self._seeks_event_time:
             return None
-        return msgspec.structs.replace(split, position=max(split.position, offset))
+        found, _ = self._next_records(splits, time.time_ns() // 1_000_000)
+        times = {split.split_id: found.get(split.topic_partition) for split in splits}
+        return {name: each.time_ms for name, each in times.items() if each is not None and each.time_ms is not None}
+
+    def _before(
+        self, splits: Sequence[KafkaSplit], limits: PlanLimits, now_ms: int
+    ) -> tuple[Available, dict[TopicPartition, int]]:
+        """Return what there is, and before which offsets ranges end so that they stay below an event time. Blocks."""
+        before_ms = limits.before_event_time_ms
+        if before_ms is None or not self._seeks_event_time:
+            return self._look(splits, now_ms), {}
+        deadline_s = time.monotonic() + self._client.timeout_ms / 1000
+        while True:
+            # Ends were asked for before the index: what is written in between is part of a later plan.
+            found, available = self._next_records(splits, now_ms)
+            early = [
+                each for each, record in found.items() if record.time_ms is not None and record.time_ms < before_ms
+            ]
+            # To the brokers negative times are other questions.
+            by_index = self._brokers().at_timestamps(dict.fromkeys(early, before_ms)) if before_ms >= 0 else {}
+            before, unknown = range_ends(found, by_index, before_ms)
+            most = _LOOKED_AT if limits.max_rows is None else min(_LOOKED_AT, limits.max_rows)
+            looked_at = self._record_times.first_too_late(unknown, available.latest, before_ms, most)
+            if looked_at is not None:
+                return available, before | looked_at
+            self._look_anew(deadline_s)
+
+    def _next_records(
+        self, splits: Sequence[KafkaSplit], now_ms: int
+    ) -> tuple[dict[TopicPartition, NextRecord], Available]:
+        """Return the next records of the splits that have any now, and what there is of all splits. Blocks."""
+        deadline_s = time.monotonic() + self._client.timeout_ms / 1000
+        while True:
+            available = self._look(splits, now_ms)
+            found = self._record_times.next_records(readable(splits, available), available.latest)
+            if found is not None:
+                return found, available
+            self._look_anew(deadline_s)
+
+    def _look_anew(self, deadline_s: float) -> None:
+        """See to it that the brokers are asked again what there is: records were gone, or a partition was."""
+        if time.monotonic() >= deadline_s:
+            raise SourceUnavailableError(
+                f"{self.name}: {self._client.address} says that there are records, and sends an error instead of them, "
+                f"for {self._client.timeout_ms} ms (kafka.default.api.timeout.ms).",
+                source=self.name, address=self._client.address,
+            )  # fmt: skip
+        time.sleep(_LATEST_AGAIN_MS / 1000)
+        self._available = Available(latest={})
 
     def _enumerator(self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState | None) -> KafkaEnumerator:
         require_client_library()
@@ -290,3 +345,8 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
     def _disconnect(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
+
+
+def _is_timestamp(event_time_column: str | None, is_json: bool) -> bool:
+    """Whether the event time is the records' time stamp, by which brokers know where to find them."""
+    return event_time_column is not None and event_time_column.lower() == ("_timestamp" if is_json else "timestamp")

@@ -6,8 +6,20 @@ split's own, and an offset that is not there is an error (`DataLossError`) unles
 A split is added -> read: its partition is assigned at its position; one split of a partition at a time -> finished, and
 its partition unassigned, when a record at or beyond its stop is seen, or its last offset, or the partition's end at or
 beyond its stop: what is missing there (transactions' markers, aborted or compacted-away records) ends a range as well.
-A split that is paused is unassigned, one that is resumed is assigned again at its position: what the client had fetched
-ahead is fetched anew, so it is neither lost nor repeated, and there is no state to fall out of step (FLINK-39728).
+
+Pausing is lazy, for alignment pauses and resumes a partition hundreds of times a second. What the client has fetched
+ahead would be thrown away and fetched again, so a paused split stays assigned, and what comes of it is set aside here
+until it is resumed, which then costs nothing. Only when so much is aside as the partition's share of a batch is it
+unassigned; resumed, it is assigned again at its position behind what is aside. So nothing is lost or repeated, and
+the client has no paused partitions that could fall out of step with ours (FLINK-39728).
+
+    split    event          next     why
+    -------  -------------  -------  ------------------------------------------------------------------------
+    read     pause          aside    its partition stays assigned; what comes is set aside
+    aside    resume         read     what is aside is given out first
+    aside    enough aside   left     its partition is unassigned: this alone costs something
+    aside    other split    left     a split of the same partition that is not paused is read instead
+    left     resume         read     what is aside is given out, its partition is assigned at the position behind it
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing. Semantics of ``failOnDataLoss`` are Spark's.
 """
@@ -17,13 +29,30 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.kafka.consumers import ClientEvent, Decoder, KafkaConsumer, Lease, acquire
+from headgate.connectors.kafka.consumers import (
+    ALL_BROKERS_DOWN,
+    DAMAGED,
+    FATAL,
+    GONE,
+    OUT_OF_RANGE,
+    PARTITION_EOF,
+    REFUSED,
+    SSL,
+    TOPIC_REFUSED,
+    ClientEvent,
+    Decoder,
+    KafkaConsumer,
+    Lease,
+    acquire,
+)
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
@@ -45,17 +74,6 @@ _BYTES_BESIDE_A_RECORD = 512
 _ASK_MS = 5000
 """How long brokers may take to answer what an error is about."""
 
-# Numbers of librdkafka (negative) and Kafka.
-_PARTITION_EOF = -191
-_ALL_BROKERS_DOWN = -187
-_OUT_OF_RANGE = frozenset({-140, 1})
-_GONE = frozenset({-190, -188, 3, 100})
-_REFUSED = frozenset({-169, 31, 33, 34, 58})
-_SSL = -181
-_TOPIC_REFUSED = 29
-_DAMAGED = frozenset({-199, -198, -155, 2, 10})
-_FATAL = -150
-
 
 class Columns(Protocol):
     """Makes rows of records."""
@@ -64,8 +82,8 @@ class Columns(Protocol):
     def wanted(self) -> Wanted:
         """What is needed of each record."""
 
-    def batch(self, records: Records) -> pa.RecordBatch | None:
-        """Return the rows of these records; None if they have none."""
+    def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.BooleanArray | None]:
+        """Return the rows of these records, None if they have none, and which records have one; None: all do."""
 
 
 def reading_settings(
@@ -140,6 +158,8 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._decoder = decoder
         self._splits: dict[str, KafkaSplit] = {}  # at the positions after what was fetched
         self._paused: set[str] = set()
+        self._aside: dict[str, list[FetchedBatch[KafkaSplit]]] = {}  # what came of paused splits, by split id
+        self._aside_bytes: dict[str, int] = {}
         self._reading: dict[TopicPartition, str] = {}  # what is assigned, and for which split
         self._changed = False  # whether something else should be assigned
         self._lease: Lease | None = None
@@ -161,11 +181,18 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
     def pause_or_resume_splits(
         self, splits_to_pause: Sequence[KafkaSplit], splits_to_resume: Sequence[KafkaSplit]
     ) -> None:
-        """Read splits no longer, and again from where they were left. Unknown and finished ones are ignored."""
-        self._paused.update(split.split_id for split in splits_to_pause if split.split_id in self._splits)
-        self._paused.difference_update(split.split_id for split in splits_to_resume)
-        self._changed = True
-        self._waited_ms = 0.0
+        """Give out no more of splits, and again from where they were left. Unknown and finished ones are ignored."""
+        for split in splits_to_pause:
+            if split.split_id in self._splits or split.split_id in self._aside:
+                self._paused.add(split.split_id)
+                self._changed = True  # another split of the partition may take its turn
+        for split in splits_to_resume:
+            if split.split_id not in self._paused:
+                continue
+            self._paused.discard(split.split_id)
+            self._changed = True
+            if self._reading.get(split.topic_partition) != split.split_id:
+                self._waited_ms = 0.0
 
     def wake_up(self) -> None:
         """Make a `fetch` that blocks, or the next one, return soon."""
@@ -209,7 +236,8 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         return self._lease.consumer
 
     def _fetch(self, timeout_ms: int) -> list[FetchedBatch[KafkaSplit]]:
-        fetched = [
+        fetched = self._take_back()
+        fetched += [
             self._finish(split)
             for split in list(self._splits.values())
             if split.stop is not None and split.position >= split.stop and split.split_id not in self._paused
@@ -228,18 +256,44 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             fetched += self._take(records)
         if self._reading:
             self._waited_ms += (time.monotonic() - begin) * 1000
-        if consumed.records or any(each.code == _PARTITION_EOF for each in consumed.events):
+        if consumed.records or any(each.code == PARTITION_EOF for each in consumed.events):
             self._waited_ms = 0.0
             self._brokers_down = False
         for event in consumed.events:
             fetched += self._on_event(event)
         if not consumed.records and self._waited_ms >= self._poll_timeout_ms:
             fetched += self._on_silence()
+        fetched = [each for each in fetched if not self._set_aside(each)]
         self._assign()
         return fetched
 
+    def _set_aside(self, fetched: FetchedBatch[KafkaSplit]) -> bool:
+        """Keep what came of a paused split; return whether it is paused."""
+        split_id = fetched.split.split_id
+        if split_id not in self._paused:
+            return False
+        self._aside.setdefault(split_id, []).append(fetched)
+        rows_bytes = _BYTES_BESIDE_A_RECORD + (0 if fetched.batch is None else fetched.batch.nbytes)
+        self._aside_bytes[split_id] = self._aside_bytes.get(split_id, 0) + rows_bytes
+        self._changed = True
+        return True
+
+    def _take_back(self) -> list[FetchedBatch[KafkaSplit]]:
+        """Return what was set aside of splits that are no longer paused."""
+        resumed = self._aside.keys() - self._paused
+        for split_id in resumed:
+            del self._aside_bytes[split_id]
+        return [each for split_id in sorted(resumed) for each in self._aside.pop(split_id)]
+
+    def _is_filled(self, split_id: str) -> bool:
+        """Whether as much of a paused split is aside as may be: all of them together have about a batch."""
+        return self._aside_bytes.get(split_id, 0) >= MOST_BYTES // len(self._splits)
+
     def _assign(self) -> None:
-        """Have the consumer read what should be read: of each partition the first split that is not paused."""
+        """Have the consumer read what should be read: of each partition the first split that is not paused.
+
+        Where there is none, a paused split that is being read goes on until it has enough aside.
+        """
         if not self._changed:
             return
         self._changed = False
@@ -252,6 +306,9 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
                 source not in wanted or self._reading.get(source) == split.split_id
             ):
                 wanted[source] = split.split_id
+        for source, split_id in self._reading.items():
+            if split_id in self._paused and split_id in self._splits and not self._is_filled(split_id):
+                wanted.setdefault(source, split_id)
         left = [source for source, split_id in self._reading.items() if wanted.get(source) != split_id]
         begun = [source for source, split_id in wanted.items() if self._reading.get(source) != split_id]
         self._consumer.unassign(left)
@@ -285,11 +342,12 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         fetched = []
         for piece in _pieces(records.slice(begin, end)):
             split = msgspec.structs.replace(split, position=int(piece.offsets[-1]) + 1)
-            fetched.append(FetchedBatch(split=split, batch=self._columns.batch(piece)))
+            batch, kept = self._columns.rows(piece)
+            position_at = None if batch is None else partial(_behind_rows, split, piece.offsets, kept)
+            fetched.append(FetchedBatch(split=split, batch=batch, position_at=position_at))
         self._splits[split.split_id] = split
         if split.stop is not None and (end < len(records.offsets) or split.position >= split.stop):
-            last = fetched.pop().batch if fetched else None
-            fetched.append(self._finish(split, last))
+            fetched.append(self._finish(split, fetched.pop() if fetched else None))
         return fetched
 
     def _measure(self, records: Records) -> None:
@@ -297,37 +355,38 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         if data_bytes:
             self._rows = max(1, min(MOST_ROWS, MOST_BYTES * len(records.offsets) // data_bytes))
 
-    def _finish(self, split: KafkaSplit, batch: pa.RecordBatch | None = None) -> FetchedBatch[KafkaSplit]:
+    def _finish(self, split: KafkaSplit, last: FetchedBatch[KafkaSplit] | None = None) -> FetchedBatch[KafkaSplit]:
         del self._splits[split.split_id]
-        self._paused.discard(split.split_id)
         self._changed = True
         if split.stop is not None:
             split = msgspec.structs.replace(split, position=max(split.position, split.stop))
-        return FetchedBatch(split=split, batch=batch, finished=True)
+        if last is None:
+            return FetchedBatch(split=split, finished=True)
+        return msgspec.structs.replace(last, split=split, finished=True)
 
     # ---- what clients tell beside records ----
 
     def _on_event(self, event: ClientEvent) -> list[FetchedBatch[KafkaSplit]]:
-        if event.code == _PARTITION_EOF:
+        if event.code == PARTITION_EOF:
             split = self._split_of(event.source)
             ends = split is not None and split.stop is not None and event.offset >= split.stop
             return [self._finish(split)] if ends and split is not None else []
-        if event.code != _ALL_BROKERS_DOWN:  # it follows the errors that say why
+        if event.code != ALL_BROKERS_DOWN:  # it follows the errors that say why
             self._last_error = self._client.redact(event.text)
         _log.debug("the Kafka client says (%d, %s): %s", event.code, event.source, event.text)
-        if event.code in _OUT_OF_RANGE and event.source is not None:
+        if event.code in OUT_OF_RANGE and event.source is not None:
             return self._look_again([event.source])
-        if event.code in _GONE:
+        if event.code in GONE:
             return self._look_again(list(self._reading))
-        if event.code == _ALL_BROKERS_DOWN and not self._brokers_down:
+        if event.code == ALL_BROKERS_DOWN and not self._brokers_down:
             self._brokers_down, self._waited_ms = True, 0.0
-        if event.code in _REFUSED or (event.code == _SSL and "verif" in event.text):
+        if event.code in REFUSED or (event.code == SSL and "verif" in event.text):
             self._fail("refuse this client. Check user, password, certificates and kafka.security.protocol", event)
-        if event.code == _TOPIC_REFUSED:
+        if event.code == TOPIC_REFUSED:
             self._fail("do not let this user read the topic. Grant READ and DESCRIBE on it", event)
-        if event.code in _DAMAGED:
+        if event.code in DAMAGED:
             self._fail("sent what cannot be read", event)
-        if event.code == _FATAL:
+        if event.code == FATAL:
             self._fail("made the client give up", event)
         return []
 
@@ -441,6 +500,17 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
 
 def _bytes_of(records: Records) -> int:
     return sum(array.nbytes for array in (records.keys, records.values, records.headers) if array is not None)
+
+
+def _behind_rows(
+    split: KafkaSplit, offsets: npt.NDArray[np.int64], kept: pa.BooleanArray | None, rows: int
+) -> KafkaSplit:
+    """Return the split behind its first ``rows`` rows, which is at the record of the next row.
+
+    What lies between two rows (gaps, records that have no row) needs not be read again.
+    """
+    record = rows if kept is None else int(np.flatnonzero(kept.to_numpy(zero_copy_only=False))[rows])
+    return msgspec.structs.replace(split, position=int(offsets[record]))
 
 
 def _pieces(records: Records) -> Iterator[Records]:

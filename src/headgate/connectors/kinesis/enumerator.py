@@ -20,6 +20,7 @@ from headgate.connectors.kinesis.shards import Discovered, ShardTable
 from headgate.connectors.kinesis.split import KinesisSplit, KinesisState
 from headgate.errors import SourceUnavailableError
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+from headgate.source.watermark import MIN_WATERMARK_MS
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,16 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         """Return what is unassigned, and the ids of what is assigned or finished."""
         return self._table.snapshot(self._context.current_parallelism)
 
+    def unassigned_event_time_ms(self) -> int | None:
+        """Hold all watermarks while a shard waits for a reader: it may have records of any time.
+
+        One that waits for its parents holds nobody back: its records are later than those that are being read. Nor do
+        those of a bounded read, which are pulled, and would hold them for too long.
+        """
+        if not self._table.initial_discovery_finished:
+            return MIN_WATERMARK_MS
+        return MIN_WATERMARK_MS if not self._bounded and self._table.ready() else None
+
     def close(self) -> None:
         """Nothing to release: the client belongs to the process."""
 
@@ -137,7 +148,8 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         readers = self._context.registered_readers
         self._all_registered_once = self._all_registered_once or len(readers) >= self._context.current_parallelism
         if self._all_registered_once:
-            self._push()
+            while self._push():
+                pass  # what was read to its end before a restore lets its children follow at once
 
     def _answer_requests(self) -> None:
         for subtask in list(self._waiting):
@@ -150,7 +162,8 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
                 return
             del self._waiting[subtask]
 
-    def _push(self) -> None:
+    def _push(self) -> bool:
+        """Assign what may be read; return whether anything was."""
         ready = [split.split_id for split in self._table.ready()]
         taken = {split_id: (_GROUP, owner) for split_id, owner in self._table.owners().items() if owner is not None}
         taken.update((split_id, (_GROUP, owner)) for split_id, owner in self._owners.items())
@@ -164,3 +177,4 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
                 del self._owners[split_id]
         if assignment:
             self._context.assign_splits(assignment)
+        return bool(assignment)

@@ -10,6 +10,7 @@ those expire. Records of one key stay in order if parents are read to their end 
     (unknown)   discovered  unassigned, or finished where it is not to be read (closed before a start at ``latest``)
     unassigned  assigned    assigned; not before all its parents are finished or unknown
     assigned    finished    finished
+    unassigned  finished    unassigned; from a restored state that is older than both: finished once it is assigned
     assigned    given back  unassigned (its reader failed); likewise when finished, if no checkpoint knew of that
     any         reported    unassigned, at the position that the reader was restored with; unless another one has it
     finished    unlisted    (unknown): its records have expired
@@ -91,6 +92,9 @@ class ShardTable:
     def __init__(self, state: KinesisState) -> None:
         self.initial_discovery_finished = state.initial_discovery_finished
         self.unassigned: dict[str, KinesisSplit] = {split.split_id: split for split in state.unassigned}
+        # Unassigned since the restore, and whether the end of each was told meanwhile: then the state is older than its
+        # assignment, which will be made again and not be carried out.
+        self._ended_since: dict[str, bool] = dict.fromkeys(self.unassigned, False)
         self.assigned: dict[str, int | None] = dict.fromkeys(state.assigned)
         """The readers of shards; None: one of before a restore, that has not reported yet."""
         self._stored = state.assigned
@@ -127,7 +131,10 @@ class ShardTable:
     def assign(self, split_id: str, subtask: int) -> KinesisSplit:
         """Note that a split goes to a reader, and return it."""
         split = self.unassigned.pop(split_id)
-        self.assigned[split_id] = subtask
+        if self._ended_since.pop(split_id, False):
+            self.finished[split_id] = None
+        else:
+            self.assigned[split_id] = subtask
         return split
 
     def finish(self, split_ids: Iterable[str]) -> None:
@@ -136,12 +143,15 @@ class ShardTable:
             if split_id in self.assigned:
                 del self.assigned[split_id]
                 self.finished[split_id] = None
+            elif split_id in self._ended_since:
+                self._ended_since[split_id] = True
 
     def give_back(self, splits: Iterable[KinesisSplit]) -> None:
         """Take splits back whose reader failed."""
         for split in splits:
             self.assigned.pop(split.split_id, None)
             self.finished.pop(split.split_id, None)
+            self._ended_since.pop(split.split_id, None)
             self.unassigned[split.split_id] = split
 
     def report(self, split: KinesisSplit, subtask: int) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from headgate.connectors.simple.split import SimpleSplit, SimpleState
 from headgate.errors import InternalError
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
+from headgate.source.watermark import MIN_WATERMARK_MS
 
 
 class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
@@ -101,6 +102,14 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
             pending=tuple(self._pending.values()),
             listed=self._listed,
         )
+
+    def unassigned_event_time_ms(self) -> int | None:
+        """Hold all watermarks until the splits are listed, and those of an unbounded read pushed.
+
+        Their times are not known. Those of a bounded read are pulled, and would hold them for too long.
+        """
+        is_over = self._listed and (self._bounded or not self._pending)
+        return None if is_over else MIN_WATERMARK_MS
 
     def close(self) -> None:
         """Nothing to release."""

@@ -194,7 +194,10 @@ class FilesCommitter(SinkCommitter):
 
     def _is_due(self) -> bool:
         """Return whether to publish now. The first rows after a start are seen at once."""
-        if self._published_at_ms is None or self._now_ms() - self._published_at_ms >= self._limits.interval_ms:
+        # A clock that was set back must not delay rows until it is what it was again.
+        if self._published_at_ms is None:
+            return True
+        if not 0 <= self._now_ms() - self._published_at_ms < self._limits.interval_ms:
             return True
         return sum(each.size for each in self._waiting.values()) >= self._limits.size_bytes
 

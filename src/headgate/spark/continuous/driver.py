@@ -42,6 +42,7 @@ from headgate.operators.operator import SinkCommitter
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, Envelope
+from headgate.spark.continuous.alignment_hub import HUB, Membership
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
 from headgate.spark.continuous.error_reports import error_of, report_of
 from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs
@@ -137,6 +138,7 @@ class QueryDriver:
         # On the driver's thread only:
         self._enumerators: dict[str, EnumeratorThread] = {}
         self._jobs: dict[int, SlotJob] = {}
+        self._memberships: dict[str, Membership] = {}  # by alignment group
         self._error: HeadgateError | None = None
         self._over = False
         self._stopping = False
@@ -205,6 +207,7 @@ class QueryDriver:
 
     def _run(self) -> None:
         try:
+            self._join_groups()
             while not self._over:
                 self._handle(self._next_event())
         except Exception as error:
@@ -217,6 +220,16 @@ class QueryDriver:
         finally:
             self._close()
             self._on_end(self._error)
+
+    def _join_groups(self) -> None:
+        """Meet the other queries of the application that share alignment groups with this one."""
+        alignments = [source.alignment for source in self._plan.sources.values()]
+        for group in dict.fromkeys(alignment.group for alignment in alignments if alignment is not None):
+            self._memberships[group] = HUB.join(
+                str(self._spark.sparkContext.applicationId),
+                group,
+                lambda watermark_ms, group=group: self._inbox.put(jm.OthersMoved(group, watermark_ms)),  # type: ignore[misc]
+            )
 
     def _next_event(self) -> jm.Event:
         due_ms = self._master.next_time_ms()
@@ -278,6 +291,8 @@ class QueryDriver:
                 self._server.close_connection(connection)
             case jm.ForSource(source=uid, action=for_source):
                 self._carry_out_for_source(uid, for_source)
+            case jm.ShareMinimum(group=group, watermark_ms=watermark_ms):
+                self._memberships[group].share(watermark_ms)
             case jm.ShowProgress() | jm.ShowCheckpoint():
                 self._on_progress(action)
             case jm.Log(level=level, text=text):
@@ -416,6 +431,8 @@ class QueryDriver:
         self._inbox.put(jm.LetterReceived(connection, envelope))
 
     def _close(self) -> None:
+        for membership in self._memberships.values():  # first: others wait for this query
+            membership.leave()
         self._server.close()
         for uid in list(self._enumerators):
             self._stop_enumerator(uid)

@@ -49,6 +49,7 @@ class QueryProgress:
             name=definition.name,
             sources={uid: f"{each.source.name}[{uid}]" for uid, each in definition.sources.items()},
             sinks={SINK_UID: definition.sink_format},
+            alignment_groups=_alignment_groups(definition),
         )
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -150,6 +151,15 @@ class QueryProgress:
             _log.debug("query %s: its lag is not known: %s", self._name, error)
         finally:
             self._asking = False
+
+
+def _alignment_groups(definition: QueryDefinition) -> dict[str, str]:
+    strategies = {uid: each.watermark_strategy for uid, each in definition.sources.items()}
+    return {
+        uid: strategy.alignment.group
+        for uid, strategy in strategies.items()
+        if strategy is not None and strategy.alignment is not None
+    }
 
 
 def _now_ms() -> int:

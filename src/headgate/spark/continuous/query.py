@@ -477,6 +477,7 @@ def _plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
                 reassigns_on_recovery=source.reassigns_on_recovery,
                 fixed=source.source.options.fixed,
                 keeps_subtask=source.watermark_strategy is not None,
+                alignment=None if source.watermark_strategy is None else source.watermark_strategy.alignment,
             )
             for uid, source in definition.sources.items()
         },

@@ -37,6 +37,7 @@ from headgate.spark.continuous.settings import (
     set_option,
 )
 from headgate.spark.continuous.writer import ContinuousStreamWriter
+from headgate.spark.watermark_options import strategy_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,7 +194,7 @@ class ContinuousStreamReader:
         columns = self._schema if self._schema is not None else arrow_schema(source.schema())
         boundedness = _boundedness_of(source.options, self._boundedness)
         check_supported(source, boundedness, "a continuous query")
-        strategy = _strategy_of(source.options, columns)
+        strategy = strategy_of(source.options, columns)
         node = source_node(self._format, source, columns, boundedness, strategy)
         return ContinuousStream(self._spark, self._parallelism, node)
 
@@ -326,8 +327,10 @@ class ContinuousStream:
     def withWatermark(self, eventTime: str, delayThreshold: str) -> ContinuousStream:
         """Say which column holds event time, and how much earlier than the latest seen of its split a row may be.
 
-        A column that comes from a source as it is makes the watermark where the source is read, for each split, with
-        the source's idle time-out. One that a function made does so behind that function.
+        Watermarks are kept for each split, with the source's idle time-out and alignment, whoever made the column. One
+        that comes from a source as it is says where its rows are in event time before they are read on: with
+        alignment, splits stop at the very row. One that a function made is known behind that function: they stop
+        behind the batch.
 
         Parameters
         ----------
@@ -338,48 +341,52 @@ class ContinuousStream:
         """
         delay_ms = interval_ms("withWatermark", delayThreshold)
         name = self.columns[index_of(self._node.schema, eventTime)]
-        operator = WithWatermark(self._node.schema, name, delay_ms)
+        operator = WithWatermark(self._node.schema, name)
         column = source_column(self._node, name)
-        if column is None:
-            return self._then(operator)
-        before = next(iter(self._node.sources())).watermark_strategy
-        strategy = WatermarkStrategy(
-            event_time_column=column,
-            max_out_of_orderness_ms=delay_ms,
-            idle_timeout_ms=_idle_timeout_ms(self._node),
-            alignment=None if before is None else before.alignment,
-        )
-        return ContinuousStream(self._spark, self._parallelism, with_strategy(self._node, strategy))
+
+        def delayed(source: SourceDefinition) -> WatermarkStrategy:
+            before = source.watermark_strategy
+            return WatermarkStrategy(
+                event_time_column=column or name,
+                max_out_of_orderness_ms=delay_ms,
+                idle_timeout_ms=source.source.options["scan.watermark.idle-timeout"],
+                alignment=None if before is None else before.alignment,
+            )
+
+        node = with_strategy(self._node, delayed)
+        return ContinuousStream(self._spark, self._parallelism, node if column is not None else node.then(operator))
 
     def withWatermarkAlignment(self, group: str, maxDrift: str, updateInterval: str = "1 second") -> ContinuousStream:
         """Read the splits of all sources of a group at about the same pace in event time.
 
         Wins over the source's options ``scan.watermark.alignment.*``. It follows ``load()`` and ``withWatermark``.
+        Behind a union all its sources join the group.
 
         Parameters
         ----------
         group
-            Sources with the same group are aligned with one another.
+            Sources with the same group are aligned with one another, those of other queries of this application too.
         maxDrift
             How far a split may be read ahead of the slowest one.
         updateInterval
-            How often a reader reports at most.
+            How often a reader reports at most, unless somebody may wait for it.
         """
         alignment = WatermarkAlignment(
             group=group,
             max_drift_ms=interval_ms("withWatermarkAlignment", maxDrift),
             update_interval_ms=interval_ms("withWatermarkAlignment", updateInterval),
         )
-        sources = list(self._node.sources())
-        before = sources[0].watermark_strategy
-        if len(sources) != 1 or before is None:
-            raise OptionError(
-                "withWatermarkAlignment needs one source whose event time is known: call withWatermark(column, delay) "
-                "behind load(), or set the option 'eventTimeColumn', and align each stream before a union.",
-                option="withWatermarkAlignment", value=group,
-            )  # fmt: skip
-        strategy = msgspec.structs.replace(before, alignment=alignment)
-        return ContinuousStream(self._spark, self._parallelism, with_strategy(self._node, strategy))
+
+        def aligned(source: SourceDefinition) -> WatermarkStrategy:
+            if source.watermark_strategy is None:
+                raise OptionError(
+                    f"withWatermarkAlignment needs sources whose event time is known, and that of {source.uid!r} is "
+                    "not: call withWatermark(column, delay) before it, or set the option 'eventTimeColumn'.",
+                    option="withWatermarkAlignment", value=group,
+                )  # fmt: skip
+            return msgspec.structs.replace(source.watermark_strategy, alignment=alignment)
+
+        return ContinuousStream(self._spark, self._parallelism, with_strategy(self._node, aligned))
 
     @property
     def writeStream(self) -> ContinuousStreamWriter:
@@ -423,39 +430,6 @@ def _boundedness_of(options: Options, door: Boundedness) -> Boundedness:
     """Return how a source is read: an end that the user set is one, whatever the door."""
     ends = any(name.lower().startswith("ending") and options.is_set(name) for name in options)
     return Boundedness.BOUNDED if ends else door
-
-
-def _strategy_of(options: Options, schema: pa.Schema) -> WatermarkStrategy | None:
-    column = options["eventTimeColumn"]
-    group = options["scan.watermark.alignment.group"]
-    drift_ms = options["scan.watermark.alignment.max-drift"]
-    if (group is None) != (drift_ms is None):
-        name = "scan.watermark.alignment." + ("group" if group is None else "max-drift")
-        raise options.error(name, "must be set too: an alignment has a group and a max-drift.")
-    if column is None:
-        if group is not None:
-            raise options.error("scan.watermark.alignment.group", "needs 'eventTimeColumn' to be set.")
-        return None
-    field = schema.field(index_of(schema, column))
-    if not pa.types.is_timestamp(field.type):
-        raise options.error("eventTimeColumn", f"names a column of type {field.type}; it must be a timestamp.")
-    alignment = None
-    if group is not None:
-        alignment = WatermarkAlignment(
-            group=group,
-            max_drift_ms=drift_ms,
-            update_interval_ms=options["scan.watermark.alignment.update-interval"],
-        )
-    return WatermarkStrategy(
-        event_time_column=field.name,
-        idle_timeout_ms=options["scan.watermark.idle-timeout"],
-        alignment=alignment,
-    )
-
-
-def _idle_timeout_ms(node: PlanNode) -> int | None:
-    timeout_ms: int | None = next(iter(node.sources())).source.options["scan.watermark.idle-timeout"]
-    return timeout_ms
 
 
 def _column(value: str | Column) -> Column:

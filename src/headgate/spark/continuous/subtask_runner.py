@@ -10,7 +10,10 @@ so a snapshot is taken when none waits. Letters are read between two slices; wha
 its snapshot, because it does not belong to the checkpoint: a split that is in both, the enumerator's state and the
 reader's, would be read twice.
 
-Follows FLIP-27, "Reader Interface and Threading Model".
+What alignment decides while a reader is called is carried out when it has returned. A source that is paused is not
+polled; its letters, timers, snapshots and end go on.
+
+Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-217.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, ParamSpec, TypeVar, assert_never
 
 import msgspec
 
-from headgate.errors import HeadgateError, InternalError
+from headgate.errors import HeadgateError, InternalError, UnsupportedOperationError
 from headgate.operators.chain import StageChain
 from headgate.operators.operator import OperatorContext
 from headgate.operators.stage_graph import QueryDefinition, SourceDefinition
@@ -48,6 +51,7 @@ PROGRESS_PERIOD_MS = 250
 """How often a subtask tells its figures."""
 POSITIONS_PERIOD_MS = 1000
 """How often it looks where its splits are, which takes its thread's time, for these figures."""
+ALLOW_UNALIGNED_SPLITS = "pipeline.watermark-alignment.allow-unaligned-source-splits"
 MOST_POSITIONS = 1000
 """A subtask with more splits of a source tells only how many they are."""
 
@@ -256,8 +260,8 @@ class SubtaskRunner:
 
 
 _Order = (
-    machine.AddSplits | machine.TellNoMoreSplits | machine.HandEvent | machine.StartReading | machine.TakeSnapshot
-    | machine.ResumeReading | machine.NotifyOperators
+    machine.AddSplits | machine.TellNoMoreSplits | machine.HandEvent | machine.SetUnassigned | machine.Announce
+    | machine.StartReading | machine.TakeSnapshot | machine.ResumeReading | machine.NotifyOperators
 )  # fmt: skip
 """What the machine wants of the readers and of the chain."""
 
@@ -318,6 +322,8 @@ class _Execution:
             return False
         if chain.process_some():
             return True
+        for each in self.inputs.values():
+            each.align()  # what event times behind an operator gave rise to
         if self._orders:
             self._begin_snapshot()
             return True
@@ -335,6 +341,10 @@ class _Execution:
                     self.inputs[uid].notify_no_more_splits()
                 case machine.HandEvent(source=uid, payload=payload):
                     self.inputs[uid].handle_event(payload)
+                case machine.SetUnassigned(source=uid, event_time_ms=event_time_ms):
+                    self.inputs[uid].set_unassigned(event_time_ms)
+                case machine.Announce(source=uid, max_watermark_ms=max_watermark_ms, others_ms=others_ms):
+                    self.inputs[uid].announce(max_watermark_ms, others_ms)
                 case machine.StartReading() | machine.ResumeReading():
                     self.reading = True
                 case machine.NotifyOperators(checkpoint_id=checkpoint_id):
@@ -349,7 +359,7 @@ class _Execution:
         self._turn += 1
         for offset in range(len(inputs)):
             each = inputs[(self._turn + offset) % len(inputs)]
-            if each.status is InputStatus.MORE_AVAILABLE:
+            if each.status is InputStatus.MORE_AVAILABLE and not each.paused:
                 self._set_readable(True)
                 each.poll(now_ms)
                 self._set_readable(False)  # until the rows are through
@@ -447,12 +457,15 @@ class _Execution:
         figures = self._chain.figures()
         now_ms = self._runner._now_ms()
         told: dict[str, tuple[int, dict[str, bytes]]] = {}
+        event_times: dict[str, dict[str, msg.SplitEventTime]] = {}
         if splits is not None:
             told = {uid: _few(of_source) for uid, of_source in splits.items()}
         elif self._looked_ms is None or now_ms - self._looked_ms >= POSITIONS_PERIOD_MS:
             told = {uid: each.positions() for uid, each in self.inputs.items()}
         if told:
             self._looked_ms = now_ms
+            of_sources = {uid: each.output.event_times() for uid, each in self.inputs.items()}
+            event_times = {uid: splits for uid, splits in of_sources.items() if 0 < len(splits) <= MOST_POSITIONS}
         return msg.SubtaskProgress(
             stage=self._runner._stage,
             execution=self.number,
@@ -462,6 +475,7 @@ class _Execution:
             positions={uid: positions for uid, (_, positions) in told.items()},
             busy_ms=figures.busy_ms,
             watermark_ms=figures.watermark_ms,
+            event_times=event_times,
             skipped=figures.skipped,
         )
 
@@ -525,6 +539,11 @@ class _Input:
         self._ended: list[str] = []  # by the last poll
         self._untold: list[str] = []  # of those, what the machine does not know yet
         self._available: Future[None] | None = None  # the last that was waited for
+        self.paused = False
+        self._pausing: deque[tuple[Collection[str], Collection[str]]] = deque()  # what alignment decided of splits
+        self._allow_unaligned = bool(runner._definition.options[ALLOW_UNALIGNED_SPLITS])
+        self._asked_to_pause = False
+        self._alignment_timer_ms: int | None = None  # when the one that runs is due
         self.output = _Output(self, source, chain, runner._now_ms())
         self.reader: SourceReader[Any] = source.source.create_reader(
             SourceReaderContext(
@@ -535,6 +554,7 @@ class _Input:
                 send_event=lambda event: self._tell(machine.EventMade(uid, pickle.dumps(event))),
                 time_zone=runner._place.time_zone,
                 query=runner._definition.name or runner._place.query_id,
+                allow_unaligned_splits=self._allow_unaligned,
             )
         )
 
@@ -547,9 +567,21 @@ class _Input:
         self._known |= {split.split_id: split.data for split in splits}
         if not self.output.ended:  # else the input was drained: they are kept, and not read
             for split in read:
-                self.output.create_output_for_split(split.split_id)
+                self.output.add_split(split.split_id)
         self._call(self.reader.add_splits, read)
+        if self.output.aligns_splits and not (self._asked_to_pause or self.output.ended):
+            self._ask_to_pause()
+        self.align()
         self._wake()
+
+    def set_unassigned(self, event_time_ms: int | None) -> None:
+        if not self.output.ended:
+            self.output.set_unassigned(event_time_ms)
+
+    def announce(self, max_watermark_ms: int, others_ms: int) -> None:
+        if not self.output.ended:
+            self.output.announce(max_watermark_ms, others_ms)
+            self.align()
 
     def notify_no_more_splits(self) -> None:
         self._call(self.reader.notify_no_more_splits)
@@ -570,6 +602,7 @@ class _Input:
         self.output.advance_time(now_ms)
         self.status = self._call(self.reader.poll_next, self.output)
         self._tell_ended()
+        self.align()
         if self.status is InputStatus.END_OF_INPUT:
             self.output.end_input()
         elif self.status is InputStatus.NOTHING_AVAILABLE:
@@ -594,6 +627,56 @@ class _Input:
             if found is not None:
                 self._known[split_id] = self._state_of(found).data
         return self._known.get(split_id)
+
+    # Alignment: what is decided while the reader is called waits until it returns.
+
+    def on_pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
+        self._pausing.append((splits_to_pause, splits_to_resume))
+
+    def on_source_paused(self, paused: bool) -> None:
+        self.paused = paused
+        if not paused:
+            self._wake()
+
+    def on_report(self, watermark_ms: int | None, slowest: str) -> None:
+        if not self._execution.is_over:
+            self._runner.handle(machine.WatermarkFound(self.uid, watermark_ms, slowest))
+
+    def align(self) -> None:
+        """Carry out what alignment decided of splits."""
+        while self._pausing:
+            splits_to_pause, splits_to_resume = self._pausing.popleft()
+            self._call(self.reader.pause_or_resume_splits, splits_to_pause, splits_to_resume)
+            if splits_to_resume:
+                self._wake()
+        due_ms = self.output.due_ms
+        if due_ms is not None and self._alignment_timer_ms is None:
+            self._alignment_timer_ms = due_ms
+            delay_ms = max(0, due_ms - self._runner._now_ms())
+            self._runner._mailbox.run_after(delay_ms, Letter(self._on_alignment_timer))
+
+    def _ask_to_pause(self) -> None:
+        """Find out whether the reader can pause splits, now that it has several and is to be aligned."""
+        self._asked_to_pause = True
+        try:
+            self._call(self.reader.pause_or_resume_splits, (), ())
+        except UnsupportedOperationError as error:
+            self._execution.called = None
+            if not self._allow_unaligned:
+                raise UnsupportedOperationError(
+                    f"The source {self.uid} is to be aligned and a reader of it has more than one split, but it cannot "
+                    f"pause splits: {error} Or give each reader one split, or set the option "
+                    f"{ALLOW_UNALIGNED_SPLITS!r} to true: then its splits are read without regard to one another.",
+                    operation="pause_or_resume_splits", source=self.uid,
+                ) from error  # fmt: skip
+            self.output.read_splits_unaligned()
+            self._pausing.clear()
+
+    def _on_alignment_timer(self) -> None:
+        self._alignment_timer_ms = None
+        if not self._execution.is_over and not self.output.ended:
+            self.output.advance_time(self._runner._now_ms())
+            self.align()
 
     def _splits(self) -> Sequence[Any]:
         # A snapshot without a checkpoint: readers promise that taking one changes nothing.
@@ -645,6 +728,7 @@ class _Input:
     def _on_timer(self) -> None:
         if not self._execution.is_over and not self.output.ended:
             self.output.advance_time(self._runner._now_ms())
+            self.align()
             self._arm_timer()
 
 
@@ -653,13 +737,22 @@ class _Output(StreamingOutput):
 
     def __init__(self, of: _Input, source: SourceDefinition, chain: StageChain, now_ms: int) -> None:
         self._of = of
-        self._behind = chain.input(of.uid)
-        super().__init__(source.schema, source.watermark_strategy, self._behind, now_ms)
+        behind = chain.input(of.uid)
+        behind_rows = None if chain.event_time_operator(of.uid) is None else behind.behind_rows
+        super().__init__(
+            source.schema,
+            source.watermark_strategy,
+            behind,
+            now_ms,
+            control=of,
+            held=True,
+            behind_rows=behind_rows,
+        )
+        behind.rows_passed = self.rows_passed
         self.ended = False
 
     def release_output_for_split(self, split_id: str) -> None:
         super().release_output_for_split(split_id)
-        self._behind.release_split(split_id)
         self._of.end(split_id)
 
     def end_input(self) -> None:

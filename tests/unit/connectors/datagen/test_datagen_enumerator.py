@@ -7,6 +7,7 @@ from headgate.connectors.datagen import DatagenSource
 from headgate.connectors.datagen.split import DatagenSplit
 from headgate.errors import OptionError
 from headgate.source import Boundedness
+from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.testing import ALL_CHECKS, EnumeratorHarness, SourceHarness, VirtualClock, assert_same_rows
 
 SCHEMA = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64()), ("name", pa.string())])
@@ -38,11 +39,61 @@ def test_a_bounded_read_is_pulled_piece_by_piece() -> None:
     splits = list(harness.assigned[0].values())
     assert [(each.partition, each.position, each.stop) for each in splits] == [
         (partition, first, min(first + 1_000_000, 2_500_000))
-        for partition in (0, 1)
         for first in (0, 1_000_000, 2_000_000)
+        for partition in (0, 1)
     ]
     harness.request_split(1)
     assert 1 in harness.no_more_splits
+
+
+def test_the_earliest_rows_that_nobody_has_are_known_and_only_become_later() -> None:
+    made = source(
+        numRows=5_000_000, numPartitions=2, rowsPerSecond=1000, startTimestamp=7000, eventTimeColumn="timestamp"
+    )
+    harness = drive(made, Boundedness.BOUNDED, 2)
+    unassigned = harness.enumerator.unassigned_event_time_ms
+    assert unassigned() == MIN_WATERMARK_MS
+    harness.start()
+    harness.register_reader(0)
+    harness.register_reader(1)
+    told = []
+    while 0 not in harness.no_more_splits:
+        told.append(unassigned())
+        harness.request_split(0)
+    # Rows 0 and 1, then rows 2,000,000 and 2,000,001, each of two partitions: a row is a millisecond.
+    assert told == [7000, 7001, 2_007_000, 2_007_001, 4_007_000, 4_007_001, None]
+
+
+def test_what_a_failed_reader_had_is_the_earliest_again() -> None:
+    made = source(numRows=5_000_000, numPartitions=2, rowsPerSecond=1000, eventTimeColumn="timestamp")
+    harness = drive(made, Boundedness.BOUNDED, 2)
+    harness.start()
+    harness.register_reader(0)
+    harness.register_reader(1)
+    for subtask in (0, 1, 1):
+        harness.request_split(subtask)
+    assert harness.enumerator.unassigned_event_time_ms() == 2_000_001
+    harness.fail_reader(0)
+    assert harness.enumerator.unassigned_event_time_ms() == 0
+    harness.request_split(1)
+    assert "partition-0-from-0" in harness.assigned[1]
+    assert harness.enumerator.unassigned_event_time_ms() == 2_000_001
+
+
+def test_an_unbounded_read_holds_watermarks_until_all_readers_are_there() -> None:
+    harness = drive(source(numPartitions=2, startTimestamp=7000, eventTimeColumn="timestamp"), UNBOUNDED, 2)
+    harness.start()
+    harness.register_reader(0)
+    assert harness.enumerator.unassigned_event_time_ms() == 7000
+    harness.register_reader(1)
+    assert harness.enumerator.unassigned_event_time_ms() is None
+
+
+@pytest.mark.parametrize("options", [{}, {"eventTimeColumn": "Timestamp", "fields.timestamp.kind": "random"}])
+def test_without_event_times_nobody_is_held(options) -> None:
+    harness = drive(source(numPartitions=2, **options), UNBOUNDED, 2)
+    harness.start()
+    assert harness.enumerator.unassigned_event_time_ms() is None
 
 
 def test_very_many_rows_are_few_pieces() -> None:

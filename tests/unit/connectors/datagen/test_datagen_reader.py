@@ -140,6 +140,20 @@ def test_a_wake_up_ends_the_wait() -> None:
     assert made.fetch(600_000) == []  # the test's own time-out would end a wait
 
 
+def test_every_row_of_a_batch_has_a_position() -> None:
+    made = reader(Partitions(2), batch_rows=5)
+    made.handle_splits_changes([DatagenSplit(split_id="1", partition=1, position=3, stop=20)])
+    (fetched,) = made.fetch(0)
+    assert fetched.batch is not None and fetched.position_at is not None
+    for rows in range(5):
+        again = reader(Partitions(2), batch_rows=5)
+        again.handle_splits_changes([fetched.position_at(rows)])
+        (rest,) = again.fetch(0)
+        assert rest.batch is not None
+        assert rest.batch.column("value")[0] == fetched.batch.column("value")[rows]
+    assert fetched.position_at(5) == fetched.split
+
+
 def test_paused_splits_emit_nothing_and_resume_where_they_were() -> None:
     made = reader(Partitions(2), batch_rows=2)
     splits = [DatagenSplit(split_id=str(p), partition=p, stop=6) for p in range(2)]

@@ -106,18 +106,57 @@ def test_a_plan_of_a_plan_stays_within_it() -> None:
     assert (last.split.position, last.split.stop, last.rest) == (4, 10, None)
 
 
-def test_seeking_an_event_time() -> None:
-    made = source(rowsPerSecond=10, numPartitions=2)
-    # Row indices 0 2 4 ... and 1 3 5 ...; 250 ms is between rows 2 and 3.
-    assert made.seek_event_time(partition(0), 250) == partition(0, 2)
-    assert made.seek_event_time(partition(1), 250) == partition(1, 1)
-    assert made.seek_event_time(partition(1), 300) == partition(1, 1)
-    assert made.seek_event_time(partition(1, 40), 250) == partition(1, 40)
-    assert made.seek_event_time(partition(0), -5) == partition(0)
-    assert made.seek_event_time(partition(0, 0, stop=2), 250) is None
-    assert source(eventTimeColumn="At", **{"fields.at.kind": "random"}).seek_event_time(
-        partition(0, 3), 10**9
-    ) == partition(0, 3)
+def test_the_next_event_time_of_each_split_that_has_a_row_due() -> None:
+    made = DatagenSource(
+        {"rowsPerSecond": "10", "numPartitions": "2", "eventTimeColumn": "timestamp", "startTimestamp": "0"},
+        lambda: START_MS + 1050,
+    )
+    # Rows 0 to 9 are due; 0 2 4 ... are of partition 0 and 1 3 5 ... of partition 1.
+    splits = [partition(0), partition(1, 3)]
+    assert made.next_event_times(splits) == {"partition-0": 0, "partition-1": 700}
+    assert made.next_event_times([partition(0, 5), partition(1, 5, stop=5)]) == {}
+
+
+def test_event_times_that_are_drawn_are_not_told() -> None:
+    assert source().next_event_times([partition(0, 0, stop=5)]) is None
+    drawn = source(eventTimeColumn="At", **{"fields.at.kind": "random"})
+    assert drawn.next_event_times([partition(0, 0, stop=5)]) is None
+    (planned,) = drawn.plan_ranges([partition(0)], PlanLimits(before_event_time_ms=0), START_MS + 1000)
+    assert planned.split.stop == 1
+
+
+@given(
+    positions=st.lists(st.integers(0, 50), min_size=1, max_size=4),
+    rate=st.sampled_from([1, 3, 10, 999, 5000]),
+    drift_ms=st.integers(1, 3000),
+    skew=st.sampled_from([0, 1.5]),
+    start_ms=st.sampled_from([0, -5000, 1500]),
+)
+def test_a_plan_has_all_rows_before_an_event_time_and_no_other(
+    positions: list[int], rate: int, drift_ms: int, skew: float, start_ms: int
+) -> None:
+    made = source(
+        rowsPerSecond=rate, numPartitions=len(positions), partitionSkew=skew, eventTimeColumn="timestamp",
+        startTimestamp=start_ms,
+    )  # fmt: skip
+    splits = [
+        DatagenSplit(
+            split_id=str(p), partition=p, position=position, stop=position + 40, event_start_us=start_ms * 1000
+        )
+        for p, position in enumerate(positions)
+    ]
+    following = made.next_event_times(splits)
+    assert following is not None
+    before_ms = min(time_ms for time_ms in following.values() if time_ms is not None) + drift_ms
+    plan = made.plan_ranges(splits, PlanLimits(before_event_time_ms=before_ms), START_MS)
+    assert plan, "the split that is furthest behind is always read on"
+    generator = RowGenerator(pa.schema([("timestamp", pa.timestamp("us"))]), made.options, made._pace, start_ms * 1000)
+    taken = {each.split.split_id: each.split.stop for each in plan}
+    for split in splits:
+        indices = made._partitions.row_indices(split.partition, split.position, split.position + 40)
+        times = generator.batch(indices).column(0).cast(pa.int64()).to_pylist()
+        before = sum(time_us < before_ms * 1000 for time_us in times)
+        assert taken.get(split.split_id, split.position) == split.position + before
 
 
 @pytest.mark.parametrize(

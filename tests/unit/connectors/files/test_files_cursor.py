@@ -53,6 +53,36 @@ def test_reading_goes_on_at_any_position(case, tmp_path):
     assert before == whole
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_every_row_of_a_batch_has_a_position_where_positions_are_rows(case, tmp_path):
+    options, name, content = CASES[case]
+    path = tmp_path / name
+    path.write_bytes(content(table()))
+    whole = table().to_pylist()
+    emitted = 0
+    cursor = cursor_of(split_of(path), options, block_bytes=40)
+    for batch, behind in cursor:
+        rows = 0 if batch is None else batch.num_rows
+        are_lines = case in ("csv", "csv-crlf", "csv-gzip", "json", "json-bzip2")
+        assert (cursor.position_at is None) == (are_lines or not rows)
+        for number in [] if cursor.position_at is None else range(rows):
+            stored = SPLIT_SERIALIZER.deserialize(SPLIT_SERIALIZER.serialize(cursor.position_at(number)))
+            assert rows_of(cursor_of(stored, options)) == whole[emitted + number :]
+        assert cursor.position_at is None or cursor.position_at(rows) == behind
+        emitted += rows
+    assert emitted == len(whole)
+
+
+def test_batches_from_which_rows_were_filtered_have_positions_as_a_whole(tmp_path):
+    options, name, content = CASES["parquet"]
+    path = tmp_path / name
+    path.write_bytes(content(table()))  # row groups of 7 rows
+    row_filter = RowFilter(parse_row_filter("id >= 10"), SCHEMA, "UTC")
+    cursor = cursor_of(split_of(path), options, row_filter=row_filter)
+    found = [(batch.num_rows, cursor.position_at is None) for batch, _ in cursor]
+    assert found == [(4, True), (7, False), (7, False), (2, False)]
+
+
 line_parts = st.lists(st.sampled_from(["a", "äö", "b" * 20, "\n", "\r\n", "\r", ",", ""]), max_size=60).map("".join)
 
 

@@ -1,6 +1,8 @@
 import logging
 import os
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from files_cases import SCHEMA
 
@@ -8,6 +10,7 @@ from headgate.connectors.files.enumerator import STATE_SERIALIZER
 from headgate.connectors.files.source import FilesSource
 from headgate.errors import OptionError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
+from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.testing import EnumeratorHarness
 
 DAY_S = 86_400
@@ -28,12 +31,13 @@ def put(tmp_path):
 
 @pytest.fixture
 def harness_of(tmp_path):
-    def make(bounded=False, state=None, parallelism=2, **options):
-        raw = {"path": str(tmp_path / "in"), "fileFormat": "csv", "header": "true"}
+    def make(bounded=False, state=None, parallelism=2, schema=SCHEMA, **options):
+        raw = {"path": str(tmp_path / "in"), "fileFormat": "csv"}
+        raw |= {} if options.get("fileFormat") == "parquet" else {"header": "true"}
         source = FilesSource({**raw, **{name.replace("_", "."): value for name, value in options.items()}})
         harness = EnumeratorHarness(
             source,
-            schema=SCHEMA,
+            schema=schema,
             boundedness=Boundedness.BOUNDED if bounded else Boundedness.CONTINUOUS_UNBOUNDED,
             parallelism=parallelism,
             state=state,
@@ -44,6 +48,35 @@ def harness_of(tmp_path):
         return harness
 
     return make
+
+
+@pytest.fixture
+def put_times(tmp_path):
+    """Write a Parquet file with row groups that begin at these seconds."""
+
+    def write(name, *seconds, modified=1_000_000, **options):
+        target = tmp_path / "in" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        times = pa.array([each * 1_000_000 for each in seconds], pa.timestamp("us", "UTC"))
+        data = pa.table({"at": times, "id": pa.array(range(len(seconds)), pa.int64())})
+        pq.write_table(data, target, row_group_size=1, **options)
+        os.utime(target, (modified, modified))
+        return str(target)
+
+    (tmp_path / "in").mkdir()
+    return write
+
+
+TIMES = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
+IN_TIME = {"fileFormat": "parquet", "eventTimeColumn": "at", "schema": TIMES}
+
+
+def unassigned_s(harness):
+    """Return from which second on rows are unassigned: None, "any", or a number."""
+    event_time_ms = harness.enumerator.unassigned_event_time_ms()
+    if event_time_ms is None:
+        return None
+    return "any" if event_time_ms == MIN_WATERMARK_MS else event_time_ms // 1000
 
 
 def held(harness, subtask=0):
@@ -294,3 +327,213 @@ def test_plans_stay_within_limits_but_hold_one_split(put, harness_of):
     assert [len(plan(splits, PlanLimits(max_bytes=n), 0)) for n in (1, 24, 25, 36)] == [1, 2, 2, 3]
     assert plan([], PlanLimits(), 0) == []
     assert harness.source.lag(splits, 0) == {"filesBehind": 3, "bytesBehind": 36}
+
+
+# -- in the order of event time ---------------------------------------------------------------------------------------
+
+
+def test_files_go_out_in_the_order_of_event_time_and_what_is_left_is_never_passed(put_times, harness_of):
+    for modified, (name, second) in enumerate([("c", 300), ("a", 100), ("d", 400), ("b", 200)]):
+        put_times(name, second, second + 50, modified=modified + 1)
+    harness = harness_of(bounded=True, **IN_TIME)
+    assert unassigned_s(harness) == "any"
+    harness.run_next_call()
+    assert (unassigned_s(harness), held(harness)) == ("any", []), "the footers are not read yet"
+    harness.run_next_call()
+    told = []
+    for subtask in (0, 1, 0, 1):
+        told.append(unassigned_s(harness))
+        harness.request_split(subtask)
+    assert told == [100, 200, 300, 400]
+    assert unassigned_s(harness) is None
+    assert [held(harness, 0), held(harness, 1)] == [["a", "c"], ["b", "d"]]
+    harness.request_split(0)
+    assert harness.no_more_splits == {0}
+
+
+def test_a_bounded_read_does_not_end_before_its_footers_are_read(put_times, harness_of):
+    put_times("a", 100)
+    harness = harness_of(bounded=True, **IN_TIME)
+    harness.request_split(0)
+    harness.run_next_call()
+    assert harness.requests == {0} and not harness.no_more_splits
+    harness.run_next_call()
+    assert held(harness) == ["a"]
+
+
+def test_files_of_unknown_times_go_first_and_those_without_event_times_hold_nobody(put_times, harness_of):
+    put_times("early", 100)
+    put_times("unknown", 900, write_statistics=False)
+    harness = harness_of(bounded=True, **IN_TIME)
+    harness.run_next_call()
+    harness.run_next_call()
+    assert unassigned_s(harness) == "any"
+    harness.request_split(0)
+    assert (held(harness), unassigned_s(harness)) == (["unknown"], 100)
+
+
+def test_pieces_of_a_file_go_out_in_their_own_time(put_times, harness_of):
+    size = os.path.getsize(put_times("day", 0, 1, 2, 3, 600, 600, 600, 600))
+    put_times("noon", 300)
+    harness = harness_of(bounded=True, splitSize=str((size + 1) // 2), **IN_TIME)
+    harness.run_next_call()
+    harness.run_next_call()
+    told = []
+    for _ in range(3):
+        told.append(unassigned_s(harness))
+        harness.request_split(0)
+    assert told == [0, 300, 600]
+    assert held(harness) == ["day", "noon", "day"]
+    assert unassigned_s(harness) is None
+
+
+def test_a_restored_rest_of_a_file_is_looked_at_before_its_turn(put_times, harness_of):
+    size = os.path.getsize(put_times("day", 0, 1, 2, 3, 600, 600, 600, 600))
+    put_times("noon", 300)
+    options = {"splitSize": str((size + 1) // 2), **IN_TIME}
+    harness = harness_of(**options)
+    harness.run_next_call()
+    harness.run_next_call()
+    harness.request_split(0)
+    again = harness_of(state=harness.snapshot(), **options)
+    assert unassigned_s(again) == "any"
+    again.run_due_calls()
+    again.run_due_calls()
+    assert unassigned_s(again) == 300
+    again.request_split(0)
+    again.request_split(0)
+    assert held(again) == ["noon", "day"]
+
+
+def test_what_comes_back_goes_first_and_holds_all_until_then(put_times, harness_of):
+    put_times("a", 100)
+    put_times("b", 200)
+    harness = harness_of(**IN_TIME)
+    harness.run_next_call()
+    harness.run_next_call()
+    harness.request_split(0)
+    harness.run_next_call()
+    assert unassigned_s(harness) == 200
+    harness.fail_reader(0)
+    assert unassigned_s(harness) == "any"
+    harness.request_split(1)
+    assert (held(harness, 1), unassigned_s(harness)) == (["a"], 200)
+
+
+def test_files_that_come_later_hold_all_while_they_are_looked_at(put_times, harness_of):
+    put_times("b", 200)
+    harness = harness_of(**IN_TIME)
+    harness.run_due_calls()
+    harness.run_due_calls()
+    put_times("a", 100)
+    harness.run_next_call()
+    assert unassigned_s(harness) == "any"
+    harness.run_due_calls()
+    assert unassigned_s(harness) == 100
+    harness.request_split(0)
+    assert (held(harness), unassigned_s(harness)) == (["a"], 200)
+
+
+def test_a_file_that_changed_before_its_turn_is_looked_at_again(put_times, harness_of):
+    put_times("a", 100)
+    harness = harness_of(**IN_TIME)
+    harness.run_due_calls()
+    harness.run_due_calls()
+    put_times("a", 700, 800, modified=2_000_000)
+    harness.run_next_call()
+    harness.run_due_calls()
+    assert unassigned_s(harness) == 700
+
+
+def test_a_file_assigned_while_others_are_looked_at_is_not_assigned_twice(put_times, harness_of):
+    put_times("b", 200)
+    harness = harness_of(**IN_TIME)
+    harness.run_due_calls()
+    harness.run_due_calls()
+    put_times("a", 100)
+    harness.run_next_call()
+    (look,) = [call for call in harness.calls if call.period_ms is None]
+    look.run_work()
+    harness.request_split(0)
+    harness.finish_call(look)
+    harness.request_split(0)
+    harness.request_split(0)
+    assert held(harness) == ["b", "a"]
+    assert unassigned_s(harness) is None
+
+
+def test_files_that_wait_for_their_event_time_never_become_too_old(put_times, harness_of):
+    """Their modification times may be in any order: the newest file of all may have the earliest rows."""
+    for day in range(30):
+        put_times(f"{day:02}", 1000 - day, modified=(day + 1) * DAY_S)
+    state, seen = None, []
+    for _ in range(6):
+        harness = harness_of(state=state, **IN_TIME)
+        harness.run_due_calls()
+        harness.run_due_calls()
+        for _ in range(7):
+            harness.request_split(0)
+        seen += held(harness)
+        state = harness.snapshot()
+    assert seen == [f"{day:02}" for day in reversed(range(30))]
+
+
+def test_a_look_that_fails_fails_the_enumerator(put_times, harness_of):
+    put_times("a", 100)
+    harness = harness_of(**IN_TIME)
+    harness.run_due_calls()
+    (look,) = [call for call in harness.calls if call.period_ms is None]
+    look.fail(SourceUnavailableError("gone"))
+    with pytest.raises(SourceUnavailableError):
+        harness.finish_call(look)
+
+
+def test_files_that_do_not_tell_their_times_go_out_as_ever_and_hold_nobody(put, harness_of):
+    put("b", 1)
+    put("a", 2)
+    schema = pa.schema([("id", pa.timestamp("us")), ("name", pa.string())])
+    harness = harness_of(eventTimeColumn="id", schema=schema)
+    assert unassigned_s(harness) == "any"
+    harness.run_next_call()
+    assert unassigned_s(harness) is None
+    harness.request_split(0)
+    assert held(harness) == ["b"]
+
+
+def test_folders_of_times_order_files_of_any_format(put, harness_of):
+    put("day=1970-01-03/a", 1)
+    put("day=1970-01-02/b", 2)
+    schema = pa.schema([*SCHEMA, ("day", pa.timestamp("us"))])
+    harness = harness_of(eventTimeColumn="day", schema=schema)
+    harness.run_due_calls()
+    harness.run_due_calls()
+    assert unassigned_s(harness) == DAY_S
+    harness.request_split(0)
+    assert (held(harness), unassigned_s(harness)) == (["b"], 2 * DAY_S)
+
+
+def test_latest_first_keeps_its_order_and_holds_nobody(put_times, harness_of):
+    put_times("a", 100, modified=1)
+    put_times("b", 200, modified=2)
+    harness = harness_of(latestFirst="true", **IN_TIME)
+    harness.run_next_call()
+    assert unassigned_s(harness) is None
+    harness.request_split(0)
+    assert held(harness) == ["b"]
+
+
+@pytest.mark.parametrize("column", ["nowhere", "id"])
+def test_an_event_time_column_must_be_a_time(put_times, harness_of, column):
+    with pytest.raises(OptionError, match="must name one column, a timestamp"):
+        harness_of(**{**IN_TIME, "eventTimeColumn": column})
+
+
+def test_a_closed_enumerator_reads_no_more_footers(put_times, harness_of):
+    for name in "abc":
+        put_times(name, 100)
+    harness = harness_of(**IN_TIME)
+    harness.run_due_calls()
+    (look,) = [call for call in harness.calls if call.period_ms is None]
+    harness.close()
+    looked_at = look.work()
+    assert [each.by_unit for each in looked_at] == [False] * 3

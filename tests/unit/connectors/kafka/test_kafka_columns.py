@@ -30,7 +30,7 @@ def test_all_columns_of_spark() -> None:
     schema = kafka_schema(include_headers=True)
     columns = make(schema, includeHeaders="true")
     assert columns.wanted == Wanted(headers=True)
-    batch = columns.batch(records_of([b"x", None, b""], lines=False, first_offset=6))
+    batch, _ = columns.rows(records_of([b"x", None, b""], lines=False, first_offset=6))
     batch.validate(full=True)
     assert batch.schema == schema
     second = datetime.datetime(1970, 1, 1, 0, 0, 7, tzinfo=datetime.UTC)
@@ -52,7 +52,7 @@ def test_columns_may_be_left_out_and_stand_in_any_order() -> None:
     columns = make(pa.schema([("offset", pa.int64()), ("topic", pa.string())]))
     assert columns.wanted == Wanted(keys=False, values=False, timestamps=False)
     records = Records(TopicPartition("ü", 0), np.array([4, 9]))
-    assert columns.batch(records).to_pylist() == [{"offset": 4, "topic": "ü"}, {"offset": 9, "topic": "ü"}]
+    assert columns.rows(records)[0].to_pylist() == [{"offset": 4, "topic": "ü"}, {"offset": 9, "topic": "ü"}]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_only_what_the_schema_has_is_wanted(column: str, wanted: Wanted) -> None
 def test_slices_of_records_give_slices_of_the_rows() -> None:
     columns = make(kafka_schema(include_headers=False))
     records = records_of([b"a", None, b"ccc", b"d"], lines=False)
-    whole = columns.batch(records)
-    assert columns.batch(records.slice(1, 3)).equals(whole.slice(1, 2))
-    assert columns.batch(records.slice(2, 2)) is None
+    whole, _ = columns.rows(records)
+    assert columns.rows(records.slice(1, 3))[0].equals(whole.slice(1, 2))
+    assert columns.rows(records.slice(2, 2))[0] is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_timestamp_beyond_sparks_range_is_an_error() -> None:
         timestamp_types=np.array([0], np.int32),
     )
     with pytest.raises(BadDataError, match=r"t-1.*timestamp") as caught:
-        make(pa.schema([("timestamp", UTC)])).batch(records)
+        make(pa.schema([("timestamp", UTC)])).rows(records)
     assert caught.value.facts == {"topic": "t", "partition": 1, "offset": 5}
 
 
@@ -120,7 +120,7 @@ def test_fields_of_json_beside_kafkas_columns() -> None:
         ("b", pa.string()),
     )
     assert columns.wanted == Wanted(headers=True, lines=True)
-    batch = columns.batch(records_of([b'{"a":1,"b":"x","_value":"y","_offset":77}', None], first_offset=4))
+    batch, _ = columns.rows(records_of([b'{"a":1,"b":"x","_value":"y","_offset":77}', None], first_offset=4))
     batch.validate(full=True)
     assert [(row["_offset"], row["a"], row["_key"], row["_value"], row["b"]) for row in batch.to_pylist()] == [
         (4, 1, b"k4", "y", "x"),
@@ -132,10 +132,10 @@ def test_values_are_not_read_if_no_column_needs_them() -> None:
     schema = [("_offset", pa.int64())]
     columns = json_columns(*schema)
     assert columns.wanted == Wanted(False, False, False)
-    assert columns.batch(Records(TopicPartition("t", 0), np.array([3]))).to_pylist() == [{"_offset": 3}]
+    assert columns.rows(Records(TopicPartition("t", 0), np.array([3])))[0].to_pylist() == [{"_offset": 3}]
     dropping = json_columns(*schema, mode="DROPMALFORMED")
     assert dropping.wanted == Wanted(False, True, False, lines=True)
-    assert dropping.batch(records_of([b"bad", b'{"a":1}', b"bad"])).to_pylist() == [{"_offset": 1}]
+    assert dropping.rows(records_of([b"bad", b'{"a":1}', b"bad"]))[0].to_pylist() == [{"_offset": 1}]
 
 
 def test_a_kafka_column_of_another_type_is_an_error_with_json_too() -> None:
@@ -146,10 +146,10 @@ def test_a_kafka_column_of_another_type_is_an_error_with_json_too() -> None:
 def test_dropped_records_leave_all_columns() -> None:
     columns = json_columns(("a", pa.int64()), ("_offset", pa.int64()), ("_key", pa.binary()), mode="DROPMALFORMED")
     values = [b"bad", b'{"a":1}', None, b'{"a":"x"}', b"", b"[]", b'{"a":2}']
-    assert columns.batch(records_of(values)).to_pylist() == [
+    assert columns.rows(records_of(values))[0].to_pylist() == [
         {"a": 1, "_offset": 1, "_key": b"k1"},
         {"a": None, "_offset": 2, "_key": b"k2"},
         {"a": None, "_offset": 4, "_key": b"k4"},
         {"a": 2, "_offset": 6, "_key": b"k6"},
     ]
-    assert columns.batch(records_of([b"bad", b"bad"])) is None
+    assert columns.rows(records_of([b"bad", b"bad"]))[0] is None

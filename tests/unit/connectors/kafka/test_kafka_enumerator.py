@@ -14,12 +14,14 @@ from headgate.connectors.kafka import enumerator as module
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, InvalidTransitionError, SourceUnavailableError
 from headgate.source import PlanLimits
+from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.spark.offsets import INITIAL
 from headgate.spark.planner import plan_batch
 from headgate.spark.stream_plan import StreamPlanner
 from tests.unit.connectors.kafka.partitions_source import (
     BOUNDED,
     Cluster,
+    Harness,
     PartitionsSource,
     begin,
     held,
@@ -601,3 +603,99 @@ def test_an_idle_stream_writes_the_same_offset() -> None:
     first = planner.plan(INITIAL, NO_LIMITS, 0)
     for now_ms in range(0, 60_000, 500):
         assert planner.plan(first, NO_LIMITS, now_ms) == first
+
+
+# -- event time ---------------------------------------------------------------------------------------------------
+
+
+def unassigned(harness: Harness) -> int | None:
+    return harness.enumerator.unassigned_event_time_ms()
+
+
+def test_no_watermark_passes_before_the_first_discovery_is_over_and_all_partitions_are_assigned() -> None:
+    harness = begin(Cluster(rides=[10, 20]), 2, discovery="100")
+    assert unassigned(harness) == MIN_WATERMARK_MS
+    harness.register_reader(0)
+    harness.run_next_call()
+    assert unassigned(harness) == MIN_WATERMARK_MS, "reader 1 is not there: nothing is assigned"
+    harness.register_reader(1)
+    assert unassigned(harness) is None and len(positions(harness)) == 2
+
+
+def test_readers_that_are_all_there_wait_for_the_first_discovery() -> None:
+    cluster = Cluster(rides=[10])
+    harness = begin(cluster, 1, discovery="100")
+    register(harness)
+    assert unassigned(harness) == MIN_WATERMARK_MS
+    harness.run_next_call()
+    assert unassigned(harness) is None
+    cluster.topics["rides"].append(5)
+    assert unassigned(harness) is None, "nobody waits for ever for what may come"
+    harness.run_next_call()
+    assert unassigned(harness) is None and len(positions(harness)) == 2
+
+
+def test_a_topic_without_partitions_holds_nobody() -> None:
+    harness = begin(Cluster(), 1, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    assert unassigned(harness) is None
+
+
+def test_partitions_that_came_while_the_query_was_down_are_waited_for() -> None:
+    cluster = Cluster(rides=[10])
+    before = begin(cluster, 1, discovery="100")
+    register(before)
+    before.run_next_call()
+    cluster.topics["rides"].append(5)
+    harness = begin(cluster, 1, state=before.snapshot(), discovery="100")
+    register(harness, reports_of(before))
+    assert unassigned(harness) == MIN_WATERMARK_MS
+    cluster.error = DOWN
+    harness.run_next_call()
+    assert unassigned(harness) == MIN_WATERMARK_MS, "it failed and is tried again"
+    cluster.error = None
+    harness.run_next_call()
+    assert unassigned(harness) is None and len(positions(harness)) == 2
+
+
+def test_a_reader_that_failed_holds_no_other_reader_and_has_its_partitions_before_it_is_free_itself() -> None:
+    harness = begin(Cluster(rides=[10, 20]), 2, discovery="100")
+    register(harness)
+    harness.run_next_call()
+    mine = held(harness)[1]
+    harness.fail_reader(1)
+    assert [each.split_id for each in state_of(harness).unassigned] == mine
+    assert unassigned(harness) is None
+    harness.register_reader(1)
+    assert held(harness)[1] == mine and unassigned(harness) is None
+
+
+def test_a_bounded_read_holds_until_its_last_partition_is_assigned_and_again_when_one_comes_back() -> None:
+    harness = begin(Cluster(rides=[5, 6, 7]), 2, BOUNDED, startingOffsets="earliest")
+    register(harness)
+    harness.run_next_call()
+    for subtask in (0, 1):
+        harness.request_split(subtask)
+        assert unassigned(harness) == MIN_WATERMARK_MS
+    harness.request_split(0)
+    assert unassigned(harness) is None
+    harness.fail_reader(1)
+    assert unassigned(harness) == MIN_WATERMARK_MS, "whoever asks first gets it"
+    harness.request_split(0)
+    assert unassigned(harness) is None
+
+
+def test_a_restored_bounded_read_waits_for_what_its_readers_report() -> None:
+    cluster = Cluster(rides=[5])
+    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
+    register(before)
+    before.run_next_call()
+    pull(before)
+    harness = begin(cluster, 2, BOUNDED, before.snapshot(), startingOffsets="earliest")
+    harness.register_reader(0)
+    assert unassigned(harness) == MIN_WATERMARK_MS
+    harness.register_reader(1, reported_splits=reports_of(before)[0])
+    assert unassigned(harness) == MIN_WATERMARK_MS
+    pull(harness)
+    assert unassigned(harness) is None

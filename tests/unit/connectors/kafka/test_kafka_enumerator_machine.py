@@ -160,6 +160,13 @@ class Runtime(RuleBasedStateMachine):
                 assert self.owners.setdefault(split_id, subtask) == subtask, f"{split_id} was moved"
 
     @invariant()
+    def no_watermark_passes_what_a_reader_that_is_there_may_get(self) -> None:
+        if self.harness.enumerator.unassigned_event_time_ms() is None:
+            for split_id in [split.split_id for split in state_of(self.harness).unassigned]:
+                owner = state_of(self.harness).owners[split_id]
+                assert owner not in self.harness.readers, f"{split_id} of reader {owner}"
+
+    @invariant()
     def nobody_has_more_than_a_fair_share(self) -> None:
         if self.harness.readers.keys() != self.since.keys():
             return
@@ -273,6 +280,11 @@ class BoundedRuntime(RuleBasedStateMachine):
                 for subtask in range(parallelism)
             }
         self._begin(parallelism)
+
+    @invariant()
+    def no_watermark_passes_what_is_pending(self) -> None:
+        if self.harness.enumerator.unassigned_event_time_ms() is None:
+            assert not state_of(self.harness).unassigned
 
     @invariant()
     def nothing_is_twice(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.kafka.ranges import Available, lag, plan_ranges
+from headgate.connectors.kafka.ranges import Available, lag, plan_ranges, readable
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError
 from headgate.source import PlannedRange
@@ -180,3 +180,47 @@ def test_lag() -> None:
         "rowsBehind": 104,
     }
     assert lag([], ends(9)) == {}
+
+
+# -- event time ------------------------------------------------------------------------------------------------------
+
+
+def aligned(splits: list[KafkaSplit], before: dict[int, int], max_rows: int | None = None, fail: bool = True) -> Plan:
+    ends_at = {TopicPartition("t", number): offset for number, offset in before.items()}
+    there = available(100, 100, 100, earliest={0: 10})
+    return plan_ranges(splits, there, max_rows, fail_on_data_loss=fail, before=ends_at)
+
+
+def test_no_range_reaches_the_offset_that_is_too_late() -> None:
+    splits = [split(0, 20), split(1, 20), split(2, 20)]
+    assert sizes(aligned(splits, {0: 50, 1: 500})) == {"t-0": 30, "t-1": 80, "t-2": 80}
+    assert sizes(aligned(splits, {0: 20, 1: 0})) == {"t-2": 80}
+    assert aligned(splits, dict.fromkeys(range(3), 0)) == []
+
+
+def test_a_limit_is_shared_among_those_that_may_be_read() -> None:
+    splits = [split(0, 20), split(1, 20), split(2, 20)]
+    assert sizes(aligned(splits, {0: 30, 1: 0}, max_rows=45)) == {"t-0": 6, "t-2": 39}
+
+
+def test_a_split_held_before_its_stop_is_not_finished_and_one_that_reaches_it_is() -> None:
+    assert aligned([split(0, 20, 30)], {0: 20}) == []
+    (planned,) = aligned([split(0, 20, 30)], {0: 25})
+    assert (planned.split, planned.rest) == (split(0, 20, 25), split(0, 25, 30))
+    (planned,) = aligned([split(0, 20, 30)], {0: 60})
+    assert (planned.split, planned.rest) == (split(0, 20, 30), None)
+
+
+def test_alignment_changes_nothing_about_lost_data() -> None:
+    with pytest.raises(DataLossError):
+        aligned([split(0, 5)], {0: 0})
+    (planned,) = aligned([split(0, 5)], {0: 0}, fail=False)
+    assert (planned.split, planned.rest) == (split(0, 10, 10), split(0, 10)), "it moves on, and reads nothing yet"
+    (planned,) = aligned([split(0, 5)], {0: 15}, fail=False)
+    assert (planned.split, planned.rest) == (split(0, 10, 15), split(0, 15))
+
+
+def test_what_can_be_read_now_begins_behind_what_was_lost() -> None:
+    there = available(100, 100, earliest={0: 10})
+    splits = [split(0, 5), split(0, 5, 8), split(1, 100), split(1, 99), split(1, 7, 7), split(2, 0)]
+    assert readable(splits, there) == [split(0, 10), split(1, 99)]

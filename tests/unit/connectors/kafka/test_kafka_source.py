@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.connectors.kafka.cluster import KafkaCluster
@@ -13,7 +14,7 @@ from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.connectors.kafka.subscription import TopicInfo
 from headgate.errors import DataLossError
-from headgate.source import PlanLimits
+from headgate.source import PlanLimits, SupportsEventTimeSeek
 
 AT = TopicPartition("rides", 0)
 SPLIT = KafkaSplit(split_id="rides-0", topic="rides", partition=0, position=5, topic_id="first")
@@ -110,3 +111,26 @@ def test_a_client_does_not_travel() -> None:
     assert isinstance(cluster, KafkaCluster)
     assert pickle.loads(pickle.dumps(made))._cluster is None
     assert made._cluster is cluster
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"eventTimeColumn": "at"},
+        {"eventTimeColumn": "value"},
+        {"eventTimeColumn": "timestamp", "valueFormat": "json"},
+        {"eventTimeColumn": "_timestamp"},
+    ],
+)
+def test_a_time_within_the_values_is_not_known_and_no_broker_is_asked_for_it(options: dict[str, str]) -> None:
+    answers = Answers()
+    planning = source(answers, **options)
+    assert planning.next_event_times([SPLIT]) is None
+    assert answers.asked == []
+    assert isinstance(planning, SupportsEventTimeSeek)
+
+
+def test_a_split_that_has_nothing_new_has_no_next_record() -> None:
+    behind = msgspec.structs.replace(SPLIT, position=9)
+    assert source(Answers(), eventTimeColumn="timestamp").next_event_times([behind]) == {}

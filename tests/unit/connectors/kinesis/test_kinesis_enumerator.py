@@ -9,6 +9,7 @@ from headgate.connectors.kinesis.source import KinesisSource
 from headgate.connectors.kinesis.split import after
 from headgate.errors import SourceError, SourceUnavailableError
 from headgate.source import Boundedness
+from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.testing import EnumeratorHarness
 
 SCHEMA = pa.schema({"data": pa.binary()})
@@ -206,3 +207,52 @@ def test_a_bounded_read_without_shards_ends_after_a_restore_too():
     restored.register_reader(0)
     restored.request_split(0)
     assert restored.no_more_splits == {0}
+
+
+def test_children_follow_a_parent_whose_end_is_told_before_it_is_assigned_again():
+    """Trap 26: a restored enumerator's state may be older than the assignment and the end of a shard."""
+    stream = source(Shard("0", is_open=False), Shard("1", ("0",)))
+    enumerator = harness(stream)
+    enumerator.run_due_calls()
+    before = enumerator.snapshot()
+    restored = harness(stream, state=before)
+    restored.enumerator.notify_splits_finished(["0"])
+    restored.register_reader(0)  # shard 0 is assigned again, which the coordinator does not carry out
+    restored.run_due_calls()
+    assert held(restored) == {0: ["0", "1"]}
+    del restored.assigned[0]["0"]
+    assert b'"finished":["0"]' in restored.snapshot()
+
+
+def test_an_end_told_after_a_restore_is_undone_if_the_shard_is_given_back():
+    stream = source(Shard("0", is_open=False), Shard("1", ("0",)))
+    enumerator = harness(stream)
+    enumerator.run_due_calls()
+    restored = harness(stream, state=enumerator.snapshot())
+    (shard,) = [split for split in restored.enumerator._table.unassigned.values() if split.split_id == "0"]
+    restored.enumerator.notify_splits_finished(["0"])
+    restored.enumerator.add_splits_back([shard], 0)
+    restored.register_reader(0)
+    restored.run_due_calls()
+    assert held(restored) == {0: ["0"]}
+
+
+def test_watermarks_wait_for_shards_that_may_be_read_and_have_no_reader():
+    stream = source(Shard("0"))
+    enumerator = harness(stream)
+    unassigned = enumerator.enumerator.unassigned_event_time_ms
+    assert unassigned() == MIN_WATERMARK_MS  # anything may be found
+    enumerator.run_due_calls()
+    assert unassigned() == MIN_WATERMARK_MS  # its reader is not there
+    enumerator.register_reader(0)
+    assert unassigned() is None
+    stream.shards = [Shard("0", is_open=False), Shard("1", ("0",))]
+    enumerator.run_next_call()
+    assert unassigned() is None  # its records are later than those of shard 0, which is being read
+    finish(enumerator, 0, "0")
+    assert unassigned() == MIN_WATERMARK_MS
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: ["1"]}
+    assert unassigned() is None
+    enumerator.fail_reader(0)
+    assert unassigned() == MIN_WATERMARK_MS

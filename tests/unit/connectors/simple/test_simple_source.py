@@ -22,6 +22,7 @@ from headgate.errors import (
 )
 from headgate.source import Boundedness, PlanLimits
 from headgate.source.simple import SimpleSource
+from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.testing import (
     ALL_CHECKS,
     EnumeratorHarness,
@@ -152,6 +153,30 @@ def test_an_unbounded_read_discovers_and_never_assigns_twice() -> None:
     assert (list(harness.assigned[0]), list(harness.assigned[1])) == (["a", "c"], ["b", "d"])
     assert harness.clock() == 20_000
     assert not harness.no_more_splits
+
+
+def test_watermarks_wait_until_splits_are_listed_and_pushed() -> None:
+    harness = drive(of(Pages, {"a": [1]}), parallelism=2)
+    unassigned = harness.enumerator.unassigned_event_time_ms
+    harness.start()
+    harness.register_reader(0)
+    assert unassigned() == MIN_WATERMARK_MS
+    harness.run_next_call()
+    assert unassigned() == MIN_WATERMARK_MS, "reader 1 is not there yet"
+    harness.register_reader(1)
+    assert unassigned() is None
+    harness.fail_reader(0)
+    assert unassigned() == MIN_WATERMARK_MS, "what it had is to be read again"
+    harness.register_reader(0)
+    assert unassigned() is None
+
+
+def test_splits_that_are_pulled_hold_no_watermark_once_they_are_listed() -> None:
+    harness = drive(Pages, Boundedness.BOUNDED)
+    harness.start()
+    assert harness.enumerator.unassigned_event_time_ms() == MIN_WATERMARK_MS
+    harness.run_next_call()
+    assert harness.enumerator.unassigned_event_time_ms() is None
 
 
 @pytest.mark.parametrize("restore", [False, True])

@@ -12,6 +12,7 @@ import pytest
 
 from headgate.coordinator import source_coordinator as src
 from headgate.source.enumerator import Boundedness
+from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
 from tests.unit.coordinator.toy_sources import ToyEnumerator, ToySource, ToySplit
 
@@ -68,6 +69,10 @@ class Running:
         assert uid == "uid"
         return event
 
+    def has_started(self) -> None:
+        assert self.next() == src.EnumeratorStarted(1)
+        assert self.next() == src.UnassignedChanged(1, MIN_WATERMARK_MS)
+
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Running]]:
@@ -90,9 +95,10 @@ def test_calls_run_on_one_thread_and_are_told_in_their_order(start: Callable[...
         running.thread.call(src.AddReader(checkpoint_id, "h"))
         running.thread.call(src.SnapshotEnumerator(checkpoint_id))
         running.thread.call(src.NotifySplitsFinished(("of headgate-enumerator-uid",)))
-    assert running.next() == src.EnumeratorStarted(1)
+    running.has_started()
     for checkpoint_id in range(1, 4):
-        assigned, snapshot = running.next(), running.next()
+        assigned, added, snapshot = running.next(), running.next(), running.next()
+        assert added == src.ReaderAdded(1, checkpoint_id)
         assert [split.split_id for split in assigned.assignment[checkpoint_id]] == ["of headgate-enumerator-uid"]
         assert snapshot.checkpoint_id == checkpoint_id
 
@@ -111,7 +117,7 @@ def test_slow_work_runs_beside_it_and_is_handled_on_its_thread(start: Callable[.
 
     running = start(begin=lambda of: of.context.call_async(work, handle))
     running.thread.call(src.SnapshotEnumerator(1))
-    assert running.next() == src.EnumeratorStarted(1)
+    running.has_started()
     assert isinstance(running.next(), src.EnumeratorSnapshotted), "it is called while the work runs"
     gate.set()
     failed = running.next()
@@ -128,7 +134,7 @@ def test_an_error_of_slow_work_goes_to_its_handler(start: Callable[..., Running]
         raise error
 
     running = start(begin=lambda of: of.context.call_async(work, handle))
-    assert running.next() == src.EnumeratorStarted(1)
+    running.has_started()
     assert running.next().error.message == "no broker"
 
 
@@ -161,7 +167,7 @@ def test_one_that_hangs_is_left_to_itself_and_says_no_more(hangs_in: str) -> Non
     running = Running(
         **{"begin" if hangs_in == "work" else "on_request": script["begin" if hangs_in == "work" else "on_request"]}
     )
-    assert running.next() == src.EnumeratorStarted(1)
+    running.has_started()
     running.thread.call(src.HandleSplitRequest(0, "h"))
     begin = time.monotonic()
     running.thread.close()

@@ -173,10 +173,39 @@ def test_a_watermark_on_a_source_s_own_column_is_the_source_s() -> None:
     assert len(made.graph.operators) == 2
 
 
-def test_a_watermark_on_a_column_that_a_function_made() -> None:
-    made = definition(numbers().mapInArrow(doubled, TIMED).withWatermark("at", "5 seconds"))
-    assert made.sources["datagen"].watermark_strategy is None
-    assert made.graph.output == "datagen.2.with-watermark"
+def test_a_watermark_on_a_column_that_a_function_made_keeps_the_source_s_options() -> None:
+    options = {
+        "eventTimeColumn": "at", "scan.watermark.idle-timeout": "30 seconds",
+        "scan.watermark.alignment.group": "g", "scan.watermark.alignment.max-drift": "1 minute",
+    }  # fmt: skip
+    made_columns = TIMED.append(pa.field("made", pa.timestamp("us", "UTC")))
+    stream = numbers(**options).mapInArrow(doubled, made_columns).withWatermark("MADE", "5 seconds")
+    made = definition(stream)
+    assert made.sources["datagen"].watermark_strategy == WatermarkStrategy(
+        event_time_column="made", max_out_of_orderness_ms=5000, idle_timeout_ms=30_000,
+        alignment=WatermarkAlignment(group="g", max_drift_ms=60_000),
+    )  # fmt: skip
+    assert made.graph.event_time_operator("datagen") == made.graph.output == "datagen.2.with-watermark"
+
+
+def test_alignment_joins_sources_by_branch_or_behind_their_union() -> None:
+    left, right = numbers().withWatermark("at", "1 second"), numbers(eventTimeColumn="at")
+    function_made = numbers().mapInArrow(doubled, TIMED).withWatermark("at", "2 seconds")
+    group = WatermarkAlignment(group="rides", max_drift_ms=60_000)
+    apart = left.withWatermarkAlignment("rides", "1 minute").union(right)
+    assert [each.watermark_strategy.alignment for each in definition(apart).graph.sources] == [group, None]  # type: ignore[union-attr]
+    behind = left.union(right).union(function_made).withWatermarkAlignment("rides", "1 minute")
+    strategies = [each.watermark_strategy for each in definition(behind).graph.sources]
+    assert [each and each.alignment for each in strategies] == [group] * 3
+    assert [each and each.max_out_of_orderness_ms for each in strategies] == [1000, 0, 2000]
+
+
+def test_a_column_of_a_union_is_found_behind_it_for_each_of_its_sources() -> None:
+    idle = numbers(**{"scan.watermark.idle-timeout": "30 seconds"})
+    made = definition(idle.union(numbers()).withWatermark("at", "1 second"))
+    assert {made.graph.event_time_operator(uid) for uid in made.sources} == {made.graph.output}
+    strategies = [each.watermark_strategy for each in made.graph.sources]
+    assert [each and each.idle_timeout_ms for each in strategies] == [30_000, None]
 
 
 def test_a_source_s_options_make_its_watermark() -> None:
@@ -242,7 +271,11 @@ WRONG: dict[str, tuple[str, Any]] = {
     "name twice": ("names 'x' more than once", lambda: definition(numbers().name("x").union(numbers().name("x")))),
     "watermark": ("must be a timestamp", lambda: numbers().withWatermark("n", "5 seconds")),
     "delay": ("'soon' is no interval", lambda: numbers().withWatermark("at", "soon")),
-    "alignment": ("needs one source whose event time", lambda: numbers().withWatermarkAlignment("g", "1 minute")),
+    "alignment": ("needs sources whose event time", lambda: numbers().withWatermarkAlignment("g", "1 minute")),
+    "alignment of a union": (
+        "that of 'datagen' is not",
+        lambda: numbers(eventTimeColumn="at").union(numbers()).withWatermarkAlignment("g", "1 minute"),
+    ),
     "alignment option": ("max-drift' must be set", lambda: numbers(**{"scan.watermark.alignment.group": "g"})),
     "event time": ("must be a timestamp", lambda: numbers(eventTimeColumn="n")),
     "output mode": ("only 'append'", lambda: numbers().writeStream.outputMode("update")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from headgate.operators.plan import PlanNode, stage_graph
 from headgate.operators.query_options import parse_query_options
 from headgate.operators.stage_graph import QueryDefinition, SourceDefinition
 from headgate.operators.union import Union
+from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FileState, OperatorState, SplitState, SubtaskState
 from headgate.source import (
@@ -99,7 +100,7 @@ class ToyReader(SourceReader[ToySplit]):
         self.polls += 1
         self._fail("poll")
         with self._lock:
-            offered = self._offered.pop(0) if self._offered and self.splits else None
+            offered = self._next()
         if offered is None:
             return InputStatus.END_OF_INPUT if self.no_more else InputStatus.NOTHING_AVAILABLE
         split_id, numbers = offered
@@ -114,9 +115,15 @@ class ToyReader(SourceReader[ToySplit]):
             output.emit_batch(rows(*numbers))
         return InputStatus.MORE_AVAILABLE
 
+    def _next(self, *, look: bool = False) -> tuple[str, tuple[int, ...]] | None:
+        """Return what is to be emitted next, and take it unless that is only looked for."""
+        if not (self._offered and self.splits):
+            return None
+        return self._offered[0] if look else self._offered.pop(0)
+
     def available(self) -> Future[None]:
         with self._lock:
-            if (self._offered and self.splits) or self.no_more:
+            if self._next(look=True) is not None or self.no_more:
                 done: Future[None] = Future()
                 done.set_result(None)
                 return done
@@ -158,16 +165,37 @@ class ToyReader(SourceReader[ToySplit]):
             raise error
 
 
+class PausableToyReader(ToyReader):
+    """Emits nothing of paused splits."""
+
+    def __init__(self, source: ToySource, context: SourceReaderContext) -> None:
+        super().__init__(source, context)
+        self.paused: set[str] = set()
+        self.pauses: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
+        self.pauses.append((tuple(splits_to_pause), tuple(splits_to_resume)))
+        with self._lock:
+            self.paused = (self.paused | set(splits_to_pause)) - set(splits_to_resume)
+
+    def _next(self, *, look: bool = False) -> tuple[str, tuple[int, ...]] | None:
+        for index, offered in enumerate(self._offered if self.splits else ()):
+            if offered[0] not in self.paused:
+                return offered if look else self._offered.pop(index)
+        return None
+
+
 class ToySource(Source[ToySplit, None]):
-    """Makes `ToyReader`s and keeps them."""
+    """Makes `ToyReader`s and keeps them; ``can_pause``: `PausableToyReader`s."""
 
     name = "toy"
     split_serializer = SPLITS
 
-    def __init__(self, *offered: tuple[str, tuple[int, ...]], pulls: bool = False) -> None:
+    def __init__(self, *offered: tuple[str, tuple[int, ...]], pulls: bool = False, can_pause: bool = False) -> None:
         super().__init__({})
         self.offered = offered
         self.pulls = pulls
+        self.reader_type = PausableToyReader if can_pause else ToyReader
         self.fails: dict[str, BaseException | Callable[[], object]] = {}
         self.readers: list[ToyReader] = []
         self.rule = ThreadRule("ToyReader")
@@ -188,7 +216,7 @@ class ToySource(Source[ToySplit, None]):
         raise NotImplementedError
 
     def create_reader(self, context: SourceReaderContext) -> ToyReader:
-        reader = ToyReader(self, context)
+        reader = self.reader_type(self, context)
         self.readers.append(assert_single_threaded(reader, free=("available", "offer", "wake"), rule=self.rule))
         return self.reader
 
@@ -283,6 +311,10 @@ class Running:
         Of all of them.
     operator
         What stands before the sink; None: nothing does.
+    finds
+        The operator finds the sources' event times, in this column of its rows.
+    options
+        Of the query.
     now_ms
         The runner's clock.
     files
@@ -293,7 +325,9 @@ class Running:
         self,
         *,
         strategy: WatermarkStrategy | None = None,
-        operator: ToyOperator | None = None,
+        operator: Operator | None = None,
+        finds: str | None = None,
+        options: Mapping[str, str] | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
         files: Mapping[str, bytes] | None = None,
         **sources: Source[Any, Any],
@@ -304,10 +338,11 @@ class Running:
         self._unread: queue.Queue[msg.FromSlot] = queue.Queue()
         self._incarnation = 0
         self._execution = 0
-        self._uid = next(iter(sources))
+        self._uids = tuple(sources)
+        self._uid = self._uids[0]
         self._files = files or {}
         self.runner = SubtaskRunner(
-            toy_definition(self.sink, sources, strategy, operator),
+            toy_definition(self.sink, sources, strategy, operator, finds, options),
             0,
             SlotPlace(run=1, slot=2, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location="/none"),
             post=self._post,
@@ -324,12 +359,18 @@ class Running:
         self._execution += 1
         self.deliver(msg.Deploy, parallelism=3, restore=restore)
 
-    def start(self, *split_ids: str, restore: SubtaskState | None = None) -> None:
-        """Deploy, and wait until it runs; then assign splits to the first source."""
+    def start(self, *split_ids: str, restore: SubtaskState | None = None, unassigned: bool = False) -> None:
+        """Deploy, and wait until it runs; then assign splits to the first source.
+
+        ``unassigned``: nothing is said of unassigned work, so that watermarks are held; else that there is none.
+        """
         self.deploy(restore)
         self.next(msg.SubtaskRunning)
         if split_ids:
             self.assign(*split_ids)
+        if not unassigned:
+            for uid in self._uids:
+                self.deliver(msg.UnassignedWork, source=uid, event_time_ms=None)
 
     def assign(self, *split_ids: str, number: int = 1, source: str | None = None) -> None:
         splits = tuple(map(state_of, split_ids))
@@ -366,6 +407,15 @@ class Running:
         figures = [letter for letter in self.posted if isinstance(letter, msg.SubtaskProgress)]
         return acknowledged.state, figures[-1]
 
+    def announce(self, max_watermark_ms: int, others_ms: int, source: str | None = None) -> None:
+        """Say where the alignment group is."""
+        self.deliver(
+            msg.AlignmentAnnounced,
+            source=source or self._uid,
+            max_watermark_ms=max_watermark_ms,
+            others_ms=others_ms,
+        )
+
     def prepared(self, checkpoint_id: int) -> Future[OperatorState]:
         """Wait until the sink prepares a checkpoint; return its future."""
         wait_until(lambda: any(call[:2] == ("prepare", checkpoint_id) for call in self._calls()))
@@ -398,9 +448,11 @@ def toy_definition(
     sink: ToySink,
     sources: Mapping[str, Source[Any, Any]],
     strategy: WatermarkStrategy | None = None,
-    operator: ToyOperator | None = None,
+    operator: Operator | None = None,
+    finds: str | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> QueryDefinition:
-    """Return a query of sources, which are united, perhaps an operator, and a sink."""
+    """Return a query of sources, which are united, perhaps an operator, event times found behind it, and a sink."""
     nodes = [
         PlanNode(
             of=SourceDefinition(
@@ -417,10 +469,12 @@ def toy_definition(
     output = nodes[0] if len(nodes) == 1 else PlanNode(of=Union(SCHEMA, SCHEMA), inputs=tuple(nodes))
     if operator is not None:
         output = output.then(operator).named("function")
+    if finds is not None:
+        output = output.then(WithWatermark(output.schema, finds))
     return QueryDefinition(
         graph=stage_graph(output),
         sink=sink,
         sink_format="toy",
-        options=parse_query_options({}, {}),
+        options=parse_query_options(options or {}, {}),
         parallelism=3,
     )

@@ -1,0 +1,320 @@
+"""Partitions out of step in event time: Headgate with and without alignment, and Spark's own Kafka source.
+
+Topics of 4 partitions, ten hours of event time. Shapes: burst (one partition has four times the rows of each other,
+three quarters of them within an hour), behind (one partition's producer was two hours behind), silent (one partition
+was silent for an hour, then back). Windows of one minute, a watermark of one minute: a drift of 50 s and 10 s for the
+disorder, which is 2 s.
+
+    dropped-SHAPE          rows that no window counted; Structured Streaming, beside Spark's own Kafka source with
+                           maxOffsetsPerTrigger of a tenth of the rows; the continuous query's in the JSON
+    dataframe-state-SHAPE  most rows in the state store, aligned, beside Spark's own source
+    overshoot-SHAPE        continuous query: most rows of a partition beyond the slowest and the drift, beside unaligned
+    state-SHAPE            continuous query: most windows open at once, beside unaligned
+    throughput-SHAPE       continuous query: rows/s from the first to the last row, beside unaligned
+
+A continuous query counts no windows yet (there is no exchange by key): an operator in its slots notes each row and
+when it came, and windows are counted from the notes of all slots. The broker runs on the same two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from rich.progress import Progress
+from rich.table import Table
+
+import headgate
+from bench import align_data, align_observed
+from bench.align_data import DELAY_MS, MAX_DRIFT_MS, PARTITIONS, SHAPES, Topic
+from bench.align_observed import Observed, Observer, measure, notes_in
+from bench.align_spark import MOST_OPEN_WINDOWS, Side, Windows, count_windows
+from bench.frame import CACHE, CORES, QUICK_NOTE, console, session
+from headgate.connectors.kafka.split_reader import MOST_ROWS
+from local.jars import jars
+from local.kafka import Broker, running_broker
+
+SUMMARY = "partitions out of step in event time: rows dropped, state held, speed"
+ROWS, HOURS = 2_000_000, 10.0
+QUICK_ROWS, QUICK_HOURS = 100_000, 0.5
+REQUIRED_STATE_RATIO = 10.0
+REQUIRED_THROUGHPUT_RATIO = 0.95
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options that only this bench has."""
+    command.add_argument("--shape", action="append", choices=tuple(SHAPES), help="only this shape; may be given again")
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw what was measured for 'behind' as a PNG")
+
+
+@dataclass
+class Figures:
+    """The figures of one case.
+
+    Parameters
+    ----------
+    case, unit
+        As in the table.
+    peer_name
+        Who the peer is.
+    larger_is_better
+        Whether ``ratio`` is Headgate's figure by the peer's, or the other way round.
+    required
+        What must hold, in words.
+    holds
+        Whether it does; None: it is not required at this size.
+    more
+        What else the JSON says.
+    """
+
+    case: str
+    unit: str
+    headgate: list[float]
+    peer: list[float]
+    peer_name: str
+    larger_is_better: bool = False
+    required: str = ""
+    holds: bool | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better Headgate's median is; None where a figure is zero."""
+        ours, theirs = statistics.median(self.headgate), statistics.median(self.peer)
+        if not ours or not theirs:
+            return None
+        return ours / theirs if self.larger_is_better else theirs / ours
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what stands in the last line."""
+        return {
+            "case": self.case,
+            "unit": self.unit,
+            "headgate": round(statistics.median(self.headgate)),
+            "peer": round(statistics.median(self.peer)),
+            "peer_name": self.peer_name,
+            "ratio": None if self.ratio is None else round(self.ratio, 2),
+            "required": self.required,
+            "holds": self.holds,
+            **self.more,
+        }
+
+
+Runs = dict[tuple[str, bool], list[Observed]]
+"""Runs of continuous queries by shape and whether they were aligned."""
+
+
+class _Listener(StreamingQueryListener):
+    """Takes note of the watermark that a query tells about itself, and when."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def onQueryProgress(self, event: Any) -> None:
+        """Take note."""
+        watermark = event.progress.eventTime.get("watermark")
+        if watermark is not None:
+            watermark_ms = round(datetime.fromisoformat(watermark).timestamp() * 1000)
+            self.told.append((time.monotonic_ns(), watermark_ms))
+
+    def onQueryStarted(self, event: Any) -> None:
+        """Nothing."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Nothing."""
+
+
+def _observe(spark: SparkSession, broker: Broker, topic: Topic, aligned: bool) -> Observed:
+    """Read a topic to its end with a continuous query, and return what was seen of it."""
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as folder:
+        stream = (
+            headgate.continuous(spark, parallelism=CORES).readStream.format("headgate.kafka")
+            .option("kafka.bootstrap.servers", broker.plain).option("subscribe", topic.fill(broker))
+            .option("startingOffsets", "earliest").option("endingOffsets", "latest")
+            .load().withWatermark("timestamp", f"{DELAY_MS} ms")
+        )  # fmt: skip
+        if aligned:
+            stream = stream.withWatermarkAlignment(topic.shape, f"{MAX_DRIFT_MS} ms")
+        streams = headgate.continuous(spark, parallelism=CORES).streams
+        listener = _Listener()
+        streams.addListener(listener)
+        began = time.monotonic()
+        query = (
+            stream.select("partition", "timestamp").mapInArrow(Observer(folder), "partition int, timestamp timestamp")
+            .writeStream.format("noop").trigger(continuous="1 second").start()
+        )  # fmt: skip
+        query.awaitTermination()
+        total_s = time.monotonic() - began
+        streams.removeListener(listener)
+        observed = measure(notes_in(Path(folder)), topic.event_times(), DELAY_MS, MAX_DRIFT_MS, listener.told)
+    observed.total_seconds = total_s
+    return observed
+
+
+def _continuous(spark: SparkSession, broker: Broker, topics: Sequence[Topic], rounds: int) -> Runs:
+    """Run each topic with and without alignment in turn, each first every other time."""
+    runs: Runs = defaultdict(list)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("continuous queries", total=2 * rounds * len(topics) + 1)
+        _observe(spark, broker, topics[0], aligned=False)  # warms Python workers and compiled functions up
+        progress.advance(bar)
+        for number in range(rounds):
+            for topic in topics:
+                for aligned in (True, False) if number % 2 == 0 else (False, True):
+                    runs[topic.shape, aligned].append(_observe(spark, broker, topic, aligned))
+                    progress.advance(bar)
+    return runs
+
+
+Counts = dict[tuple[str, Side], list[Windows]]
+"""What Structured Streaming counted, by shape and side."""
+
+
+def _structured(
+    spark: SparkSession, broker: Broker, topics: Sequence[Topic], sides: Sequence[Side], rounds: int
+) -> Counts:
+    counts: Counts = defaultdict(list)
+    for number in range(rounds):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            for shape, windows in count_windows(spark, broker, topics, side, topics[0].rows // 10).items():
+                counts[shape, side].append(windows)
+    return counts
+
+
+def _of_structured(topic: Topic, counts: Counts, runs: Runs) -> Iterator[Figures]:
+    """Make the figures of the doors of DataFrames."""
+    ours, theirs = counts[topic.shape, "aligned"], counts[topic.shape, "spark"]
+    unaligned = counts[topic.shape, "unaligned"]
+    continuous = [each.dropped for each in runs[topic.shape, True]]
+    more: dict[str, Any] = {
+        "headgate_continuous": round(statistics.median(continuous)),
+        "peer_numRowsDroppedByWatermark": round(statistics.median(each.told for each in theirs)),
+    }
+    if unaligned:
+        more["headgate_unaligned"] = round(statistics.median(each.dropped for each in unaligned))
+    yield Figures(
+        f"dropped-{topic.shape}", "rows", [each.dropped for each in ours], [each.dropped for each in theirs],
+        "spark kafka", required="0 in both doors", more=more,
+        holds=not any(each.dropped or each.told for each in ours) and not any(continuous),
+    )  # fmt: skip
+    yield Figures(
+        f"dataframe-state-{topic.shape}", "rows", [each.state_rows for each in ours],
+        [each.state_rows for each in theirs], "spark kafka", required=f"at most {MOST_OPEN_WINDOWS}",
+        holds=max(each.state_rows for each in ours) <= MOST_OPEN_WINDOWS,
+        more={"micro_batches": round(statistics.median(each.batches for each in ours))},
+    )  # fmt: skip
+
+
+def _of_continuous(topic: Topic, runs: Runs, quick: bool) -> Iterator[Figures]:
+    """Make the figures of the continuous door."""
+    aligned, unaligned = runs[topic.shape, True], runs[topic.shape, False]
+    yield Figures(
+        f"overshoot-{topic.shape}", "rows", [each.overshoot_rows for each in aligned],
+        [each.overshoot_rows for each in unaligned], "unaligned", required=f"a batch of {MOST_ROWS:,}",
+        holds=max(each.overshoot_rows for each in aligned) <= MOST_ROWS,
+        more={"headgate_beyond_ms": max(each.overshoot_ms for each in aligned),
+              "peer_beyond_ms": max(each.overshoot_ms for each in unaligned),
+              "largest_call_rows": max(each.largest_call for each in aligned)},
+    )  # fmt: skip
+    state = Figures(
+        f"state-{topic.shape}", "windows", [each.peak_windows for each in aligned],
+        [each.peak_windows for each in unaligned], "unaligned",
+        more={"headgate_in_a_slot": max(each.peak_windows_in_slot for each in aligned),
+              "peer_in_a_slot": max(each.peak_windows_in_slot for each in unaligned)},
+    )  # fmt: skip
+    if topic.shape == "behind" and not quick:
+        state.required = f"ratio {REQUIRED_STATE_RATIO:.0f}"
+        state.holds = (state.ratio or 0) >= REQUIRED_STATE_RATIO
+    yield state
+    speed = Figures(
+        f"throughput-{topic.shape}", "rows/s", [each.rows / each.seconds for each in aligned],
+        [each.rows / each.seconds for each in unaligned], "unaligned", larger_is_better=True,
+        more={"headgate_total_s": _median_s(aligned), "peer_total_s": _median_s(unaligned)},
+    )  # fmt: skip
+    if not quick:
+        speed.required = f"ratio {REQUIRED_THROUGHPUT_RATIO}"
+        speed.holds = (speed.ratio or 0) >= REQUIRED_THROUGHPUT_RATIO
+    yield speed
+
+
+def _median_s(runs: Sequence[Observed]) -> float:
+    return round(statistics.median(each.total_seconds for each in runs), 2)
+
+
+def _report(figures: Sequence[Figures], footer: str) -> None:
+    table = Table(title="align: median (min to max)", title_justify="left", header_style="bold")
+    for heading in ("case", "unit", "headgate", "peer", "peer is", "ratio", "required", "holds"):
+        table.add_column(heading, justify="right" if heading in ("headgate", "peer", "ratio") else "left")
+    for each in figures:
+        table.add_row(
+            each.case, each.unit, _cell(each.headgate), _cell(each.peer), each.peer_name,
+            "" if each.ratio is None else f"{each.ratio:.2f}", each.required,
+            {None: "", True: "yes", False: "NO"}[each.holds],
+        )  # fmt: skip
+    console.print(table)
+    console.print(footer, soft_wrap=True)
+    print(json.dumps({"bench": "align", "cases": [each.as_json() for each in figures]}))
+
+
+def _cell(values: Sequence[float]) -> str:
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median:,.0f}" if low == high else f"{median:,.0f} ({low:,.0f} to {high:,.0f})"
+
+
+def _draw(path: Path, topics: Sequence[Topic], counts: Counts, runs: Runs) -> None:
+    """Draw the last runs of 'behind', and what was lost of each shape."""
+    from bench.align_picture import Run, draw
+
+    unaligned, aligned = (
+        Run(run.watermarks, f"{run.peak_windows:,} windows open at most") for run in
+        (runs["behind", False][-1], runs["behind", True][-1])
+    )  # fmt: skip
+    lost = {topic.shape: (counts[topic.shape, "spark"][-1].dropped, counts[topic.shape, "aligned"][-1].dropped)
+            for topic in topics}  # fmt: skip
+    draw(path, unaligned, aligned, lost, topics[0].rows)
+    console.print(f"The picture is in {path}.")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure."""
+    quick = arguments.quick
+    if arguments.picture is not None and "behind" not in (arguments.shape or SHAPES):
+        raise SystemExit("--picture shows the shape behind: leave --shape, or name it too")
+    rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
+    hours = QUICK_HOURS if quick else HOURS
+    topics = [Topic(each, rows, round(hours * 3_600_000)) for each in SHAPES if each in (arguments.shape or SHAPES)]
+    rounds = 1 if quick else arguments.rounds
+    sides: tuple[Side, ...] = ("aligned", "spark") if quick else ("aligned", "unaligned", "spark")
+    for module in (align_observed, align_data):  # workers do not have these
+        cloudpickle.register_pickle_by_value(module)
+    with running_broker(CACHE / "kafka") as broker:
+        spark = session("align", jars=jars("spark-kafka"))
+        for topic in topics:
+            topic.fill(broker)
+        runs = _continuous(spark, broker, topics, rounds)
+        counts = _structured(spark, broker, topics, sides, rounds)
+        spark.stop()
+    figures = [
+        each for topic in topics for each in (*_of_structured(topic, counts, runs), *_of_continuous(topic, runs, quick))
+    ]
+    figures = [each for each in figures if not arguments.only or each.case in arguments.only]
+    if arguments.picture is not None:
+        _draw(arguments.picture, topics, counts, runs)
+    _report(
+        figures,
+        f"{rows:,} rows in {PARTITIONS} partitions over {hours:g} hours of event time; local[{CORES}], parallelism "
+        f"{CORES}, the broker beside it; drift {MAX_DRIFT_MS // 1000} s. Structured Streaming reads up to "
+        f"{rows // 10:,} offsets a trigger without alignment." + (QUICK_NOTE if quick else ""),
+    )

@@ -1,0 +1,71 @@
+"""Two sources in one continuous query, one much denser: how far the other is read ahead of it, aligned and not.
+
+python examples/continuous_alignment.py
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.functions import lit
+
+SECONDS = 4000
+RIDES_A_SECOND = {"bus": 500, "car": 2000}  # a batch of buses spans four times as much time as one of cars
+SPAN = pa.schema([("kind", pa.string()), ("first", pa.timestamp("us", "UTC")), ("last", pa.timestamp("us", "UTC"))])
+
+
+def spans(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield of each batch its first and its last event time."""
+    for batch in batches:
+        times = pc.min_max(batch.column("at"))
+        columns = [batch.column("kind")[:1], pa.array([times["min"]]), pa.array([times["max"]])]
+        yield pa.RecordBatch.from_arrays(columns, schema=SPAN)
+
+
+def span_table(spark: SparkSession, max_drift: str | None) -> pa.Table:
+    """Read both sources, as fast as rides can be made; return the spans of their batches in the order of reading."""
+    streams = []
+    for kind, rate in RIDES_A_SECOND.items():
+        rides = (
+            headgate.continuous(spark, parallelism=1)
+            .read.format("headgate.datagen")
+            .option("numRows", SECONDS * rate)
+            .option("rowsPerSecond", rate)
+            .schema("at timestamp")
+            .load()
+            .name(kind)
+            .withWatermark("at", "0 seconds")
+        )
+        if max_drift is not None:
+            rides = rides.withWatermarkAlignment("rides", max_drift)
+        streams.append(rides.withColumn("kind", lit(kind)).mapInArrow(spans, SPAN))
+    query = streams[0].union(streams[1]).writeStream.format("memory").trigger(continuous="1 second").start()
+    query.awaitTermination()
+    return query.table()
+
+
+def furthest_ahead(table: pa.Table) -> timedelta:
+    """Return how far a source was read ahead of where the other one had come to."""
+    reached: dict[str, object] = {}
+    ahead = timedelta(0)
+    for row in table.to_pylist():
+        others = [at for kind, at in reached.items() if kind != row["kind"]]
+        if others:
+            ahead = max(ahead, row["last"] - min(others))
+        reached[row["kind"]] = row["last"]
+    return ahead
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
+    spark = SparkSession.builder.master("local[2]").appName("continuous-alignment").getOrCreate()
+    for max_drift in (None, "1 minute"):
+        table = span_table(spark, max_drift)
+        print(f"max-drift {max_drift}: {table.num_rows} spans, read up to {furthest_ahead(table)} ahead")
+    spark.stop()

@@ -1,0 +1,308 @@
+"""Finds out of what event time the next records of partitions are, and where records are too late to be read now.
+
+Never: run in a task, or read more than it has to: of each partition the first record at its position, once. Only where
+that does not tell where to stop (disorder), some more.
+
+The broker's index (`KafkaCluster.at_timestamps`) knows the first record of a time or later in the whole partition. That
+is where a range ends, unless it lies before the position: then some record that was read was as late, earlier ones may
+follow, and where the next one as late is, only looking at them can tell:
+
+    next record          first one too late, by the index   the range ends
+    -------------------  ---------------------------------  ----------------------------------------------------
+    none                                                    behind what no reader can see (markers, aborted)
+    too late                                                where it begins: there is none
+    early enough         none                               where the partition does
+    early enough         behind the next record             there
+    early enough         at the next record, or before it   before the first record too late that is found, or
+                                                            behind so many that were looked at
+
+Follows traps, 13; FLIP-217 for what is aligned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from headgate.connectors.kafka.cluster import as_source_error
+from headgate.connectors.kafka.consumers import (
+    ALL_BROKERS_DOWN,
+    DAMAGED,
+    FATAL,
+    GONE,
+    OUT_OF_RANGE,
+    PARTITION_EOF,
+    REFUSED,
+    SSL,
+    TOPIC_REFUSED,
+    ClientEvent,
+    Consumed,
+    acquire,
+)
+from headgate.connectors.kafka.records import Records, Wanted
+from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split_reader import reading_settings
+from headgate.errors import SourceUnavailableError
+from headgate.source.watermark import MIN_WATERMARK_MS
+
+if TYPE_CHECKING:
+    from headgate.connectors.kafka.client_config import ClientConfig
+
+_TIMES = Wanted(keys=False, values=False)
+_BUFFERED_BYTES = 1 << 20
+_FETCH_BYTES = 64 << 10
+"""Asked for of a partition at a time: brokers send one batch of records at least, which often is more."""
+_MOST_MESSAGES = 10_000
+_WAIT_MS = 100
+
+
+class NextRecord(msgspec.Struct, frozen=True):
+    """What was found of a partition.
+
+    Parameters
+    ----------
+    offset
+        The offset of the record; if there is none, all below it was looked at.
+    time_ms
+        Its time stamp, in milliseconds since 1970-01-01 UTC; None: there is no such record.
+    """
+
+    offset: int
+    time_ms: int | None
+
+    def is_before(self, time_ms: int) -> bool:
+        """Whether there is a record, and it is of an earlier time."""
+        return self.time_ms is not None and self.time_ms < time_ms
+
+
+def range_ends(
+    found: Mapping[TopicPartition, NextRecord], by_index: Mapping[TopicPartition, int | None], before_ms: int
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return where ranges end, as the module's table says.
+
+    Parameters
+    ----------
+    found
+        The next record of each partition.
+    by_index
+        The first record of ``before_ms`` or later, as far as the brokers were asked; None: there is none.
+    before_ms
+        The event time that ranges do not reach, in milliseconds.
+
+    Returns
+    -------
+    before
+        The offset before which a range ends, where there is one.
+    unknown
+        Partitions that have to be looked at for it, from these offsets on.
+    """
+    before: dict[TopicPartition, int] = {}
+    unknown: dict[TopicPartition, int] = {}
+    for partition, record in found.items():
+        first = by_index.get(partition, 0)
+        if record.time_ms is None:
+            before[partition] = record.offset
+        elif not record.is_before(before_ms):
+            before[partition] = 0
+        elif first is None:
+            continue
+        elif first > record.offset:
+            before[partition] = first
+        else:
+            unknown[partition] = record.offset
+    return before, unknown
+
+
+class _PartitionMoved(Exception):
+    """A partition is not any more what it was when its offsets were asked for."""
+
+
+class RecordTimes:
+    """Looks at records. Blocks. The consumer is one of the process's cache, and goes back there after each look.
+
+    Parameters
+    ----------
+    client
+        How to connect, and how long to wait.
+    """
+
+    def __init__(self, client: ClientConfig) -> None:
+        self._client = client
+        self._known: dict[TopicPartition, tuple[KafkaSplit, NextRecord]] = {}  # found at the split's position
+
+    def next_records(
+        self, splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, NextRecord] | None:
+        """Return the first record that readers see of each split, at its position or behind it.
+
+        Parameters
+        ----------
+        splits
+            Splits that have something to read, one of a partition.
+        latest
+            Where the partitions end now. Nothing behind it counts.
+
+        Returns
+        -------
+        None: a partition has changed since its end was asked for; ask again.
+
+        Raises
+        ------
+        SourceUnavailableError
+            The brokers do not send records within ``kafka.default.api.timeout.ms``.
+        SourceError
+            They refuse this client.
+        """
+        found: dict[TopicPartition, NextRecord] = {}
+        begins: dict[TopicPartition, int] = {}
+        ends: dict[TopicPartition, int] = {}
+        for split in splits:
+            partition = split.topic_partition
+            end = latest[partition] if split.stop is None else min(latest[partition], split.stop)
+            ends[partition] = end
+            at, record = self._known.get(partition, (None, None))
+            is_same = at is not None and (at.position, at.topic_id) == (split.position, split.topic_id)
+            if is_same and record is not None and record.offset >= end:
+                found[partition] = NextRecord(end, None)  # be it that there is none, be it that it is behind the stop
+            elif is_same and record is not None and record.time_ms is not None:
+                found[partition] = record
+            else:
+                begins[partition] = split.position
+        try:
+            looked_at = self._look(begins, ends, MIN_WATERMARK_MS, 1)
+        except _PartitionMoved:
+            return None
+        self._known.update(
+            (split.topic_partition, (split, looked_at[split.topic_partition]))
+            for split in splits
+            if split.topic_partition in looked_at
+        )
+        return found | looked_at
+
+    def first_too_late(
+        self, begins: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], before_ms: int, most: int
+    ) -> dict[TopicPartition, int] | None:
+        """Return how far each partition can be read without a record of ``before_ms`` or later.
+
+        Parameters
+        ----------
+        begins
+            From where on.
+        latest
+            Where the partitions end.
+        before_ms
+            The event time that is too late, in milliseconds.
+        most
+            About so many records of each partition are looked at, at most.
+
+        Returns
+        -------
+        The offset of the first such record, or else one behind records that were looked at. None, and raises: as
+        `next_records`.
+        """
+        try:
+            return {each: record.offset for each, record in self._look(begins, latest, before_ms, most).items()}
+        except _PartitionMoved:
+            return None
+
+    def _look(
+        self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], from_ms: int, most: int
+    ) -> dict[TopicPartition, NextRecord]:
+        """Return of each partition the first record of ``from_ms`` or later, of ``most`` from where it begins."""
+        if not begins:
+            return {}
+        # The user's settings for connecting and for the broker's side stay, but not those for reading much.
+        settings = reading_settings(self._client.consumer(), _BUFFERED_BYTES, bounded=True)
+        settings |= {"max.partition.fetch.bytes": _FETCH_BYTES, "fetch.min.bytes": 1}
+        settings.pop("fetch.max.bytes", None)  # librdkafka's own fits its message.max.bytes
+        lease = acquire(self._client, settings, "auto")
+        walk = _Walk(begins, ends, from_ms, most)
+        deadline_s = time.monotonic() + self._client.timeout_ms / 1000
+        last_error, is_done = "none", False
+        try:
+            lease.consumer.assign(begins)
+            while walk.left:
+                consumed = lease.consumer.consume(_TIMES, _MOST_MESSAGES, _WAIT_MS)
+                lease.consumer.unassign(walk.note(consumed))
+                for event in consumed.events:
+                    last_error = self._on_event(event) or last_error
+                if walk.left and time.monotonic() >= deadline_s:
+                    raise self._unavailable(walk.left, last_error)
+            is_done = True
+        finally:
+            lease.release(assigned=walk.left, failed=not is_done)
+        return walk.found
+
+    def _on_event(self, event: ClientEvent) -> str | None:
+        """Return what the client said, if waiting may help."""
+        if event.code in (PARTITION_EOF, ALL_BROKERS_DOWN):
+            return None
+        if event.code in OUT_OF_RANGE or event.code in GONE:
+            raise _PartitionMoved(event.text)
+        is_untrusted = event.code == SSL and "verif" in event.text
+        if event.code in REFUSED | DAMAGED or event.code in (TOPIC_REFUSED, FATAL) or is_untrusted:
+            from confluent_kafka import KafkaError
+
+            about = "records" if event.source is None else str(event.source)
+            raise as_source_error(self._client, KafkaError(event.code, event.text), f"read {about}")
+        return self._client.redact(event.text)
+
+    def _unavailable(self, left: Mapping[TopicPartition, int], last_error: str) -> SourceUnavailableError:
+        partition, offset = next(iter(left.items()))
+        return SourceUnavailableError(
+            f"headgate.kafka: {self._client.address} sent nothing of {partition} from offset {offset} on within "
+            f"{self._client.timeout_ms} ms (kafka.default.api.timeout.ms): the event time of its next record is not "
+            f"known. The client's last error: {last_error}.",
+            source="headgate.kafka", address=self._client.address, split=str(partition), position=offset,
+        )  # fmt: skip
+
+
+class _Walk:
+    """What has been seen of some partitions, and what is still to be seen.
+
+    ``left`` has the partitions that are not done, and where they go on; ``found`` the others.
+    """
+
+    def __init__(
+        self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], from_ms: int, most: int
+    ) -> None:
+        self._ends = ends
+        self._from_ms = from_ms
+        self._rows_left = dict.fromkeys(begins, most)
+        self.left = dict(begins)
+        self.found: dict[TopicPartition, NextRecord] = {}
+
+    def note(self, consumed: Consumed) -> list[TopicPartition]:
+        """Take in what came; return the partitions that are done by it."""
+        before = list(self.left)
+        for records in consumed.records:
+            if records.source in self.left:
+                self._note_records(records)
+        for event in consumed.events:
+            if event.code == PARTITION_EOF and event.source in self.left and event.offset >= self._ends[event.source]:
+                self._done(event.source, self._ends[event.source], None)
+        return [each for each in before if each not in self.left]
+
+    def _note_records(self, records: Records) -> None:
+        source, end = records.source, self._ends[records.source]
+        begin, stop = (int(each) for each in np.searchsorted(records.offsets, (self.left[source], end)))
+        assert records.timestamps_ms is not None
+        late = np.flatnonzero(records.timestamps_ms[begin:stop] >= self._from_ms)
+        if len(late):
+            first = begin + int(late[0])
+            self._done(source, int(records.offsets[first]), int(records.timestamps_ms[first]))
+        elif stop < len(records.offsets):
+            self._done(source, end, None)
+        elif stop > begin:
+            self.left[source] = position = int(records.offsets[stop - 1]) + 1
+            self._rows_left[source] -= stop - begin
+            if position >= end or self._rows_left[source] <= 0:
+                self._done(source, position, None)
+
+    def _done(self, source: TopicPartition, offset: int, time_ms: int | None) -> None:
+        del self.left[source]
+        self.found[source] = NextRecord(offset, time_ms)

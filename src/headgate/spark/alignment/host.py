@@ -1,0 +1,235 @@
+"""The place where an application's planners meet: a Unix socket in a folder of the application, in one of them.
+
+Never: decide anything; `headgate.spark.alignment.rendezvous` does. Nor be reachable by other users: the folder is 0700,
+and whoever connects shows a token.
+
+One lock, of the machine; each connection has a daemon thread. The host lives and dies with its planner's process, whose
+file lock says that there is one. The members' processes hold file locks too, so that the next host knows who lives.
+
+Follows traps, 12.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import itertools
+import os
+import secrets
+import socketserver
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headgate.spark.alignment import rendezvous as machine
+from headgate.spark.alignment.letters import (
+    EventTimesSeen,
+    Join,
+    Letter,
+    Meeting,
+    Noted,
+    Renew,
+    Unknown,
+    Vote,
+    receive,
+    send,
+)
+
+LONGEST_SOCKET_PATH = 100
+"""A Unix socket's path has hardly more bytes than this on any system."""
+_LOCK, _ADDRESS, _MEMBER = "host.lock", "address.json", "member-"
+
+
+def folder_of_application() -> Path:
+    """Return a folder that all planners of this Spark application see, and nobody else's."""
+    local_dirs = os.environ.get("SPARK_LOCAL_DIRS", "")
+    if local_dirs:
+        # Of the driver's block manager: made for the application, deleted with it.
+        return Path(local_dirs.split(",")[0]) / "headgate-alignment"
+    return Path(tempfile.gettempdir()) / f"headgate-alignment-{os.getuid()}-{os.getppid()}"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter.
+
+    Raises
+    ------
+    OSError
+        It cannot be made, or belongs to somebody else.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    folder.chmod(0o700)
+
+
+class FileLock:
+    """A lock that the system takes back when this process dies, whatever it dies of.
+
+    Raises
+    ------
+    BlockingIOError
+        Another one holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def release(self) -> None:
+        """Let another one have it."""
+        os.close(self._file)
+
+
+def member_lock(folder: Path, member: str) -> FileLock:
+    """Take the lock that says that a member's process lives."""
+    return FileLock(folder / f"{_MEMBER}{member}")
+
+
+def meeting_in(folder: Path) -> Meeting | None:
+    """Return where the newest host of an application is, or None when there never was one."""
+    try:
+        return msgspec.json.decode((folder / _ADDRESS).read_bytes(), type=Meeting)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+class Host:
+    """The host of an application's alignment groups, from construction until `close`.
+
+    Parameters
+    ----------
+    folder
+        `folder_of_application`, private.
+    member
+        The member that becomes the host.
+
+    Raises
+    ------
+    BlockingIOError
+        There is a host already.
+    """
+
+    def __init__(self, folder: Path, member: str) -> None:
+        self._file_lock = FileLock(folder / _LOCK)
+        self._lock = threading.Lock()
+        self._machine = machine.Rendezvous(_alive(folder, member), _now_ms())  # by _lock
+        self._connections = itertools.count()
+        self._token = secrets.token_hex(16)
+        self._path = folder / f"{secrets.token_hex(4)}.sock"
+        self._own_folder: Path | None = None
+        if len(os.fsencode(self._path)) > LONGEST_SOCKET_PATH:
+            self._own_folder = Path(tempfile.mkdtemp(prefix="headgate-"))
+            self._path = self._own_folder / "sock"
+        try:
+            self._server = _Server(self, str(self._path))
+            address = folder / f".{self._path.name}"
+            address.touch(mode=0o600)
+            address.write_bytes(msgspec.json.encode(Meeting(str(self._path), self._token)))
+            address.replace(folder / _ADDRESS)
+        except BaseException:
+            self._file_lock.release()
+            raise
+        threading.Thread(target=self._server.serve_forever, name="headgate-alignment-host", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop: another member takes over."""
+        self._server.shutdown()
+        self._server.close_all()
+        with suppress(OSError):
+            self._path.unlink()
+            if self._own_folder is not None:
+                self._own_folder.rmdir()
+        self._file_lock.release()
+
+    def serve(self, connection: Any) -> None:
+        """Talk to a member, until its connection ends, or to a task, once. On the connection's own thread."""
+        first = receive(connection)
+        if not isinstance(first, (Join, EventTimesSeen)) or not hmac.compare_digest(first.token, self._token):
+            return
+        member, number = first.member, next(self._connections)
+        if isinstance(first, EventTimesSeen):
+            self._handle(machine.EventTimesReported(member=member, event_times=first.event_times))
+            send(connection, Noted())
+            return
+        try:
+            send(connection, self._answer(machine.MemberJoined(member=member, connection=number, group=first.group)))
+            while True:
+                letter = receive(connection)
+                if isinstance(letter, Vote):
+                    send(connection, self._answer(machine.VoteCast(member=member, connection=number, vote=letter)))
+                elif isinstance(letter, Renew):
+                    send(connection, self._answer(machine.Renewed(member=member, connection=number)))
+                else:
+                    return
+        finally:
+            self._handle(machine.MemberLeft(member=member, connection=number))
+
+    def _answer(self, event: machine.MemberEvent) -> Letter:
+        (action,) = self._handle(event)
+        return action.standing if isinstance(action, machine.Tell) else Unknown()
+
+    def _handle(self, event: machine.Event) -> list[machine.Action]:
+        with self._lock:
+            return self._machine.handle(event, _now_ms())
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, host: Host, path: str) -> None:
+        self._host = host
+        self._open: set[Any] = set()
+        super().__init__(path, _Handler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        try:
+            self._host.serve(request)
+        except (EOFError, OSError):
+            pass  # the member, or the task, is gone
+        finally:
+            self._open.discard(request)
+
+    def close_all(self) -> None:
+        """Close the server's socket and all connections: members look for the next host at once."""
+        self.server_close()
+        for request in list(self._open):
+            self.shutdown_request(request)
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    """Never made: `_Server.finish_request` does all."""
+
+
+def _alive(folder: Path, but: str) -> list[str]:
+    """Return the members whose processes live, and clean up behind the others."""
+    alive = []
+    for path in folder.glob(f"{_MEMBER}*"):
+        member = path.name.removeprefix(_MEMBER)
+        if member == but:
+            continue
+        try:
+            lock = FileLock(path)
+        except OSError:
+            alive.append(member)
+        else:
+            with suppress(OSError):
+                path.unlink()
+            lock.release()
+    return alive
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

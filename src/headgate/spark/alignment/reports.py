@@ -1,0 +1,86 @@
+"""A task's part: it notes the highest event time of each split that it reads and tells its planner when it ends.
+
+Never: fail or hold up a task. What is reported is a hint: on a host that cannot reach the planner's socket it is lost,
+and a source that cannot seek event times is then aligned less.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.source import SourceOutput
+from headgate.spark.alignment.letters import EventTimesSeen, ReportTo, receive, send
+from headgate.task.outputs import BatchOutput
+
+logger = logging.getLogger(__name__)
+
+_REPORT_S = 2.0
+_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+class EventTimeOutput(BatchOutput):
+    """Collects batches, and notes the highest event time of each split.
+
+    Parameters
+    ----------
+    column
+        The event-time column, a timestamp.
+    """
+
+    def __init__(self, column: str) -> None:
+        super().__init__()
+        self._column = column
+        self.event_times: dict[str, int] = {}
+        """The highest event time by split, in milliseconds; without splits that had none."""
+
+    def create_output_for_split(self, split_id: str) -> SourceOutput:
+        """Return an output that knows its split."""
+        return _SplitOutput(self, split_id)
+
+    def note(self, split_id: str, batch: pa.RecordBatch) -> None:
+        """Look at the event times of a batch."""
+        highest_ms = _highest_ms(batch, self._column)
+        if highest_ms is not None:
+            self.event_times[split_id] = max(highest_ms, self.event_times.get(split_id, highest_ms))
+
+
+class _SplitOutput(SourceOutput):
+    def __init__(self, output: EventTimeOutput, split_id: str) -> None:
+        self._output = output
+        self._split_id = split_id
+
+    def emit_batch(self, batch: pa.RecordBatch) -> None:
+        self._output.note(self._split_id, batch)
+        self._output.emit_batch(batch)
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        """Ignored."""
+
+    def mark_idle(self) -> None:
+        """Ignored."""
+
+
+def report(to: ReportTo, event_times: dict[str, int]) -> None:
+    """Tell a planner what event times were read of its splits. Blocks for a moment; does nothing if that fails."""
+    if not event_times:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_REPORT_S)
+            connection.connect(to.meeting.path)
+            send(connection, EventTimesSeen(to.meeting.token, to.member, event_times))
+            receive(connection)  # only then may the planner be asked for the next batch
+    except (OSError, EOFError) as error:
+        logger.debug("What event times were read could not be reported: %s", error)
+
+
+def _highest_ms(batch: pa.RecordBatch, name: str) -> int | None:
+    index = batch.schema.get_field_index(name)
+    if index < 0 or not pa.types.is_timestamp(batch.schema.field(index).type):
+        return None  # what is wrong with the batch is said where it is made to fit
+    value: int | None = pc.max(batch.column(index)).value
+    return None if value is None else value * 1000 // _PER_SECOND[batch.schema.field(index).type.unit]

@@ -1,0 +1,105 @@
+"""Where the queries of one Spark application meet in an alignment group: each hears the minimum of the others.
+
+Never: decide how far anybody may read (`headgate.coordinator.alignment` does), or hold a group for a query that ended.
+
+All queries of an application run in its driver process, so this is a table in memory. A query is a member from `join`
+until `Membership.leave`; what it shares counts from then on, and without having shared anything it has no vote.
+
+Follows FLIP-182 across queries; traps, 12 (membership ends with the query).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+OnOthersMoved = Callable[[int | None], None]
+
+
+class AlignmentHub:
+    """The members of all groups of all applications. All methods may be called by any thread.
+
+    Examples
+    --------
+    >>> hub = AlignmentHub()
+    >>> first = hub.join("app", "g", print)
+    >>> first.share(100)
+    >>> second = hub.join("app", "g", lambda watermark_ms: None)
+    >>> second.share(50)
+    50
+    >>> second.leave()
+    None
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Guarded by _lock, the members' fields too:
+        self._groups: dict[tuple[str, str], list[Membership]] = {}
+
+    def join(self, application: str, group: str, on_others_moved: OnOthersMoved) -> Membership:
+        """Make a query a member of a group.
+
+        Parameters
+        ----------
+        application
+            The Spark application's id.
+        group
+            The group's name.
+        on_others_moved
+            Called with the lowest watermark of the other members, in milliseconds (None: none of them has a vote),
+            whenever it is another than it was told last, at first None; by any thread, in order, under the hub's
+            lock: it must not block, and not call the hub.
+        """
+        member = Membership(self, (application, group), on_others_moved)
+        with self._lock:
+            self._groups.setdefault(member._key, []).append(member)
+            self._tell_locked(member._key)
+        return member
+
+    def _share(self, member: Membership, watermark_ms: int | None) -> None:
+        with self._lock:
+            if member in self._groups.get(member._key, ()):  # else it has left
+                member._watermark_ms = watermark_ms
+                self._tell_locked(member._key)
+
+    def _leave(self, member: Membership) -> None:
+        with self._lock:
+            members = self._groups.get(member._key, [])
+            if member in members:
+                members.remove(member)
+                self._tell_locked(member._key)
+            if not members:
+                self._groups.pop(member._key, None)
+
+    def _tell_locked(self, key: tuple[str, str]) -> None:
+        assert self._lock.locked()
+        members = self._groups[key]
+        for member in members:
+            votes = [each._watermark_ms for each in members if each is not member and each._watermark_ms is not None]
+            others_ms = min(votes, default=None)
+            if others_ms != member._told_ms:
+                member._told_ms = others_ms
+                member._on_others_moved(others_ms)
+
+
+class Membership:
+    """One query in one group, made by `AlignmentHub.join`. All methods may be called by any thread."""
+
+    def __init__(self, hub: AlignmentHub, key: tuple[str, str], on_others_moved: OnOthersMoved) -> None:
+        self._hub = hub
+        self._key = key
+        self._on_others_moved = on_others_moved
+        self._watermark_ms: int | None = None
+        self._told_ms: int | None = None
+
+    def share(self, watermark_ms: int | None) -> None:
+        """Tell the others the lowest watermark of this query's readers, in milliseconds; None: they have no vote."""
+        self._hub._share(self, watermark_ms)
+
+    def leave(self) -> None:
+        """End the membership: the others wait for this query no longer, and it hears nothing more."""
+        self._hub._leave(self)
+
+
+HUB = AlignmentHub()
+"""The one of this process."""

@@ -1,0 +1,177 @@
+"""Planners of one application meet: over real sockets, whoever hosts, and whoever dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headgate.source.watermark import MIN_WATERMARK_MS
+from headgate.spark.alignment.host import folder_of_application, meeting_in
+from headgate.spark.alignment.letters import Meeting, ReportTo, Standing, Vote
+from headgate.spark.alignment.member import Member
+from headgate.spark.alignment.reports import EventTimeOutput, report
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "meeting"
+
+
+def votes(standing: Standing) -> list[int | None]:
+    return sorted((vote.vote_ms for vote in standing.others.values()), key=lambda vote: (vote is None, vote))
+
+
+def child(folder: Path, vote_ms: int) -> subprocess.Popen[str]:
+    """Start a process with a member that votes once and then lives on."""
+    program = f"""
+        import time
+        from pathlib import Path
+        from headgate.spark.alignment.letters import Vote
+        from headgate.spark.alignment.member import Member
+        member = Member("g", Path({str(folder)!r}))
+        member.join()
+        member.exchange(Vote({vote_ms}))
+        print("voted", flush=True)
+        time.sleep(600)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "voted\n"
+    return process
+
+
+def test_members_of_a_group_see_each_others_votes_and_no_other_groups(folder: Path) -> None:
+    a, b, other = Member("g", folder), Member("g", folder), Member("h", folder)
+    for member in (a, b, other):
+        member.join()
+    assert votes(a.exchange(Vote(5))) == [MIN_WATERMARK_MS]
+    assert votes(b.exchange(Vote(7, slowest="x"))) == [5]
+    assert votes(a.exchange(Vote(5))) == [7]
+    assert votes(other.exchange(Vote(1))) == []
+    b.leave()
+    assert votes(a.exchange(Vote(5))) == []
+    for member in (a, other):
+        member.leave()
+
+
+def test_the_folder_is_private_and_a_stranger_without_the_token_is_told_nothing(folder: Path) -> None:
+    member = Member("g", folder)
+    member.join()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    meeting = meeting_in(folder)
+    assert meeting is not None and member.report_to is not None
+    report(ReportTo(Meeting(meeting.path, "guessed"), member.report_to.member), {"s": 5})
+    assert member.exchange(Vote(None)).event_times == {}
+    report(member.report_to, {"s": 5})
+    assert member.exchange(Vote(None)).event_times == {"s": 5}
+    assert member.exchange(Vote(None)).event_times == {}, "told once"
+    member.leave()
+
+
+def test_when_the_host_leaves_another_member_takes_over_with_all_votes(folder: Path) -> None:
+    host, a, b = (Member("g", folder) for _ in range(3))
+    for vote_ms, member in enumerate((host, a, b)):
+        member.join()
+        member.exchange(Vote(vote_ms))
+    host.leave()
+    seen = votes(a.exchange(Vote(1)))
+    while seen != [2]:
+        assert seen == [MIN_WATERMARK_MS], "until b is back it may have anything"
+        time.sleep(0.05)
+        seen = votes(a.exchange(Vote(1)))
+    a.leave()
+    b.leave()
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_host_holds_nobody_and_the_others_go_on(folder: Path) -> None:
+    host = child(folder, 1)
+    a, b = Member("g", folder), Member("g", folder)
+    a.join()
+    b.join()
+    try:
+        b.exchange(Vote(9))
+        assert votes(a.exchange(Vote(5))) == [1, 9]
+    finally:
+        host.kill()
+        host.wait()
+    while (seen := votes(a.exchange(Vote(5)))) != [9]:
+        assert seen == [MIN_WATERMARK_MS]
+        time.sleep(0.05)
+    a.leave()
+    b.leave()
+
+
+@pytest.mark.timeout(120)
+def test_a_member_that_only_hangs_loses_its_vote_when_its_lease_runs_out_and_has_it_again(folder: Path) -> None:
+    a = Member("g", folder)
+    a.join()
+    hanging = child(folder, 3)
+    try:
+        os.kill(hanging.pid, signal.SIGSTOP)
+        assert votes(a.exchange(Vote(5))) == [3]
+        while votes(a.exchange(Vote(5))) == [3]:
+            time.sleep(0.2)
+        assert votes(a.exchange(Vote(5))) == []
+        os.kill(hanging.pid, signal.SIGCONT)
+        while votes(a.exchange(Vote(5))) != [3]:
+            time.sleep(0.2)
+    finally:
+        hanging.kill()
+        hanging.wait()
+        a.leave()
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120) / ("y" * 120)
+    a, b = Member("g", folder), Member("g", folder)
+    a.join()
+    b.join()
+    a.exchange(Vote(5))
+    assert votes(b.exchange(Vote(6))) == [5]
+    b.leave()
+    a.leave()
+
+
+def test_without_a_folder_a_source_is_aligned_alone_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    alone = Member("g", tmp_path / "file" / "below")
+    with caplog.at_level(logging.WARNING):
+        alone.join()
+        assert alone.exchange(Vote(5)) == Standing()
+        assert alone.exchange(Vote(5)) == Standing()
+    assert len(caplog.records) == 1
+    assert "cannot be joined" in caplog.text
+    alone.leave()
+
+
+def test_a_report_to_nobody_fails_no_task(tmp_path: Path) -> None:
+    report(ReportTo(Meeting(str(tmp_path / "nobody"), "t"), "m"), {"s": 5})
+
+
+def test_a_task_notes_the_highest_event_time_of_each_split() -> None:
+    output = EventTimeOutput("at")
+    for split, times in (("a", [5, 3]), ("a", [4]), ("b", [None, 7]), ("c", [None]), ("d", [])):
+        batch = pa.record_batch({"at": pa.array([each and each * 1000 for each in times], pa.timestamp("us"))})
+        output.create_output_for_split(split).emit_batch(batch)
+    output.create_output_for_split("e").emit_batch(pa.record_batch({"other": [1]}))
+    assert output.event_times == {"a": 5, "b": 7}
+    assert output.take() is not None
+
+
+def test_planners_meet_below_the_folder_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/tmp/blockmgr-1,/mnt/blockmgr-2")
+    assert folder_of_application() == Path("/tmp/blockmgr-1/headgate-alignment")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert str(os.getppid()) in folder_of_application().name
