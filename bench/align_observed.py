@@ -68,12 +68,12 @@ class Note:
     times: EventTimes
 
 
-def notes_in(folder: Path) -> list[Note]:
+def notes_in(folder: str) -> list[Note]:
     """Return the notes of all slots in the order of time."""
     found = []
-    for path in folder.glob("*.notes"):
+    for path in Path(folder).glob("*.notes"):
         data, place = path.read_bytes(), 0
-        while place < len(data):
+        while place < len(data):  # a note is written at once: there are whole ones only
             at_ns, partition, rows = struct.unpack_from(_HEADER, data, place)
             place += struct.calcsize(_HEADER)
             found.append(Note(at_ns, path.stem, partition, np.frombuffer(data, np.int64, rows, place)))
@@ -92,9 +92,12 @@ class Observed:
     dropped
         How many came after their window had been closed, and how many never came.
     peak_windows
-        The most windows open at once: with rows, and not yet passed by the lowest watermark of all partitions.
+        The most windows held from one call to the next: they have rows, and are not yet passed by the lowest watermark
+        of all partitions.
     peak_windows_in_slot
         The same of the slot with the most, each with its own rows and the lowest watermark of its own partitions.
+    peak_windows_in_call
+        As `peak_windows`, but before the watermark that follows from the call's own rows.
     overshoot_rows
         The most rows of one partition that were processed and beyond the slowest partition and the drift.
     overshoot_ms
@@ -102,7 +105,8 @@ class Observed:
     largest_call
         The most rows of one partition in one call.
     seconds, total_seconds
-        From the first call to the last, and of the whole query; who ran it knows the latter.
+        From the first call to the last, without the idle time-out; and from the start of the query to the last call,
+        which who ran it knows.
     watermarks
         For each partition, how its watermark went: seconds since the first call, and milliseconds of event time.
     """
@@ -111,6 +115,7 @@ class Observed:
     dropped: int = 0
     peak_windows: int = 0
     peak_windows_in_slot: int = 0
+    peak_windows_in_call: int = 0
     overshoot_rows: int = 0
     overshoot_ms: int = 0
     largest_call: int = 0
@@ -125,6 +130,7 @@ def measure(
     delay_ms: int,
     max_drift_ms: int,
     told: Iterable[tuple[int, int]] = (),
+    idle_timeout_ms: int | None = None,
 ) -> Observed:
     """Replay the notes.
 
@@ -141,6 +147,9 @@ def measure(
     told
         The query's own watermark: when it was heard of, in nanoseconds, and what it was, in milliseconds. It closes
         windows as well, so that a watermark that ran ahead of the rows shows as dropped rows.
+    idle_timeout_ms
+        After this time, in milliseconds, the query waits no longer for a partition that has ended. It cannot know of
+        the end, so this time, where it passed without any row, is no time of reading.
 
     Raises
     ------
@@ -151,6 +160,7 @@ def measure(
     partitions = [_Partition(times, delay_ms) for times in truth]
     everything = _Windows(truth)
     notes, told = list(notes), deque(told)
+    last_ns = waited_ns = 0
     # A slot's partitions are those it ever reads: it has them from the beginning, before their first rows.
     slots: dict[str, tuple[_Windows, set[int]]] = {}
     for note in notes:
@@ -162,11 +172,17 @@ def measure(
         partition.take(note.times)
         observed.rows += len(note.times)
         observed.largest_call = max(observed.largest_call, len(note.times))
-        observed.seconds = (note.at_ns - notes[0].at_ns) / 1e9
-        observed.watermarks[note.partition].append((observed.seconds, partition.watermark_ms))
+        # A partition that has ended holds up those that are further; nobody can know that before its time-out.
+        held = any(each.finished and each.watermark_ms + max_drift_ms < partition.watermark_ms for each in partitions)
+        if held and idle_timeout_ms is not None and note.at_ns - last_ns >= idle_timeout_ms * 1_000_000:
+            waited_ns += idle_timeout_ms * 1_000_000
+        last_ns = note.at_ns
+        observed.seconds = (note.at_ns - notes[0].at_ns - waited_ns) / 1e9
+        observed.watermarks[note.partition].append(((note.at_ns - notes[0].at_ns) / 1e9, partition.watermark_ms))
 
         # Who is the slowest itself is ahead of nobody. The limit only grows: no row is further beyond it than now.
-        slowest_ms = _lowest(each for each in partitions if each is not partition)
+        others = (each.reach_ms for each in partitions if each is not partition and not each.finished)
+        slowest_ms = min(others, default=None)
         rows, furthest_ms = partition.beyond(slowest_ms + max_drift_ms) if slowest_ms is not None else (0, 0)
         observed.overshoot_rows = max(observed.overshoot_rows, rows)
         observed.overshoot_ms = max(observed.overshoot_ms, furthest_ms)
@@ -174,10 +190,11 @@ def measure(
         windows, own = slots[note.slot]
         observed.dropped += everything.add(note.times)
         windows.add(note.times)
-        observed.peak_windows = max(observed.peak_windows, everything.open)
-        observed.peak_windows_in_slot = max(observed.peak_windows_in_slot, windows.open)
+        observed.peak_windows_in_call = max(observed.peak_windows_in_call, everything.open)
         everything.close(_lowest(partitions))
         windows.close(_lowest(partitions[each] for each in own))
+        observed.peak_windows = max(observed.peak_windows, everything.open)
+        observed.peak_windows_in_slot = max(observed.peak_windows_in_slot, windows.open)
     observed.dropped += sum(len(each.truth) - each.taken for each in partitions)
     return observed
 
@@ -205,6 +222,11 @@ class _Partition:
     def watermark_ms(self) -> int:
         """The highest event time, less the delay; before the first row what that row will make it."""
         return int(self._highest[max(0, self.taken - 1)]) - self._delay_ms
+
+    @property
+    def reach_ms(self) -> int:
+        """What the next row will make of the watermark: where the partition is, be it before a gap."""
+        return int(self._highest[min(self.taken, len(self._highest) - 1)]) - self._delay_ms
 
     def take(self, times: EventTimes) -> None:
         """Read on."""

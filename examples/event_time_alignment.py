@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import max, sum, window
 from pyspark.sql.streaming import StreamingQuery
 
-HOURS, ROWS_AN_HOUR = 24, 3600
-DAY = datetime(2026, 1, 1, tzinfo=UTC)
+HOURS, ROWS_AN_HOUR = 12, 3600
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = "region string, at timestamp"
 ALIGNMENT = {
     "eventTimeColumn": "at",
@@ -24,11 +24,11 @@ ALIGNMENT = {
 }
 
 
-def write_a_day(folder: str, region: str) -> None:
+def write_hours(folder: str, region: str) -> None:
     """Write a file for each hour, with a row for each second."""
     os.makedirs(f"{folder}/{region}")
     for hour in range(HOURS):
-        times = [DAY + timedelta(hours=hour, seconds=second) for second in range(ROWS_AN_HOUR)]
+        times = [BEGIN + timedelta(hours=hour, seconds=second) for second in range(ROWS_AN_HOUR)]
         rows = pa.table({"region": [region] * len(times), "at": pa.array(times, pa.timestamp("us", "UTC"))})
         pq.write_table(rows, f"{folder}/{region}/{hour:02}.parquet")
 
@@ -79,11 +79,10 @@ def main() -> None:
         .config("spark.sql.shuffle.partitions", "2").config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false").getOrCreate()
     )  # fmt: skip
-    spark.sparkContext.setLogLevel("ERROR")
     written = 2 * HOURS * ROWS_AN_HOUR
     with tempfile.TemporaryDirectory() as folder:
         for region in ("north", "south"):
-            write_a_day(folder, region)
+            write_hours(folder, region)
         for name, options in (("unaligned", {}), ("aligned", ALIGNMENT)):
             counted = rows_in_windows(spark, folder, name, options)
             print(f"{name}: {counted:,} of {written:,} rows are in the windows; {written - counted:,} came too late")

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from headgate.checkpoint import coordinator as checkpoint_coordinator
 from headgate.coordinator import scheduler, slots, source_coordinator
-from headgate.task import slot, subtask, watchdog, watermarks
+from headgate.task import alignment, slot, subtask, watchdog, watermarks
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/machines.md"
 
@@ -23,6 +23,7 @@ MACHINES: dict[str, ModuleType] = {
     "SlotMachine": slot,
     "SubtaskMachine": subtask,
     "SplitWatermarks": watermarks,
+    "SplitAlignment": alignment,
     "ProgressMachine": watchdog,
 }
 """The machines in the order of the driver, then of the slots; each stands in the module whose docstring shows it."""

@@ -8,11 +8,15 @@ import uuid
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 
+import headgate
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
 from headgate.protocol.messages import SplitEventTime, SubtaskProgress
 from headgate.spark.continuous.listener import ListenerCalls, spark_progress
+from headgate.spark.continuous.streams import ContinuousStream
+from tests.real.running_queries import wait_until
 
 IDENTITY = QueryIdentity(
     query_id=str(uuid.uuid4()), run_id=str(uuid.uuid4()), name="rides", sources={"k": "kafka"}, sinks={"s": "parquet"},
@@ -148,3 +152,37 @@ def test_a_listener_that_hangs_does_not_hold_up_the_query() -> None:
     calls.join(30)
     assert 1000 <= len(listener.events) - 2 <= 1001
     assert type(listener.events[-1]).__name__ == "QueryTerminatedEvent"
+
+
+def test_a_query_shows_who_waits_for_whom(spark: SparkSession) -> None:
+    """One source begins ten minutes of event time behind the other: the one ahead is paused, at the drift."""
+
+    def rides(begin: str) -> ContinuousStream:
+        source = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen")
+        made = source.option("rowsPerSecond", 1000).option("startTimestamp", begin).schema("at timestamp").load()
+        return made.name(f"from-{begin[11:13]}{begin[14:16]}").withWatermark("at", "0 seconds")
+
+    early = rides("2026-01-01T12:00:00").withWatermarkAlignment("rides", "1 minute")
+    late = rides("2026-01-01T12:10:00").withWatermarkAlignment("rides", "1 minute")
+    query = early.union(late).writeStream.format("noop").trigger(continuous="1 second").start()
+    try:
+        wait_until(lambda: any(map(_paused, query.recentProgress)), query)
+        progress = next(filter(_paused, query.recentProgress))
+    finally:
+        query.stop()
+    assert isinstance(progress, StreamingQueryProgress)
+    group = progress["headgate"]["alignmentGroups"]["rides"]
+    assert group["slowest"] == {"source": "from-1200", "split": "partition-0"}
+    assert (group["sources"], group["numSplits"]) == (["from-1200", "from-1210"], 2)
+    times = progress["headgate"]["eventTimes"]
+    (slow,), (fast,) = (times[uid]["splits"].values() for uid in ("from-1200", "from-1210"))
+    assert (slow["paused"], slow["idle"], slow["driftMs"]) == (False, False, 0)
+    assert (fast["paused"], times["from-1210"]["pausedSplits"], group["pausedSplits"]) == (True, 1, 1)
+    # The first batch goes before anything is announced, if it is there by then; else the first row waits already.
+    assert fast["watermark"] is None or 500_000 < fast["driftMs"] == group["driftMs"]
+    assert slow["watermark"] == group["watermark"] == progress.eventTime["min"] < "2026-01-01T12:09"
+
+
+def _paused(progress: StreamingQueryProgress) -> bool:
+    group = progress["headgate"]["alignmentGroups"]["rides"]
+    return bool(group["pausedSplits"] and group["watermark"])

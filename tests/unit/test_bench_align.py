@@ -71,20 +71,25 @@ def test_partitions_in_step_are_not_beyond_and_hold_few_windows() -> None:
     truth = [minutes(*range(10)), minutes(*range(10))]
     observed = replay(truth, *[(partition, row, row + 1) for row in range(10) for partition in (0, 1)])
     assert (observed.rows, observed.dropped, observed.largest_call) == (20, 0, 1)
-    assert (observed.overshoot_rows, observed.overshoot_ms) == (1, 10_000)  # a minute ahead, a drift of 50 seconds
+    assert (observed.overshoot_rows, observed.overshoot_ms) == (0, 0)
     assert observed.peak_windows == 3  # of the first, of the second, and one that ended less than the delay before
 
 
 def test_rows_beyond_the_slowest_and_the_drift_are_counted_where_they_are_most() -> None:
     truth = [minutes(0, 1, 2, 3), minutes(0, 0.5, 0.8, 0.9, 2, 3, 4)]
     observed = replay(truth, (0, 0, 1), (1, 0, 6), (0, 1, 4), (1, 6, 7))
-    assert observed.overshoot_rows == 3  # 0.9, 2 and 3 minutes, beyond 0 and 50 seconds
-    assert observed.overshoot_ms == 3 * 60_000 - DRIFT_MS
+    assert observed.overshoot_rows == 2  # 2 and 3 minutes, beyond the other's next row, at 1, and 50 seconds
+    assert observed.overshoot_ms == 2 * 60_000 - DRIFT_MS
 
 
 def test_a_partition_that_was_not_read_yet_is_as_slow_as_its_first_row() -> None:
     truth = [minutes(0, 5), minutes(4, 5)]
     assert replay(truth, (1, 0, 1), (0, 0, 2), (1, 1, 2)).overshoot_rows == 1
+
+
+def test_a_gap_is_where_its_end_is() -> None:
+    truth = [minutes(0, 60), minutes(*range(60))]
+    assert replay(truth, (0, 0, 1), (1, 0, 60), (0, 1, 2)).overshoot_rows == 0
 
 
 def test_who_is_alone_or_the_slowest_is_ahead_of_nobody() -> None:
@@ -95,16 +100,25 @@ def test_who_is_alone_or_the_slowest_is_ahead_of_nobody() -> None:
 def test_windows_are_held_until_the_lowest_watermark_has_passed_them() -> None:
     truth = [minutes(0, 61), minutes(*range(61))]
     ahead = replay(truth, (0, 0, 1), (1, 0, 61), (0, 1, 2))
-    assert ahead.peak_windows == 62  # at the last row of the slow one nothing is closed yet
-    in_step = replay(truth, (0, 0, 1), *[(1, row, row + 1) for row in range(61)], (0, 1, 2))
-    assert in_step.peak_windows == 62  # the slow one has a gap: nobody knows that it ends
-    assert replay(truth, (0, 0, 2), *[(1, row, row + 1) for row in range(61)]).peak_windows == 4
+    assert (ahead.peak_windows, ahead.peak_windows_in_call) == (61, 62)  # the last row closes them, itself included
+    one_by_one = [(1, row, row + 1) for row in range(61)]
+    assert replay(truth, (0, 0, 1), *one_by_one, (0, 1, 2)).peak_windows == 61  # nobody knows of the gap's end
+    assert replay(truth, (0, 0, 2), *one_by_one).peak_windows == 3
 
 
 def test_a_slot_counts_its_own_windows_only() -> None:
-    truth = [minutes(0, 1), minutes(5, 6)]
-    observed = replay(truth, (0, 0, 1), (1, 0, 2), (0, 1, 2))
-    assert (observed.peak_windows, observed.peak_windows_in_slot) == (4, 2)
+    truth = [minutes(0, 1), minutes(5, 6, 7)]
+    observed = replay(truth, (0, 0, 1), (1, 0, 2), (0, 1, 2), (1, 2, 3))
+    assert (observed.peak_windows, observed.peak_windows_in_slot) == (3, 2)
+
+
+def test_the_idle_time_out_that_ended_the_wait_for_a_partition_is_no_time_of_reading() -> None:
+    truth = [minutes(0), minutes(0, 1, 2)]
+    first, *others = (Note(round(at_s * 1e9), "a", 1, truth[1][row : row + 1]) for row, at_s in enumerate((1, 4.5, 5)))
+    waited = measure([Note(0, "a", 0, truth[0]), first, *others], truth, DELAY_MS, DRIFT_MS, idle_timeout_ms=3000)
+    assert waited.seconds == 2.0
+    slow = measure([first, *others, Note(10**10, "a", 0, truth[0])], truth, DELAY_MS, DRIFT_MS, idle_timeout_ms=3000)
+    assert slow.seconds == 9.0
 
 
 def test_rows_that_never_came_are_dropped() -> None:
@@ -138,7 +152,7 @@ def test_what_the_operator_notes_is_read_back_in_the_order_of_time(tmp_path: Pat
         assert list(observers[number % 2](iter((batch,)))) == []
     for each in observers:
         each.close()
-    notes = notes_in(tmp_path)
+    notes = notes_in(str(tmp_path))
     assert [note.partition for note in notes] == [0, 1, 2, 3, 0, 1]
     assert [note.times.tolist() for note in notes] == [[number * 1000, number * 1000 + 1] for number in range(6)]
     assert len({note.slot for note in notes}) == 2

@@ -45,7 +45,8 @@ PURE = (
     "coordinator/source_coordinator.py", "coordinator/assignments.py", "coordinator/source_recovery.py",
     "coordinator/job_master.py", "coordinator/enumerator_runner.py", "checkpoint/coordinator.py",
     "checkpoint/commits.py", "checkpoint/manifest.py", "checkpoint/restore.py", "task/slot.py", "task/subtask.py",
-    "task/watermarks.py", "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py",
+    "task/watermarks.py", "task/alignment.py", "coordinator/alignment.py",
+    "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py",
     "spark/alignment/votes.py", "spark/alignment/rendezvous.py", "spark/alignment/letters.py",
     "spark/watermark_options.py",
 )  # fmt: skip

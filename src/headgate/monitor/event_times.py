@@ -4,7 +4,7 @@ Never: decide anything: who is paused, idle or slowest is told by the readers, a
 
 A split's *drift* is its watermark less that of its group's slowest split. Idle splits have no vote, so they are never
 the slowest; one that fell behind before it became idle has a drift below 0. While some split of a group that has a vote
-has no watermark yet, nobody knows how far the others are ahead.
+has no watermark yet, nobody knows how far the others are ahead. One that is paused before it has one is ahead itself.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EventTimes:
             for uid, of in self._groups.items()
             if of == group
             for split_id, at in self._splits.get(uid, {}).items()
-            if not at.idle
+            if not at.idle and not (at.paused and at.watermark_ms is None)
         ]
         return min(
             voting,

@@ -191,9 +191,11 @@ class SourceReaderBase(SourceReader[SplitT]):
             for split_id in split_ids:
                 if split_id not in mind_themselves:
                     by_fetcher.setdefault(self._key_of(split_id), ([], []))[which].append(split_id)
+        # The queue first: what is fetched from now on of a split that goes on is not to be held aside without bound.
+        self._queue.pause_or_resume((), [split_id for split_id in resume if split_id not in self._remainders])
         for key, (to_pause, to_resume) in by_fetcher.items():
             self._fetchers[key].pause_or_resume(to_pause, to_resume)
-        self._queue.pause_or_resume(pause, [split_id for split_id in resume if split_id not in self._remainders])
+        self._queue.pause_or_resume(pause, ())
         if any(split_id in self._remainders for split_id in resume):
             self._queue.notify()
 

@@ -19,7 +19,7 @@ from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.driver_process import DriverProcess
-from headgate.simulation.durable import Storage, Table
+from headgate.simulation.durable import Row, Storage, Table
 from headgate.simulation.faults import inject
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
@@ -27,11 +27,13 @@ from headgate.simulation.parts import Parts
 from headgate.simulation.scenario import PHASE_MS, Fault, Scenario
 from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic
 from headgate.simulation.slot_process import SlotProcess
+from headgate.simulation.task_model import ModelReader
 
 _MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
 _MAX_TASK_FAILURES = 4
 _LINGER_MS = 100
 _FAULT_AGAIN_MS = 150
+_QUIET_MS = 3000
 
 
 class Violation(AssertionError):
@@ -79,6 +81,7 @@ class Cluster:
         self.invariants = Invariants(self)
         self.trace: deque[tuple[int, str, str, Any]] = deque(maxlen=4000)
         self.events = self.faults = 0
+        self.fault_ms: int | None = None  # when the last one happened
         self.next_parallelism = scenario.parallelism
         self.calm = False
         self.finished = False
@@ -109,6 +112,11 @@ class Cluster:
                 )
         self.invariants.at_the_end()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has gone wrong for long."""
+        return self.fault_ms is None or self.clock.now_ms - self.fault_ms > _QUIET_MS
+
     # What processes tell.
 
     def note(self, process: Process, event: Any) -> None:
@@ -128,6 +136,14 @@ class Cluster:
     def splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
         """Note that a reader has got splits."""
         self.invariants.on_splits_added(slot, uid, splits)
+
+    def rows_wanted(self, slot: SlotProcess, reader: ModelReader) -> None:
+        """Note that a reader is about to read."""
+        self.invariants.before_rows(slot, reader)
+
+    def rows_read(self, slot: SlotProcess, reader: ModelReader, rows: list[Row]) -> None:
+        """Note what a reader read."""
+        self.invariants.on_rows(slot, reader, rows)
 
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
@@ -278,6 +294,7 @@ class Cluster:
                     name="scripted",
                     reassigns_on_recovery=topic.script.reassigns,
                     keeps_subtask=topic.script.keeps_subtask,
+                    alignment=None if topic.script.strategy is None else topic.script.strategy.alignment,
                 )
                 for uid, topic in self.topics.items()
             },
@@ -356,6 +373,7 @@ class Cluster:
         self.next_parallelism = fault.parallelism
         if inject(self, fault):
             self.faults += 1
+            self.fault_ms = self.clock.now_ms
         elif self.clock.now_ms < PHASE_MS:  # there was nothing that it could happen to
             self.clock.after(_FAULT_AGAIN_MS, self.world, self._fault, fault)
 

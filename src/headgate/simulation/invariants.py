@@ -1,8 +1,8 @@
 """What must hold after every step, in every checkpoint, after every commit, and in the end.
 
-Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once), 5 (owners stay, balance) and 7
-(memory) of the design. Not checked: event time (no watermarks here), the order of rows of different splits, anything
-about time in which something is done.
+Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once), 3 (watermarks; of each reader
+in `task_model`), 4 (alignment), 5 (owners stay, balance) and 7 (memory) of the design. Not checked: the order of rows of
+different splits, anything about time in which something is done, save that the query ends: a paused split resumes.
 
 Never: look into a machine for what it decided; what it holds may be counted.
 """
@@ -10,6 +10,7 @@ Never: look into a machine for what it decided; what it holds may be counted.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headgate.checkpoint import coordinator as cp
@@ -21,12 +22,17 @@ from headgate.protocol import messages as msg
 from headgate.protocol.state import InlineState, SplitState
 from headgate.simulation.clockwork import Process
 from headgate.simulation.scripted_source import SPLITS, STATES
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 if TYPE_CHECKING:
     from headgate.simulation.cluster import Cluster
+    from headgate.simulation.durable import Row
     from headgate.simulation.slot_process import SlotProcess
+    from headgate.simulation.task_model import ModelReader
 
 _MAX_UNCONFIRMED = 1000
+_NEWS_MS = 800
+"""So long after it began to vote everybody has heard of a split, where nothing goes wrong."""
 
 
 class Invariants:
@@ -41,11 +47,15 @@ class Invariants:
         self._epoch: int | None = None
         self._positions: dict[tuple[str, str], int] = {}  # where splits were in the newest manifest
         self._resolved: dict[tuple[str, str], int] = {}  # where they were in the first completed checkpoint
+        self._slowest_ms = MIN_WATERMARK_MS  # how far the slowest split of the alignment group ever was in this run
+        self._watermark_ms: int | None = None  # of the source whose reader reads
+        self._before: dict[str, int] = {}  # how far the splits of the reader that reads were before
 
     def on_run(self, parallelism: int) -> None:
         """Note that a run begins."""
         self._deployed = {}
         self._epoch = None
+        self._slowest_ms = MIN_WATERMARK_MS
         if parallelism != self._parallelism:
             self._owners = {}
         self._parallelism = parallelism
@@ -113,6 +123,86 @@ class Invariants:
             and slot.execution is not None
             and self._deployed.get(slot.slot) == slot.execution.number
         )
+
+    def before_rows(self, slot: SlotProcess, reader: ModelReader) -> None:
+        """Note how far the slowest split of the alignment group is, and the watermark of the source's readers."""
+        strategy = self._cluster.topics[reader.uid].script.strategy
+        self._watermark_ms = None
+        if strategy is None or not self._counts(slot):
+            return
+        self._watermark_ms = self._watermark_of(reader.uid)
+        if strategy.alignment is not None:
+            self._slowest_ms = max(self._slowest_ms, min(self._votes(), default=MAX_WATERMARK_MS))
+            self._before = dict(reader.highest_ms)
+
+    def on_rows(self, slot: SlotProcess, reader: ModelReader, rows: list[Row]) -> None:
+        """Check that a split is read at most a batch, or no row, beyond the slowest and the drift; and who is late."""
+        topic = self._cluster.topics[reader.uid]
+        strategy = topic.script.strategy
+        if not rows or strategy is None or not self._counts(slot):
+            return
+        self._check_lateness(reader, rows)
+        if strategy.alignment is None:
+            return
+        split_id = rows[0][1]
+        # The slowest may have gone back since the reader heard of it: somebody was restored, or has come.
+        slowest_ms = self._slowest_ms if self._cluster.is_quiet else MAX_WATERMARK_MS
+        reached_ms = reader.highest_ms[split_id] if topic.script.knows_rows else self._before.get(split_id)
+        if reached_ms is not None:
+            assert reached_ms <= slowest_ms + strategy.alignment.max_drift_ms, (
+                f"{split_id} is read at {reached_ms}, but the slowest split was never beyond {slowest_ms} and the drift "
+                f"is {strategy.alignment.max_drift_ms}"
+            )
+
+    def _votes(self) -> Iterator[int]:
+        """Yield how far the splits of the alignment group are that are not idle, for certain: to their next rows."""
+        for slot in self._cluster.slots:
+            if slot.execution is None or not self._counts(slot):
+                continue
+            for uid, reader in slot.execution.readers.items():
+                strategy = self._cluster.topics[uid].script.strategy
+                if reader.output is None or strategy is None or strategy.alignment is None:
+                    continue
+                times = reader.output.event_times()
+                for split_id, split in reader.splits.items():
+                    since_ms = reader.votes_since_ms.get(split_id)
+                    if times[split_id].idle or since_ms is None or since_ms > self._cluster.clock.now_ms - _NEWS_MS:
+                        continue
+                    yield self._reach(uid, split_id, split.position, reader.highest_ms.get(split_id))
+
+    def _reach(self, uid: str, split_id: str, position: int, highest_ms: int | None) -> int:
+        """Return how far a split is when its next batch's rows count, at most eight of them."""
+        topic = self._cluster.topics[uid]
+        assert topic.script.strategy is not None
+        disorder_ms = topic.script.strategy.max_out_of_orderness_ms
+        following = range(position, min(position + 9, topic.rows(split_id)))
+        times = [topic.event_time_ms(split_id, offset) - disorder_ms for offset in following]
+        return max([*times, MIN_WATERMARK_MS if highest_ms is None else highest_ms])
+
+    def _watermark_of(self, uid: str) -> int | None:
+        """Return the lowest watermark of all readers of a source; None: one has none, or is not there."""
+        driver = self._cluster.driver
+        counting = [slot for slot in self._cluster.slots if self._counts(slot)]
+        emitted = [slot.execution.readers[uid].watermarks for slot in counting if slot.execution is not None]
+        if driver is None or len(emitted) < driver.plan.parallelism or not all(emitted):
+            return None
+        return min(each[-1] for each in emitted)
+
+    def _check_lateness(self, reader: ModelReader, rows: list[Row]) -> None:
+        """Check that no row comes behind the watermark of all readers, where nothing excuses it."""
+        topic = self._cluster.topics[reader.uid]
+        script = topic.script
+        assert script.strategy is not None
+        excused = (
+            self._cluster.faults
+            or script.strategy.idle_timeout_ms is not None
+            or any(split.parent is not None or split.appears_ms for split in script.splits)
+        )
+        if not excused and self._watermark_ms is not None:
+            earliest_ms = min(topic.event_time_ms(split_id, offset) for _, split_id, offset in rows)
+            assert earliest_ms >= self._watermark_ms, (
+                f"{rows} are late: {earliest_ms}, the watermark is {self._watermark_ms}"
+            )
 
     def on_manifest(self, manifest: Manifest) -> None:
         """Check that every split is in exactly one place in a complete checkpoint."""
@@ -198,8 +288,13 @@ class Invariants:
         return behind
 
     def _stored_position(self, uid: str, split_id: str) -> int:
-        """Return where a split is in the newest manifest: one that is read from its latest row may have no new one."""
-        return self._positions.get((uid, split_id), 0) if self._cluster.topics[uid].script.latest else 0
+        """Return up to where a split without published rows is done: one read from its latest row may have no new one.
+
+        What was read since its first checkpoint is not done: it may be kept for a later publication.
+        """
+        if not self._cluster.topics[uid].script.latest:
+            return 0
+        return self._resolved.get((uid, split_id), self._positions.get((uid, split_id), 0))
 
     def at_the_end(self) -> None:
         """Check that everything is there, and that little is left behind."""

@@ -16,6 +16,7 @@ from headgate.coordinator.job_master import JobOptions
 from headgate.coordinator.restart_strategy import FixedDelay
 from headgate.coordinator.scheduler import SchedulerOptions
 from headgate.simulation.scripted_source import SourceScript, TopicSplit
+from headgate.source.watermark import WatermarkAlignment, WatermarkStrategy
 
 PHASE_MS = 3500
 """How long faults come, in milliseconds of virtual time."""
@@ -117,7 +118,47 @@ class Scenario(msgspec.Struct, frozen=True):
             failover_strategy="full" if draw.random() < 0.15 else "region",
             publish_later=draw.choice((0.0, 0.0, 0.3)),
             drain=draw.random() < 0.5,
-        )
+        )._with_event_time()
+
+    def _with_event_time(self) -> Scenario:
+        """Return the same with event time in some or all of its sources, if the seed wants it."""
+        draw = random.Random(f"event time {self.seed}")
+        if draw.random() < 0.4:
+            return self
+        drift_ms = draw.choice((0, 50, 200, 1000))
+        aligned = draw.random() < 0.8
+        sources = []
+        for source in self.sources:
+            idle_ms = None if source.bounded else draw.choice((150, 400))
+            strategy = WatermarkStrategy(
+                event_time_column="at",
+                max_out_of_orderness_ms=draw.choice((0, 20)),
+                idle_timeout_ms=draw.choice((idle_ms, 400)) if source.bounded else idle_ms,
+                alignment=WatermarkAlignment(group="group", max_drift_ms=drift_ms, update_interval_ms=200)
+                if aligned
+                else None,
+            )
+            splits = tuple(
+                msgspec.structs.replace(
+                    split,
+                    first_ms=draw.choice((0, 0, 0, 300, 5000)),
+                    step_ms=draw.choice((1, 10, 10, 50)),
+                    gap_at=draw.randrange(40),
+                    gap_ms=draw.choice((0, 0, 3000)),
+                )
+                for split in source.splits
+            )
+            kept = draw.random() < 0.95
+            sources.append(
+                msgspec.structs.replace(
+                    source,
+                    splits=splits,
+                    strategy=strategy if kept else None,
+                    knows_rows=draw.random() < 0.6,
+                    keeps_subtask=kept,
+                )
+            )
+        return msgspec.structs.replace(self, sources=tuple(sources))
 
     def job_options(self) -> JobOptions:
         """Return the machine's options."""

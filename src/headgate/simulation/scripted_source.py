@@ -22,8 +22,11 @@ from headgate.source.reader import SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
 from headgate.source.split import Split
+from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy
 
 DISCOVERY_PERIOD_MS = 300
+SCHEMA = pa.schema([("at", pa.timestamp("ms"))])
+"""The event time of a row, where the source has any."""
 
 
 class ScriptedSplit(Split, frozen=True, kw_only=True):
@@ -64,12 +67,20 @@ class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
         How many rows it has; None: it grows.
     parent
         The split that must be read before it.
+    first_ms, step_ms
+        The event time of its first row, and from one row to the next.
+    gap_at, gap_ms
+        Before this row event time makes a leap.
     """
 
     split_id: str
     appears_ms: int
     stop: int | None
     parent: str | None = None
+    first_ms: int = 0
+    step_ms: int = 10
+    gap_at: int = 0
+    gap_ms: int = 0
 
 
 class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +103,10 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
         Whether splits are distributed by slow work, so that checkpoints find them pending.
     row_ms
         In how many milliseconds a growing split grows by a row.
+    strategy
+        How its watermarks are made, and its alignment group; None: it has no event time.
+    knows_rows
+        Whether its readers know the positions of single rows: alignment stops them at a row, else behind a batch.
     """
 
     uid: str
@@ -104,6 +119,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     keeps_subtask: bool
     slow: bool
     row_ms: int
+    strategy: WatermarkStrategy | None = None
+    knows_rows: bool = False
 
 
 class Topic:
@@ -132,6 +149,21 @@ class Topic:
         now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
         return max(0, now_ms - split.appears_ms) // self.script.row_ms
 
+    def event_time_ms(self, split_id: str, offset: int) -> int:
+        """Return the event time of a row: out of order by as much as the strategy allows."""
+        assert self.script.strategy is not None
+        disorder_ms = self.script.strategy.max_out_of_orderness_ms * (offset * 7 % 3) // 2
+        return self._in_order_ms(split_id, offset) - disorder_ms
+
+    def earliest_ms(self, split: ScriptedSplit) -> int:
+        """Return a lower bound of the event times of all rows from a split's position on."""
+        assert self.script.strategy is not None
+        return self._in_order_ms(split.split_id, split.position) - self.script.strategy.max_out_of_orderness_ms
+
+    def _in_order_ms(self, split_id: str, offset: int) -> int:
+        split = self.splits[split_id]
+        return split.first_ms + offset * split.step_ms + (split.gap_ms if offset >= split.gap_at else 0)
+
     def visible(self) -> list[TopicSplit]:
         """Return the splits that discovery finds now: no children, they are known from their parents."""
         now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
@@ -159,8 +191,8 @@ class ScriptedSource(Source[ScriptedSplit, ScriptedState]):
         self._enumerator = enumerator
 
     def schema(self) -> pa.Schema:
-        """Return no columns: rows are numbers here."""
-        return pa.schema([])
+        """Return the event time: beside it rows are numbers here."""
+        return SCHEMA
 
     def create_enumerator(self, context: SplitEnumeratorContext[ScriptedSplit]) -> ScriptedEnumerator:
         """Return one that knows nothing."""
@@ -276,6 +308,14 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
             0 if self._rebalancing else self._context.current_parallelism,
         )
 
+    def unassigned_event_time_ms(self) -> int | None:
+        """Return a lower bound of what is pending."""
+        if self._topic.script.strategy is None:
+            return None
+        if not self._discovered:
+            return MIN_WATERMARK_MS
+        return min(map(self._topic.earliest_ms, self._pending.values()), default=None)
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -313,6 +353,8 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         for subtask in list(self._waiting):
             if self._pending and subtask in self._context.registered_readers:
                 split_id = next(iter(self._pending))
+                if self._topic.script.strategy is not None:
+                    split_id = min(self._pending, key=lambda each: self._topic.earliest_ms(self._pending[each]))
                 del self._waiting[subtask]
                 self._context.assign_splits({subtask: [self._pending.pop(split_id)]})
 

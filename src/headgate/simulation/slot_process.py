@@ -151,6 +151,7 @@ class SlotProcess(Process):
                 assert execution is not None
                 execution.readers[uid].add(splits)
                 self._cluster.splits_added(self, uid, splits)
+                self._report(execution)
             case st.TellNoMoreSplits(source=uid):
                 assert execution is not None
                 execution.readers[uid].no_more = True
@@ -165,6 +166,14 @@ class SlotProcess(Process):
                 execution.writer.confirm(checkpoint_id)
             case st.HandEvent(source=uid):
                 self._answer_event(uid)
+            case st.SetUnassigned(source=uid, event_time_ms=event_time_ms):
+                assert execution is not None
+                execution.readers[uid].set_unassigned(event_time_ms)
+                self._report(execution)
+            case st.Announce(source=uid):
+                assert execution is not None
+                execution.readers[uid].announce(action.max_watermark_ms, action.others_ms)
+                self._report(execution)
             case _:
                 assert_never(action)
 
@@ -180,7 +189,8 @@ class SlotProcess(Process):
 
     def _open(self) -> None:
         number = self.subtask.execution
-        readers = {uid: ModelReader(uid, topic) for uid, topic in self._cluster.topics.items()}
+        now_ms = lambda: self._clock.now_ms  # noqa: E731
+        readers = {uid: ModelReader(uid, topic, now_ms) for uid, topic in self._cluster.topics.items()}
         writer = ModelWriter(f"r{self.run}-s{self.slot}-a{self.attempt}-e{number}")
         self.execution = Execution(number, readers, writer)
         for uid, reader in readers.items():
@@ -209,10 +219,15 @@ class SlotProcess(Process):
         if self.execution is not execution or not execution.reading:
             return
         for uid, reader in execution.readers.items():
+            self._cluster.rows_wanted(self, reader)
             rows, ended = reader.read(self._choose)
+            self._cluster.rows_read(self, reader, rows)
             execution.writer.write(rows)
             if ended is not None:
                 self._tell_subtask(st.SplitsEnded(uid, (ended,)))
+            if reader.ended():
+                reader.end()
+            self._report(execution)
             if self.execution is execution and reader.wants_split():
                 reader.asking = True
                 self._tell_subtask(st.RequestMade(uid))
@@ -225,6 +240,14 @@ class SlotProcess(Process):
             self._tell_subtask(st.AllInputEnded())
             return
         self._clock.after(1 + self._choose.randrange(2 * _POLL_MS), self, self._poll, execution)
+
+    def _report(self, execution: Execution) -> None:
+        """Post what outputs have to tell their alignment groups."""
+        for uid, reader in execution.readers.items():
+            reports, reader.reports = reader.reports, []
+            for watermark_ms, slowest in reports:
+                if self.execution is execution and self.alive and self.subtask.state != "opening":
+                    self._tell_subtask(st.WatermarkFound(uid, watermark_ms, slowest))
 
     def _snapshot(self, action: st.TakeSnapshot) -> None:
         execution = self.execution

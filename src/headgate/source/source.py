@@ -173,14 +173,14 @@ class SupportsLag(Protocol[SplitInT]):
 
 
 @runtime_checkable
-class SupportsEventTimeSeek(Protocol[SplitT]):
+class SupportsEventTimeSeek(Protocol[SplitInT]):
     """A source that knows where an event time is without reading up to it (an index, statistics).
 
     Its `SupportsBoundedPlans.plan_ranges` obeys `PlanLimits.before_event_time_ms`: that is how micro-batches are
     aligned, without reading a row that is not to be read.
     """
 
-    def next_event_times(self, splits: Sequence[SplitT]) -> Mapping[str, int | None] | None:
+    def next_event_times(self, splits: Sequence[SplitInT]) -> Mapping[str, int | None] | None:
         """Return the event time of the next row of each split, in milliseconds, by split id. May block.
 
         A lower bound will do where the exact time is not known. A split of which nothing can be read now is left out;

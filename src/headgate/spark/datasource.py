@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headgate.spark.alignment.member import Member
     from headgate.spark.alignment.planning import AlignedPlans
     from headgate.spark.stream_plan import StreamPlanner
-    from headgate.spark.task import Reporting
+    from headgate.spark.task import Ordering, Reporting
 
 
 class HeadgateDataSource(DataSource):
@@ -97,15 +97,23 @@ class HeadgateDataSource(DataSource):
 class SplitsPartition(InputPartition):
     """What one task reads: its splits as bytes of the source's own format, and the driver's versions.
 
-    With ``reporting`` it tells the planner of an aligned query what event times it read.
+    With ``reporting`` it tells the planner of an aligned query what event times it read; with ``ordering`` it gives its
+    rows in the order of their event time.
     """
 
-    def __init__(self, splits: list[bytes], number: int, reporting: Reporting | None = None) -> None:
+    def __init__(
+        self,
+        splits: list[bytes],
+        number: int,
+        reporting: Reporting | None = None,
+        ordering: Ordering | None = None,
+    ) -> None:
         from headgate.spark.task import Versions
 
         super().__init__(number)
         self.splits = splits
         self.reporting = reporting
+        self.ordering = ordering
         self.driver = Versions.here()
 
 
@@ -146,10 +154,15 @@ class _Reader:
             return self._source.group_splits(splits, grouping)
         return pack(splits, grouping["cores"] or 1)
 
-    def _partitions(self, tasks: Sequence[Sequence[Split]], reporting: Reporting | None = None) -> list[InputPartition]:
+    def _partitions(
+        self,
+        tasks: Sequence[Sequence[Split]],
+        reporting: Reporting | None = None,
+        ordering: Ordering | None = None,
+    ) -> list[InputPartition]:
         serialize = self._source.split_serializer.serialize
         return [
-            SplitsPartition([serialize(split) for split in task], number, reporting)
+            SplitsPartition([serialize(split) for split in task], number, reporting, ordering and ordering.of(task))
             for number, task in enumerate(tasks)
         ]
 
@@ -170,6 +183,7 @@ class _Reader:
             partition.value,
             session or self._time_zone,
             partition.reporting,
+            partition.ordering,
         )
 
 
@@ -179,13 +193,26 @@ class BatchReader(_Reader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Run the enumerator to its end and cut its splits into tasks."""
         from headgate.spark.planner import plan_batch
+        from headgate.spark.watermark_options import ordered_by
 
+        column = ordered_by(self._source.options, self._arrow_schema())
         splits = plan_batch(self._source, self._arrow_schema(), _now_ms())
-        return self._partitions(self._group(splits, self._grouping()))
+        ordering = None if column is None else self._ordering(column, splits)
+        return self._partitions(self._group(splits, self._grouping()), ordering=ordering)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task's splits."""
         return self._read(partition)
+
+    def _ordering(self, column: str, splits: Sequence[Split]) -> Ordering:
+        from headgate.source import SupportsEventTimeSeek, SupportsTaskGroups
+        from headgate.spark.task import Ordering
+
+        begins: Mapping[str, int | None] | None = None
+        # A source that groups its splits itself may cut them, and has few of them in a task.
+        if isinstance(self._source, SupportsEventTimeSeek) and not isinstance(self._source, SupportsTaskGroups):
+            begins = self._source.next_event_times(splits)
+        return Ordering(column, dict(begins or {}))
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -222,7 +222,7 @@ class StreamPlanner:
             for name, value in backlog().items():
                 figures[name] = figures.get(name, 0) + value
         if self._alignment is not None:
-            figures["alignment"] = self._alignment.figures()
+            figures["alignment"] = self._alignment.figures(now_ms, frozen=self._freezing)
         return figures
 
     @property

@@ -18,6 +18,7 @@ from headgate.errors import ConnectorContractError, DeploymentError, Unsupported
 from headgate.source import InputStatus, Source, SourceEvent, SourceReaderContext, Split
 from headgate.spark.alignment.letters import ReportTo
 from headgate.spark.alignment.reports import EventTimeOutput, report
+from headgate.task.event_time_order import OrderedRead
 from headgate.task.outputs import BatchOutput
 
 BATCH_BYTES = 1 << 20
@@ -44,6 +45,26 @@ class Reporting(msgspec.Struct, frozen=True):
     column: str
 
 
+class Ordering(msgspec.Struct, frozen=True):
+    """How a task orders its rows, for the option ``eventTimeOrder``.
+
+    Parameters
+    ----------
+    column
+        The one with the event time.
+    not_before_ms
+        By split id, where it is known: a lower bound of the event time of its first row, in milliseconds.
+    """
+
+    column: str
+    not_before_ms: dict[str, int | None] = {}
+
+    def of(self, splits: Sequence[Split]) -> Ordering:
+        """Return the part about some splits."""
+        known = {split.split_id: self.not_before_ms.get(split.split_id) for split in splits}
+        return Ordering(self.column, known)
+
+
 def check_versions(driver: Versions) -> None:
     """Raise `DeploymentError` if this task runs other code than the driver that planned it."""
     here = Versions.here()
@@ -64,6 +85,7 @@ def read_splits(
     subtask: int,
     time_zone: str,
     reporting: Reporting | None = None,
+    ordering: Ordering | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ``splits`` in ``schema``, then end.
 
@@ -81,6 +103,8 @@ def read_splits(
         The time zone of times without one (an IANA name).
     reporting
         Where to tell what event times were read; None: nobody asks.
+    ordering
+        How to order the rows; None: they come as they are read.
     """
 
     def send_event(event: SourceEvent) -> None:
@@ -102,6 +126,15 @@ def read_splits(
     output = BatchOutput() if reporting is None else EventTimeOutput(reporting.column)
     try:
         reader.start()
+        if ordering is not None and len(splits) > 1:
+            merged = OrderedRead[Split](
+                source.name,
+                schema,
+                schema.get_field_index(ordering.column),
+                lambda batch: fit(batch, schema, source.name),
+            )
+            yield from merged.rows(reader, splits, ordering.not_before_ms)
+            return
         reader.add_splits(splits)
         reader.notify_no_more_splits()
         while True:

@@ -320,15 +320,14 @@ def test_in_any_order_everybody_is_told_the_truth_in_the_end(seed: int) -> None:
     votes: list[int | None] = [None, MIN_WATERMARK_MS, MAX_WATERMARK_MS, *range(0, 100, 9)]
     for _ in range(400):
         source, subtask = chosen.choice("ab"), chosen.randrange(parallelism)
-        event = chosen.choice(
-            [
-                ReaderJoined(source, subtask),
-                *[ReaderReported(source, subtask, chosen.choice(votes), "s")] * 5,
-                ReaderLost(source, subtask),
-                OthersMoved(chosen.choice(votes)),
-                TimePassed(),
-            ]
-        )
+        events: list[Event] = [
+            ReaderJoined(source, subtask),
+            *[ReaderReported(source, subtask, chosen.choice(votes), "s")] * 5,
+            ReaderLost(source, subtask),
+            OthersMoved(chosen.choice(votes)),
+            TimePassed(),
+        ]
+        event = chosen.choice(events)
         if isinstance(event, ReaderJoined):
             here.add((source, subtask))
         if isinstance(event, ReaderLost):

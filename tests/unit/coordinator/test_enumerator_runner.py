@@ -152,9 +152,9 @@ def test_what_is_unassigned_is_said_behind_what_was_assigned_and_only_when_it_ch
     _, changed = made.finish(work[0], [], None)
     assert changed == src.UnassignedChanged(3, 70)
     assert made.call(src.SnapshotEnumerator(1))[1:] == []
-    assigned, changed, added = made.reported(made.call(src.AddReader(0, "h")))
+    assigned, told, added = made.reported(made.call(src.AddReader(0, "h")))
     assert assigned == src.SplitsAssigned(3, {0: (stored(A),)})
-    assert (changed, added) == (src.UnassignedChanged(3, None), src.ReaderAdded(3, 0)), "a newcomer hears this first"
+    assert (told, added) == (src.UnassignedChanged(3, None), src.ReaderAdded(3, 0)), "a newcomer hears this first"
 
 
 def test_a_source_that_knows_nothing_says_so_once() -> None:

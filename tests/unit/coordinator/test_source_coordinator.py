@@ -65,7 +65,7 @@ def kind(of: SourceCoordinator, event: src.Event) -> str:
 # -- the table ------------------------------------------------------------------------------------------------------
 
 
-def events(of: SourceCoordinator) -> Iterator[src.Event]:
+def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
     """Yield what may come: one reader, one split, an older enumerator's words, and answers to what was ordered."""
     current = of._incarnation
     if of.state in ("new", "failed") or (of.state != "closed" and len(of._history) < 4):

@@ -101,6 +101,14 @@ def test_while_a_split_has_no_watermark_it_is_the_slowest_and_no_drift_is_known(
     assert live_text(progress).endswith("1 of 2 splits paused")
 
 
+def test_a_split_that_is_held_before_its_first_row_is_not_the_slowest() -> None:
+    """It is paused because that row is too far ahead; how far, nobody has seen."""
+    progress = progress_of({"a": {"a-0": at(70), "a-1": at(None, paused=True)}}, groups={"a": "rides"})
+    group = progress["headgate"]["alignmentGroups"]["rides"]
+    assert (group["slowest"]["split"], group["driftMs"], group["pausedSplits"]) == ("a-0", 0, 1)
+    assert progress["headgate"]["eventTimes"]["a"]["splits"]["a-1"]["driftMs"] is None
+
+
 def test_nobody_has_a_vote() -> None:
     for splits in ({}, {"a": {"a-0": at(5, idle=True)}}):
         progress = progress_of(splits, groups={"a": "rides"})
@@ -141,7 +149,7 @@ def test_whatever_is_told_can_be_shown(splits: Splits, groups: dict[str, str]) -
             progress["headgate"]["eventTimes"][uid]["splits"][split_id]["driftMs"]
             for uid in aligned["sources"]
             for split_id, told in splits[uid].items()
-            if not told.idle
+            if not told.idle and not (told.paused and told.watermark_ms is None)
         ]
         for group, aligned in progress["headgate"]["alignmentGroups"].items()
     }

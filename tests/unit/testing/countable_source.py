@@ -80,9 +80,7 @@ class RangeReader(SplitReader[Range]):
         def position_at(count: int) -> Range:
             return msgspec.structs.replace(split, position=split.position + count + (off if count else 0))
 
-        return FetchedBatch(
-            split=msgspec.structs.replace(split, position=shown), batch=batch, position_at=position_at
-        )
+        return FetchedBatch(split=msgspec.structs.replace(split, position=shown), batch=batch, position_at=position_at)
 
     def handle_splits_changes(self, added: Sequence[Range]) -> None:
         self.splits.extend(added)

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -122,37 +122,45 @@ class EventTimes:
         SourceUnavailableError
             The file system does not answer. A file that is gone or damaged is one of which nothing is known.
         """
-        if len(files) < 2 or not self._has_footers or self._folders(files[0]):
-            return [self._look(each) for each in files]
-        stopped = stopped or threading.Event()
-        found: list[RowTimes] = []
+        found = [self._known(each) for each in files]
+        missing = [index for index, times in enumerate(found) if times is None]
+        footers = self._read_footers([files[index] for index in missing], stopped or threading.Event())
+        for index, times in zip(missing, footers):
+            found[index] = times
+        return [times or RowTimes() for times in found]
+
+    def _known(self, file: FileStatus | FileSplit) -> RowTimes | None:
+        """Return what is known without reading anything."""
+        folders = self._folders(file)
+        if folders:
+            return RowTimes((self._of_folder(file.path, folders[0]),))
+        with self._lock:
+            return self._kept.get(_key(file))
+
+    def _read_footers(self, files: Sequence[FileStatus | FileSplit], stopped: threading.Event) -> Iterator[RowTimes]:
+        if len(files) < 2:
+            yield from map(self._read_footer, files)
+            return
         began = told = time.monotonic()
         with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="headgate-files-footers") as pool:
-            for times in pool.map(lambda each: RowTimes() if stopped.is_set() else self._look(each), files):
-                found.append(times)
+            looks = pool.map(lambda each: RowTimes() if stopped.is_set() else self._read_footer(each), files)
+            for done, times in enumerate(looks):
+                yield times
                 if time.monotonic() - told >= _PROGRESS_S:
                     told = time.monotonic()
                     _log.warning(
                         "headgate.files: reading the footers of %d files, because 'eventTimeColumn' is set: %d after "
                         "%d s. No file is read before its footer.",
-                        len(files), len(found), told - began,
+                        len(files), done + 1, told - began,
                     )  # fmt: skip
-        return found
 
-    def _look(self, file: FileStatus | FileSplit) -> RowTimes:
-        folders = self._folders(file)
-        if folders:
-            return RowTimes((self._of_folder(file.path, folders[0]),))
-        key = (file.path, file.size, file.modified_ms)
+    def _read_footer(self, file: FileStatus | FileSplit) -> RowTimes:
+        times = self._of_footer(file.path)
         with self._lock:
-            kept = self._kept.get(key)
-        if kept is None:
-            kept = self._of_footer(file.path)
-            with self._lock:
-                self._kept[key] = kept
-                if len(self._kept) > _KEPT_FILES:
-                    self._kept.popitem(last=False)
-        return kept
+            self._kept[_key(file)] = times
+            if len(self._kept) > _KEPT_FILES:
+                self._kept.popitem(last=False)
+        return times
 
     def _of_footer(self, path: str) -> RowTimes:
         try:
@@ -181,3 +189,7 @@ class EventTimes:
     def _folders(self, file: FileStatus | FileSplit) -> list[str | None]:
         partitions = file.partitions.items() if isinstance(file, FileSplit) else file.partitions
         return [text for name, text in partitions if name.lower() == self._column.name.lower()]
+
+
+def _key(file: FileStatus | FileSplit) -> tuple[str, int, int]:
+    return file.path, file.size, file.modified_ms

@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = 1.0
 """How often a member gives a sign of life, and finds that its host is gone."""
-_CONNECT_S = 5.0
-"""How long to look for a host at most."""
+_ANSWER_S = 5.0
+_GIVE_UP_S = 15.0
+"""How long to look for a host at most: machines are slow at times, and alone is not aligned."""
 _RETRY_S = 0.05
 _POLL_S = 0.1
 
@@ -127,7 +128,7 @@ class Member:
         """Say something to the host, whichever it is by now, and return its answer."""
         assert self._lock.locked()
         # Where no host could be found before, none is waited for: a planner is asked a hundred times a second.
-        until = time.monotonic() + (0.0 if self._warned else _CONNECT_S)
+        until = time.monotonic() + (0.0 if self._warned else _GIVE_UP_S)
         while True:
             try:
                 if self._connection is None:
@@ -140,7 +141,8 @@ class Member:
                 return self._ask_locked(letter)
             except (OSError, EOFError) as error:
                 self._disconnect_locked()
-                if time.monotonic() >= until or self._left.is_set():
+                no_place = isinstance(error, PermissionError | NotADirectoryError | FileExistsError)
+                if no_place or time.monotonic() >= until or self._left.is_set():
                     self._warn(error)
                     return Standing()
                 time.sleep(_RETRY_S)
@@ -168,7 +170,7 @@ class Member:
             raise ConnectionRefusedError(f"there is no host in {self._folder} yet")
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(_CONNECT_S)
+            connection.settimeout(_ANSWER_S)
             connection.connect(meeting.path)
         except BaseException:
             connection.close()

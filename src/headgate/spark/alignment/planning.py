@@ -189,22 +189,20 @@ class AlignedPlans:
         # Until the first report of these nobody reads ahead of what they may hold.
         self._vote(now_ms, frozen, unreported=self._first_read & {split.split_id for split in splits})
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, now_ms: int, *, frozen: bool) -> dict[str, Any]:
         """Return what ``lastProgress`` shows: per split its event time and whether it is held; the drift."""
-        times = self._votes.event_times()
-        earliest = earliest_of(times, (vote.vote_ms for vote in self._others().values()))
+        times, votes = self._votes.event_times(), self._votes.votes(now_ms, frozen=frozen)
+        earliest, _ = self._slowest(now_ms, frozen)
         slowest_first = sorted(times, key=lambda name: (times[name], name))
-        within = set(self._votes.within(slowest_first, earliest))
-        shown = {
-            name: {"eventTimeMs": times[name], "held": name not in within} for name in slowest_first[:SPLITS_SHOWN]
-        }
-        drift_ms = max(times.values()) - min(times.values()) if times else 0
+        held = votes.keys() - self._votes.within(list(votes), earliest)
         return {
             "group": self._alignment.group,
             "maxDriftMs": self._alignment.max_drift_ms,
-            "driftMs": drift_ms,
-            "held": len(times) - len(within),
-            "splits": shown,
+            "driftMs": 0 if earliest is None or not votes else max(0, max(votes.values()) - earliest),
+            "held": len(held),
+            "splits": {
+                name: {"eventTimeMs": times[name], "held": name in held} for name in slowest_first[:SPLITS_SHOWN]
+            },
         }
 
     # -- the two ways ---------------------------------------------------------------------------------------------

@@ -270,6 +270,18 @@ def test_a_learning_source_holds_back_who_is_ahead_by_at_most_one_plan() -> None
     assert [300, 310, 320] in query.batches[:went_on], "the slowest was within the drift of 400 before"
 
 
+def test_a_seeking_source_waits_for_what_a_learning_one_has_planned_and_not_reported() -> None:
+    """Whichever of them Spark asks first: what the learning one reads first may be of any time."""
+    for kinds in ((SeekingSource, LearningSource), (LearningSource, SeekingSource)):
+        query = Query()
+        for kind in kinds:
+            query.add(Times(a=hour(500) if kind is SeekingSource else hour(0)), kind)
+        query.freeze()
+        query.run_to_the_end(PlanLimits(max_rows=3))
+        assert query.has_read_everything()
+        assert query.late(DRIFT_MS + 30) == [], kinds
+
+
 def test_reports_that_are_lost_cost_alignment_and_nothing_else() -> None:
     query = Query()
     query.add(Times(slow=hour(0), fast=hour(1000)), LearningSource)
