@@ -48,7 +48,7 @@ from local.kafka import Broker, running_broker
 
 SUMMARY = "partitions out of step in event time: rows dropped, state held, speed"
 ROWS, HOURS = 2_000_000, 10.0
-QUICK_ROWS, QUICK_HOURS = 100_000, 0.5
+QUICK_ROWS, QUICK_HOURS = 70_000, 1 / 3
 IDLE_TIMEOUT_MS = 3000
 """Without it the end of `behind`'s partition 0 would hold the others for ever: nobody knows that it is the end."""
 PATIENCE_S = 120.0
@@ -329,7 +329,7 @@ def run(arguments: argparse.Namespace) -> None:
         _draw(arguments.picture, topics, counts, runs)
     _report(
         figures,
-        f"{rows:,} rows in {PARTITIONS} partitions over {hours:g} hours of event time; local[{CORES}], parallelism "
+        f"{rows:,} rows in {PARTITIONS} partitions over {hours * 60:,.0f} minutes of event time; local[{CORES}], parallelism "
         f"{CORES}, the broker beside it; drift {MAX_DRIFT_MS // 1000} s. Structured Streaming reads up to "
         f"{rows // 10:,} offsets a trigger without alignment." + (QUICK_NOTE if quick else ""),
     )

@@ -66,6 +66,7 @@ def count_windows(
         ``maxOffsetsPerTrigger`` of the sides without alignment, which plans its micro-batches by event time.
     """
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", _KEPT_PROGRESSES)
+    spark.conf.set("spark.sql.shuffle.partitions", 1)  # one state store: there are hundreds of small micro-batches
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
         queries = [_start(spark, broker, each, side, max_offsets, Path(folder) / each.shape) for each in topics]
         _wait(queries, topics, side, max_offsets)
@@ -82,6 +83,8 @@ def _start(spark: SparkSession, broker: Broker, topic: Topic, side: Side, max_of
         .option("subscribe", topic.fill(broker))
         .option("startingOffsets", "earliest")
     )
+    if side != "spark":
+        reader = reader.option("scan.parallelism", 1)  # a micro-batch of a few thousand rows is one task's work
     if side == "aligned":
         reader = (
             reader.option("eventTimeColumn", "timestamp")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Named
@@ -18,8 +20,9 @@ from headgate.connectors.kafka import consumers, event_times
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split import KafkaSplit
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
-from headgate.source import PlanLimits, SupportsEventTimeSeek
+from headgate.source import Boundedness, PlanLimits, SupportsEventTimeSeek
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.spark.planner import PlannerContext
 from local.kafka import PASSWORD, USER, Broker
 from local.ports import free_ports
 from local.topics import Message, create_topic, delete_topic, produce
@@ -109,10 +112,9 @@ def test_the_next_record_s_time_and_no_range_beyond_the_bound(
         ({"eventTimeColumn": "at"}, False),
         ({"eventTimeColumn": "_timestamp"}, False),
         ({"eventTimeColumn": "_timestamp", "valueFormat": "json"}, True),
-        ({"eventTimeColumn": "timestamp", "valueFormat": "json"}, False),
     ],
 )
-def test_only_the_records_own_time_stamp_is_known_before_reading(
+def test_of_kafka_s_own_columns_only_the_time_stamp_is_an_event_time(
     kafka: Broker, topic_name: str, sources: list[KafkaSource], options: dict[str, str], seeks: bool
 ) -> None:
     create_topic(kafka.plain, topic_name)
@@ -120,6 +122,73 @@ def test_only_the_records_own_time_stamp_is_known_before_reading(
     source = source_of(kafka.plain, topic_name, **options)
     sources.append(source)
     assert source.next_event_times([split(topic_name)]) == ({f"{topic_name}-0": 1000} if seeks else None)
+
+
+def parsing(address: str, topic: str, sources: list[KafkaSource], **options: str) -> KafkaSource:
+    """Return a source whose event time is the field ``At`` of the values, as a planner has it."""
+    source = source_of(address, topic, valueFormat="json", **{"eventTimeColumn": "at", **options})
+    schema = pa.schema([("n", pa.int64()), ("At", pa.timestamp("us", "UTC"))])
+    source.create_enumerator(PlannerContext(source.name, Boundedness.CONTINUOUS_UNBOUNDED, schema, 0))
+    sources.append(source)
+    return source
+
+
+def values(*lines: str | None, partition: int = 0) -> list[Message]:
+    """Return records of these values, whose time stamps go backwards: they are not to be looked at."""
+    return [
+        Message(None if each is None else each.encode(), partition=partition, timestamp_ms=10**6 - number)
+        for number, each in enumerate(lines)
+    ]
+
+
+def field(*times_ms: int, partition: int = 0) -> list[Message]:
+    return values(
+        *(json.dumps({"At": f"1970-01-01T00:00:{each / 1000:06.3f}Z"}) for each in times_ms), partition=partition
+    )
+
+
+def test_an_event_time_that_is_a_field_of_the_values(
+    kafka: Broker, topic_name: str, sources: list[KafkaSource]
+) -> None:
+    create_topic(kafka.plain, topic_name, 3)
+    produce(kafka.plain, topic_name, field(*range(1000, 1100)))
+    produce(kafka.plain, topic_name, field(1050, 2000, 1051, 1052, partition=1))
+    source = parsing(kafka.plain, topic_name, sources)
+    splits = [split(topic_name, 0, 7), split(topic_name, 1), split(topic_name, 2)]
+    assert source.next_event_times(()) == {}
+    assert times(source, *splits) == {"0": 1007, "1": 1050}
+    assert stops(source, splits, 1050) == {0: 50}
+    assert stops(source, splits, 1051) == {0: 51, 1: 1}
+    assert stops(source, splits, 1051, max_rows=5) == {0: 11, 1: 1}
+    assert stops(source, [split(topic_name, 1, 2)], 1500) == {1: 4}, "behind an outlier that was read"
+    assert stops(source, splits, 5000) == {0: 100, 1: 4}
+    assert stops(source, splits, MAX_WATERMARK_MS) == {0: 100, 1: 4}
+    assert stops(source, splits, 1007) == {}
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.options == source.options, "tasks get a copy, which parses no event times"
+
+
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "FAILFAST", "DROPMALFORMED"])
+def test_values_without_event_time_are_passed_over_and_hold_nobody(
+    kafka: Broker, topic_name: str, sources: list[KafkaSource], mode: str
+) -> None:
+    """What is wrong with a value is said by the task that reads it, as ``mode`` says."""
+    create_topic(kafka.plain, topic_name, 2)
+    without = values(None, "", "{", '{"n": 1}', '{"At": null}', '{"At": "then"}', "[1]", "\xff")
+    produce(kafka.plain, topic_name, [*without, *field(1000), *without, *field(3000, 1001)])
+    produce(kafka.plain, topic_name, values(*['{"n": 1}'] * 1500, partition=1))
+    source = parsing(kafka.plain, topic_name, sources, mode=mode)
+    assert times(source, split(topic_name)) == {"0": 1000}
+    assert stops(source, [split(topic_name)], 1000) == {}
+    assert stops(source, [split(topic_name)], 1001) == {0: 17}, "all before the first that is too late"
+    assert times(source, split(topic_name, 0, 9)) == {"0": 3000}
+    assert stops(source, [split(topic_name, 0, 9)], 5000) == {0: 19}
+    assert times(source, split(topic_name, 1)) == {}, "none has an event time"
+    position = 0
+    while (found := stops(source, [split(topic_name, 1, position)], 1)) != {}:
+        assert found[1] > position
+        position = found[1]
+    assert position == 1500
 
 
 def test_an_outlier_that_was_read_does_not_hide_where_to_stop(
@@ -304,7 +373,9 @@ def test_compacted_records_are_passed_over(kafka: Broker, topic_name: str, sourc
     source = source_of(kafka.plain, topic_name)
     sources.append(source)
     for _ in range(100):
-        source._record_times = event_times.RecordTimes(source._client)  # a compacted record was known before
+        source._record_times = event_times.RecordTimes(
+            source._client, event_times.TimeStamps()
+        )  # a compacted record was known before
         if times(source, split(topic_name)) != {"0": 1000}:
             break
         time.sleep(0.2)

@@ -127,7 +127,19 @@ def stage_graph(output: PlanNode) -> StageGraph:
             operator = copy.copy(node.of)  # a node may be part of several programs
             operator.uid = uids[node]
             operators.append(OperatorNode(operator=operator, inputs=tuple(uids[each] for each in node.inputs)))
-    return StageGraph(sources=tuple(sources), operators=tuple(operators), output=uids[output])
+    graph = StageGraph(sources=tuple(sources), operators=tuple(operators), output=uids[output])
+    return replace(graph, sources=tuple(_told_event_time(source, graph) for source in graph.sources))
+
+
+def _told_event_time(definition: SourceDefinition, graph: StageGraph) -> SourceDefinition:
+    """Return a source that knows which of its columns holds the event time: it may find work in that order."""
+    strategy = definition.watermark_strategy
+    if strategy is None:
+        return definition
+    made = graph.event_time_operator(definition.uid) is not None
+    source = copy.copy(definition.source)
+    source.options = source.options.replaced("eventTimeColumn", None if made else strategy.event_time_column)
+    return replace(definition, source=source)
 
 
 def _visit(node: PlanNode, order: list[PlanNode]) -> None:

@@ -16,6 +16,7 @@ from headgate.coordinator import job_master as jm
 from headgate.coordinator import scheduler as sch
 from headgate.coordinator import source_coordinator as src
 from headgate.protocol.messages import Envelope
+from headgate.simulation.announcements import Announcements
 from headgate.simulation.clockwork import Process
 from headgate.simulation.enumerator_process import EnumeratorProcess
 
@@ -62,6 +63,8 @@ class DriverProcess(Process):
             random.Random(f"{cluster.scenario.seed} {plan.run}"),
             stored=cp.StoredCheckpoints(tuple(sorted(cluster.storage.manifests))),
         )
+        aligned = {uid: source.alignment for uid, source in plan.sources.items() if source.alignment is not None}
+        self._announcements = Announcements(aligned, plan.parallelism) if aligned else None
         self.crash_in: int | None = None
         """After how many more actions the process dies; None: it does not."""
         self.fail_append: set[str] = set()
@@ -95,6 +98,8 @@ class DriverProcess(Process):
         """Give the machine an event and do what it orders."""
         cluster = self.cluster
         cluster.note(self, event)
+        if self._announcements is not None:
+            self._announcements.on_event(event)
         actions = self.master.handle(event, cluster.clock.now_ms)
         cluster.check(self.master)
         for action in actions:
@@ -104,7 +109,11 @@ class DriverProcess(Process):
                     cluster.crash_driver(cluster.next_parallelism)
                     return
             cluster.note_action(self, action)
+            if self._announcements is not None:
+                self._announcements.on_action(action)
             self._carry_out(action)
+        if self._announcements is not None:
+            self._announcements.check()
         self._arm()
 
     def receive(self, connection: int, envelope: Envelope) -> None:

@@ -47,11 +47,14 @@ class ModelReader:
         self.is_final = False
         self._paused: set[str] = set()
         self._source_paused = False
-        self._idle: set[str] = set()
+        self.idle: set[str] = set()
+        """Splits that were idle when time was told last."""
         self._quiet_ms: dict[str, int] = {}  # by split: how long it could have been read, and had no rows
         self._told_ms = now_ms()
+        self._timeout_ms: int | None = None
         self.output: StreamingOutput | None = None
         if topic.script.strategy is not None:
+            self._timeout_ms = topic.script.strategy.idle_timeout_ms
             self.output = StreamingOutput(SCHEMA, topic.script.strategy, self, now_ms(), control=self, held=True)
 
     def add(self, splits: tuple[SplitState, ...]) -> None:
@@ -85,6 +88,7 @@ class ModelReader:
             del self.splits[split.split_id]
             if self.output is not None:
                 self._paused.discard(split.split_id)
+                self.votes_since_ms.pop(split.split_id, None)
                 self.output.release_output_for_split(split.split_id)
             return rows, split.split_id
         self.splits[split.split_id] = msgspec.structs.replace(split, position=end)
@@ -137,27 +141,30 @@ class ModelReader:
 
     def _tell_time(self) -> None:
         """Tell the output the time; check who becomes idle by it."""
-        assert self.output is not None and self._topic.script.strategy is not None
+        assert self.output is not None
         now_ms = self._now_ms()
         passed_ms, self._told_ms = now_ms - self._told_ms, now_ms
-        for split_id in self.splits:
-            if not self._source_paused and split_id not in self._paused:
-                self._quiet_ms[split_id] += passed_ms
+        if not self._source_paused and self._timeout_ms is not None:
+            for split_id in self.splits:
+                if split_id not in self._paused:
+                    self._quiet_ms[split_id] += passed_ms
         self.output.advance_time(now_ms)
-        timeout_ms = self._topic.script.strategy.idle_timeout_ms
-        times = self.output.event_times()
-        for split_id, time in times.items():
-            if time.idle and split_id not in self._idle:
-                quiet_ms = self._quiet_ms[split_id]
-                assert timeout_ms is not None and quiet_ms >= timeout_ms, (
-                    f"{split_id} is idle after {quiet_ms} ms in which it could have been read"
-                )
-        idle = {split_id for split_id, time in times.items() if time.idle}
-        for split_id in idle:
+        if self._timeout_ms is not None:
+            self._look_who_is_idle(self.output, self._timeout_ms)
+        if len(self.votes_since_ms) < len(self.splits):
+            for split_id in self.splits:
+                if split_id not in self.idle:
+                    self.votes_since_ms.setdefault(split_id, now_ms)
+
+    def _look_who_is_idle(self, output: StreamingOutput, timeout_ms: int) -> None:
+        idle = {split_id for split_id, time in output.event_times().items() if time.idle}
+        for split_id in idle - self.idle:
+            quiet_ms = self._quiet_ms[split_id]
+            assert quiet_ms >= timeout_ms, (
+                f"{split_id} is idle after {quiet_ms} ms in which it could have been read"
+            )
             self.votes_since_ms.pop(split_id, None)
-        for split_id in self.splits.keys() - idle:
-            self.votes_since_ms.setdefault(split_id, now_ms)
-        self._idle = idle
+        self.idle = idle
 
     # What the output tells: `headgate.task.outputs.Downstream` and `ReaderControl`.
 
@@ -168,13 +175,14 @@ class ModelReader:
         """Check that every split that is not idle has reached it, and that it grows."""
         assert self.output is not None and not self.is_final
         if timestamp_ms == MAX_WATERMARK_MS:
+            assert not self.splits, f"the watermark is the final one, but {sorted(self.splits)} are being read"
             self.is_final = True
             return
         assert not self.watermarks or timestamp_ms > self.watermarks[-1], "a watermark went back"
         self.watermarks.append(timestamp_ms)
-        times = self.output.event_times()
+        times = self.output.event_times() if self._timeout_ms is not None else {}
         for split_id in self.splits:
-            if not times[split_id].idle:
+            if split_id not in times or not times[split_id].idle:
                 reached_ms = self.highest_ms.get(split_id)
                 assert reached_ms is not None and reached_ms >= timestamp_ms, (
                     f"the watermark is {timestamp_ms}, but {split_id}, which is being read, is at {reached_ms}"

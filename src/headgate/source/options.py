@@ -219,6 +219,10 @@ class Options(Mapping[str, Any]):
         fixed = {spec.name: values[spec.name] for spec in specs if not spec.changeable}
         return cls(source, values, given, fixed)
 
+    def replaced(self, name: str, value: Any) -> Options:
+        """Return the same options with another value of one."""
+        return Options(self.source, self._values | {name: value}, self._given, self.fixed)
+
     def matching(self, pattern: str) -> dict[str, Any]:
         """Return the values of a specified pattern by what its ``*`` stood for, as the user wrote that."""
         return dict(self._values[pattern])

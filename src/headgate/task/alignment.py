@@ -17,6 +17,9 @@ one split or in all of them, stops nobody. Only alignment counts so; the waterma
 that emit whole batches do not know next rows: there a split that jumped over a gap is ahead until the others followed.
 In either way the slowest split of a group is never ahead.
 
+A reader without a split votes with what its enumerator has not assigned, if that begins at a known time: it is about to
+read the next of that, and nobody may run ahead of it meanwhile. Otherwise: no split, no vote.
+
     state                   event             next           actions               why
     ----------------------  ----------------  -------------  --------------------  ------------------------------------
     reading, source paused  SplitAdded        same           ReportWatermark?      nothing is ahead of it, or it is
@@ -73,6 +76,9 @@ In either way the slowest split of a group is never ahead.
     splits paused           TimePassed        same           ReportWatermark?
     reading, source paused  InputEnded        ended          ReportWatermark?      nothing is read, nothing is resumed
     splits paused           InputEnded        ended          ReportWatermark?
+    reading, source paused  UnassignedChanged same           ReportWatermark?      what the next split begins with
+    splits paused           UnassignedChanged same           ReportWatermark?
+    ended                   UnassignedChanged same                                 late
     ended                   AllowedAnnounced  same                                 late
     ended                   SplitFinished     same                                 a drained split that is let go
     ended                   TimePassed        same
@@ -143,6 +149,12 @@ class AllowedAnnounced(msgspec.Struct, frozen=True):
     others_ms: int
 
 
+class UnassignedChanged(msgspec.Struct, frozen=True):
+    """The watermark of the first row that is not assigned, in milliseconds; None: nothing is, or it is not known."""
+
+    watermark_ms: int | None
+
+
 class InputEnded(msgspec.Struct, frozen=True):
     """The reader has nothing left, or reads nothing more: it has no vote any longer."""
 
@@ -181,7 +193,9 @@ class ReportWatermark(msgspec.Struct, frozen=True):
     slowest: str
 
 
-Event = SplitAdded | SplitFinished | SplitMoved | SplitHeld | AllowedAnnounced | InputEnded | TimePassed
+Event = (
+    SplitAdded | SplitFinished | SplitMoved | SplitHeld | AllowedAnnounced | UnassignedChanged | InputEnded | TimePassed
+)
 Action = PauseSource | ResumeSource | PauseOrResumeSplits | ReportWatermark
 
 
@@ -225,6 +239,7 @@ class SplitAlignment:
         self._splits: dict[str, _SplitState] = {}
         self._minimum_ms: int | None = None  # of the splits that vote; None: there is none
         self._slowest: str | None = None
+        self._unassigned_ms: int | None = None
         self._others_ms: int | None = None  # None: not announced yet
         self._bound_ms: int | None = None
         self._paused: set[str] = set()
@@ -267,7 +282,7 @@ class SplitAlignment:
             The split is not known, or the input has ended and something was read all the same.
         """
         if self._ended:
-            if not isinstance(event, AllowedAnnounced | TimePassed | SplitFinished):
+            if not isinstance(event, AllowedAnnounced | UnassignedChanged | TimePassed | SplitFinished):
                 raise self._invalid(event, "the input has ended")
             return []
         actions: list[Action] = self._HANDLERS[type(event)](self, event, now_ms)
@@ -335,6 +350,10 @@ class SplitAlignment:
         self._others_ms = event.others_ms
         return self._align()
 
+    def _on_unassigned_changed(self, event: UnassignedChanged, now_ms: int) -> list[Action]:
+        self._unassigned_ms = event.watermark_ms
+        return []
+
     def _on_input_ended(self, event: InputEnded, now_ms: int) -> list[Action]:
         self._note(event, now_ms)
         self._ended = True
@@ -397,18 +416,22 @@ class SplitAlignment:
         reach_ms = None if split is None else split.reach_ms
         return reach_ms is not None and (self._bound_ms is None or reach_ms > self._bound_ms)
 
+    @property
+    def _vote_ms(self) -> int | None:
+        return self._minimum_ms if self._splits or self._ended else self._unassigned_ms
+
     def _vote(self) -> ReportWatermark:
-        return ReportWatermark(self._minimum_ms, self._slowest or "")
+        return ReportWatermark(self._vote_ms, self._slowest or "")
 
     def _is_due(self, now_ms: int) -> bool:
         """Return whether the group must know the vote now."""
-        vote, told = self._minimum_ms, self._reported
+        vote, told = self._vote_ms, self._reported
         if told is None:
             return vote is not None or self._others_ms is not None or self._ended
         if vote is None or told.watermark_ms is None:
             return vote != told.watermark_ms
         moved_ms = vote - told.watermark_ms
-        if moved_ms == 0 and self._slowest == told.slowest:
+        if moved_ms == 0 and (self._slowest or "") == told.slowest:
             return False
         much = moved_ms < 0 or (moved_ms > 0 and 4 * moved_ms >= self._drift_ms)
         return much or now_ms - self._reported_at_ms >= self._interval_ms
@@ -444,6 +467,7 @@ class SplitAlignment:
         SplitMoved: _on_split_moved,
         SplitHeld: _on_split_held,
         AllowedAnnounced: _on_allowed_announced,
+        UnassignedChanged: _on_unassigned_changed,
         InputEnded: _on_input_ended,
         TimePassed: _on_time_passed,
     }

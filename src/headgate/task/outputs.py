@@ -23,7 +23,7 @@ import pyarrow as pa
 from headgate.errors import OptionError
 from headgate.protocol.messages import SplitEventTime
 from headgate.source.reader import ReaderOutput, SourceOutput
-from headgate.source.watermark import WatermarkStrategy, saturated_ms
+from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
 from headgate.task import alignment as al
 from headgate.task import watermarks as wm
 
@@ -283,7 +283,13 @@ class StreamingOutput(TaskOutput):
 
     def set_unassigned(self, event_time_ms: int | None) -> None:
         """Take note of what is not assigned: `headgate.protocol.messages.UnassignedWork`."""
+        if self._behind_rows is not None and event_time_ms != MIN_WATERMARK_MS:
+            event_time_ms = None  # the enumerator knows another column's times
         self.handle(wm.UnassignedChanged(event_time_ms))
+        if self._strategy is not None:
+            disorder_ms = self._strategy.max_out_of_orderness_ms
+            watermark_ms = None if event_time_ms is None else saturated_ms(event_time_ms - disorder_ms)
+            self._align(al.UnassignedChanged(watermark_ms))
 
     def announce(self, max_watermark_ms: int, others_ms: int) -> None:
         """Take note of where the group is: `headgate.protocol.messages.AlignmentAnnounced`."""
@@ -345,8 +351,6 @@ class StreamingOutput(TaskOutput):
                     if self._pauses_splits:
                         self.pause_or_resume_splits(pause, resume)
                         self._control.on_pause_or_resume_splits(pause, resume)
-                    else:
-                        self._set_source_paused(self._all_are_ahead())
                 case al.PauseSource():
                     self._set_source_paused(True)
                 case al.ResumeSource():
@@ -355,6 +359,8 @@ class StreamingOutput(TaskOutput):
                     self._control.on_report(watermark_ms, slowest)
                 case _:
                     assert_never(action)
+        if not self._pauses_splits:  # looked at each time: a split that comes has nobody paused or resumed
+            self._set_source_paused(self._all_are_ahead())
 
     def _set_source_paused(self, paused: bool) -> None:
         if self._control is None or paused == self._source_paused:

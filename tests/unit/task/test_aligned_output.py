@@ -267,6 +267,22 @@ def test_a_reader_that_cannot_pause_splits_is_paused_when_all_of_them_are_ahead(
     assert task.orders == ["pause", "resume"]
 
 
+def test_a_split_that_comes_to_a_reader_that_cannot_pause_splits_is_read_though_all_others_are_ahead() -> None:
+    task = Task()
+    output = output_of(task)
+    output.add_split("a")
+    output.add_split("b")
+    output.read_splits_unaligned()
+    output.announce(100, 0)
+    for split_id in ("a", "b"):
+        output.create_output_for_split(split_id).emit_batch(batch(500))
+    assert task.orders == ["pause"]
+    output.add_split("c")
+    assert task.orders == ["pause", "resume"]
+    output.create_output_for_split("c").emit_batch(batch(500))
+    assert task.orders == ["pause", "resume", "pause"]
+
+
 def test_a_split_that_was_to_be_paused_when_its_reader_turned_out_unable_is_not() -> None:
     task = Task()
     output = output_of(task, idle_timeout_ms=1000)

@@ -1,15 +1,18 @@
 """Finds out of what event time the next records of partitions are, and where records are too late to be read now.
 
 Never: run in a task, or read more than it has to: of each partition the first record at its position, once. Only where
-that does not tell where to stop (disorder), some more.
+that does not tell where to stop (disorder; event time that is a field of the value), some more. Nor fail because of a
+value: what is wrong with it the task says that reads it.
 
 The broker's index (`KafkaCluster.at_timestamps`) knows the first record of a time or later in the whole partition. That
 is where a range ends, unless it lies before the position: then some record that was read was as late, earlier ones may
-follow, and where the next one as late is, only looking at them can tell:
+follow, and where the next one as late is, only looking at them can tell. The index does not know fields of values:
+there it is never asked, and always looked at.
 
     next record          first one too late, by the index   the range ends
     -------------------  ---------------------------------  ----------------------------------------------------
-    none                                                    behind what no reader can see (markers, aborted)
+    none                                                    behind what no reader can see (markers, aborted), and
+                                                            some records without event time
     too late                                                where it begins: there is none
     early enough         none                               where the partition does
     early enough         behind the next record             there
@@ -23,12 +26,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from headgate.connectors.kafka.cluster import as_source_error
+from headgate.connectors.kafka.columns import KafkaColumns
 from headgate.connectors.kafka.consumers import (
     ALL_BROKERS_DOWN,
     DAMAGED,
@@ -47,17 +53,71 @@ from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.connectors.kafka.split_reader import reading_settings
 from headgate.errors import SourceUnavailableError
-from headgate.source.watermark import MIN_WATERMARK_MS
+from headgate.formats.shared_options import PERMISSIVE
 
 if TYPE_CHECKING:
     from headgate.connectors.kafka.client_config import ClientConfig
 
-_TIMES = Wanted(keys=False, values=False)
 _BUFFERED_BYTES = 1 << 20
 _FETCH_BYTES = 64 << 10
 """Asked for of a partition at a time: brokers send one batch of records at least, which often is more."""
 _MOST_MESSAGES = 10_000
 _WAIT_MS = 100
+_WITHOUT_TIME = 1000
+"""So many records of a partition are passed over, at most, to find its next one with an event time."""
+_NO_TIME = np.iinfo(np.int64).min
+
+
+class EventTimes(Protocol):
+    """Says of what event time records are."""
+
+    wanted: Wanted
+    """What it needs of them."""
+    most_without: int
+    """How many records may be passed over to find one that has an event time."""
+
+    def of(self, records: Records) -> npt.NDArray[np.int64]:
+        """Return a number for each record, in milliseconds; `_NO_TIME`, before all others, where there is none."""
+        ...
+
+
+class TimeStamps:
+    """The records' own time stamps: each has one."""
+
+    wanted = Wanted(keys=False, values=False)
+    most_without = 1
+
+    def of(self, records: Records) -> npt.NDArray[np.int64]:
+        """Return the time stamps."""
+        assert records.timestamps_ms is not None
+        return records.timestamps_ms
+
+
+class FieldOfValues:
+    """A field of values that are JSON.
+
+    Parameters
+    ----------
+    field
+        The column, a timestamp.
+    options
+        Parsed options of headgate.kafka. Times without a zone are of ``timeZone``, or UTC: planners know no session.
+    """
+
+    most_without = _WITHOUT_TIME
+
+    def __init__(self, field: pa.Field, options: Mapping[str, Any]) -> None:
+        self._columns = KafkaColumns(pa.schema([field]), {**options, "mode": PERMISSIVE}, None)
+        self.wanted = self._columns.wanted
+
+    def of(self, records: Records) -> npt.NDArray[np.int64]:
+        """Parse the values, as the tasks do that read them."""
+        batch, _ = self._columns.rows(records)
+        if batch is None:
+            return np.empty(0, np.int64)
+        # Spark's timestamps are in microseconds.
+        micros = batch.column(0).cast(pa.int64()).fill_null(_NO_TIME).to_numpy(zero_copy_only=False)
+        return np.where(micros == _NO_TIME, _NO_TIME, micros // 1000)
 
 
 class NextRecord(msgspec.Struct, frozen=True):
@@ -128,16 +188,19 @@ class RecordTimes:
     ----------
     client
         How to connect, and how long to wait.
+    event_times
+        Of what event time records are.
     """
 
-    def __init__(self, client: ClientConfig) -> None:
+    def __init__(self, client: ClientConfig, event_times: EventTimes) -> None:
         self._client = client
+        self._event_times = event_times
         self._known: dict[TopicPartition, tuple[KafkaSplit, NextRecord]] = {}  # found at the split's position
 
     def next_records(
         self, splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, NextRecord] | None:
-        """Return the first record that readers see of each split, at its position or behind it.
+        """Return the first record with an event time that readers see of each split, at its position or behind it.
 
         Parameters
         ----------
@@ -173,7 +236,7 @@ class RecordTimes:
             else:
                 begins[partition] = split.position
         try:
-            looked_at = self._look(begins, ends, MIN_WATERMARK_MS, 1)
+            looked_at = self._look(begins, ends, _NO_TIME + 1, self._event_times.most_without)
         except _PartitionMoved:
             return None
         self._known.update(
@@ -220,13 +283,13 @@ class RecordTimes:
         settings |= {"max.partition.fetch.bytes": _FETCH_BYTES, "fetch.min.bytes": 1}
         settings.pop("fetch.max.bytes", None)  # librdkafka's own fits its message.max.bytes
         lease = acquire(self._client, settings, "auto")
-        walk = _Walk(begins, ends, from_ms, most)
+        walk = _Walk(self._event_times, begins, ends, from_ms, most)
         deadline_s = time.monotonic() + self._client.timeout_ms / 1000
         last_error, is_done = "none", False
         try:
             lease.consumer.assign(begins)
             while walk.left:
-                consumed = lease.consumer.consume(_TIMES, _MOST_MESSAGES, _WAIT_MS)
+                consumed = lease.consumer.consume(self._event_times.wanted, _MOST_MESSAGES, _WAIT_MS)
                 lease.consumer.unassign(walk.note(consumed))
                 for event in consumed.events:
                     last_error = self._on_event(event) or last_error
@@ -268,8 +331,10 @@ class _Walk:
     """
 
     def __init__(
-        self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], from_ms: int, most: int
-    ) -> None:
+        self, event_times: EventTimes, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int],
+        from_ms: int, most: int,
+    ) -> None:  # fmt: skip
+        self._event_times = event_times
         self._ends = ends
         self._from_ms = from_ms
         self._rows_left = dict.fromkeys(begins, most)
@@ -290,11 +355,11 @@ class _Walk:
     def _note_records(self, records: Records) -> None:
         source, end = records.source, self._ends[records.source]
         begin, stop = (int(each) for each in np.searchsorted(records.offsets, (self.left[source], end)))
-        assert records.timestamps_ms is not None
-        late = np.flatnonzero(records.timestamps_ms[begin:stop] >= self._from_ms)
+        times_ms = self._event_times.of(records.slice(begin, stop))
+        late = np.flatnonzero(times_ms >= self._from_ms)
         if len(late):
-            first = begin + int(late[0])
-            self._done(source, int(records.offsets[first]), int(records.timestamps_ms[first]))
+            first = int(late[0])
+            self._done(source, int(records.offsets[begin + first]), int(times_ms[first]))
         elif stop < len(records.offsets):
             self._done(source, end, None)
         elif stop > begin:

@@ -22,7 +22,7 @@ from headgate.connectors.kafka.client_config import ClientConfig, require_client
 from headgate.connectors.kafka.cluster import KafkaCluster
 from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
 from headgate.connectors.kafka.enumerator import KafkaEnumerator
-from headgate.connectors.kafka.event_times import NextRecord, RecordTimes, range_ends
+from headgate.connectors.kafka.event_times import FieldOfValues, NextRecord, RecordTimes, TimeStamps, range_ends
 from headgate.connectors.kafka.options import OPTION_SPECS, check
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions, check_ranges
 from headgate.connectors.kafka.ranges import Available, lag, plan_ranges, readable
@@ -91,16 +91,16 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
                     raise self.options.error(spec.name, "is for values that are parsed: set valueFormat to json.")
         self._client = ClientConfig.of(self.options)
         self._subscription = Subscription.of(self.options)
-        self._seeks_event_time = _is_timestamp(self.options["eventTimeColumn"], self._is_json)
+        self._has_index = _is_timestamp(self.options["eventTimeColumn"], self._is_json)
         self._assigner = ASSIGNERS[self.options["scan.split-assigner"]]()
         self._cluster: KafkaCluster | None = None
         self._missed: frozenset[str] = frozenset()  # named topics that were not there last time
         self._available = Available(latest={})
         self._latest_asked_ms = self._others_asked_ms = -_OTHERS_AGAIN_MS
-        self._record_times = RecordTimes(self._client)
+        self._record_times = RecordTimes(self._client, TimeStamps())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cluster": None, "_record_times": RecordTimes(self._client)}
+        return self.__dict__ | {"_cluster": None, "_record_times": RecordTimes(self._client, TimeStamps())}
 
     def schema(self) -> pa.Schema:
         """Return the columns of Spark's ``kafka`` format.
@@ -197,7 +197,9 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         return lag(splits, self._look(splits, now_ms).latest)
 
     def next_event_times(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int | None] | None:
-        """Return the time stamp of each split's next record, if that is the event time; else None. Blocks.
+        """Return the event time of each split's next record, if there is a column of it; else None. Blocks.
+
+        It is the records' time stamp, or a field of their values: these are parsed here as well as in the tasks.
 
         Raises
         ------
@@ -206,18 +208,31 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         SourceError
             They refuse this client.
         """
-        if not self._seeks_event_time:
+        if not self._seeks_event_time():
             return None
         found, _ = self._next_records(splits, time.time_ns() // 1_000_000)
         times = {split.split_id: found.get(split.topic_partition) for split in splits}
         return {name: each.time_ms for name, each in times.items() if each is not None and each.time_ms is not None}
+
+    def _seeks_event_time(self) -> bool:
+        return self._has_index or (self._is_json and self.options["eventTimeColumn"] is not None)
+
+    def _event_time(self, context: SplitEnumeratorContext[KafkaSplit]) -> pa.Field:
+        name: str = self.options["eventTimeColumn"]
+        found = [field for field in context.schema if field.name.lower() == name.lower()]
+        exact = [field for field in found if field.name == name] or found
+        if len(exact) != 1:
+            raise self.options.error(
+                "eventTimeColumn", f"is {name!r}; it must name one column of {', '.join(context.schema.names)}."
+            )
+        return exact[0]
 
     def _before(
         self, splits: Sequence[KafkaSplit], limits: PlanLimits, now_ms: int
     ) -> tuple[Available, dict[TopicPartition, int]]:
         """Return what there is, and before which offsets ranges end so that they stay below an event time. Blocks."""
         before_ms = limits.before_event_time_ms
-        if before_ms is None or not self._seeks_event_time:
+        if before_ms is None or not self._seeks_event_time():
             return self._look(splits, now_ms), {}
         deadline_s = time.monotonic() + self._client.timeout_ms / 1000
         while True:
@@ -227,7 +242,8 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
                 each for each, record in found.items() if record.time_ms is not None and record.time_ms < before_ms
             ]
             # To the brokers negative times are other questions.
-            by_index = self._brokers().at_timestamps(dict.fromkeys(early, before_ms)) if before_ms >= 0 else {}
+            asked = dict.fromkeys(early, before_ms) if self._has_index and before_ms >= 0 else {}
+            by_index = self._brokers().at_timestamps(asked) if asked else {}
             before, unknown = range_ends(found, by_index, before_ms)
             most = _LOOKED_AT if limits.max_rows is None else min(_LOOKED_AT, limits.max_rows)
             looked_at = self._record_times.first_too_late(unknown, available.latest, before_ms, most)
@@ -264,6 +280,8 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         starts = StartingPositions.of(self.options, context.boundedness)
         ends = EndingPositions.of(self.options, context.boundedness)
         bounded = context.boundedness is Boundedness.BOUNDED
+        if self._seeks_event_time() and not self._has_index and not bounded:
+            self._record_times = RecordTimes(self._client, FieldOfValues(self._event_time(context), self.options))
         return KafkaEnumerator(
             context,
             partial(self._discover, starts, ends if bounded else None),

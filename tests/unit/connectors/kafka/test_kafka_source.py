@@ -119,11 +119,11 @@ def test_a_client_does_not_travel() -> None:
         {},
         {"eventTimeColumn": "at"},
         {"eventTimeColumn": "value"},
-        {"eventTimeColumn": "timestamp", "valueFormat": "json"},
+        {"valueFormat": "json"},
         {"eventTimeColumn": "_timestamp"},
     ],
 )
-def test_a_time_within_the_values_is_not_known_and_no_broker_is_asked_for_it(options: dict[str, str]) -> None:
+def test_what_is_no_event_time_is_not_known_and_no_broker_is_asked_for_it(options: dict[str, str]) -> None:
     answers = Answers()
     planning = source(answers, **options)
     assert planning.next_event_times([SPLIT]) is None

@@ -1,0 +1,140 @@
+"""Checks what a driver tells its alignment group after each of its steps: whoever is there knows the newest bound.
+
+Never: ask a machine: it goes by the letters that came and went alone. With the few readers of the simulator nothing is
+put off (`headgate.coordinator.alignment`): a minimum that moves is announced in the same step (FLINK-37399).
+
+A letter counts if it is the next one of its attempt, on a connection that the driver has accepted, from the execution
+that it deployed last and did not cancel since.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.coordinator import job_master as jm
+from headgate.coordinator import source_coordinator as src
+from headgate.protocol import messages as msg
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkAlignment, saturated_ms
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What an execution of a reader was told last; None: nothing since it registered."""
+
+    attempt: int
+    execution: int
+    bound_ms: int | None
+    others_ms: int | None
+
+
+class Announcements:
+    """The readers of one driver that are in the alignment group, as its letters show them.
+
+    Parameters
+    ----------
+    aligned
+        By the uid of the source; all of one group.
+    parallelism
+        How many readers each has.
+    """
+
+    def __init__(self, aligned: dict[str, WatermarkAlignment], parallelism: int) -> None:
+        assert len({alignment.group for alignment in aligned.values()}) <= 1, "the model knows one group"
+        self._drift_ms = {uid: alignment.max_drift_ms for uid, alignment in aligned.items()}
+        self._awaited = {(uid, slot) for uid in aligned for slot in range(parallelism)}
+        self._votes: dict[tuple[str, int], int | None] = {}
+        self._others_ms: int | None = None
+        self._told: dict[tuple[str, int], _Told] = {}
+        self._received: dict[tuple[int, int], int] = {}  # by slot and attempt: the number of the last letter
+        self._sent: dict[tuple[int, int], int] = {}
+        self._accepted: dict[int, tuple[int, int]] = {}  # by connection: slot and attempt
+        self._deployed: dict[int, tuple[int, int]] = {}  # by slot: attempt and execution
+        self._look = self._ending = False
+
+    def on_event(self, event: jm.Event) -> None:
+        """Note what the driver is about to hear."""
+        match event:
+            case jm.LetterReceived(connection=connection, envelope=envelope):
+                key = envelope.slot, envelope.attempt
+                if self._accepted.get(connection) == key and self._is_next(self._received, envelope):
+                    self._hear(envelope)
+            case jm.ConnectionClosed(connection=connection):
+                self._accepted.pop(connection, None)
+            case jm.OthersMoved(watermark_ms=watermark_ms):
+                self._others_ms, self._look = watermark_ms, True
+
+    def on_action(self, action: jm.Action) -> None:
+        """Note what the driver orders."""
+        match action:
+            case jm.Transmit(connection=connection, envelope=envelope):
+                self._accepted[connection] = envelope.slot, envelope.attempt
+                if self._is_next(self._sent, envelope):
+                    self._tell(envelope)
+            case jm.CloseConnection(connection=connection):
+                self._accepted.pop(connection, None)
+            case jm.ForSource(action=src.CallEnumerator(call=src.ForgetReader(subtask=subtask))):
+                self._deployed.pop(subtask, None)
+            case jm.ForSource(action=src.DropLog(before_segment=None)):  # everything is restored
+                self._deployed.clear()
+
+    def check(self) -> None:
+        """Check, after a step, that every reader that is there knows how far it may read."""
+        if not self._look or self._ending:
+            return
+        self._look = False
+        minimum_ms = self._minimum_ms()
+        here = {*self._accepted.values()}
+        for (uid, slot), told in self._told.items():
+            if (slot, told.attempt) in here and self._deployed.get(slot) == (told.attempt, told.execution):
+                bound_ms = MAX_WATERMARK_MS if minimum_ms is None else saturated_ms(minimum_ms + self._drift_ms[uid])
+                assert told.bound_ms == bound_ms, (
+                    f"the reader of {uid} in slot {slot} was not told: it may read on to {bound_ms}, "
+                    f"and takes {told.bound_ms} for it"
+                )
+
+    def _minimum_ms(self) -> int | None:
+        votes = [vote for vote in self._votes.values() if vote is not None]
+        if self._awaited:
+            votes.append(MIN_WATERMARK_MS)
+        if self._others_ms is not None:
+            votes.append(self._others_ms)
+        return min(votes, default=None)
+
+    def _hear(self, envelope: msg.Envelope) -> None:
+        letter, slot = envelope.message, envelope.slot
+        match letter:
+            case msg.SubtaskFailed(execution=execution) if self._is_deployed(envelope, execution):
+                del self._deployed[slot]
+            case msg.ReaderRegistered(source=uid, execution=execution) if uid in self._drift_ms:
+                if self._is_deployed(envelope, execution):  # it may not have been open for what it was told before
+                    self._told[uid, slot], self._look = _Told(envelope.attempt, execution, None, None), True
+            case msg.WatermarkReported(source=uid, execution=execution) if self._is_deployed(envelope, execution):
+                self._votes[uid, slot], self._look = letter.watermark_ms, True
+                self._awaited.discard((uid, slot))
+
+    def _is_deployed(self, envelope: msg.Envelope, execution: int) -> bool:
+        return self._deployed.get(envelope.slot) == (envelope.attempt, execution)
+
+    def _tell(self, envelope: msg.Envelope) -> None:
+        slot = envelope.slot
+        match envelope.message:
+            case msg.Deploy(execution=execution):
+                self._deployed[slot] = envelope.attempt, execution
+            case msg.CancelSubtask():
+                self._deployed.pop(slot, None)
+            case msg.ShutDownSlot():
+                self._ending = True
+            case msg.AlignmentAnnounced(source=uid, execution=execution) as letter:
+                told = _Told(envelope.attempt, execution, letter.max_watermark_ms, letter.others_ms)
+                assert told != self._told.get((uid, slot)), f"the reader of {uid} in slot {slot} was told {told} twice"
+                self._told[uid, slot], self._look = told, True
+
+    @staticmethod
+    def _is_next(numbers: dict[tuple[int, int], int], envelope: msg.Envelope) -> bool:
+        """Return whether it is the next letter, or uncounted; take note of it."""
+        key = envelope.slot, envelope.attempt
+        if envelope.number == 0:
+            return True
+        if envelope.number != numbers.get(key, 0) + 1:
+            return False
+        numbers[key] = envelope.number
+        return True

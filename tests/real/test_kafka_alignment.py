@@ -1,0 +1,215 @@
+"""Aligned micro-batches over a real broker: partitions out of step, and no row of a window is lost.
+
+Queries that need not wait for one another run side by side: each has a hundred micro-batches.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from bench.align_data import MAX_DRIFT_MS, SHAPES, WATERMARK_MS, WINDOW_MS, Topic
+from local.kafka import Broker
+from local.topics import Message, create_topic, produce
+
+ROWS = 20_000
+HOUR_MS = 3_600_000
+MOST_OPEN_WINDOWS = -(-(MAX_DRIFT_MS + WATERMARK_MS + WINDOW_MS) // WINDOW_MS)
+"""Windows that span drift, delay and one window: what the state may hold where there are no keys."""
+PATIENCE_S = 240
+UNALIGNED = {"maxOffsetsPerTrigger": ROWS // 10}
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_state_store(spark: SparkSession) -> Iterator[None]:
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    progresses = spark.conf.get("spark.sql.streaming.numRecentProgressUpdates")
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100000")
+    yield
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", progresses)
+
+
+@pytest.fixture(scope="module")
+def topics(kafka: Broker) -> dict[str, str]:
+    """Return a topic of each shape, whose time stamps are the event time."""
+    made = {}
+    for shape in SHAPES:
+        made[shape] = create_topic(kafka.plain, f"align-{shape}-{uuid.uuid4().hex[:8]}", 4)
+        fill(kafka, made[shape], [each.tolist() for each in Topic(shape, ROWS, HOUR_MS).event_times()])
+    return made
+
+
+@pytest.fixture(scope="module")
+def json_topics(kafka: Broker) -> dict[str, str]:
+    """Return a topic of each shape whose event time is the field ``at``; the time stamps say nothing."""
+    made = {}
+    for shape in SHAPES:
+        made[shape] = create_topic(kafka.plain, f"align-json-{shape}-{uuid.uuid4().hex[:8]}", 4)
+        times = [each.tolist() for each in Topic(shape, ROWS, HOUR_MS).event_times()]
+        produce(
+            kafka.plain,
+            made[shape],
+            (
+                Message(b'{"n": %d, "at": "%s"}' % (number, iso(at_ms).encode()), partition=partition, timestamp_ms=1)
+                for partition, all_ms in enumerate(times)
+                for number, at_ms in enumerate(all_ms)
+            ),
+        )
+    return made
+
+
+@pytest.fixture(autouse=True)
+def stop_all(spark: SparkSession) -> Iterator[None]:
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+def iso(at_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def fill(broker: Broker, topic: str, times: Sequence[Sequence[int]]) -> None:
+    produce(
+        broker.plain,
+        topic,
+        (
+            Message(b"x", partition=partition, timestamp_ms=at_ms)
+            for partition, all_ms in enumerate(times)
+            for at_ms in all_ms
+        ),
+    )
+
+
+def aligned(**options: Any) -> dict[str, Any]:
+    return {
+        "eventTimeColumn": "timestamp",
+        "scan.watermark.alignment.group": f"g-{uuid.uuid4().hex[:8]}",
+        "scan.watermark.alignment.max-drift": f"{MAX_DRIFT_MS} ms",
+        **options,
+    }
+
+
+def read(spark: SparkSession, broker: Broker, topic: str, options: dict[str, Any]) -> DataFrame:
+    reader = spark.readStream.format("headgate.kafka").options(**options).option("subscribe", topic)
+    if options.get("valueFormat") == "json":
+        reader = reader.schema("at timestamp")
+    return reader.option("kafka.bootstrap.servers", broker.plain).option("startingOffsets", "earliest").load()
+
+
+class Windows:
+    """Counts rows by window; a new query goes on where the one before it stopped."""
+
+    def __init__(self, frame: DataFrame, folder: Path, delay_ms: int = WATERMARK_MS) -> None:
+        self.folder = folder
+        column = "at" if "at" in frame.columns else "timestamp"
+        delay, window = (f"{each} milliseconds" for each in (delay_ms, WINDOW_MS))
+        counted = frame.withWatermark(column, delay).groupBy(F.window(column, window)).count()
+        self._counted = counted.select("window.start", "count")
+        self._counts: dict[Any, int] = {}
+        self.progress: list[Any] = []
+
+    def start(self, **trigger: Any) -> Any:
+        def keep(batch: DataFrame, _: int) -> None:
+            self._counts.update({row["start"]: row["count"] for row in batch.collect()})
+
+        # Update mode: what a window said last is what it has by then, whether it is closed or not.
+        writer = self._counted.writeStream.outputMode("update").foreachBatch(keep).trigger(**trigger)
+        return writer.option("checkpointLocation", str(self.folder)).start()
+
+    def finish(self, query: Any) -> Windows:
+        """Wait for the end of a query, and note what it did."""
+        assert query.awaitTermination(2 * PATIENCE_S), "it does not end"
+        self.progress += query.recentProgress
+        return self
+
+    @property
+    def counted(self) -> int:
+        return sum(self._counts.values())
+
+    def of_operators(self, name: str) -> list[int]:
+        return [each[name] for progress in self.progress for each in progress["stateOperators"]]
+
+    @property
+    def told(self) -> int:
+        """What Spark says of dropped rows."""
+        return sum(self.of_operators("numRowsDroppedByWatermark"))
+
+    @property
+    def figures(self) -> list[Any]:
+        """What `lastProgress` says of alignment, of all sources."""
+        shown = [json.loads(source["latestOffset"] or "null") for each in self.progress for source in each["sources"]]
+        return [each["alignment"] for each in shown if each and "alignment" in each]
+
+
+def run(folder: Path, **frames: DataFrame) -> dict[str, Windows]:
+    """Read to the end with AvailableNow, all side by side."""
+    windows = {name: Windows(frame, folder / name) for name, frame in frames.items()}
+    queries = {name: each.start(availableNow=True) for name, each in windows.items()}
+    return {name: windows[name].finish(query) for name, query in queries.items()}
+
+
+def nothing_is_lost(windows: Windows, rows: int = ROWS) -> None:
+    assert (windows.counted, windows.told) == (rows, 0)
+    assert max(windows.of_operators("numRowsTotal")) <= MOST_OPEN_WINDOWS
+
+
+def until(condition: Callable[[], Any], query: Any) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, f"it did not come true in time: {query.lastProgress}"
+        time.sleep(0.1)
+    return value
+
+
+def test_nothing_is_dropped_on_any_shape_and_the_state_stays_small(
+    spark: SparkSession, kafka: Broker, topics: dict[str, str], tmp_path: Path
+) -> None:
+    frames = {shape: read(spark, kafka, topic, aligned()) for shape, topic in topics.items()}
+    outcome = run(tmp_path, **frames)
+    for windows in outcome.values():
+        nothing_is_lost(windows)
+        assert all(each["maxDriftMs"] == MAX_DRIFT_MS for each in windows.figures)
+    some = [each for each in outcome["behind"].figures if each["held"]]
+    assert some, "those ahead were held"
+    assert all(len(each["splits"]) == 4 and each["driftMs"] > 0 for each in some)
+
+
+def test_without_alignment_rows_are_dropped(
+    spark: SparkSession, kafka: Broker, topics: dict[str, str], json_topics: dict[str, str], tmp_path: Path
+) -> None:
+    """Guards the others: the same input, and rows are lost."""
+    outcome = run(
+        tmp_path,
+        stamped=read(spark, kafka, topics["behind"], UNALIGNED),
+        parsed=read(spark, kafka, json_topics["behind"], {"valueFormat": "json", **UNALIGNED}),
+    )
+    for windows in outcome.values():
+        assert windows.counted < ROWS * 0.95
+        assert windows.told > 0
+        assert max(windows.of_operators("numRowsTotal")) > MOST_OPEN_WINDOWS
+
+
+def test_an_event_time_that_is_a_field_of_the_value_is_as_exact(
+    spark: SparkSession, kafka: Broker, json_topics: dict[str, str], tmp_path: Path
+) -> None:
+    frames = {
+        shape: read(spark, kafka, topic, aligned(valueFormat="json", eventTimeColumn="at"))
+        for shape, topic in json_topics.items()
+    }
+    for windows in run(tmp_path, **frames).values():
+        nothing_is_lost(windows)
