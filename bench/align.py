@@ -11,6 +11,7 @@ disorder, which is 2 s.
     overshoot-SHAPE        continuous query: most rows of a partition beyond the slowest and the drift, beside unaligned
     state-SHAPE            continuous query: most windows open at once, beside unaligned
     throughput-SHAPE       continuous query: rows/s from the first to the last row, beside unaligned
+    throughput-rows-SHAPE  the same with a function that counts row by row, in Python
 
 A continuous query counts no windows yet (there is no exchange by key): an operator in its slots notes each row and
 when it came, and windows are counted from the notes of all slots. The broker runs on the same two cores.
@@ -27,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from rich.table import Table
 import headgate
 from bench import align_data, align_observed
 from bench.align_data import DELAY_MS, MAX_DRIFT_MS, PARTITIONS, SHAPES, Topic
-from bench.align_observed import Observed, Observer, measure, notes_in
+from bench.align_observed import Observed, Observer, RowCounter, measure, notes_in
 from bench.align_spark import MOST_OPEN_WINDOWS, Side, Windows, count_windows
 from bench.frame import CACHE, CORES, QUICK_NOTE, console, session
 from headgate.connectors.kafka.split_reader import MOST_ROWS
@@ -117,7 +119,7 @@ class Figures:
 
 
 Runs = dict[tuple[str, bool], list[Observed]]
-"""Runs of continuous queries by shape and whether they were aligned."""
+"""Runs of continuous queries by shape, or ``rows-`` and the shape, and whether they were aligned."""
 
 
 class _Listener(StreamingQueryListener):
@@ -140,7 +142,9 @@ class _Listener(StreamingQueryListener):
         """Nothing."""
 
 
-def _observe(spark: SparkSession, broker: Broker, topic: Topic, aligned: bool) -> Observed:
+def _observe(
+    spark: SparkSession, broker: Broker, topic: Topic, aligned: bool, operator: type[Observer] = Observer
+) -> Observed:
     """Read a topic to its end with a continuous query, and return what was seen of it."""
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as folder:
         stream = (
@@ -157,7 +161,7 @@ def _observe(spark: SparkSession, broker: Broker, topic: Topic, aligned: bool) -
         streams.addListener(listener)
         began_ns = time.monotonic_ns()
         query = (
-            stream.select("partition", "timestamp").mapInArrow(Observer(folder), "partition int, timestamp timestamp")
+            stream.select("partition", "timestamp").mapInArrow(operator(folder), "partition int, timestamp timestamp")
             .writeStream.format("noop").trigger(continuous="1 second").start()
         )  # fmt: skip
         deadline = time.monotonic() + PATIENCE_S
@@ -178,18 +182,18 @@ def _observe(spark: SparkSession, broker: Broker, topic: Topic, aligned: bool) -
     return observed
 
 
-def _continuous(spark: SparkSession, broker: Broker, topics: Sequence[Topic], rounds: int) -> Runs:
+def _continuous(spark: SparkSession, broker: Broker, topics: Sequence[Topic], rounds: int, quick: bool) -> Runs:
     """Run each topic with and without alignment in turn, each first every other time."""
     runs: Runs = defaultdict(list)
+    operators = {"": Observer} if quick else {"": Observer, "rows-": RowCounter}
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("continuous queries", total=2 * rounds * len(topics) + 1)
+        bar = progress.add_task("continuous queries", total=2 * rounds * len(topics) * len(operators) + 1)
         _observe(spark, broker, topics[0], aligned=False)  # warms Python workers and compiled functions up
         progress.advance(bar)
-        for number in range(rounds):
-            for topic in topics:
-                for aligned in (True, False) if number % 2 == 0 else (False, True):
-                    runs[topic.shape, aligned].append(_observe(spark, broker, topic, aligned))
-                    progress.advance(bar)
+        for number, (name, operator), topic in product(range(rounds), operators.items(), topics):
+            for aligned in (True, False) if number % 2 == 0 else (False, True):
+                runs[name + topic.shape, aligned].append(_observe(spark, broker, topic, aligned, operator))
+                progress.advance(bar)
     return runs
 
 
@@ -212,9 +216,9 @@ def _of_structured(topic: Topic, counts: Counts, runs: Runs) -> Iterator[Figures
     """Make the figures of the doors of DataFrames."""
     ours, theirs = counts[topic.shape, "aligned"], counts[topic.shape, "spark"]
     unaligned = counts[topic.shape, "unaligned"]
-    continuous = [each.dropped for each in runs[topic.shape, True]]
+    continuous = [each.dropped for name in ("", "rows-") for each in runs[name + topic.shape, True]]
     more: dict[str, Any] = {
-        "headgate_continuous": round(statistics.median(continuous)),
+        "headgate_continuous": max(continuous),
         "peer_numRowsDroppedByWatermark": round(statistics.median(each.told for each in theirs)),
     }
     if unaligned:
@@ -247,21 +251,29 @@ def _of_continuous(topic: Topic, runs: Runs, quick: bool) -> Iterator[Figures]:
         f"state-{topic.shape}", "windows", [each.peak_windows for each in aligned],
         [each.peak_windows for each in unaligned], "unaligned",
         more={"headgate_in_a_slot": max(each.peak_windows_in_slot for each in aligned),
-              "peer_in_a_slot": max(each.peak_windows_in_slot for each in unaligned)},
+              "peer_in_a_slot": max(each.peak_windows_in_slot for each in unaligned),
+              "headgate_within_a_call": max(each.peak_windows_in_call for each in aligned)},
     )  # fmt: skip
     if topic.shape == "behind" and not quick:
         state.required = f"ratio {REQUIRED_STATE_RATIO:.0f}"
         state.holds = (state.ratio or 0) >= REQUIRED_STATE_RATIO
     yield state
+    for name in ("", "rows-"):
+        aligned, unaligned = runs[name + topic.shape, True], runs[name + topic.shape, False]
+        if aligned:
+            yield _speed(f"throughput-{name}{topic.shape}", aligned, unaligned, quick)
+
+
+def _speed(case: str, aligned: Sequence[Observed], unaligned: Sequence[Observed], quick: bool) -> Figures:
     speed = Figures(
-        f"throughput-{topic.shape}", "rows/s", [each.rows / each.seconds for each in aligned],
+        case, "rows/s", [each.rows / each.seconds for each in aligned],
         [each.rows / each.seconds for each in unaligned], "unaligned", larger_is_better=True,
         more={"headgate_total_s": _median_s(aligned), "peer_total_s": _median_s(unaligned)},
     )  # fmt: skip
     if not quick:
         speed.required = f"ratio {REQUIRED_THROUGHPUT_RATIO}"
         speed.holds = (speed.ratio or 0) >= REQUIRED_THROUGHPUT_RATIO
-    yield speed
+    return speed
 
 
 def _median_s(runs: Sequence[Observed]) -> float:
@@ -318,7 +330,7 @@ def run(arguments: argparse.Namespace) -> None:
         spark = session("align", jars=jars("spark-kafka"))
         for topic in topics:
             topic.fill(broker)
-        runs = _continuous(spark, broker, topics, rounds)
+        runs = _continuous(spark, broker, topics, rounds, quick)
         counts = _structured(spark, broker, topics, sides, rounds)
         spark.stop()
     figures = [
@@ -329,7 +341,7 @@ def run(arguments: argparse.Namespace) -> None:
         _draw(arguments.picture, topics, counts, runs)
     _report(
         figures,
-        f"{rows:,} rows in {PARTITIONS} partitions over {hours * 60:,.0f} minutes of event time; local[{CORES}], parallelism "
-        f"{CORES}, the broker beside it; drift {MAX_DRIFT_MS // 1000} s. Structured Streaming reads up to "
+        f"{rows:,} rows in {PARTITIONS} partitions over {hours * 60:,.0f} minutes of event time; local[{CORES}], "
+        f"parallelism {CORES}, the broker beside it; drift {MAX_DRIFT_MS // 1000} s. Structured Streaming reads up to "
         f"{rows // 10:,} offsets a trigger without alignment." + (QUICK_NOTE if quick else ""),
     )

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,23 @@ class Observer:
             header = struct.pack(_HEADER, now_ns, batch.column("partition")[0].as_py(), len(times))
             self._file.write(header + times.tobytes())
         return iter(())
+
+
+class RowCounter(Observer):
+    """Counts rows by window as well, one by one: what a user's function that looks at each row costs."""
+
+    def open(self) -> None:
+        """Begin without windows."""
+        super().open()
+        self._windows: dict[datetime, int] = {}
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Count the rows, and note them."""
+        for batch in batches:
+            for at in batch.column("timestamp").to_pylist():
+                window = at.replace(second=0, microsecond=0)
+                self._windows[window] = self._windows.get(window, 0) + 1
+            yield from super().__call__(iter((batch,)))
 
 
 @dataclass(frozen=True)
@@ -105,10 +123,10 @@ class Observed:
     largest_call
         The most rows of one partition in one call.
     seconds, total_seconds
-        From the first call to the last, without the idle time-out; and from the start of the query to the last call,
-        which who ran it knows.
+        From the first call to the last, but for the wait behind the end of a partition; and from the start of the query
+        to the last call, which who ran it knows.
     watermarks
-        For each partition, how its watermark went: seconds since the first call, and milliseconds of event time.
+        For each partition, how its watermark went: ``seconds`` by then, and milliseconds of event time.
     """
 
     rows: int = 0
@@ -130,7 +148,7 @@ def measure(
     delay_ms: int,
     max_drift_ms: int,
     told: Iterable[tuple[int, int]] = (),
-    idle_timeout_ms: int | None = None,
+    idle_timeout_ms: int = 0,
 ) -> Observed:
     """Replay the notes.
 
@@ -148,8 +166,8 @@ def measure(
         The query's own watermark: when it was heard of, in nanoseconds, and what it was, in milliseconds. It closes
         windows as well, so that a watermark that ran ahead of the rows shows as dropped rows.
     idle_timeout_ms
-        After this time, in milliseconds, the query waits no longer for a partition that has ended. It cannot know of
-        the end, so this time, where it passed without any row, is no time of reading.
+        About so long, in milliseconds, a query waits for more of a partition that has ended, because it cannot know of
+        the end. That is no time of reading.
 
     Raises
     ------
@@ -160,7 +178,8 @@ def measure(
     partitions = [_Partition(times, delay_ms) for times in truth]
     everything = _Windows(truth)
     notes, told = list(notes), deque(told)
-    last_ns = waited_ns = 0
+    last_ns, waited_ns = notes[0].at_ns if notes else 0, 0
+    passed: list[_Partition] = []  # they have ended, and others are beyond them and the drift
     # A slot's partitions are those it ever reads: it has them from the beginning, before their first rows.
     slots: dict[str, tuple[_Windows, set[int]]] = {}
     for note in notes:
@@ -172,13 +191,14 @@ def measure(
         partition.take(note.times)
         observed.rows += len(note.times)
         observed.largest_call = max(observed.largest_call, len(note.times))
-        # A partition that has ended holds up those that are further; nobody can know that before its time-out.
-        held = any(each.finished and each.watermark_ms + max_drift_ms < partition.watermark_ms for each in partitions)
-        if held and idle_timeout_ms is not None and note.at_ns - last_ns >= idle_timeout_ms * 1_000_000:
-            waited_ns += idle_timeout_ms * 1_000_000
-        last_ns = note.at_ns
+        gap_ns, last_ns = note.at_ns - last_ns, note.at_ns
+        # A partition that has ended holds up those that are further: nobody can know that before its time-out.
+        for each in partitions:
+            if each.finished and each not in passed and each.watermark_ms + max_drift_ms < partition.watermark_ms:
+                passed.append(each)
+                waited_ns += gap_ns if 2 * gap_ns >= idle_timeout_ms * 1_000_000 else 0
         observed.seconds = (note.at_ns - notes[0].at_ns - waited_ns) / 1e9
-        observed.watermarks[note.partition].append(((note.at_ns - notes[0].at_ns) / 1e9, partition.watermark_ms))
+        observed.watermarks[note.partition].append((observed.seconds, partition.watermark_ms))
 
         # Who is the slowest itself is ahead of nobody. The limit only grows: no row is further beyond it than now.
         others = (each.reach_ms for each in partitions if each is not partition and not each.finished)

@@ -38,7 +38,7 @@ class Run:
     Parameters
     ----------
     watermarks
-        For each partition, seconds since the first row and milliseconds of event time.
+        For each partition, seconds of reading and milliseconds of event time.
     remark
         What to write below its lines.
     """
@@ -52,7 +52,7 @@ def _draw_run(axes: Axes, run: Run, title: str) -> None:
         axes.step([second for second, _ in points], [at_ms for _, at_ms in points], where="post", **style)  # type: ignore[arg-type]
     axes.text(0.97, 0.05, run.remark, transform=axes.transAxes, ha="right", va="bottom")
     axes.set_title(title, loc="left", pad=10)
-    axes.set_xlabel("seconds since the first row")
+    axes.set_xlabel("seconds of reading")
     axes.grid(axis="y", color="#e6eaee")
 
 

@@ -29,11 +29,11 @@ from headgate.task.subtask import SubtaskMachine
 from headgate.task.watermarks import SplitWatermarks
 from tests.scenarios.test_planted_bugs import first_found
 
-NO_END = "no end after"
+NO_END = "no end after|is paused in vain"
 IDLE_TOO_SOON = "is idle after"
 TOO_HIGH = "the watermark is"
 TOO_FAR = "is read at"
-NOT_TOLD = "no end after|was not told"
+NOT_TOLD = "was not told"
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, machine: type[Any], event: type[Any], handler: Callable[..., Any]) -> None:
@@ -135,7 +135,6 @@ def test_flink_40093_a_paused_split_that_becomes_idle_is_found(monkeypatch: pyte
 
 
 def test_flink_40093_an_idle_split_that_is_never_resumed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, SplitWatermarks, wm.SplitPaused, lambda machine, event: False)
     pause = SplitAlignment._pause
 
     def without_idle_ones(machine: Any, ahead: set[str], alone: bool) -> list[al.Action]:

@@ -24,10 +24,11 @@ from headgate.simulation.faults import inject
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
 from headgate.simulation.parts import Parts
-from headgate.simulation.scenario import PHASE_MS, Fault, Scenario
+from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, PHASE_MS, Fault, Neighbour, Scenario
 from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic
 from headgate.simulation.slot_process import SlotProcess
 from headgate.simulation.task_model import ModelReader
+from headgate.source.watermark import saturated_ms
 
 _MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
 _MAX_TASK_FAILURES = 4
@@ -89,6 +90,9 @@ class Cluster:
         self.stopping = False
         self._gave_up = 0
         self.run_number = 0
+        self.others_ms: int | None = None
+        """The vote of the application's other queries in the alignment group."""
+        self.others_since_ms = 0
         self._requests = self._drain = 0
 
     def run(self) -> None:
@@ -102,6 +106,8 @@ class Cluster:
         for fault in self.scenario.faults:
             self.clock.at(fault.at_ms, self.world, self._fault, fault)
         self.clock.at(PHASE_MS, self.world, self._calm_down)
+        if self.scenario.neighbour is not None:
+            self.clock.at(self.scenario.neighbour.begins_ms, self.world, self._let_others_vote, self.scenario.neighbour)
         self.start_run(self.scenario.parallelism)
         while not self.finished:
             if not self.clock.step():
@@ -307,6 +313,8 @@ class Cluster:
         self.invariants.on_run(parallelism)
         self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan))
         self.driver.start()
+        if self.others_ms is not None:
+            self._tell_of_others()
 
     def crash_driver(self, parallelism: int) -> None:
         """Kill the driver, and Spark's tasks with it, some of them a little later; start again."""
@@ -366,6 +374,24 @@ class Cluster:
             self.stopping = False
         if request_id == driver.suspension:
             driver.suspension = None
+
+    # The application's other queries.
+
+    def _let_others_vote(self, neighbour: Neighbour) -> None:
+        now_ms = self.clock.now_ms
+        if self.others_ms is None:
+            self.others_since_ms = now_ms
+        moved_ms = (now_ms - neighbour.begins_ms) // NEIGHBOUR_PERIOD_MS * neighbour.step_ms
+        self.others_ms = saturated_ms(neighbour.first_ms + moved_ms) if now_ms < neighbour.ends_ms else None
+        self._tell_of_others()
+        if self.others_ms is not None:
+            self.clock.after(NEIGHBOUR_PERIOD_MS, self.world, self._let_others_vote, neighbour)
+
+    def _tell_of_others(self) -> None:
+        """Tell the driver, which is another thread of the same process."""
+        driver = self.driver
+        if driver is not None and self.scenario.alignment_group is not None:
+            self.clock.after(1, driver, driver.tell, jm.OthersMoved(self.scenario.alignment_group, self.others_ms))
 
     # Phases.
 

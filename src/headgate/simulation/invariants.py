@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _MAX_UNCONFIRMED = 1000
 _NEWS_MS = 800
 """So long after it began to vote everybody has heard of a split, where nothing goes wrong."""
+_RESUMED_MS = 1500
+"""So long after nobody slow is left a split is resumed, where nothing goes wrong."""
 
 
 class Invariants:
@@ -50,6 +52,8 @@ class Invariants:
         self._slowest_ms = MIN_WATERMARK_MS  # how far the slowest split of the alignment group ever was in this run
         self._watermark_ms: int | None = None  # of the source whose reader reads
         self._before: dict[str, int] = {}  # how far the splits of the reader that reads were before
+        # Since when a split, of an execution, has been paused though it is not ahead of anybody.
+        self._vainly_ms: dict[tuple[str, int, str], int] = {}
 
     def on_run(self, parallelism: int) -> None:
         """Note that a run begins."""
@@ -103,6 +107,8 @@ class Invariants:
         if not self._counts(slot):
             return
         ids = {split.split_id for split in splits}
+        if slot.execution is not None:
+            self._check_in_time(slot.execution.readers[uid], ids)
         for other in cluster.slots:
             if other is not slot and other.execution is not None and self._counts(other):
                 double = ids & set(other.execution.readers[uid].splits)
@@ -130,10 +136,12 @@ class Invariants:
         self._watermark_ms = None
         if strategy is None or not self._counts(slot):
             return
-        self._watermark_ms = self._watermark_of(reader.uid)
+        if not self._is_late_excused(reader.uid):
+            self._watermark_ms = self._watermark_of(reader.uid)
         if strategy.alignment is not None:
             self._slowest_ms = max(self._slowest_ms, min(self._votes(), default=MAX_WATERMARK_MS))
             self._before = dict(reader.highest_ms)
+            self._check_paused(slot, reader, strategy.alignment.max_drift_ms)
 
     def on_rows(self, slot: SlotProcess, reader: ModelReader, rows: list[Row]) -> None:
         """Check that a split is read at most a batch, or no row, beyond the slowest and the drift; and who is late."""
@@ -154,8 +162,54 @@ class Invariants:
                 f"is {strategy.alignment.max_drift_ms}"
             )
 
+    def _check_paused(self, slot: SlotProcess, reader: ModelReader, drift_ms: int) -> None:
+        """Check that no split is paused for long that nobody has to wait for."""
+        assert slot.execution is not None
+        paused = reader.paused()
+        lowest_ms = self._lowest_ms() if paused else None
+        for split_id in reader.splits:
+            key = slot.name, slot.execution.number, split_id
+            ahead = lowest_ms is not None and self._next_ms(reader, split_id) > lowest_ms + drift_ms
+            if split_id not in paused or ahead or not self._cluster.is_quiet:
+                self._vainly_ms.pop(key, None)
+                continue
+            since_ms = self._vainly_ms.setdefault(key, self._cluster.clock.now_ms)
+            assert self._cluster.clock.now_ms - since_ms <= _RESUMED_MS, (
+                f"{split_id} is paused in vain: it is at {self._next_ms(reader, split_id)}, and nobody is behind "
+                f"{lowest_ms} and the drift of {drift_ms}"
+            )
+
+    def _next_ms(self, reader: ModelReader, split_id: str) -> int:
+        """Return how far a split would be with its next row, or is, if readers do not know rows or there is none."""
+        topic, position = self._cluster.topics[reader.uid], reader.splits[split_id].position
+        if topic.script.knows_rows and position < topic.rows(split_id):
+            assert topic.script.strategy is not None
+            return topic.event_time_ms(split_id, position) - topic.script.strategy.max_out_of_orderness_ms
+        return reader.highest_ms.get(split_id, MIN_WATERMARK_MS)
+
+    def _lowest_ms(self) -> int | None:
+        """Return how far the slowest of the alignment group is at least; None: nobody has a vote."""
+        driver, others_ms = self._cluster.driver, self._cluster.others_ms
+        votes = [] if others_ms is None else [others_ms]
+        counting = [slot for slot in self._cluster.slots if self._counts(slot)]
+        if driver is None or len(counting) < driver.plan.parallelism:
+            return MIN_WATERMARK_MS
+        for slot in counting:
+            assert slot.execution is not None
+            for reader in slot.execution.readers.values():
+                strategy = self._cluster.topics[reader.uid].script.strategy
+                if strategy is not None and strategy.alignment is not None:
+                    votes += [reader.highest_ms.get(each, MIN_WATERMARK_MS) for each in reader.splits.keys() - reader.idle]
+        return min(votes, default=None)
+
     def _votes(self) -> Iterator[int]:
-        """Yield how far the splits of the alignment group are that are not idle, for certain: to their next rows."""
+        """Yield how far the splits of the alignment group are that are not idle, for certain: to their next rows.
+
+        And the vote of the application's other queries.
+        """
+        heard_ms = self._cluster.clock.now_ms - _NEWS_MS
+        if self._cluster.others_ms is not None and self._cluster.others_since_ms <= heard_ms:
+            yield self._cluster.others_ms
         for slot in self._cluster.slots:
             if slot.execution is None or not self._counts(slot):
                 continue
@@ -163,12 +217,10 @@ class Invariants:
                 strategy = self._cluster.topics[uid].script.strategy
                 if reader.output is None or strategy is None or strategy.alignment is None:
                     continue
-                times = reader.output.event_times()
-                for split_id, split in reader.splits.items():
-                    since_ms = reader.votes_since_ms.get(split_id)
-                    if times[split_id].idle or since_ms is None or since_ms > self._cluster.clock.now_ms - _NEWS_MS:
-                        continue
-                    yield self._reach(uid, split_id, split.position, reader.highest_ms.get(split_id))
+                for split_id, since_ms in reader.votes_since_ms.items():
+                    if since_ms <= heard_ms:
+                        position = reader.splits[split_id].position
+                        yield self._reach(uid, split_id, position, reader.highest_ms.get(split_id))
 
     def _reach(self, uid: str, split_id: str, position: int, highest_ms: int | None) -> int:
         """Return how far a split is when its next batch's rows count, at most eight of them."""
@@ -188,21 +240,36 @@ class Invariants:
             return None
         return min(each[-1] for each in emitted)
 
+    def _is_late_excused(self, uid: str) -> bool:
+        """Return whether rows may come behind the watermark of all readers of the source."""
+        script = self._cluster.topics[uid].script
+        assert script.strategy is not None
+        return bool(self._cluster.faults) or script.strategy.idle_timeout_ms is not None or script.grows_splits
+
     def _check_lateness(self, reader: ModelReader, rows: list[Row]) -> None:
         """Check that no row comes behind the watermark of all readers, where nothing excuses it."""
         topic = self._cluster.topics[reader.uid]
-        script = topic.script
-        assert script.strategy is not None
-        excused = (
-            self._cluster.faults
-            or script.strategy.idle_timeout_ms is not None
-            or any(split.parent is not None or split.appears_ms for split in script.splits)
-        )
-        if not excused and self._watermark_ms is not None:
+        if self._watermark_ms is not None and not self._is_late_excused(reader.uid):
             earliest_ms = min(topic.event_time_ms(split_id, offset) for _, split_id, offset in rows)
             assert earliest_ms >= self._watermark_ms, (
                 f"{rows} are late: {earliest_ms}, the watermark is {self._watermark_ms}"
             )
+
+    def _check_in_time(self, reader: ModelReader, ids: set[str]) -> None:
+        """Check that the watermark of a reader that gets splits has not passed them while they were on their way.
+
+        It may have passed those that were not there from the beginning, and those that are read again.
+        """
+        topic = self._cluster.topics[reader.uid]
+        if topic.script.strategy is None or not reader.watermarks or self._cluster.faults:
+            return
+        for split_id in ids:
+            split = topic.splits[split_id]
+            if split.parent is None and not split.appears_ms:
+                earliest_ms = topic.earliest_ms(reader.splits[split_id])
+                assert earliest_ms >= reader.watermarks[-1], (
+                    f"{split_id} came behind the watermark: {earliest_ms}, and {reader.watermarks[-1]} is emitted"
+                )
 
     def on_manifest(self, manifest: Manifest) -> None:
         """Check that every split is in exactly one place in a complete checkpoint."""

@@ -16,10 +16,12 @@ from headgate.coordinator.job_master import JobOptions
 from headgate.coordinator.restart_strategy import FixedDelay
 from headgate.coordinator.scheduler import SchedulerOptions
 from headgate.simulation.scripted_source import SourceScript, TopicSplit
-from headgate.source.watermark import WatermarkAlignment, WatermarkStrategy
+from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, WatermarkStrategy
 
 PHASE_MS = 3500
 """How long faults come, in milliseconds of virtual time."""
+NEIGHBOUR_PERIOD_MS = 70
+"""How often another query of the application votes."""
 
 
 class FaultKind(Enum):
@@ -76,6 +78,23 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{self.at_ms} ms: {self.kind.value} (pick {self.pick}, then P={self.parallelism})"
 
 
+class Neighbour(msgspec.Struct, frozen=True):
+    """Another query of the application in the alignment group: it votes for a while, and leaves.
+
+    Parameters
+    ----------
+    begins_ms, ends_ms
+        From when to when it has a vote.
+    first_ms, step_ms
+        Its first vote, and by how much it moves every `NEIGHBOUR_PERIOD_MS`.
+    """
+
+    begins_ms: int
+    ends_ms: int
+    first_ms: int
+    step_ms: int
+
+
 class Scenario(msgspec.Struct, frozen=True):
     """All that is decided beforehand."""
 
@@ -91,6 +110,7 @@ class Scenario(msgspec.Struct, frozen=True):
     """How likely the committer keeps a committable for later."""
     drain: bool
     """How an unbounded query is ended."""
+    neighbour: Neighbour | None = None
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -123,7 +143,7 @@ class Scenario(msgspec.Struct, frozen=True):
     def _with_event_time(self) -> Scenario:
         """Return the same with event time in some or all of its sources, if the seed wants it."""
         draw = random.Random(f"event time {self.seed}")
-        if draw.random() < 0.4:
+        if draw.random() < 0.5:
             return self
         drift_ms = draw.choice((0, 50, 200, 1000))
         aligned = draw.random() < 0.8
@@ -158,7 +178,12 @@ class Scenario(msgspec.Struct, frozen=True):
                     keeps_subtask=kept,
                 )
             )
-        return msgspec.structs.replace(self, sources=tuple(sources))
+        changed = msgspec.structs.replace(self, sources=tuple(sources))
+        if changed.alignment_group is None:
+            return changed
+        # Where things go wrong all the time much is excused.
+        faults = () if draw.random() < 0.15 else self.faults
+        return msgspec.structs.replace(changed, neighbour=_neighbour(draw), faults=faults)
 
     def job_options(self) -> JobOptions:
         """Return the machine's options."""
@@ -179,9 +204,27 @@ class Scenario(msgspec.Struct, frozen=True):
             ),
         )
 
+    @property
+    def alignment_group(self) -> str | None:
+        """The alignment group of all sources that have one; None: no source has."""
+        groups = (source.strategy.alignment for source in self.sources if source.strategy is not None)
+        return next((alignment.group for alignment in groups if alignment is not None), None)
+
     def with_faults(self, faults: tuple[Fault, ...]) -> Scenario:
         """Return the same with other faults."""
         return msgspec.structs.replace(self, faults=faults)
+
+
+def _neighbour(draw: random.Random) -> Neighbour | None:
+    if draw.random() < 0.6:
+        return None
+    begins_ms = draw.choice((0, draw.randrange(PHASE_MS)))
+    return Neighbour(
+        begins_ms=begins_ms,
+        ends_ms=draw.randrange(begins_ms, PHASE_MS),
+        first_ms=draw.choice((MIN_WATERMARK_MS, 0, 0, 300, 5000)),
+        step_ms=draw.choice((1, 20, 100)),
+    )
 
 
 def _source(draw: random.Random, uid: str, bounded: bool) -> SourceScript:

@@ -122,6 +122,11 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     strategy: WatermarkStrategy | None = None
     knows_rows: bool = False
 
+    @property
+    def grows_splits(self) -> bool:
+        """Whether some of its splits are not there from the beginning."""
+        return any(split.parent is not None or split.appears_ms for split in self.splits)
+
 
 class Topic:
     """What a source reads: the truth that committed output is compared with.

@@ -206,6 +206,10 @@ class ModelReader:
         """Note what is to be told."""
         self.reports.append((watermark_ms, slowest))
 
+    def paused(self) -> set[str]:
+        """Return the splits that alignment lets wait."""
+        return set(self.splits) if self._source_paused else self._paused & self.splits.keys()
+
     def wants_split(self) -> bool:
         """Return whether it is time to ask for a split."""
         return self._topic.script.pulled and not self.splits and not self.no_more and not self.asking

@@ -142,7 +142,8 @@ class StreamingOutput(TaskOutput):
     control
         Who carries out what alignment decides; None: the strategy's alignment is left aside.
     held
-        Whether there is no watermark until the first `set_unassigned`.
+        Whether there is no watermark until the first `set_unassigned`. Nor is the alignment group told that there is
+        no vote before there was a split, or a `set_unassigned` that tells more than that anything may be found.
     behind_rows
         Runs something when all rows that were handed on have passed the operator that finds their event times and
         tells them (`rows_passed`). Then whole batches are aligned, because nobody knows before what is in them. None:
@@ -180,6 +181,8 @@ class StreamingOutput(TaskOutput):
             self._alignment = al.SplitAlignment(strategy.alignment)
         self._pauses_splits = True
         self._source_paused = False
+        self._expects_splits = held  # it had none yet, and nobody knows whether it will
+        self._owes_report = False  # that it has no vote, if so it is when that is known
         self._machine = wm.SplitWatermarks(strategy, held=held, tells_votes=self._alignment is not None)
         if strategy is not None and strategy.idle_timeout_ms is not None:
             self.timer_period_ms = max(1, strategy.idle_timeout_ms // 4)
@@ -356,11 +359,21 @@ class StreamingOutput(TaskOutput):
                 case al.ResumeSource():
                     self._set_source_paused(False)
                 case al.ReportWatermark(watermark_ms=watermark_ms, slowest=slowest):
-                    self._control.on_report(watermark_ms, slowest)
+                    # Without a split there is no vote. But while splits are to be found first, the group would take
+                    # that for an answer, and the readers that have theirs already would run ahead of those that come.
+                    self._owes_report = watermark_ms is None and self._expects_splits
+                    if not self._owes_report:
+                        self._control.on_report(watermark_ms, slowest)
                 case _:
                     assert_never(action)
         if not self._pauses_splits:  # looked at each time: a split that comes has nobody paused or resumed
             self._set_source_paused(self._all_are_ahead())
+
+    def _expect_no_splits(self) -> None:
+        self._expects_splits = False
+        if self._owes_report and self._control is not None:
+            self._owes_report = False
+            self._control.on_report(None, "")
 
     def _set_source_paused(self, paused: bool) -> None:
         if self._control is None or paused == self._source_paused:
@@ -375,6 +388,7 @@ class StreamingOutput(TaskOutput):
         return bool(self._alignment.paused) and self._alignment.paused.issuperset(self._machine.splits())
 
     def _vote_from_now_on(self, split_id: str) -> None:
+        self._expects_splits = False
         self.handle(wm.SplitAdded(split_id))
         self._align(al.SplitAdded(split_id))
 
@@ -387,6 +401,7 @@ class StreamingOutput(TaskOutput):
             self._vote_no_more(split_id)
 
     def _end(self) -> None:
+        self._expect_no_splits()
         self.handle(wm.InputEnded())
         self._align(al.InputEnded())
 

@@ -63,6 +63,8 @@ _FETCH_BYTES = 64 << 10
 """Asked for of a partition at a time: brokers send one batch of records at least, which often is more."""
 _MOST_MESSAGES = 10_000
 _WAIT_MS = 100
+_FIRST_PARSED = 64
+"""So many records are parsed at first, then more and more: the one that is looked for mostly is among the first."""
 _WITHOUT_TIME = 1000
 """So many records of a partition are passed over, at most, to find its next one with an event time."""
 _NO_TIME = np.iinfo(np.int64).min
@@ -177,6 +179,25 @@ def range_ends(
     return before, unknown
 
 
+class _Known(msgspec.Struct, frozen=True):
+    """What was found of a partition: from a position on, and where the plan before the next one ended."""
+
+    topic_id: str | None
+    position: int
+    record: NextRecord
+    too_late: NextRecord | None = None
+
+    def at(self, split: KafkaSplit) -> NextRecord | None:
+        """Return the next record where a split is, if it is known."""
+        if self.topic_id != split.topic_id:
+            return None
+        if self.position == split.position:
+            return self.record
+        if self.too_late is not None and self.too_late.offset == split.position and self.too_late.time_ms is not None:
+            return self.too_late
+        return None
+
+
 class _PartitionMoved(Exception):
     """A partition is not any more what it was when its offsets were asked for."""
 
@@ -195,7 +216,7 @@ class RecordTimes:
     def __init__(self, client: ClientConfig, event_times: EventTimes) -> None:
         self._client = client
         self._event_times = event_times
-        self._known: dict[TopicPartition, tuple[KafkaSplit, NextRecord]] = {}  # found at the split's position
+        self._known: dict[TopicPartition, _Known] = {}
 
     def next_records(
         self, splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]
@@ -227,11 +248,11 @@ class RecordTimes:
             partition = split.topic_partition
             end = latest[partition] if split.stop is None else min(latest[partition], split.stop)
             ends[partition] = end
-            at, record = self._known.get(partition, (None, None))
-            is_same = at is not None and (at.position, at.topic_id) == (split.position, split.topic_id)
-            if is_same and record is not None and record.offset >= end:
+            known = self._known.get(partition)
+            record = None if known is None else known.at(split)
+            if record is not None and record.offset >= end:
                 found[partition] = NextRecord(end, None)  # be it that there is none, be it that it is behind the stop
-            elif is_same and record is not None and record.time_ms is not None:
+            elif record is not None and record.time_ms is not None:
                 found[partition] = record
             else:
                 begins[partition] = split.position
@@ -240,7 +261,7 @@ class RecordTimes:
         except _PartitionMoved:
             return None
         self._known.update(
-            (split.topic_partition, (split, looked_at[split.topic_partition]))
+            (split.topic_partition, _Known(split.topic_id, split.position, looked_at[split.topic_partition]))
             for split in splits
             if split.topic_partition in looked_at
         )
@@ -268,9 +289,14 @@ class RecordTimes:
         `next_records`.
         """
         try:
-            return {each: record.offset for each, record in self._look(begins, latest, before_ms, most).items()}
+            looked_at = self._look(begins, latest, before_ms, most)
         except _PartitionMoved:
             return None
+        for partition, record in looked_at.items():
+            if partition in self._known:
+                # It is the next record of a plan that goes on there.
+                self._known[partition] = msgspec.structs.replace(self._known[partition], too_late=record)
+        return {partition: record.offset for partition, record in looked_at.items()}
 
     def _look(
         self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], from_ms: int, most: int
@@ -355,11 +381,9 @@ class _Walk:
     def _note_records(self, records: Records) -> None:
         source, end = records.source, self._ends[records.source]
         begin, stop = (int(each) for each in np.searchsorted(records.offsets, (self.left[source], end)))
-        times_ms = self._event_times.of(records.slice(begin, stop))
-        late = np.flatnonzero(times_ms >= self._from_ms)
-        if len(late):
-            first = int(late[0])
-            self._done(source, int(records.offsets[begin + first]), int(times_ms[first]))
+        first, time_ms = self._first_late(records, begin, stop)
+        if time_ms is not None:
+            self._done(source, int(records.offsets[first]), time_ms)
         elif stop < len(records.offsets):
             self._done(source, end, None)
         elif stop > begin:
@@ -367,6 +391,17 @@ class _Walk:
             self._rows_left[source] -= stop - begin
             if position >= end or self._rows_left[source] <= 0:
                 self._done(source, position, None)
+
+    def _first_late(self, records: Records, begin: int, stop: int) -> tuple[int, int | None]:
+        """Return which record is the first one as late, and its time; None: there is none."""
+        size = _FIRST_PARSED
+        while begin < stop:
+            times_ms = self._event_times.of(records.slice(begin, min(begin + size, stop)))
+            late = np.flatnonzero(times_ms >= self._from_ms)
+            if len(late):
+                return begin + int(late[0]), int(times_ms[late[0]])
+            begin, size = begin + size, 4 * size
+        return stop, None
 
     def _done(self, source: TopicPartition, offset: int, time_ms: int | None) -> None:
         del self.left[source]

@@ -580,6 +580,7 @@ class _Input:
 
     def announce(self, max_watermark_ms: int, others_ms: int) -> None:
         if not self.output.ended:
+            self.output.advance_time(self._runner._now_ms())  # else what resumes would have been readable until now
             self.output.announce(max_watermark_ms, others_ms)
             self.align()
 

@@ -381,7 +381,7 @@ def test_a_paused_source_can_be_drained_suspended_and_cancelled(start: Start) ->
 
 def test_a_restarted_reader_begins_unpaused_and_without_a_bound(start: Start) -> None:
     running, source = paused_source(start)
-    source.offered = (("s", (70,)), ("s", (71,)))
+    source.reader.source.offered = (("s", (70,)), ("s", (71,)))
     running.sink.batches.clear()
     running.start("s")
     emitted(running, 70)
@@ -407,6 +407,21 @@ def test_neither_a_paused_split_nor_that_of_a_paused_source_becomes_idle(start: 
         assert figures.event_times["a"]["s"] == SplitEventTime(watermark_ms=50, paused=True)
         if "t" in splits:
             assert figures.event_times["a"]["t"] == SplitEventTime(idle=True)
+
+
+def test_a_split_that_is_resumed_was_not_silent_until_its_announcement_was_read(start: Start) -> None:
+    clock = VirtualClock()
+    source = ToySource(("s", (50,)), can_pause=True)
+    running = start(a=source, strategy=strategy(idle_timeout_ms=100), now_ms=clock)
+    running.start("s")
+    running.announce(20, 10)
+    emitted(running, 50)
+    polls(running, source)
+    clock.advance(1000)  # the process was stopped, say: the letter comes before any timer
+    running.announce(50, 40)
+    polls(running, source)
+    _, figures = running.checkpoint(1)
+    assert figures.event_times["a"] == {"s": SplitEventTime(watermark_ms=50)}
 
 
 # What the coordinator is told.
