@@ -122,9 +122,10 @@ class Observed:
         How far the furthest of them was beyond, in milliseconds of event time.
     largest_call
         The most rows of one partition in one call.
-    seconds, total_seconds
-        From the first call to the last, but for the wait behind the end of a partition; and from the start of the query
-        to the last call, which who ran it knows.
+    seconds, waited_seconds
+        From the first call to the last, but for the wait behind the end of a partition; and that wait.
+    total_seconds
+        From the start of the query, which who ran it knows, to the last call, but for that wait.
     watermarks
         For each partition, how its watermark went: ``seconds`` by then, and milliseconds of event time.
     """
@@ -138,6 +139,7 @@ class Observed:
     overshoot_ms: int = 0
     largest_call: int = 0
     seconds: float = 0.0
+    waited_seconds: float = 0.0
     total_seconds: float = 0.0
     watermarks: list[list[tuple[float, int]]] = field(default_factory=list)
 
@@ -178,25 +180,19 @@ def measure(
     partitions = [_Partition(times, delay_ms) for times in truth]
     everything = _Windows(truth)
     notes, told = list(notes), deque(told)
-    last_ns, waited_ns = notes[0].at_ns if notes else 0, 0
-    passed: list[_Partition] = []  # they have ended, and others are beyond them and the drift
+    waits, waited_ns = _waits(notes, truth, max_drift_ms, idle_timeout_ms), 0
     # A slot's partitions are those it ever reads: it has them from the beginning, before their first rows.
     slots: dict[str, tuple[_Windows, set[int]]] = {}
     for note in notes:
         slots.setdefault(note.slot, (_Windows(truth), set()))[1].add(note.partition)
-    for note in notes:
+    for number, note in enumerate(notes):
         while told and told[0][0] <= note.at_ns:
             everything.close(told.popleft()[1])
         partition = partitions[note.partition]
         partition.take(note.times)
         observed.rows += len(note.times)
         observed.largest_call = max(observed.largest_call, len(note.times))
-        gap_ns, last_ns = note.at_ns - last_ns, note.at_ns
-        # A partition that has ended holds up those that are further: nobody can know that before its time-out.
-        for each in partitions:
-            if each.finished and each not in passed and each.watermark_ms + max_drift_ms < partition.watermark_ms:
-                passed.append(each)
-                waited_ns += gap_ns if 2 * gap_ns >= idle_timeout_ms * 1_000_000 else 0
+        waited_ns += waits.get(number, 0)
         observed.seconds = (note.at_ns - notes[0].at_ns - waited_ns) / 1e9
         observed.watermarks[note.partition].append((observed.seconds, partition.watermark_ms))
 
@@ -215,8 +211,37 @@ def measure(
         windows.close(_lowest(partitions[each] for each in own))
         observed.peak_windows = max(observed.peak_windows, everything.open)
         observed.peak_windows_in_slot = max(observed.peak_windows_in_slot, windows.open)
+    observed.waited_seconds = waited_ns / 1e9
     observed.dropped += sum(len(each.truth) - each.taken for each in partitions)
     return observed
+
+
+def _waits(
+    notes: Sequence[Note], truth: Sequence[EventTimes], max_drift_ms: int, idle_timeout_ms: int
+) -> dict[int, int]:
+    """Return the times in which nothing came because a partition had ended, in nanoseconds, by the note behind them.
+
+    They lie between its last row and the first one that is beyond it and the drift.
+    """
+    waits: dict[int, int] = {}
+    taken = [0] * len(truth)
+    ended: dict[int, int] = {}  # partitions that nobody has overtaken since, and their last event time
+    still: dict[int, int] = {}
+    for number, note in enumerate(notes):
+        gap_ns = note.at_ns - notes[number - 1].at_ns if number else 0
+        if ended and 10 * gap_ns >= idle_timeout_ms * 1_000_000:
+            still[number] = gap_ns
+        taken[note.partition] += len(note.times)
+        overtaken = [each for each, at_ms in ended.items() if at_ms + max_drift_ms < int(note.times.max())]
+        if overtaken:
+            waits.update(still)
+        if overtaken or taken[note.partition] == len(truth[note.partition]):
+            still = {}
+        for each in overtaken:
+            del ended[each]
+        if taken[note.partition] == len(truth[note.partition]):
+            ended[note.partition] = int(truth[note.partition].max())
+    return waits
 
 
 def _lowest(partitions: Iterable[_Partition]) -> int | None:

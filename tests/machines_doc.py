@@ -10,7 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 from headgate.checkpoint import coordinator as checkpoint_coordinator
+from headgate.coordinator import alignment as group_alignment
 from headgate.coordinator import scheduler, slots, source_coordinator
+from headgate.spark.alignment import rendezvous
 from headgate.task import alignment, slot, subtask, watchdog, watermarks
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/machines.md"
@@ -20,19 +22,24 @@ MACHINES: dict[str, ModuleType] = {
     "Scheduler": scheduler,
     "SourceCoordinator": source_coordinator,
     "CheckpointCoordinator": checkpoint_coordinator,
+    "AlignmentGroup": group_alignment,
     "SlotMachine": slot,
     "SubtaskMachine": subtask,
     "SplitWatermarks": watermarks,
     "SplitAlignment": alignment,
     "ProgressMachine": watchdog,
+    "Rendezvous": rendezvous,
 }
-"""The machines in the order of the driver, then of the slots; each stands in the module whose docstring shows it."""
+"""The machines in the order of the driver, then of the slots, then of micro-batches.
 
-OPENING = """# The state machines of continuous queries
+Each stands in the module whose docstring shows it.
+"""
+
+OPENING = """# The state machines
 
 This page is made of the docstrings of the machines' modules: do not edit it. `python -m tests.machines_doc` writes it
 again, and `tests/unit/test_machines_doc.py` fails when it is out of date. What the machines are for stands in
-[architecture.md](architecture.md).
+[architecture.md](architecture.md). The last one is of micro-batches.
 
 A machine has one door, `handle(event, now_ms) -> list[Action]`. A row says: in this state, on this event, the next
 state is this, and these actions are ordered.

@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,18 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from aligned_rows import (
-    DRIFT_S,
-    SCHEMA,
-    START,
-    AlignedRows,
-    Rows,
-    check,
-    most,
-    pid_of,
-    read,
-    settle,
-)
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -41,6 +30,18 @@ from headgate.errors import HeadgateError
 from headgate.readers import MultiplexedReader
 from headgate.source import SourceReader, SourceReaderContext, SplitReader
 from local.topics import Message, create_topic, produce
+from tests.real.aligned_rows import (
+    DRIFT_S,
+    SCHEMA,
+    START,
+    AlignedRows,
+    Rows,
+    check,
+    most,
+    pid_of,
+    read,
+    settle,
+)
 from tests.real.running_queries import stop_all, wait_until
 
 if TYPE_CHECKING:
@@ -256,15 +257,28 @@ def test_a_split_goes_on_when_the_slow_one_s_subtask_fails(spark: SparkSession, 
 
 @pytest.mark.parametrize("victim", ["slow", "fast"])
 def test_a_split_goes_on_when_a_worker_is_killed(spark: SparkSession, tmp_path: Path, victim: str) -> None:
-    """Be it that of the slow one, or its own."""
-    rows = Rows(spark, tmp_path, slow=10, fast=FAST)
+    """Be it that of the slow one, or its own; without retries Spark gives up on both tasks."""
+    kill_a_worker(spark, tmp_path, victim, executions=[2, 2])
+
+
+def test_a_split_goes_on_when_a_worker_alone_is_retried(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.real.aligned_with_retries", str(tmp_path)]
+    ended = subprocess.run(command, cwd=repository, stderr=subprocess.PIPE, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr[-10_000:]
+
+
+def kill_a_worker(spark: SparkSession, folder: Path, victim: str, *, executions: list[int]) -> None:
+    """Kill the process that reads a split; afterwards the subtasks have been deployed so often."""
+    rows = Rows(spark, folder, slow=10, fast=FAST)
     query = rows.start(rows.aligned(2))
     settle(query, slow=10, fast=most(10))
     os.kill(pid_of(query, victim), signal.SIGKILL)
     rows.tell("slow", 20)
     settle(query, slow=20, fast=most(20))
+    assert sorted(each["execution"] for each in query.status["subtasks"]) == executions
     rows.tell("slow", 30, finished=True)
     settle(query, slow=30, fast=FAST)
+    query.stop()
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])

@@ -259,7 +259,7 @@ def test_a_partition_that_is_empty_or_begins_later_holds_nobody_and_loses_nothin
     nothing_is_lost(windows, FEW + 420)
 
 
-def test_a_partition_that_is_read_to_its_end_holds_the_others_and_a_time_out_lets_them_go(
+def test_a_partition_at_its_end_holds_the_others_until_it_is_idle(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
     create_topic(kafka.plain, topic_name, 2)

@@ -28,16 +28,16 @@ from headgate.task.subtask import SubtaskMachine
 SEEDS = range(400)
 
 
-def first_found(parts: Parts, what: str) -> int:
+def first_found(parts: Parts, what: str, seeds: Sequence[int] = SEEDS) -> int:
     """Return the first seed that fails with what the pattern says."""
     other: list[str] = []
-    for seed in SEEDS:
+    for seed in seeds:
         error = simulate(Scenario.of(seed), parts)[0].error
         if error is not None:
             if re.search(what, error):
                 return seed
             other.append(f"{seed}: {error.splitlines()[0]}")
-    raise AssertionError(f"not found in {len(SEEDS)} seeds; found instead: {other[:5]}")
+    raise AssertionError(f"not found in {len(seeds)} seeds; found instead: {other[:5]}")
 
 
 class ForgetsReported(ScriptedEnumerator):

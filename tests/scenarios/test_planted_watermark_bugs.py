@@ -1,8 +1,8 @@
 """Bugs with watermarks and alignment, planted into a simulated cluster one at a time: each is found within 400 seeds.
 
-The rows of lessons.md, "Watermarks and alignment", are here under their names, and a few of our own. A bug is a subclass
-or a changed method, in this file only. Where a machine's own `check` would see a bug first it is off, so that what the
-bug does to the cluster must show.
+The rows of lessons.md, "Watermarks and alignment", are here under their names, and a few of our own. A bug is a
+subclass or a changed method, in this file only. Where a machine's own `check` would see a bug first it is off, so that
+what the bug does to the cluster must show.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from headgate.coordinator.alignment import AlignmentGroup
 from headgate.coordinator.enumerator_runner import EnumeratorRunner
 from headgate.protocol import messages as msg
 from headgate.simulation.parts import Parts
+from headgate.simulation.scenario import Scenario
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from headgate.task import alignment as al
 from headgate.task import subtask as st
@@ -27,13 +28,20 @@ from headgate.task.alignment import SplitAlignment
 from headgate.task.outputs import StreamingOutput
 from headgate.task.subtask import SubtaskMachine
 from headgate.task.watermarks import SplitWatermarks
-from tests.scenarios.test_planted_bugs import first_found
+from tests.scenarios.test_planted_bugs import SEEDS
+from tests.scenarios.test_planted_bugs import first_found as first_found_in
 
+ALIGNED = [seed for seed in SEEDS if Scenario.of(seed).alignment_group is not None]
 NO_END = "no end after|is paused in vain"
 IDLE_TOO_SOON = "is idle after"
 TOO_HIGH = "the watermark is"
 TOO_FAR = "is read at"
 NOT_TOLD = "was not told"
+
+
+def first_found(parts: Parts, what: str) -> int:
+    """Return the first seed with an alignment group that fails with what the pattern says."""
+    return first_found_in(parts, what, ALIGNED)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, machine: type[Any], event: type[Any], handler: Callable[..., Any]) -> None:

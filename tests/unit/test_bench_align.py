@@ -116,7 +116,8 @@ def test_the_idle_time_out_that_ended_the_wait_for_a_partition_is_no_time_of_rea
     truth = [minutes(0), minutes(0, 1, 2)]
     first, *others = (Note(round(at_s * 1e9), "a", 1, truth[1][row : row + 1]) for row, at_s in enumerate((1, 4.5, 5)))
     waited = measure([Note(0, "a", 0, truth[0]), first, *others], truth, DELAY_MS, DRIFT_MS, idle_timeout_ms=3000)
-    assert waited.seconds == 1.5
+    assert waited.seconds == 0.5  # nothing came for 1 s and for 3.5 s, until a row that is further came
+    assert waited.watermarks[1] == [(0.0, -10_000), (0.0, 50_000), (0.5, 110_000)]
     slow = measure([first, *others, Note(10**10, "a", 0, truth[0])], truth, DELAY_MS, DRIFT_MS, idle_timeout_ms=3000)
     assert slow.seconds == 9.0
 

@@ -101,7 +101,7 @@ class ShareMinimum(msgspec.Struct, frozen=True):
 class WarnOfHolder(msgspec.Struct, frozen=True):
     """A split has held the group back for a minute and others wait.
 
-    Empty source: it is in another query. Empty split: the reader has not reported at all.
+    Empty source: it is in another query. Empty split: the reader has not reported at all, or waits for its next split.
     """
 
     source: str

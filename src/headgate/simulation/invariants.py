@@ -1,8 +1,9 @@
 """What must hold after every step, in every checkpoint, after every commit, and in the end.
 
 Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once), 3 (watermarks; of each reader
-in `task_model`), 4 (alignment), 5 (owners stay, balance) and 7 (memory) of the design. Not checked: the order of rows of
-different splits, anything about time in which something is done, save that the query ends: a paused split resumes.
+in `task_model`), 4 (alignment; what is announced in `announcements`), 5 (owners stay, balance) and 7 (memory) of the
+design. Not checked: the order of rows of different splits, anything about time in which something is done, save that
+the query ends and that a paused split is resumed in time.
 
 Never: look into a machine for what it decided; what it holds may be counted.
 """
@@ -158,8 +159,8 @@ class Invariants:
         reached_ms = reader.highest_ms[split_id] if topic.script.knows_rows else self._before.get(split_id)
         if reached_ms is not None:
             assert reached_ms <= slowest_ms + strategy.alignment.max_drift_ms, (
-                f"{split_id} is read at {reached_ms}, but the slowest split was never beyond {slowest_ms} and the drift "
-                f"is {strategy.alignment.max_drift_ms}"
+                f"{split_id} is read at {reached_ms}, but the slowest split was never beyond {slowest_ms}, "
+                f"and the drift is {strategy.alignment.max_drift_ms}"
             )
 
     def _check_paused(self, slot: SlotProcess, reader: ModelReader, drift_ms: int) -> None:
@@ -198,8 +199,12 @@ class Invariants:
             assert slot.execution is not None
             for reader in slot.execution.readers.values():
                 strategy = self._cluster.topics[reader.uid].script.strategy
-                if strategy is not None and strategy.alignment is not None:
-                    votes += [reader.highest_ms.get(each, MIN_WATERMARK_MS) for each in reader.splits.keys() - reader.idle]
+                if strategy is None or strategy.alignment is None:
+                    continue
+                voting = reader.splits.keys() - reader.idle
+                votes += [reader.highest_ms.get(split_id, MIN_WATERMARK_MS) for split_id in voting]
+                if not reader.splits and reader.unassigned_ms is not None:  # it is about to read the next one
+                    votes.append(reader.unassigned_ms - strategy.max_out_of_orderness_ms)
         return min(votes, default=None)
 
     def _votes(self) -> Iterator[int]:

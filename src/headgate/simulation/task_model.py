@@ -45,6 +45,8 @@ class ModelReader:
         self.reports: list[tuple[int | None, str]] = []
         """What is to be told to the alignment group."""
         self.is_final = False
+        self.unassigned_ms: int | None = None
+        """Where what is not assigned begins, as far as it was told."""
         self._paused: set[str] = set()
         self._source_paused = False
         self.idle: set[str] = set()
@@ -122,6 +124,7 @@ class ModelReader:
         """Hear of unassigned work."""
         if self.output is not None:
             self._tell_time()
+            self.unassigned_ms = event_time_ms
             self.output.set_unassigned(event_time_ms)
 
     def announce(self, max_watermark_ms: int, others_ms: int) -> None:
@@ -160,9 +163,7 @@ class ModelReader:
         idle = {split_id for split_id, time in output.event_times().items() if time.idle}
         for split_id in idle - self.idle:
             quiet_ms = self._quiet_ms[split_id]
-            assert quiet_ms >= timeout_ms, (
-                f"{split_id} is idle after {quiet_ms} ms in which it could have been read"
-            )
+            assert quiet_ms >= timeout_ms, f"{split_id} is idle after {quiet_ms} ms in which it could have been read"
             self.votes_since_ms.pop(split_id, None)
         self.idle = idle
 

@@ -3,8 +3,8 @@
 Never: change or reuse a file. A file is complete and durable before an offset names it, and is deleted only when no
 offset that Spark may still restart from names it (traps, 2).
 
-Long texts and long lists in an offset are moved out: ``{"$file": "<sha256>"}`` takes their place. Equal content has an
-equal name, so what did not change is not written again.
+Long texts, lists and tables in an offset are moved out: ``{"$file": "<sha256>"}`` takes their place. Equal content
+has an equal name, so what did not change is not written again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ class StateStore:
     def move_out(self, value: Any) -> Any:
         """Return ``value`` (JSON) with its long parts in files, all of them durable."""
         if isinstance(value, dict):
-            return {key: self.move_out(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
+            is_nested = any(isinstance(each, (dict, list, tuple)) for each in value.values())
+            value = {key: self.move_out(each) for key, each in value.items()}
+            if is_nested:
+                return value
+        elif isinstance(value, (list, tuple)):
             # A list of objects, such as a plan of 100,000 files, goes as one: it is not searched for long parts.
             if not any(isinstance(each, dict) for each in value):
                 value = [self.move_out(each) for each in value]

@@ -143,7 +143,7 @@ class StreamingOutput(TaskOutput):
         Who carries out what alignment decides; None: the strategy's alignment is left aside.
     held
         Whether there is no watermark until the first `set_unassigned`. Nor is the alignment group told that there is
-        no vote before there was a split, or a `set_unassigned` that tells more than that anything may be found.
+        no vote before that, or a split.
     behind_rows
         Runs something when all rows that were handed on have passed the operator that finds their event times and
         tells them (`rows_passed`). Then whole batches are aligned, because nobody knows before what is in them. None:
@@ -181,7 +181,7 @@ class StreamingOutput(TaskOutput):
             self._alignment = al.SplitAlignment(strategy.alignment)
         self._pauses_splits = True
         self._source_paused = False
-        self._expects_splits = held  # it had none yet, and nobody knows whether it will
+        self._expects_splits = held  # nobody knows yet whether there are any for this reader
         self._owes_report = False  # that it has no vote, if so it is when that is known
         self._machine = wm.SplitWatermarks(strategy, held=held, tells_votes=self._alignment is not None)
         if strategy is not None and strategy.idle_timeout_ms is not None:
@@ -293,6 +293,7 @@ class StreamingOutput(TaskOutput):
             disorder_ms = self._strategy.max_out_of_orderness_ms
             watermark_ms = None if event_time_ms is None else saturated_ms(event_time_ms - disorder_ms)
             self._align(al.UnassignedChanged(watermark_ms))
+        self._expect_no_splits()
 
     def announce(self, max_watermark_ms: int, others_ms: int) -> None:
         """Take note of where the group is: `headgate.protocol.messages.AlignmentAnnounced`."""
@@ -359,8 +360,8 @@ class StreamingOutput(TaskOutput):
                 case al.ResumeSource():
                     self._set_source_paused(False)
                 case al.ReportWatermark(watermark_ms=watermark_ms, slowest=slowest):
-                    # Without a split there is no vote. But while splits are to be found first, the group would take
-                    # that for an answer, and the readers that have theirs already would run ahead of those that come.
+                    # Without a split there is no vote. But before the enumerator has seen this reader, the group would
+                    # take that for an answer, and others would run ahead of the splits that are on their way.
                     self._owes_report = watermark_ms is None and self._expects_splits
                     if not self._owes_report:
                         self._control.on_report(watermark_ms, slowest)

@@ -40,10 +40,17 @@ def aligned(parallelism: int = 2, **groups: WatermarkAlignment) -> Master:
 
 
 def report(
-    master: Master, connection: int, watermark_ms: int | None, *, source: str = "a", execution: int = 1
+    master: Master,
+    connection: int,
+    watermark_ms: int | None,
+    *,
+    source: str = "a",
+    execution: int = 1,
+    slowest: str | None = None,
 ) -> list[Any]:
+    slowest = f"of {connection}" if slowest is None else slowest
     letter = msg.WatermarkReported(
-        stage=0, execution=execution, source=source, watermark_ms=watermark_ms, slowest=f"of {connection}"
+        stage=0, execution=execution, source=source, watermark_ms=watermark_ms, slowest=slowest
     )
     return master.hear(connection, letter)
 
@@ -197,6 +204,15 @@ def test_who_holds_the_group_back_for_a_minute_is_named_with_what_to_set() -> No
         "may be read further ahead of it, set a larger max drift: withWatermarkAlignment, or the option "
         "scan.watermark.alignment.max-drift."
     )
+
+
+def test_a_reader_that_holds_the_group_back_without_a_split_is_named() -> None:
+    master = aligned(2)
+    report(master, 1, 100, slowest="")
+    report(master, 2, 110)
+    (text,) = [text for now_ms in range(1_000, 61_000, 1_000) for text in warnings(master, now_ms)]
+    who = "Reader 0 of the source 'a', which has not said yet how far it is or waits for its next split, has held"
+    assert text.startswith(who)
 
 
 def test_a_paused_split_in_a_readers_figures_is_somebody_who_waits() -> None:

@@ -335,3 +335,14 @@ def test_long_texts_are_moved_out_wherever_they_stand_and_come_back(tmp_path: An
     assert moved["segments"][1] == "short"
     assert store.bring_in(through_the_log(moved)) == {"segments": ["a" * 5000, "short", ["b" * 2000]], "n": 3}
     assert store.move_out({**value, "n": 4})["segments"] == moved["segments"], "what did not change keeps its file"
+
+
+def test_the_event_times_of_many_splits_are_moved_out_and_come_back(tmp_path: Any) -> None:
+    store = StateStore(str(tmp_path), "query")
+    value = {"event_times": {f"in/{number}.parquet": number for number in range(20_000)}, "options": {"path": "in"}}
+    moved = store.move_out(value)
+    assert len(json.dumps(moved)) < 200
+    assert moved["options"] == {"path": "in"}
+    assert store.bring_in(through_the_log(moved)) == value
+    store.prune([moved])
+    assert store.bring_in(through_the_log(moved)) == value

@@ -325,28 +325,24 @@ def test_a_report_that_was_put_off_is_made_when_it_is_due() -> None:
 # What is not assigned.
 
 
-def test_that_there_is_no_vote_is_said_when_it_is_known_that_no_split_is_found_first() -> None:
-    for work, reports in (
+def test_that_there_is_no_vote_is_said_when_the_enumerator_has_seen_the_reader() -> None:
+    """Before that, others would run ahead of splits that are on their way."""
+    cases: list[tuple[Callable[[StreamingOutput], None], list[tuple[int | None, str]]]] = [
         (lambda output: output.set_unassigned(None), [(None, "")]),
-        (lambda output: output.set_unassigned(7), [(None, "")]),
+        (lambda output: output.set_unassigned(7), [(7, ""), (None, "")]),
+        (lambda output: output.set_unassigned(MIN_WATERMARK_MS), [(MIN_WATERMARK_MS, ""), (None, "")]),
         (lambda output: output.end_input(), [(None, "")]),
         (lambda output: output.add_split("a"), [(MIN_WATERMARK_MS, "a")]),
-    ):
+    ]
+    for happens, reports in cases:
         task = Task()
         output = output_of(task, held=True)
-        output.set_unassigned(MIN_WATERMARK_MS)
         output.announce(DRIFT_MS, 0)
-        assert not task.reports, "others would run ahead of what is found"
-        work(output)
-        assert task.reports == reports
+        assert not task.reports
+        happens(output)
+        assert task.reports == reports[:1]
         output.set_unassigned(None)
-        assert task.reports == reports, "once"
-
-    task = Task()
-    output = output_of(task, held=True)
-    output.add_split("a")
-    output.release_output_for_split("a")
-    assert task.reports == [(MIN_WATERMARK_MS, "a"), (None, "")], "one that had a split needs nothing more"
+        assert task.reports == reports
 
 
 def test_a_watermark_is_held_until_it_is_known_what_is_not_assigned() -> None:

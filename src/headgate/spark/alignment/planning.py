@@ -194,7 +194,11 @@ class AlignedPlans:
         times, votes = self._votes.event_times(), self._votes.votes(now_ms, frozen=frozen)
         earliest, _ = self._slowest(now_ms, frozen)
         slowest_first = sorted(times, key=lambda name: (times[name], name))
-        held = votes.keys() - self._votes.within(list(votes), earliest)
+        bound_ms = self._votes.bound_ms(earliest)
+        if self._learns:
+            held = votes.keys() - self._votes.within(list(votes), earliest)
+        else:
+            held = {name for name, vote_ms in votes.items() if bound_ms is not None and vote_ms >= bound_ms}
         return {
             "group": self._alignment.group,
             "maxDriftMs": self._alignment.max_drift_ms,

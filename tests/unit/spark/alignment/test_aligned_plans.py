@@ -140,6 +140,17 @@ def test_no_range_of_a_seeking_source_holds_a_row_beyond_the_earliest_next_one_a
     assert query.late(DRIFT_MS) == []
 
 
+def test_a_split_whose_next_row_is_just_at_the_bound_is_shown_as_held() -> None:
+    """No range of a source that seeks reaches the bound itself."""
+    query = Query()
+    stream = query.add(Times(silent=[0, 10], ahead=hour(0)))
+    while query.batch():
+        pass
+    shown = stream.planner.lag(0)["alignment"]
+    assert shown["splits"] == {"silent": {"eventTimeMs": 0, "held": False}, "ahead": {"eventTimeMs": 100, "held": True}}
+    assert (shown["driftMs"], shown["held"]) == (DRIFT_MS, 1)
+
+
 def test_without_alignment_the_same_input_is_late() -> None:
     """Guards the test above: its rows are late unless something is done about it."""
     world, times = Times(slow=hour(0), fast=hour(300)), []
