@@ -152,10 +152,12 @@ class Counting(DataSource):
 def test_a_registered_python_data_source_is_a_sink(spark: SparkSession, tmp_path: Path) -> None:
     """Epochs are contiguous from 0."""
     spark.dataSource.register(Counting)
-    stream = numbers(spark, rows=8000).writeStream.format("tests.counting").trigger(continuous="200 milliseconds")
-    assert stream.start(str(tmp_path)).awaitTermination(90)
+    stream = numbers(spark).writeStream.format("tests.counting").trigger(continuous="200 milliseconds")
+    query = stream.start(str(tmp_path))
+    wait_until(lambda: len(list(tmp_path.iterdir())) >= 2, query)
+    query.stop(drain=True)
     epochs = {int(path.name): int(path.read_text()) for path in tmp_path.iterdir()}
-    assert sum(epochs.values()) == 8000
+    assert sum(epochs.values()) == query.status["rowsIn"]
     assert sorted(epochs) == list(range(len(epochs))) and len(epochs) >= 2
 
 

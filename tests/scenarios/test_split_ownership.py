@@ -150,9 +150,7 @@ class Hesitant(DatagenSource):
     def restore_enumerator(
         self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState
     ) -> HesitantEnumerator:
-        return HesitantEnumerator(
-            context, self._make_splits, self._next_event_ms, tells_event_times=False, state=state
-        )
+        return HesitantEnumerator(context, self._make_splits, self._next_event_ms, tells_event_times=False, state=state)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["in the same process", "after another restart"])

@@ -178,7 +178,7 @@ class SourceReported(_SubtaskMessage, frozen=True, kw_only=True):
 
 
 class SplitEventTime(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a split is in event time: its watermark in milliseconds (None: it has none yet), idle or not, paused or not."""
+    """How far a split is in event time: its watermark in milliseconds (None: it has none), if it is idle, if paused."""
 
     watermark_ms: int | None = None
     idle: bool = False

@@ -143,8 +143,11 @@ class Scenario(msgspec.Struct, frozen=True):
     def _with_event_time(self) -> Scenario:
         """Return the same with event time in some or all of its sources, if the seed wants it."""
         draw = random.Random(f"event time {self.seed}")
-        if draw.random() < 0.5:
+        if draw.random() < 0.6:
             return self
+        silence = random.Random(f"silence {self.seed}")
+        silent_from_ms = silence.randrange(300, 2000)
+        silent_to_ms = silent_from_ms + silence.choice((0, 1000))
         drift_ms = draw.choice((0, 50, 200, 1000))
         aligned = draw.random() < 0.8
         sources = []
@@ -176,6 +179,8 @@ class Scenario(msgspec.Struct, frozen=True):
                     strategy=strategy if kept else None,
                     knows_rows=draw.random() < 0.6,
                     keeps_subtask=kept,
+                    silent_from_ms=silent_from_ms,
+                    silent_to_ms=silent_to_ms,
                 )
             )
         changed = msgspec.structs.replace(self, sources=tuple(sources))

@@ -107,6 +107,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
         How its watermarks are made, and its alignment group; None: it has no event time.
     knows_rows
         Whether its readers know the positions of single rows: alignment stops them at a row, else behind a batch.
+    silent_from_ms, silent_to_ms
+        When nothing grows, so that all splits may become idle.
     """
 
     uid: str
@@ -121,6 +123,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     row_ms: int
     strategy: WatermarkStrategy | None = None
     knows_rows: bool = False
+    silent_from_ms: int = 0
+    silent_to_ms: int = 0
 
     @property
     def grows_splits(self) -> bool:
@@ -152,7 +156,9 @@ class Topic:
         if split.stop is not None:
             return split.stop
         now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
-        return max(0, now_ms - split.appears_ms) // self.script.row_ms
+        silent_from_ms = max(split.appears_ms, self.script.silent_from_ms)
+        silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms)
+        return max(0, now_ms - split.appears_ms - silent_ms) // self.script.row_ms
 
     def event_time_ms(self, split_id: str, offset: int) -> int:
         """Return the event time of a row: out of order by as much as the strategy allows."""

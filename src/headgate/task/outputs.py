@@ -171,6 +171,7 @@ class StreamingOutput(TaskOutput):
         self._control = control
         self._behind_rows = behind_rows
         self._now_ms = self._looked_ms = now_ms
+        self._blocked = False
         self._outputs: dict[str, _SplitOutput] = {}
         self._given: set[str] = set()  # splits that the task added and that have not finished
         self._event_times: _EventTimes | None = None
@@ -249,7 +250,14 @@ class StreamingOutput(TaskOutput):
             self._vote_from_now_on(split_id)
 
     def advance_time(self, now_ms: int) -> None:
-        """Find splits that fell silent, and report what is due."""
+        """Find splits that fell silent, and report what is due.
+
+        A step much longer than the timer's is one in which the task's thread stood still: nothing was asked for, so
+        nobody was silent in it.
+        """
+        if self.timer_period_ms is not None and now_ms - self._now_ms > 2 * self.timer_period_ms and not self._blocked:
+            self.block(self._now_ms)
+            self.unblock(now_ms)
         self._now_ms = now_ms
         if self.timer_period_ms is not None and now_ms - self._looked_ms >= self.timer_period_ms:
             self._looked_ms = now_ms
@@ -272,12 +280,12 @@ class StreamingOutput(TaskOutput):
 
     def block(self, now_ms: int) -> None:
         """Stop all idleness clocks: rows cannot be emitted, because of back pressure."""
-        self._now_ms = now_ms
+        self._now_ms, self._blocked = now_ms, True
         self.handle(wm.Blocked())
 
     def unblock(self, now_ms: int) -> None:
         """Let them run again."""
-        self._now_ms = now_ms
+        self._now_ms, self._blocked = now_ms, False
         self.handle(wm.Unblocked())
 
     def end_input(self) -> None:

@@ -14,6 +14,13 @@ from headgate.task import MAX_WATERMARK_MS, BatchOutput, StreamingOutput
 STRATEGY = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=1000, idle_timeout_ms=1000)
 
 
+def let_pass(output: StreamingOutput, to_ms: int) -> None:
+    """Let time pass as the task does: the output is told at least as often as it wants."""
+    for at_ms in range(output._now_ms + 250, to_ms, 250):
+        output.advance_time(at_ms)
+    output.advance_time(to_ms)
+
+
 class Log:
     """A downstream that remembers."""
 
@@ -114,11 +121,24 @@ def test_silence_is_found_by_the_time_that_the_task_tells() -> None:
     output = StreamingOutput(schema(), STRATEGY, log, 50_000)
     assert output.timer_period_ms == 250
     output.create_output_for_split("a").emit_batch(batch(5000))
-    output.advance_time(50_999)
+    let_pass(output, 50_999)
     assert log.events[-1] == 4000
 
-    output.advance_time(51_300)
+    let_pass(output, 51_300)
 
+    assert log.events[-1] == "idle"
+
+
+def test_time_in_which_the_task_stood_still_is_no_silence() -> None:
+    """A process that was stopped, a long letter: what arrived meanwhile has not been asked for yet."""
+    log = Log()
+    output = StreamingOutput(schema(), STRATEGY, log, 0)
+    output.create_output_for_split("a").emit_batch(batch(5000))
+    output.advance_time(60_000)
+    assert log.events[-1] == 4000
+    let_pass(output, 60_999)
+    assert log.events[-1] == 4000
+    let_pass(output, 61_300)
     assert log.events[-1] == "idle"
 
 
@@ -127,15 +147,15 @@ def test_neither_pausing_nor_back_pressure_is_silence() -> None:
     output = StreamingOutput(schema(), STRATEGY, log, 0)
     output.create_output_for_split("a").emit_batch(batch(5000))
     output.pause_or_resume_splits(["a"], [])
-    output.advance_time(5000)
+    let_pass(output, 5000)
     output.pause_or_resume_splits([], ["a"])
     output.block(5000)
-    output.advance_time(10_000)
+    let_pass(output, 10_000)
     output.unblock(10_000)
-    output.advance_time(10_500)
+    let_pass(output, 10_500)
     assert log.events[-1] == 4000
 
-    output.advance_time(11_000)
+    let_pass(output, 11_000)
 
     assert log.events[-1] == "idle"
 
