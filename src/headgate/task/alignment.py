@@ -17,8 +17,9 @@ one split or in all of them, stops nobody. Only alignment counts so; the waterma
 that emit whole batches do not know next rows: there a split that jumped over a gap is ahead until the others followed.
 In either way the slowest split of a group is never ahead.
 
-A reader without a split votes with what its enumerator has not assigned, if that begins at a known time: it is about to
-read the next of that, and nobody may run ahead of it meanwhile. Otherwise: no split, no vote.
+A reader without a split votes with where the work begins that its enumerator has not assigned, which may be anywhere
+while that still looks for it: it is about to read the next of that, and nobody may run ahead of it meanwhile. Where
+nothing is left to assign: no split, no vote.
 
     state                   event             next           actions               why
     ----------------------  ----------------  -------------  --------------------  ------------------------------------
