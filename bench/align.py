@@ -289,7 +289,7 @@ def _report(figures: Sequence[Figures], footer: str) -> None:
         table.add_column(heading, justify="right" if heading in ("headgate", "peer", "ratio") else "left")
     for each in figures:
         table.add_row(
-            each.case, each.unit, _cell(each.headgate), _cell(each.peer), each.peer_name,
+            each.case, each.unit, _cell(each.headgate, each.unit), _cell(each.peer, each.unit), each.peer_name,
             "" if each.ratio is None else f"{each.ratio:.2f}", each.required,
             {None: "", True: "yes", False: "NO"}[each.holds],
         )  # fmt: skip
@@ -298,8 +298,10 @@ def _report(figures: Sequence[Figures], footer: str) -> None:
     print(json.dumps({"bench": "align", "cases": [each.as_json() for each in figures]}))
 
 
-def _cell(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float], unit: str) -> str:
     median, low, high = statistics.median(values), min(values), max(values)
+    if unit == "rows/s":
+        return f"{median / 1e6:.2f} M ({low / 1e6:.2f} to {high / 1e6:.2f})"
     return f"{median:,.0f}" if low == high else f"{median:,.0f} ({low:,.0f} to {high:,.0f})"
 
 

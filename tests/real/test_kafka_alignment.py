@@ -275,7 +275,7 @@ def test_a_partition_at_its_end_holds_the_others_until_it_is_idle(
     figures = until(lambda: alignment_of(first), first)
     assert figures["splits"][f"{topic_name}-1"]["held"] and figures["held"] == 1
     assert not figures["splits"][f"{topic_name}-0"]["held"]
-    fill(kafka, topic_name, [[10**9 + 500_000]])
+    fill(kafka, topic_name, [[10**9 + 399_000]])
     until(lambda: waiting.counted == 461, first)
     first.stop()
     waiting.progress += first.recentProgress

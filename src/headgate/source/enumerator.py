@@ -171,9 +171,9 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
     def unassigned_event_time_ms(self) -> int | None:
         """Return the earliest event time of any row that is not assigned yet: no watermark passes it.
 
-        Asked after every call and every handler. In an alignment group it is the vote of readers without a split: whoever
-        holds early work back for a reader that is busy stops that reader. A source that knows lower bounds of its splits (statistics, a
-        generator) assigns them in that order, so that what it holds back is always what comes last.
+        Asked after every call and every handler. A source that knows lower bounds of its splits (statistics, a generator)
+        assigns them in that order, so that what it holds back is always what comes last. In an alignment group it is
+        also the vote of readers without a split: early work must not be kept for a reader that is busy with later work.
 
         Returns
         -------
