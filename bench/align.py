@@ -328,6 +328,8 @@ def _chosen(arguments: argparse.Namespace) -> set[str]:
     if unknown:
         raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
     chosen = set(arguments.only or names)
+    if arguments.picture is not None and arguments.quick:
+        raise SystemExit("--picture shows ten hours: leave --quick")
     if arguments.picture is not None and not chosen >= {"dropped-behind", "state-behind"}:
         raise SystemExit("--picture shows dropped-behind and state-behind: leave --only, or name them too")
     return chosen

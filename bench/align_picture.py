@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MultipleLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from bench.align_data import MAX_DRIFT_MS
 
@@ -93,7 +93,7 @@ def draw(path: Path, unaligned: Run, aligned: Run, lost: Mapping[str, tuple[floa
         both, beside = figure.add_gridspec(
             1, 2, width_ratios=(2.6, 1), wspace=0.19, left=0.075, right=0.985, top=0.91, bottom=0.22
         )
-        pair = both.subgridspec(1, 2, wspace=0.06)
+        pair = both.subgridspec(1, 2, wspace=0.08)
         left = figure.add_subplot(pair[0])
         middle = figure.add_subplot(pair[1], sharex=left, sharey=left)
         right = figure.add_subplot(beside)
@@ -104,6 +104,7 @@ def draw(path: Path, unaligned: Run, aligned: Run, lost: Mapping[str, tuple[floa
         left.yaxis.set_major_locator(MultipleLocator(2 * _HOUR_MS))
         left.yaxis.set_major_formatter(FuncFormatter(_clock))
         left.set_xlim(left=0)
+        left.xaxis.set_major_locator(MaxNLocator(5))
         _draw_lost(right, lost, rows)
         below = {"loc": "center left", "frameon": False, "columnspacing": 1.4, "handlelength": 1.4}
         figure.legend(*left.get_legend_handles_labels(), bbox_to_anchor=(0.065, _LEGENDS_AT), ncols=4, **below)

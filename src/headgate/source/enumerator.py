@@ -171,9 +171,10 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
     def unassigned_event_time_ms(self) -> int | None:
         """Return the earliest event time of any row that is not assigned yet: no watermark passes it.
 
-        Asked after every call and every handler. A source that knows lower bounds of its splits (statistics, a generator)
+        Asked after every call and every handler. A source that knows lower bounds of its splits (from statistics, say)
         assigns them in that order, so that what it holds back is always what comes last. In an alignment group it is
-        also the vote of readers without a split: early work must not be kept for a reader that is busy with later work.
+        also the vote of readers without a split: early work must not be kept for a reader that is busy with later
+        work.
 
         Returns
         -------
