@@ -300,9 +300,9 @@ def _report(figures: Sequence[Figures], footer: str) -> None:
 
 def _cell(values: Sequence[float], unit: str) -> str:
     median, low, high = statistics.median(values), min(values), max(values)
-    if unit == "rows/s":
-        return f"{median / 1e6:.2f} M ({low / 1e6:.2f} to {high / 1e6:.2f})"
-    return f"{median:,.0f}" if low == high else f"{median:,.0f} ({low:,.0f} to {high:,.0f})"
+    middle, *ends = (f"{each / 1e6:.2f}" if unit == "rows/s" else f"{each:,.0f}" for each in (median, low, high))
+    middle += " M" if unit == "rows/s" else ""
+    return middle if low == high else f"{middle} ({' to '.join(ends)})"
 
 
 def _draw(path: Path, topics: Sequence[Topic], counts: Counts, runs: Runs) -> None:

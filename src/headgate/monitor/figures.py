@@ -122,9 +122,15 @@ class Figures:
         return {split_id: at for each in self._letters() for split_id, at in each.event_times.get(source, {}).items()}
 
     def watermark_ms(self) -> int | None:
-        """Return the lowest watermark among the subtasks that have one; None: none has."""
-        known = [each.watermark_ms for each in self._letters() if each.watermark_ms is not None]
-        return min(known, default=None)
+        """Return the lowest watermark among the subtasks that have one; None: none has, or one waits for a split.
+
+        A subtask without splits, or with idle ones only, has none and holds nobody back; one whose split has not begun
+        does.
+        """
+        letters = list(self._letters())
+        if any(each.watermark_ms is None and _waits(each) for each in letters):
+            return None
+        return min((each.watermark_ms for each in letters if each.watermark_ms is not None), default=None)
 
     def busiest(self) -> list[BusyOperator]:
         """Return every operator at its busiest subtask, the busiest first."""
@@ -151,3 +157,8 @@ class Figures:
 def _add(totals: Counter[str], now: Mapping[str, int], before: Mapping[str, int]) -> None:
     for uid, rows in now.items():
         totals[uid] += max(0, rows - before.get(uid, 0))
+
+
+def _waits(progress: SubtaskProgress) -> bool:
+    splits = (split for of_source in progress.event_times.values() for split in of_source.values())
+    return any(split.watermark_ms is None and not split.idle for split in splits)

@@ -13,7 +13,8 @@ micro-batch are those of the interval.
     sources.latestOffset                always null: sources tell their lag instead
     sources.metrics                     the source's own figures of its lag
     sink.numOutputRows                  rows handed to the sink in the interval, whether committed yet or not
-    eventTime.watermark                 the lowest watermark among the subtasks that have one
+    eventTime.watermark                 the lowest watermark among the subtasks that have one; left out while one waits
+                                        for a split that has not begun
     eventTime.min, max, avg             of the watermarks of the splits being read, as far as they are told
     stateOperators, observedMetrics     empty
     headgate                            what has no key of Spark's: see `ProgressReporter.report`

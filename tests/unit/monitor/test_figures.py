@@ -144,3 +144,15 @@ def test_totals_never_fall_and_shares_are_shares(letters: list[tuple[int, int, i
         assert figures.rows_in["a"] >= before
         before = figures.rows_in["a"]
         assert all(0 <= each.share <= 1 for each in figures.busiest())
+
+
+def test_a_subtask_that_waits_for_a_split_holds_the_watermark_and_one_without_splits_does_not() -> None:
+    waits, silent = SplitEventTime(), SplitEventTime(idle=True)
+    assert (
+        figures_of((0, 1, letter(watermark_ms=50)), (1, 1, letter(event_times={"a": {"s": waits}}))).watermark_ms()
+        is None
+    )
+    assert (
+        figures_of((0, 1, letter(watermark_ms=50)), (1, 1, letter(event_times={"a": {"s": silent}}))).watermark_ms()
+        == 50
+    )
