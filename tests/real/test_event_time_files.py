@@ -124,7 +124,8 @@ def late(batches: list[Batch], shown: list[Shown]) -> list[Batch]:
 
 
 def test_no_row_of_a_hundred_days_is_late(spark: SparkSession, days: Path, tmp_path: Path) -> None:
-    batches, shown = read_slowly(spark, days, tmp_path, eventTimeColumn="at")
+    """`withWatermark` alone tells the source which column it is."""
+    batches, shown = read_slowly(spark, days, tmp_path)
     assert late(batches, shown) == []
     of_workers: dict[int, list[float]] = {}
     for batch in batches:
@@ -135,6 +136,6 @@ def test_no_row_of_a_hundred_days_is_late(spark: SparkSession, days: Path, tmp_p
 
 
 def test_in_the_order_of_modification_most_days_are(spark: SparkSession, days: Path, tmp_path: Path) -> None:
-    """What is tested above is not true by itself."""
-    behind = late(*read_slowly(spark, days, tmp_path))
+    """What is tested above is not true by itself: an order that the user asks for wins."""
+    behind = late(*read_slowly(spark, days, tmp_path, latestFirst="true"))
     assert sum(each["rows"] for each in behind) > DAYS * ROWS_A_DAY // 4

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
+from multiprocessing import get_context
 from typing import Any
 
 import msgspec
@@ -106,7 +107,8 @@ def simulate_many(seeds: Iterable[int], processes: int) -> Iterator[tuple[Outcom
         if len(chunks[-1]) == _CHUNK:
             chunks.append([])
         chunks[-1].append(seed)
-    with ProcessPoolExecutor(processes) as pool:
+    # Not forked: what a process with threads of gRPC's forks hangs as soon as it frees one of gRPC's objects.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for outcomes, coverage in pool.map(_run_chunk, chunks):
             for outcome in outcomes[:-1]:
                 yield outcome, Coverage()
