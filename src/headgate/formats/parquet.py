@@ -17,6 +17,7 @@ from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
 from headgate.formats.columns import ColumnFitter, match_columns, spark_schema
 from headgate.formats.row_filter import RowFilter
+from headgate.source.event_time import to_milliseconds
 from headgate.source.options import OptionSpec, boolean, text
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
@@ -218,8 +219,7 @@ def _raw_to_ms(data_type: pa.DataType) -> Callable[[int], int] | None:
         return lambda raw: raw * 86_400_000
     if not pa.types.is_timestamp(data_type):
         return None
-    per_second = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}[data_type.unit]
-    return lambda raw: raw * 1000 // per_second
+    return lambda raw: to_milliseconds(raw, data_type)
 
 
 def _readable_schema(file: pq.ParquetFile) -> pa.Schema:

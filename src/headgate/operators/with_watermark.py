@@ -10,12 +10,10 @@ A source's own column is better served: its rows can be aligned one by one, thes
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.errors import OptionError
 from headgate.operators.operator import Emit, Operator
-
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+from headgate.source.event_time import highest_event_time_ms
 
 
 class WithWatermark(Operator):
@@ -47,7 +45,6 @@ class WithWatermark(Operator):
             )  # fmt: skip
         self.schema = schema
         self.column = column
-        self._per_second = _PER_SECOND[column_type.unit]
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows."""
@@ -55,5 +52,4 @@ class WithWatermark(Operator):
 
     def highest_event_time_ms(self, batch: pa.RecordBatch) -> int | None:
         """Return the highest event time of rows, in milliseconds rounded down; None: none of them has one."""
-        value: int | None = pc.max(batch.column(self._index)).value
-        return None if value is None else value * 1000 // self._per_second
+        return highest_event_time_ms(batch.column(self._index))

@@ -102,6 +102,7 @@ import msgspec
 
 from headgate.errors import InvalidTransitionError
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, saturated_ms
+from headgate.task.history import told_before
 
 _HISTORY = 64
 
@@ -448,18 +449,13 @@ class SplitAlignment:
 
     def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
         """Make the error, with the history of the event's split and, for any, the end of the input."""
-        about = getattr(event, "split_id", None)
-        history = [
-            f"{past!r} at {at_ms} ms"
-            for at_ms, past in self._history
-            if about is None or getattr(past, "split_id", about) == about
-        ]
+        history = told_before(self._history, event)
         return InvalidTransitionError(
             f"The alignment of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}. "
             f"Before: {', '.join(history[-10:]) or 'nothing'}.",
             state=self.state,
             event=repr(event),
-            history=tuple(history),
+            history=history,
         )
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, int], list[Action]]]] = {

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import UnsupportedOperationError
+from headgate.source.event_time import UNITS_PER_SECOND
 from headgate.source.reader import InputStatus, ReaderOutput, SourceOutput, SourceReader
 from headgate.source.split import Split
 
@@ -33,7 +34,6 @@ SplitT = TypeVar("SplitT", bound=Split)
 
 _Keys = npt.NDArray[np.int64]
 _FIRST_KEY = -(2**63)
-_UNITS_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _HELD_BYTES = 1 << 20
 """A split is paused when this much of it waits: small batches are not worth a pause each."""
 _OUTPUT_BYTES = 1 << 20
@@ -78,7 +78,7 @@ class EventTimeMerge:
     def __init__(self, column: int, schema: pa.Schema, not_before_ms: Mapping[str, int | None]) -> None:
         self._column = column
         self._schema = schema
-        unit = _UNITS_PER_SECOND[schema.field(column).type.unit]
+        unit = UNITS_PER_SECOND[schema.field(column).type.unit]
         self._splits = {
             split_id: _Split(split_id, _FIRST_KEY if at_ms is None else max(_FIRST_KEY, at_ms * unit // 1000))
             for split_id, at_ms in not_before_ms.items()

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headgate.errors import OptionError
 from headgate.protocol.messages import SplitEventTime
+from headgate.source.event_time import UNITS_PER_SECOND
 from headgate.source.reader import ReaderOutput, SourceOutput
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
 from headgate.task import alignment as al
@@ -29,7 +30,6 @@ from headgate.task import watermarks as wm
 
 _READER_ITSELF = ""
 """The id of the output of readers that emit without an output per split."""
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _MOST, _LEAST = 2**63 - 1, -(2**63)
 _FIRST_ROWS = 1024
 """A search for the first row beyond the bound looks at so many, then at four times as many: it is mostly near."""
@@ -462,7 +462,7 @@ class _EventTimes:
                 value=name,
             )
         self._index = schema.get_field_index(matching[0])
-        self._per_second = _PER_SECOND[column_type.unit]
+        self._per_second = UNITS_PER_SECOND[column_type.unit]
 
     def highest(self, batch: pa.RecordBatch) -> int | None:
         """Return the highest event time; None: there is none."""

@@ -50,6 +50,7 @@ import msgspec
 from headgate.errors import InvalidTransitionError
 from headgate.protocol.messages import SplitEventTime
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
+from headgate.task.history import told_before
 
 _HISTORY = 64
 
@@ -377,18 +378,13 @@ class SplitWatermarks:
 
     def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
         """Make the error, with the history of the event's split and, for any, the end of the input."""
-        about = getattr(event, "split_id", None)
-        history = [
-            f"{past!r} at {at_ms} ms"
-            for at_ms, past in self._history
-            if about is None or getattr(past, "split_id", about) == about
-        ]
+        history = told_before(self._history, event)
         return InvalidTransitionError(
             f"The watermarks of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}. "
             f"Before: {', '.join(history[-10:]) or 'nothing'}.",
             state="ended" if self._ended else "running",
             event=repr(event),
-            history=tuple(history),
+            history=history,
         )
 
     _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], bool]]] = {

@@ -26,6 +26,7 @@ from headgate.connectors.files.partitions import partition_scalar
 from headgate.connectors.files.split import FileSplit
 from headgate.errors import BadDataError, SourceUnavailableError
 from headgate.formats.parquet import earliest_event_times
+from headgate.source.event_time import to_milliseconds
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ _KEPT_FILES = 10_000
 _PROGRESS_S = 10.0
 _EASTMOST_MS = 14 * 3_600_000
 """A local time without a known zone is at most so much earlier in UTC."""
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 class RowTimes(msgspec.Struct, frozen=True, gc=False):
@@ -182,7 +182,7 @@ class EventTimes:
             scalar = partition_scalar(self._column.name, text, self._column.type, path, self._time_zone or "UTC")
         except BadDataError:
             return MIN_WATERMARK_MS  # reading it is an error
-        event_time_ms: int = scalar.value * 1000 // _PER_SECOND[self._column.type.unit]
+        event_time_ms: int = to_milliseconds(scalar.value, self._column.type)
         is_local = self._column.type.tz is not None and self._time_zone is None
         return event_time_ms - _EASTMOST_MS if is_local else event_time_ms
 

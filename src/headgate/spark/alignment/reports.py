@@ -10,16 +10,15 @@ import logging
 import socket
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.source import SourceOutput
+from headgate.source.event_time import highest_event_time_ms
 from headgate.spark.alignment.letters import EventTimesSeen, ReportTo, receive, send
 from headgate.task.outputs import BatchOutput
 
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 2.0
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 class EventTimeOutput(BatchOutput):
@@ -82,5 +81,4 @@ def _highest_ms(batch: pa.RecordBatch, name: str) -> int | None:
     index = batch.schema.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(batch.schema.field(index).type):
         return None  # what is wrong with the batch is said where it is made to fit
-    value: int | None = pc.max(batch.column(index)).value
-    return None if value is None else value * 1000 // _PER_SECOND[batch.schema.field(index).type.unit]
+    return highest_event_time_ms(batch.column(index))
