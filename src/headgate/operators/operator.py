@@ -14,10 +14,15 @@ from concurrent.futures import Future
 import msgspec
 import pyarrow as pa
 
+from headgate.protocol.key_groups import KeyGroupRange, key_group_range
 from headgate.protocol.state import OperatorState
 
 Emit = Callable[[pa.RecordBatch, str], None]
 """Takes rows and the id of the split that they come from."""
+
+
+def _nobody_wants(batch: pa.RecordBatch) -> None:
+    """Do nothing."""
 
 
 class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +40,14 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
         The query's.
     options
         The query's options (``spark.headgate.*`` and those of ``writeStream``).
+    max_parallelism
+        How many key groups there are.
+    time_zone
+        The session's.
+    spill_folder
+        A folder on the local disk, for this execution alone; deleted behind it.
+    memory_bytes
+        How much of its keyed state an operator keeps in memory (`state.memory`); the rest is spilled.
     """
 
     uid: str
@@ -45,6 +58,15 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     execution: int = 0
     query_id: str = ""
     options: dict[str, str] = {}
+    max_parallelism: int = 128
+    time_zone: str = "UTC"
+    spill_folder: str = ""
+    memory_bytes: int = 0
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups of this subtask."""
+        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
 
 
 class Operator(ABC):
@@ -61,6 +83,22 @@ class Operator(ABC):
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Take rows of one split; everything that follows from them has been emitted when this returns."""
 
+    def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
+        """Emit what the watermark of this stage completes, in milliseconds; it goes on behind that. It never goes back.
+
+        The last one, before `end_input`, is `headgate.source.watermark.MAX_WATERMARK_MS`.
+        """
+
+    def due_ms(self) -> int | None:
+        """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: not at all."""
+        return None
+
+    def process_time(self, now_ms: int, emit: Emit) -> None:
+        """Take note that the wall clock shows ``now_ms`` (milliseconds since 1970-01-01 UTC): `due_ms` is over."""
+
+    def prepare_snapshot(self, emit: Emit) -> None:
+        """Emit what is to stand before the barrier. Called before every `snapshot`, upstream operators first."""
+
     def end_input(self, emit: Emit) -> None:
         """Emit what is held: no rows follow. Called once, before the last snapshot."""
 
@@ -73,6 +111,71 @@ class Operator(ABC):
 
     def close(self) -> None:
         """Release what it holds. Called once, also after an error."""
+
+
+class KeyedChunk(msgspec.Struct, frozen=True):
+    """An immutable part of a keyed operator's state.
+
+    Parameters
+    ----------
+    chunk_id
+        Unique in the query for ever (build it from `OperatorContext`: uid, run, subtask, attempt, execution, a counter).
+        It is stored once, however many checkpoints name it.
+    first_key_group, last_key_group
+        It holds keys of these groups only, both included.
+    serialize
+        Returns its bytes, an Arrow IPC stream or file. Called on another thread, while the operator goes on: what it
+        reads never changes.
+    """
+
+    chunk_id: str
+    first_key_group: int
+    last_key_group: int
+    serialize: Callable[[], bytes]
+
+
+class RestoredChunk(msgspec.Struct, frozen=True):
+    """A chunk of the checkpoint that is restored.
+
+    Parameters
+    ----------
+    chunk_id
+        Its name.
+    whole
+        All its keys are of this subtask, and the file stays where it is: the operator may name the chunk again, under
+        the same ``chunk_id``, in its next snapshot, and nothing is uploaded. False: the operator keeps only the rows of
+        its own key groups, in chunks of new names.
+    read
+        Returns its bytes.
+    """
+
+    chunk_id: str
+    whole: bool
+    read: Callable[[], bytes]
+
+
+class KeyedOperator(Operator):
+    """An operator behind a keyed exchange, with state that is partitioned by key group."""
+
+    @abstractmethod
+    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
+        """Take on the state of a checkpoint. Called once after `open`, also without any; chunks of one former subtask
+        come in the order in which its `snapshot_keyed` gave them."""
+
+    @abstractmethod
+    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
+        """Return all of the state, as chunks: old ones by their names, and what changed in new ones.
+
+        Called right behind `snapshot`. Returns at once: what costs time is in `KeyedChunk.serialize`.
+        """
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows came behind the watermark since the deployment."""
+        return 0
+
+    on_late: Callable[[pa.RecordBatch], None] = staticmethod(_nobody_wants)
+    """Takes rows that came too late, with the columns of the operator's input; set before `open`."""
 
 
 class SinkWriter(ABC):

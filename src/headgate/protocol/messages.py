@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.protocol.state import FinishedSplit, SplitState, SubtaskState
+from headgate.protocol.state import FinishedSplit, RecoveredChannel, SplitState, SubtaskState
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True):
@@ -264,12 +264,26 @@ class Deploy(_SubtaskMessage, frozen=True, kw_only=True):
         Which one that is; 0 for none.
     suspended
         It was the query's last one, and is not committed yet: read nothing, only be there.
+    generation
+        Counts the deployments of all that exchanges connect: channels connect subtasks of one generation.
+    recovered
+        The channel state that it takes on, in the order in which it does, per channel. Where this is given,
+        ``restore.channels`` is empty.
     """
 
     parallelism: int
     restore: SubtaskState | None = None
     checkpoint_id: int = 0
     suspended: bool = False
+    generation: int = 0
+    recovered: tuple[RecoveredChannel, ...] = ()
+
+
+class SlotsLocated(_SubtaskMessage, frozen=True, kw_only=True):
+    """All subtasks of a generation are deployed: where the slots' data planes are, by slot. Connect the channels."""
+
+    generation: int
+    addresses: dict[int, str]
 
 
 class CancelSubtask(_SubtaskMessage, frozen=True, kw_only=True):
@@ -298,11 +312,17 @@ class EventToReader(_SubtaskMessage, frozen=True, kw_only=True):
 
 
 class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
-    """The barrier: what was sent before it belongs to the checkpoint, what follows does not."""
+    """The barrier: what was sent before it belongs to the checkpoint, what follows does not.
+
+    Sent to subtasks with sources; to others it comes through their channels (`headgate.protocol.channels.Barrier`, which
+    tells what ``unaligned`` and ``alignment_timeout_ms`` mean).
+    """
 
     checkpoint_id: int
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     location: str = ""
+    unaligned: bool = False
+    alignment_timeout_ms: int = 0
 
 
 class CheckpointCompleted(_SubtaskMessage, frozen=True, kw_only=True):
@@ -367,7 +387,7 @@ FromSlot = (
     | WatermarkReported | SlotHeartbeat
 )  # fmt: skip
 ToSlot = (
-    SlotAccepted | SlotFenced | Deploy | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader
+    SlotAccepted | SlotFenced | Deploy | SlotsLocated | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader
     | TriggerCheckpoint | CheckpointCompleted | CheckpointAborted | AlignmentAnnounced | UnassignedWork | ReportSource
     | ShutDownSlot | CoordinatorHeartbeat
 )  # fmt: skip

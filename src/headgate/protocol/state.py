@@ -89,9 +89,90 @@ class OperatorState(msgspec.Struct, frozen=True, kw_only=True):
     committables: tuple[bytes, ...] = ()
 
 
+class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable part of an operator's keyed state, in a file that checkpoints may share (traps, 34).
+
+    Parameters
+    ----------
+    chunk_id
+        Names it within the query, for ever: the same name is the same content.
+    handle
+        Where its bytes are (Arrow IPC).
+    first_key_group, last_key_group
+        It holds keys of these groups only, both included.
+    """
+
+    chunk_id: str
+    handle: StateHandle
+    first_key_group: int
+    last_key_group: int
+
+
+class KeyedState(msgspec.Struct, frozen=True, kw_only=True):
+    """The keyed state of one operator in one subtask: its chunks, in the order in which the operator gave them."""
+
+    chunks: tuple[ChunkState, ...] = ()
+
+
+class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one channel that a barrier passed, on one of its sides. Never shared between checkpoints.
+
+    Parameters
+    ----------
+    exchange, producer, consumer
+        The channel, numbered by the parallelism of the checkpoint.
+    output
+        Whether they waited on the producer's side; else on the consumer's.
+    handle
+        An Arrow IPC stream, a record batch per buffer, in their order.
+    buffers, rows, size_bytes
+        How many buffers and rows, and how large the buffers were.
+    """
+
+    exchange: str
+    producer: int
+    consumer: int
+    output: bool
+    handle: StateHandle
+    buffers: int
+    rows: int
+    size_bytes: int
+
+
+class RecoveredChannel(msgspec.Struct, frozen=True, kw_only=True):
+    """Channel state as it is given to a subtask of a (perhaps rescaled) restored query.
+
+    Parameters
+    ----------
+    state
+        What was stored.
+    channel
+        The other end of the channel that it is put into, by today's number: of the producer if this is given to the
+        consumer (always, but for output with ``recover-output-on-downstream`` off), else of the consumer.
+    filtered
+        Whether the subtask must keep only the rows that are its own; False where all are.
+    """
+
+    state: ChannelState
+    channel: int
+    filtered: bool
+
+
 class SubtaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """A subtask's part of a checkpoint, by the ``uid`` of source and operator."""
+    """A subtask's part of a checkpoint, by the ``uid`` of source and operator.
+
+    Parameters
+    ----------
+    readers, operators, keyed
+        By the uid of source, of operator or sink, and of operator.
+    channels
+        What was on its way: of the channels that it consumes, and of those that it produces.
+    input_ended
+        Whether it read all its input.
+    """
 
     readers: dict[str, ReaderState] = {}
     operators: dict[str, OperatorState] = {}
+    keyed: dict[str, KeyedState] = {}
+    channels: tuple[ChannelState, ...] = ()
     input_ended: bool = False
