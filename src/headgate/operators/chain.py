@@ -1,4 +1,4 @@
-"""Runs one subtask's part of a stage: rows of its sources, through the operators, to the sink's writer.
+"""Runs one subtask's part of a stage: rows of its inputs, through the operators, to the sink's writer and exchanges.
 
 Never: start a thread, read a clock other than the one it is given, or run a user's function longer than its slice.
 
@@ -11,8 +11,15 @@ waits, and takes a snapshot only when nothing does: `process_some` returned Fals
 letter is read at once; its snapshot waits for the slices that are left, with letters between them. The other way, to
 drain in the barrier's own letter, would make that letter as long as all slices together.
 
+Behind an exchange the input gate is polled instead, and what is left of a buffer goes back to it (`entry_rows`): a
+snapshot waits for one slice, and the rest is channel state. Rows that a barrier waits for may overdraw an exchange's
+room, by what one slice gives (``overdraft``): else a slow consumer would hold up checkpoints.
+
+Watermarks, ends and times go through the operators one after the other, what each emits before it goes on.
+
 A record on which a function fails is found by halving: the halves are put before what waits, and are slices like any.
-What a call emitted counts only once it returned, so that a half that is called again repeats nothing.
+What a call emitted counts only once it returned, so that a half that is called again repeats nothing. An operator with
+keyed state is not called again: its state has seen the rows.
 
 Follows FLIP-27, "Reader Interface and Threading Model"; traps 17 and 18.
 """
@@ -24,10 +31,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -35,9 +42,17 @@ import pyarrow as pa
 from headgate.errors import ConnectorContractError
 from headgate.operators import bad_records
 from headgate.operators.conform import MisfitError, conform
-from headgate.operators.operator import Operator, OperatorContext, SinkWriter
+from headgate.operators.operator import (
+    Emit,
+    KeyedChunk,
+    KeyedOperator,
+    Operator,
+    OperatorContext,
+    RestoredChunk,
+    SinkWriter,
+)
 from headgate.operators.slices import SliceController
-from headgate.operators.stage_graph import BAD_RECORDS_UID, SINK_UID, QueryDefinition
+from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.state import OperatorState
@@ -74,6 +89,8 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
         The sink's watermark; None: there is none.
     skipped
         Records that could not be processed, whether written elsewhere or not.
+    late
+        Rows that came behind the watermark, whether written elsewhere or not.
     operators
         By the uid of an operator or the sink: rows in and out.
     """
@@ -83,6 +100,7 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
     busy_ms: dict[str, int]
     watermark_ms: int | None
     skipped: int
+    late: int
     operators: dict[str, OperatorFigures]
 
 
@@ -104,10 +122,44 @@ class _Note(msgspec.Struct, frozen=True):
     run: Callable[[], None]
 
 
-class _End(msgspec.Struct, frozen=True):
-    """The end of input for the operator with this index, then for those behind it."""
+class _Step(msgspec.Struct, frozen=True):
+    """Something for the operator with this index, then for those behind it, then for the exchanges.
+
+    Parameters
+    ----------
+    index
+        Whose turn it is.
+    call
+        What is called on an operator; it may emit.
+    then
+        What is called behind the last operator.
+    """
 
     index: int
+    call: Callable[[Operator, Emit], None]
+    then: Callable[[], None]
+
+
+class StageOutput(Protocol):
+    """What takes the rows of an exchange, on the subtask's thread."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows. Does not block, also when there is no room."""
+
+    def ready(self) -> Future[None] | None:
+        """Return None if there is room, else a future that is done when there is."""
+
+    def on_watermark(self, timestamp_ms: int) -> None:
+        """Take the stage's watermark, in milliseconds."""
+
+    def on_idle(self) -> None:
+        """Let nobody wait for this subtask's watermark."""
+
+    def on_active(self) -> None:
+        """Let them wait again."""
+
+    def on_ended(self) -> None:
+        """Say that no rows follow."""
 
 
 class StageChain:
@@ -121,6 +173,12 @@ class StageChain:
         The subtask's; each part gets it with its own uid.
     items
         By uid: the list state to restore.
+    stage
+        The number of the stage.
+    keyed
+        By uid of operator: the keyed state to restore.
+    outputs
+        By uid: what takes the rows of the exchanges that the stage produces.
     clock_ms
         A monotonic time in milliseconds, by which calls are measured.
     """
@@ -130,23 +188,33 @@ class StageChain:
         definition: QueryDefinition,
         context: OperatorContext,
         items: Mapping[str, Sequence[bytes]],
+        *,
+        stage: int = 0,
+        keyed: Mapping[str, Sequence[RestoredChunk]] | None = None,
+        outputs: Mapping[str, StageOutput] | None = None,
         clock_ms: Callable[[], float] = lambda: time.perf_counter() * 1000,
     ) -> None:
-        graph = definition.graph
+        graph, self._stage = definition.graph, definition.graph.stages[stage]
         self._definition = definition
         self._context = context
         self._items = items
+        self._keyed = keyed or {}
+        self._outputs = dict(outputs or {})
         self._clock_ms = clock_ms
         # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
-        self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in graph.operators}
-        self._feeds = {uid: graph.consumers(uid) for uid in graph.uids}
-        self._watermarks = WatermarkFlow(definition.sources)
-        self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in definition.sources}
-        self._slices = {uid: SliceController() for uid in (*self._operators, SINK_UID)}
-        self._figures = {uid: OperatorFigures() for uid in (*self._operators, SINK_UID)}
-        self._rows_in = dict.fromkeys(definition.sources, 0)
-        self._inputs = {uid: ChainInput(self, uid, source.schema) for uid, source in definition.sources.items()}
-        self._waiting: deque[_Rows | _Note | _End] = deque()
+        self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in self._stage.operators}
+        self._feeds = self._stage.feeds
+        schemas = {source.uid: source.schema for source in self._stage.sources}
+        self._rows_in = dict.fromkeys(schemas, 0)
+        self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
+        schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
+        self._watermarks = WatermarkFlow(schemas)
+        self._told_ms: int | None = None  # the watermark that went through the operators last
+        self._told_idle = False
+        self._slices = {uid: SliceController() for uid in (*self._operators, *self._outputs, SINK_UID)}
+        self._figures = {uid: OperatorFigures() for uid in (*self._operators, *self._outputs, SINK_UID)}
+        self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
+        self._waiting: deque[_Rows | _Note | _Step] = deque()
         self._opened: list[Operator] = []
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
@@ -174,25 +242,39 @@ class StageChain:
         for uid, operator in self._operators.items():
             self._opened.append(operator)
             try:
+                if isinstance(operator, KeyedOperator):
+                    operator.on_late = self._write_late
                 operator.open(self._context_of(uid), self._items.get(uid, ()))
+                if isinstance(operator, KeyedOperator):
+                    operator.restore_keyed(self._keyed.get(uid, ()))
             except Exception as error:
                 raise bad_records.explain(error, self._call(uid, "", "")) from error
-        sinks = [(SINK_UID, definition.sink, definition.graph.schema)]
+        sinks = [(SINK_UID, definition.sink, definition.graph.schema)] if self._stage.has_sink else []
         if definition.bad_records_sink is not None:
             sinks.append((BAD_RECORDS_UID, definition.bad_records_sink, bad_records.SCHEMA))
+        late = definition.late_rows
+        if late is not None and late.uid in self._operators:
+            sinks.append((LATE_ROWS_UID, late.sink, late.schema))
         for uid, sink, schema in sinks:
             self._writers[uid] = sink.create_writer(self._context_of(uid), schema, self._items.get(uid, ()))
 
     def ready(self) -> Future[None] | None:
         """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
-        for writer in self._writers.values():
-            room = writer.ready()
-            if room is not None and not room.done():
-                return room
-        return None
+        return self._first_full((*self._writers.values(), *self._outputs.values()))
 
-    def process_some(self) -> bool:
+    def entry_rows(self, uid: str) -> int:
+        """Return how many rows of an input make one slice."""
+        return min(self._slices[each].rows for each in self._feeds[uid])
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something for `process_some`."""
+        return bool(self._waiting)
+
+    def process_some(self, *, overdraft: bool = False) -> bool:
         """Take on what waits, about `LETTER_MS` and at most one slice longer; return whether there was anything.
+
+        ``overdraft``: a snapshot waits for it; the room of exchanges does not matter, that of sinks does.
 
         Raises
         ------
@@ -204,13 +286,32 @@ class StageChain:
         began_ms = self._clock_ms()
         while self._waiting:
             self._step(self._waiting.popleft())
-            if self._clock_ms() - began_ms >= LETTER_MS or self.ready() is not None:
+            if self._clock_ms() - began_ms >= LETTER_MS:
+                break
+            if (self._first_full(self._writers.values()) if overdraft else self.ready()) is not None:
                 break
         return True
 
+    def sinks_ready(self) -> Future[None] | None:
+        """Return None if the sinks have room, else a future that is done when they do."""
+        return self._first_full(self._writers.values())
+
     def end_input(self) -> None:
         """Let each operator emit what it holds, behind what waits; `process_some` does it."""
-        self._waiting.append(_End(0))
+        self._waiting.append(_Step(0, lambda operator, emit: operator.end_input(emit), self._tell_end))
+
+    def prepare_snapshot(self) -> None:
+        """Let each operator emit what is to stand before the barrier, behind what waits; `process_some` does it."""
+        self._waiting.append(_Step(0, lambda operator, emit: operator.prepare_snapshot(emit), lambda: None))
+
+    def due_ms(self) -> int | None:
+        """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: not by itself."""
+        due = [each for operator in self._operators.values() if (each := operator.due_ms()) is not None]
+        return min(due, default=None)
+
+    def process_time(self, now_ms: int) -> None:
+        """Tell the operators the time, behind what waits, in milliseconds since 1970-01-01 UTC."""
+        self._waiting.append(_Step(0, lambda operator, emit: operator.process_time(now_ms, emit), lambda: None))
 
     def snapshot(self, checkpoint_id: int, *, final: bool) -> Future[dict[str, OperatorState]]:
         """Return what belongs to a checkpoint, by uid, once it is safe. Nothing waits when this is called.
@@ -222,6 +323,11 @@ class StageChain:
         under_way = {uid: writer.prepare_commit(checkpoint_id, final=final) for uid, writer in self._writers.items()}
         held = {uid: state for uid, state in states.items() if state is not None}
         return _gathered(under_way, lambda safe: held | safe)
+
+    def snapshot_keyed(self, checkpoint_id: int) -> dict[str, Sequence[KeyedChunk]]:
+        """Return the keyed state that belongs to a checkpoint, by uid; called right behind `snapshot`."""
+        keyed = {uid: each for uid, each in self._operators.items() if isinstance(each, KeyedOperator)}
+        return {uid: operator.snapshot_keyed(checkpoint_id) for uid, operator in keyed.items()}
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Tell operators and sinks that a checkpoint is durable."""
@@ -236,7 +342,7 @@ class StageChain:
 
     def figures(self) -> ChainFigures:
         """Return what was done since the deployment."""
-        rows_out = {SINK_UID: self._figures[SINK_UID].rows_in}
+        rows_out = {SINK_UID: self._figures[SINK_UID].rows_in} if self._stage.has_sink else {}
         if BAD_RECORDS_UID in self._writers:
             rows_out[BAD_RECORDS_UID] = self._bad_rows
         return ChainFigures(
@@ -245,6 +351,7 @@ class StageChain:
             busy_ms={uid: round(each.busy_ms) for uid, each in self._figures.items()},
             watermark_ms=self._watermarks.watermark_ms,
             skipped=self._skipped,
+            late=sum(each.late_rows for each in self._operators.values() if isinstance(each, KeyedOperator)),
             operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
         )
 
@@ -262,8 +369,9 @@ class StageChain:
     # For the inputs.
 
     def take_rows(self, source: str, batch: pa.RecordBatch, split: str) -> None:
-        """Queue rows of a source."""
-        self._rows_in[source] += batch.num_rows
+        """Queue rows of a source, or of an exchange."""
+        if source in self._rows_in:
+            self._rows_in[source] += batch.num_rows
         if batch.num_rows:
             self._waiting.extend(_Rows(uid, batch, source, split) for uid in self._feeds[source])
 
@@ -276,14 +384,48 @@ class StageChain:
         """The watermarks of this subtask."""
         return self._watermarks
 
-    def _step(self, item: _Rows | _Note | _End) -> None:
+    def _first_full(self, outputs: Iterable[SinkWriter | StageOutput]) -> Future[None] | None:
+        for output in outputs:
+            room = output.ready()
+            if room is not None and not room.done():
+                return room
+        return None
+
+    def _step(self, item: _Rows | _Note | _Step) -> None:
         match item:
             case _Rows():
                 self._process(item)
             case _Note(run=run):
                 run()
-            case _End(index=index):
-                self._end(index)
+                self._follow_watermarks()
+            case _Step():
+                self._next_operator(item)
+
+    def _follow_watermarks(self) -> None:
+        """Let the stage's watermark and idleness go on, if they moved."""
+        timestamp_ms, idle = self._watermarks.watermark_ms, self._watermarks.is_idle
+        if timestamp_ms is not None and (self._told_ms is None or timestamp_ms > self._told_ms):
+            self._told_ms = timestamp_ms
+            advanced = timestamp_ms
+
+            def tell() -> None:
+                for output in self._outputs.values():
+                    output.on_watermark(advanced)
+
+            self._waiting.appendleft(_Step(0, lambda operator, emit: operator.process_watermark(advanced, emit), tell))
+        if idle != self._told_idle:
+            self._told_idle = idle
+            for output in self._outputs.values():
+                (output.on_idle if idle else output.on_active)()
+
+    def _tell_end(self) -> None:
+        for output in self._outputs.values():
+            output.on_ended()
+
+    def _write_late(self, batch: pa.RecordBatch) -> None:
+        """Keep rows that came behind the watermark, if somebody wants them."""
+        if LATE_ROWS_UID in self._writers:
+            self._writers[LATE_ROWS_UID].write(batch)
 
     def _process(self, item: _Rows) -> None:
         """Give the first rows of an item to its operator, and put what comes of them before what is left of it."""
@@ -295,6 +437,8 @@ class StageChain:
         began_ms = self._clock_ms()
         if item.uid == SINK_UID:
             self._writers[SINK_UID].write(item.batch)
+        elif item.uid in self._outputs:
+            self._outputs[item.uid].write(item.batch)
         else:
             emitted: list[tuple[pa.RecordBatch, str]] = []
             try:
@@ -330,7 +474,8 @@ class StageChain:
 
     def _failed(self, item: _Rows, error: Exception) -> None:
         call = self._call(item.uid, item.source, item.split)
-        if self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
+        once = isinstance(self._operators[item.uid], KeyedOperator)
+        if once or self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
             raise bad_records.explain(error, call) from error
         rows = item.batch.num_rows
         if rows > 1:
@@ -344,21 +489,27 @@ class StageChain:
             self._writers[BAD_RECORDS_UID].write(bad_records.describe(item.batch, error, call, position))
             self._bad_rows += 1
 
-    def _end(self, index: int) -> None:
+    def _next_operator(self, step: _Step) -> None:
         operators = list(self._operators.items())
-        if index == len(operators):
+        if step.index == len(operators):
+            step.then()
             return
-        uid, operator = operators[index]
+        uid, operator = operators[step.index]
         emitted: list[tuple[pa.RecordBatch, str]] = []
+        began_ms = self._clock_ms()
         try:
-            operator.end_input(_collector(emitted))
+            step.call(operator, _collector(emitted))
         except Exception as error:
             raise bad_records.explain(error, self._call(uid, "", "")) from error
-        self._waiting.appendleft(_End(index + 1))
+        self._figures[uid].busy_ms += self._clock_ms() - began_ms
+        self._waiting.appendleft(msgspec.structs.replace(step, index=step.index + 1))
         self._feed(uid, emitted, "")
 
     def _context_of(self, uid: str) -> OperatorContext:
-        return msgspec.structs.replace(self._context, uid=uid)
+        subtask = self._context.subtask
+        if uid == BAD_RECORDS_UID:  # which every stage writes to: files are named after the subtask
+            subtask += self._stage.number * self._context.max_parallelism
+        return msgspec.structs.replace(self._context, uid=uid, subtask=subtask)
 
     def _call(self, uid: str, source: str, split: str) -> bad_records.FailedCall:
         function = getattr(self._operators[uid], "function", type(self._operators[uid]).__name__)

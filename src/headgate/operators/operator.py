@@ -119,7 +119,7 @@ class KeyedChunk(msgspec.Struct, frozen=True):
     Parameters
     ----------
     chunk_id
-        Unique in the query for ever (build it from `OperatorContext`: uid, run, subtask, attempt, execution, a counter).
+        Unique in the query for ever: made of `OperatorContext`'s uid, run, subtask, attempt, execution, and a counter.
         It is stored once, however many checkpoints name it.
     first_key_group, last_key_group
         It holds keys of these groups only, both included.
@@ -159,8 +159,10 @@ class KeyedOperator(Operator):
 
     @abstractmethod
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
-        """Take on the state of a checkpoint. Called once after `open`, also without any; chunks of one former subtask
-        come in the order in which its `snapshot_keyed` gave them."""
+        """Take on the state of a checkpoint. Called once after `open`, also without any.
+
+        Chunks of one former subtask come in the order in which its `snapshot_keyed` gave them.
+        """
 
     @abstractmethod
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:

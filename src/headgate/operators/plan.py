@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headgate.errors import OptionError
+from headgate.operators.exchange import Exchange
 from headgate.operators.expressions import Name
 from headgate.operators.filter import Filter
 from headgate.operators.operator import Operator
@@ -127,8 +128,29 @@ def stage_graph(output: PlanNode) -> StageGraph:
             operator = copy.copy(node.of)  # a node may be part of several programs
             operator.uid = uids[node]
             operators.append(OperatorNode(operator=operator, inputs=tuple(uids[each] for each in node.inputs)))
+    operators = _with_forwards({source.uid: source.schema for source in sources}, operators)
     graph = StageGraph(sources=tuple(sources), operators=tuple(operators), output=uids[output])
     return replace(graph, sources=tuple(_told_event_time(source, graph) for source in graph.sources))
+
+
+def _with_forwards(sources: dict[str, pa.Schema], operators: list[OperatorNode]) -> list[OperatorNode]:
+    """Return the operators, with a forward exchange wherever one would be fed by several stages."""
+    stage = dict.fromkeys(sources, 0)  # the stage in which a node's rows are when they leave it
+    schemas = dict(sources)
+    made: list[OperatorNode] = []
+    for node in operators:
+        number = max(stage[uid] for uid in node.inputs)
+        inputs = list(node.inputs)
+        for n, uid in enumerate(inputs):
+            if stage[uid] < number:
+                forward = Exchange(schemas[uid], "forward")
+                forward.uid = f"{node.uid}.from.{uid}"
+                made.append(OperatorNode(operator=forward, inputs=(uid,)))
+                inputs[n] = forward.uid
+        made.append(replace(node, inputs=tuple(inputs)))
+        stage[node.uid] = number + isinstance(node.operator, Exchange)
+        schemas[node.uid] = node.operator.schema
+    return made
 
 
 def _told_event_time(definition: SourceDefinition, graph: StageGraph) -> SourceDefinition:

@@ -3,8 +3,8 @@
 Never: import pyspark, open anything, or keep a client: a definition is pickled (by ``pyspark.cloudpickle``, for the
 user's functions in it) from the driver to every slot.
 
-Everything here is one stage: rows stay in the subtask that read them. A node feeds every node that names its uid among
-its ``inputs``; all ways lead to one sink.
+A node feeds every node that names its uid among its ``inputs``; all ways lead to one sink. Exchanges cut the graph into
+stages: within one, rows stay in their subtask. A stage either reads sources (the first one) or consumes exchanges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.operators.operator import Operator, OperatorContext, Sink
+from headgate.operators.exchange import Exchange
+from headgate.operators.operator import KeyedOperator, Operator, OperatorContext, Sink
 from headgate.operators.with_watermark import WithWatermark
 from headgate.source import (
     Boundedness,
@@ -29,12 +30,15 @@ from headgate.source import (
 )
 
 if TYPE_CHECKING:
-    from headgate.operators.chain import StageChain
+    from headgate.operators.chain import StageChain, StageOutput
+    from headgate.operators.operator import RestoredChunk
 
 SINK_UID = "sink"
 """The uid of every query's sink."""
 BAD_RECORDS_UID = "bad-records"
 """The uid of the sink of records that could not be processed."""
+LATE_ROWS_UID = "late-rows"
+"""The uid of the sink of rows that came behind the watermark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,44 @@ class OperatorNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What one subtask of a stage does.
+
+    Parameters
+    ----------
+    number
+        Counts the stages, from 0, in the order of the data.
+    sources
+        What it reads; only in stage 0.
+    inputs
+        The exchanges that it consumes, by uid; none in stage 0.
+    operators
+        Its operators, each behind what feeds it.
+    outputs
+        The exchanges that it produces, by uid.
+    feeds
+        By the uid of a source, an input or an operator: the uids of operators, outputs and the sink that get its rows,
+        once for each time they do.
+    has_sink
+        Whether rows go from here to the sink.
+    """
+
+    number: int
+    sources: tuple[SourceDefinition, ...]
+    inputs: Mapping[str, Exchange]
+    operators: tuple[OperatorNode, ...]
+    outputs: Mapping[str, Exchange]
+    feeds: Mapping[str, tuple[str, ...]]
+    has_sink: bool
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The uids of what may have state in it."""
+        own = (*(each.uid for each in self.sources), *(each.uid for each in self.operators))
+        return (*own, SINK_UID) if self.has_sink else own
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageGraph:
     """The sources of a query and the operators between them and the sink.
 
@@ -105,11 +147,13 @@ class StageGraph:
     output: str
 
     def __post_init__(self) -> None:
-        twice = sorted(uid for uid, count in Counter((*self.uids, BAD_RECORDS_UID)).items() if count > 1)
+        taken = (*self.uids, BAD_RECORDS_UID, LATE_ROWS_UID)
+        twice = sorted(uid for uid, count in Counter(taken).items() if count > 1)
         if twice:
             raise OptionError(
                 f"The query names {', '.join(map(repr, twice))} more than once: state is matched by these names. Give "
-                f"each source and operator a .name(...) of its own; {SINK_UID!r} and {BAD_RECORDS_UID!r} are taken.",
+                f"each source and operator a .name(...) of its own; {SINK_UID!r}, {BAD_RECORDS_UID!r} and "
+                f"{LATE_ROWS_UID!r} are taken.",
                 option="name", value=twice,
             )  # fmt: skip
         known = {source.uid for source in self.sources}
@@ -119,6 +163,16 @@ class StageGraph:
         assert self.output in known, f"nothing has the uid {self.output!r}"
         for source in self.sources:
             self.event_time_operator(source.uid)
+        for node in self.operators:
+            assert len({self.stage_of(uid) + self._is_exchange(uid) for uid in node.inputs}) == 1, (
+                f"{node.uid} has inputs of several stages"
+            )
+            if isinstance(node.operator, WithWatermark) and self.stage_of(node.uid) > 0:
+                raise OptionError(
+                    "withWatermark stands behind groupBy, repartition, broadcast or partitionBy; watermarks are made "
+                    "where sources are read: call it before.",
+                    option="withWatermark", value=node.uid,
+                )  # fmt: skip
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -128,9 +182,61 @@ class StageGraph:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns that the sink gets."""
+        return self.schemas[self.output]
+
+    @cached_property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """The columns of the rows of each source and operator, by uid."""
         schemas = {each.uid: each.schema for each in self.sources}
-        schemas |= {each.uid: each.operator.schema for each in self.operators}
-        return schemas[self.output]
+        return schemas | {each.uid: each.operator.schema for each in self.operators}
+
+    @cached_property
+    def _stages_of(self) -> dict[str, int]:
+        numbers = {source.uid: 0 for source in self.sources}
+        for node in self.operators:
+            numbers[node.uid] = max(numbers[uid] + self._is_exchange(uid) for uid in node.inputs)
+        return numbers
+
+    def stage_of(self, uid: str) -> int:
+        """Return the number of the stage of a source or operator; of an exchange, that of its producers."""
+        return self._stages_of[uid]
+
+    @cached_property
+    def exchanges(self) -> dict[str, Exchange]:
+        """The exchanges, by uid."""
+        return {node.uid: node.operator for node in self.operators if isinstance(node.operator, Exchange)}
+
+    def _is_exchange(self, uid: str) -> bool:
+        return uid in self.exchanges
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, in the order of the data."""
+        last = self.stage_of(self.output) + self._is_exchange(self.output)
+        return tuple(self._stage(number, number == last) for number in range(last + 1))
+
+    def consumer_stage(self, exchange: str) -> int:
+        """Return the stage that consumes an exchange."""
+        behind = (self.stage_of(node.uid) for node in self.operators if exchange in node.inputs)
+        return next(behind, self.stage_of(exchange) + 1)  # the sink's stage has no operator for its own
+
+    def _stage(self, number: int, last: bool) -> Stage:
+        sources = self.sources if number == 0 else ()
+        inputs = {uid: each for uid, each in self.exchanges.items() if self.consumer_stage(uid) == number}
+        outputs = {uid: each for uid, each in self.exchanges.items() if self.stage_of(uid) == number}
+        operators = tuple(
+            node for node in self.operators if self.stage_of(node.uid) == number and not self._is_exchange(node.uid)
+        )
+        feeding = (*(each.uid for each in sources), *inputs, *(node.uid for node in operators))
+        return Stage(
+            number=number,
+            sources=sources,
+            inputs=inputs,
+            operators=operators,
+            outputs=outputs,
+            feeds={uid: self.consumers(uid) for uid in feeding},
+            has_sink=last,
+        )
 
     def consumers(self, uid: str) -> tuple[str, ...]:
         """Return the uids of what a source or an operator feeds, the sink's included, once for each time it does."""
@@ -161,6 +267,15 @@ class StageGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LateRows:
+    """The operator whose late rows are kept, where they go, and their columns."""
+
+    uid: str
+    sink: Sink
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueryDefinition:
     """A validated query: what `start` hands to who runs it.
 
@@ -184,6 +299,9 @@ class QueryDefinition:
         The savepoint to start from; None: the newest checkpoint at the location, if there is one.
     bad_records
         What is done with records on which a function fails: ``fail``, ``skip`` or ``sink``.
+    late_rows_sink
+        Where rows go that came behind the watermark, with the columns of the operator's input; None: they are counted
+        and dropped.
     bad_records_sink
         Where they go with ``sink``, with the columns of `headgate.operators.bad_records.SCHEMA` and the uid
         `BAD_RECORDS_UID`.
@@ -202,6 +320,7 @@ class QueryDefinition:
     from_savepoint: str | None = None
     bad_records: str = "fail"
     bad_records_sink: Sink | None = None
+    late_rows_sink: Sink | None = None
     time_zone: str = "UTC"
 
     @property
@@ -209,7 +328,24 @@ class QueryDefinition:
         """The sources by uid."""
         return {each.uid: each for each in self.graph.sources}
 
-    def make_chain(self, context: OperatorContext, items: Mapping[str, Sequence[bytes]]) -> StageChain:
+    @property
+    def late_rows(self) -> LateRows | None:
+        """The operator whose late rows go to `late_rows_sink`: the first that can have any; None: nobody wants them."""
+        keyed = (node for node in self.graph.operators if isinstance(node.operator, KeyedOperator))
+        first = next(keyed, None)
+        if first is None or self.late_rows_sink is None:
+            return None
+        return LateRows(uid=first.uid, sink=self.late_rows_sink, schema=self.graph.schemas[first.inputs[0]])
+
+    def make_chain(
+        self,
+        context: OperatorContext,
+        items: Mapping[str, Sequence[bytes]],
+        *,
+        stage: int = 0,
+        keyed: Mapping[str, Sequence[RestoredChunk]] | None = None,
+        outputs: Mapping[str, StageOutput] | None = None,
+    ) -> StageChain:
         """Return a subtask's pipeline, not opened yet. Called on the slot.
 
         Parameters
@@ -218,7 +354,13 @@ class QueryDefinition:
             The subtask's; its ``uid`` does not matter.
         items
             By uid of operator and sink: the list state that the checkpoint holds for this subtask.
+        stage
+            The number of its stage.
+        keyed
+            By uid of operator: its keyed state.
+        outputs
+            By uid: what takes the rows of the exchanges that the stage produces.
         """
         from headgate.operators.chain import StageChain  # which is made of a definition
 
-        return StageChain(self, context, items)
+        return StageChain(self, context, items, stage=stage, keyed=keyed or {}, outputs=outputs or {})

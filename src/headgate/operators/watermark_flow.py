@@ -1,9 +1,10 @@
-"""Decides the sink's watermark from those of the sources: their minimum, leaving out the idle ones.
+"""Decides a stage's watermark from those of what feeds it, sources or exchanges: their minimum, without the idle ones.
 
 Never: read a clock or look at a row. Nothing of it is stored.
 
 Each source has one watermark in a subtask, made where the source is read, also if its event times are found behind an
-operator (`headgate.operators.with_watermark`). All sources lead to the one sink.
+operator (`headgate.operators.with_watermark`); an exchange has that of its slowest producer. An input that nothing was
+heard of holds the stage's.
 
 Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
 """
@@ -16,35 +17,40 @@ from headgate.source.watermark import MAX_WATERMARK_MS
 
 
 class WatermarkFlow:
-    """The watermarks of one subtask's stage.
+    """The watermarks of one subtask.
 
     Parameters
     ----------
-    sources
-        The uids of its sources.
+    inputs
+        The uids of its sources, or of the exchanges that it consumes.
     """
 
-    def __init__(self, sources: Iterable[str]) -> None:
-        self._sources: dict[str, int | None] = dict.fromkeys(sources)
-        self._idle = set(self._sources)  # no split, no vote
+    def __init__(self, inputs: Iterable[str]) -> None:
+        self._inputs: dict[str, int | None] = dict.fromkeys(inputs)
+        self._idle: set[str] = set()
 
     @property
     def watermark_ms(self) -> int | None:
-        """The sink's watermark, in milliseconds; None while one that is waited for has none."""
-        votes = [vote for source, vote in self._sources.items() if source not in self._idle]
+        """The stage's watermark, in milliseconds; None while one that is waited for has none."""
+        votes = [vote for uid, vote in self._inputs.items() if uid not in self._idle]
         known = [vote for vote in votes if vote is not None]
         return min(known) if known and len(known) == len(votes) else None
 
-    def on_watermark(self, source: str, timestamp_ms: int) -> None:
-        """Take a source's watermark, in milliseconds."""
-        self._sources[source] = timestamp_ms
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody should wait for it: all inputs are idle."""
+        return len(self._idle) == len(self._inputs)
+
+    def on_watermark(self, uid: str, timestamp_ms: int) -> None:
+        """Take an input's watermark, in milliseconds."""
+        self._inputs[uid] = timestamp_ms
         if timestamp_ms == MAX_WATERMARK_MS:
-            self._idle.discard(source)
+            self._idle.discard(uid)
 
-    def on_idle(self, source: str) -> None:
-        """Wait no longer for a source."""
-        self._idle.add(source)
+    def on_idle(self, uid: str) -> None:
+        """Wait no longer for an input."""
+        self._idle.add(uid)
 
-    def on_active(self, source: str) -> None:
-        """Wait for a source again."""
-        self._idle.discard(source)
+    def on_active(self, uid: str) -> None:
+        """Wait for an input again."""
+        self._idle.discard(uid)

@@ -314,8 +314,8 @@ class EventToReader(_SubtaskMessage, frozen=True, kw_only=True):
 class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
     """The barrier: what was sent before it belongs to the checkpoint, what follows does not.
 
-    Sent to subtasks with sources; to others it comes through their channels (`headgate.protocol.channels.Barrier`, which
-    tells what ``unaligned`` and ``alignment_timeout_ms`` mean).
+    Sent to subtasks with sources; to others it comes through their channels (`headgate.protocol.channels.Barrier` tells
+    what ``unaligned`` and ``alignment_timeout_ms`` mean).
     """
 
     checkpoint_id: int

@@ -106,7 +106,7 @@ def chain_of(
         bad_records=handling,
         bad_records_sink=bad,
     )
-    chain = StageChain(definition, OperatorContext(uid="", subtask=3, parallelism=4), items or {}, clock_ms)
+    chain = StageChain(definition, OperatorContext(uid="", subtask=3, parallelism=4), items or {}, clock_ms=clock_ms)
     chain.open()
     return chain, sink
 
