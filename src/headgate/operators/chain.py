@@ -324,6 +324,11 @@ class StageChain:
         held = {uid: state for uid, state in states.items() if state is not None}
         return _gathered(under_way, lambda safe: held | safe)
 
+    @property
+    def has_keyed_state(self) -> bool:
+        """Whether `snapshot_keyed` has anything to return."""
+        return any(isinstance(each, KeyedOperator) for each in self._operators.values())
+
     def snapshot_keyed(self, checkpoint_id: int) -> dict[str, Sequence[KeyedChunk]]:
         """Return the keyed state that belongs to a checkpoint, by uid; called right behind `snapshot`."""
         keyed = {uid: each for uid, each in self._operators.items() if isinstance(each, KeyedOperator)}
@@ -572,6 +577,8 @@ def _gathered(under_way: Mapping[str, Future[ArrivedT]], made: Callable[[dict[st
     Any thread may complete it.
     """
     gathered: Future[MadeT] = Future()
+    if not under_way:
+        gathered.set_result(made({}))
     lock = threading.Lock()
     results: dict[str, ArrivedT] = {}  # guarded by lock, as is failed
     failed = False

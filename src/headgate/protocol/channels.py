@@ -104,4 +104,5 @@ def encode_event(event: ChannelEvent) -> bytes:
 
 def decode_event(data: bytes) -> ChannelEvent:
     """Return the event of bytes that `encode_event` made; raises `msgspec.DecodeError`."""
-    return _decoder.decode(data)
+    event: ChannelEvent = _decoder.decode(data)
+    return event

@@ -2,6 +2,10 @@
 
 Never: read a record or hold one; know a connector's types: splits are ids and bytes.
 
+What a barrier asks of a subtask behind exchanges is told as the same letter, once its gate says that it is time. Its
+channels, and which of their rows belong to a checkpoint, are the machines' of `headgate.task.input_gate` and
+`headgate.task.result_partition`.
+
 A letter of the coordinator's has its own name here; `OldLetter` is one for an execution that is over, or was not told
 before. Events of readers and operators are those of the execution that was deployed last, told at once, in order; only
 `SnapshotMade`, `SnapshotFailed` and `SomethingFailed` may be late.
@@ -95,7 +99,15 @@ import msgspec
 from headgate.errors import InvalidTransitionError
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, SubtaskId
-from headgate.protocol.state import FinishedSplit, OperatorState, ReaderState, SplitState, SubtaskState
+from headgate.protocol.state import (
+    ChannelState,
+    FinishedSplit,
+    KeyedState,
+    OperatorState,
+    ReaderState,
+    SplitState,
+    SubtaskState,
+)
 
 _HISTORY = 64
 _READING, _DONE, _OVER = ("running", "suspended"), ("drained", "ended"), ("idle", "failed")
@@ -154,6 +166,8 @@ class SnapshotMade(msgspec.Struct, frozen=True):
     checkpoint_id: int
     splits: dict[str, tuple[SplitState, ...]]
     operators: dict[str, OperatorState]
+    keyed: dict[str, KeyedState] = {}
+    channels: tuple[ChannelState, ...] = ()
 
 
 class SnapshotFailed(msgspec.Struct, frozen=True):
@@ -490,7 +504,13 @@ class SubtaskMachine:
             uid: ReaderState(splits=event.splits.get(uid, ()), finished=finished)
             for uid, finished in barrier.finished.items()
         }
-        state = SubtaskState(readers=readers, operators=event.operators, input_ended=barrier.input_ended)
+        state = SubtaskState(
+            readers=readers,
+            operators=event.operators,
+            keyed=event.keyed,
+            channels=event.channels,
+            input_ended=barrier.input_ended,
+        )
         return [self._post(msg.CheckpointAcknowledged, checkpoint_id=event.checkpoint_id, state=state)]
 
     def _on_snapshot_failed(self, event: SnapshotFailed) -> list[Action]:

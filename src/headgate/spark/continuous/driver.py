@@ -456,7 +456,8 @@ class QueryDriver:
 
 
 def _committers(definition: QueryDefinition, ownership: Ownership) -> dict[str, SinkCommitter]:
-    sinks = [definition.sink] + ([definition.bad_records_sink] if definition.bad_records_sink else [])
+    wanted = (definition.sink, definition.bad_records_sink, definition.late_rows_sink)
+    sinks = [sink for sink in wanted if sink is not None]
     made = {sink.uid: sink.create_committer() for sink in sinks}
     committers = {uid: committer for uid, committer in made.items() if committer is not None}
     for committer in committers.values():

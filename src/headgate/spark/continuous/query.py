@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
+from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.ownership import Ownership
@@ -30,7 +31,7 @@ from headgate.coordinator.restart_strategy import ExponentialDelay, RestartOptio
 from headgate.coordinator.scheduler import SchedulerOptions
 from headgate.errors import HeadgateError, OptionError, StoredStateError
 from headgate.operators.query_options import restart_options
-from headgate.operators.stage_graph import QueryDefinition
+from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
 from headgate.protocol.messages import CheckpointKind
 from headgate.spark.continuous import manager
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
@@ -365,6 +366,7 @@ class ContinuousQuery:
             query_id=self._id,
             submission=0,
             address="",
+            data_host=host if is_one_machine(self._spark) else "",
             secret=secrets.token_hex(32),
             tls=transport.tls,
             checkpoint_location=self._location,
@@ -481,12 +483,31 @@ def _plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
             )
             for uid, source in definition.sources.items()
         },
-        stages=(definition.graph.uids,),
+        stages=_stages(definition),
+        exchanges={
+            uid: ExchangePlan(
+                kind=exchange.exchange_kind,
+                producer_stage=definition.graph.stage_of(uid),
+                consumer_stage=definition.graph.consumer_stage(uid),
+                targets=exchange.targets,
+            )
+            for uid, exchange in definition.graph.exchanges.items()
+        },
         parallelism=definition.parallelism,
         max_parallelism=definition.options["max-parallelism"],
         query_id=query_id,
         run=run,
     )
+
+
+def _stages(definition: QueryDefinition) -> tuple[tuple[str, ...], ...]:
+    """Return the uids of what may have state, by stage; the sinks beside the query's own among them."""
+    stages = [list(stage.uids) for stage in definition.graph.stages]
+    if definition.bad_records_sink is not None:
+        stages[0].append(BAD_RECORDS_UID)
+    if definition.late_rows is not None:
+        stages[definition.graph.stage_of(definition.late_rows.uid)].append(LATE_ROWS_UID)
+    return tuple(map(tuple, stages))
 
 
 def _job_options(definition: QueryDefinition) -> JobOptions:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,17 +24,19 @@ from typing import Any, assert_never
 import msgspec
 import pyarrow as pa
 
+from headgate.checkpoint.state_uploader import StateUploader
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import DeploymentError, HeadgateError
 from headgate.operators.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
-from headgate.spark.continuous.subtask_runner import SlotPlace, SubtaskRunner
+from headgate.spark.continuous.subtask_runner import SlotPlace, SlotServices, SubtaskRunner
 from headgate.spark.task import Versions, check_versions
 from headgate.task import slot as machine
 from headgate.task.mailbox import monotonic_ms
 from headgate.task.watchdog import Watchdog
 from headgate.transport.address_file import read_address
 from headgate.transport.control_client import ControlClient
+from headgate.transport.data_plane import DataPlane
 from headgate.transport.options import TlsOptions
 
 _log = logging.getLogger(__name__)
@@ -57,6 +61,8 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         Which submission of Spark's job this is; later ones fence earlier ones.
     address
         Where the coordinator is. When it is not there any longer, slots look into `ADDRESS_FILE` at the location.
+    data_host
+        Where slots listen for one another; empty: each at its host's own address.
     secret
         The query's.
     tls
@@ -75,6 +81,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     query_id: str
     submission: int
     address: str
+    data_host: str
     secret: str
     tls: TlsOptions | None
     checkpoint_location: str
@@ -113,6 +120,8 @@ class SlotRuntime:
         self._parent = os.getppid()
         self._storage = CheckpointStorage(settings.checkpoint_location)
         self._inbox: queue.SimpleQueue[machine.Event] = queue.SimpleQueue()
+        self._services = self._open_services()
+        plane = self._services.plane
         self._machine = machine.SlotMachine(
             run=settings.run,
             slot=slot,
@@ -120,7 +129,7 @@ class SlotRuntime:
             host=self._host,
             pid=os.getpid(),
             executor=os.environ.get("SPARK_EXECUTOR_DIRS", ""),
-            data_address="",
+            data_address="" if plane is None else plane.address,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
         )
         self._runners: dict[int, SubtaskRunner] = {}
@@ -134,6 +143,18 @@ class SlotRuntime:
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
             beat=self._end_with_the_executor,  # heartbeats are sent by the machine, on this slot's own thread
             report=self._report_stuck,
+        )
+
+    def _open_services(self) -> SlotServices:
+        """Return what the subtasks share; nothing where no exchange needs it."""
+        settings = self._settings
+        if not self._definition.graph.exchanges:
+            return SlotServices()
+        host = settings.data_host or self._host
+        return SlotServices(
+            plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls),
+            uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
+            spill_folder=tempfile.mkdtemp(prefix=f"headgate-slot-{self._slot}-", dir=_local_folder()),
         )
 
     def run(self) -> None:
@@ -250,6 +271,7 @@ class SlotRuntime:
             post=lambda letter: self._inbox.put(machine.LetterPosted(letter)),
             on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
             read_state=self._storage.read_state,
+            services=self._services,
         )
         self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
         self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
@@ -281,9 +303,25 @@ class SlotRuntime:
             with self._lock:
                 self._ended = True
             self._close_client()
+            self._close_services()
+
+    def _close_services(self) -> None:
+        services = self._services
+        if services.plane is not None:
+            services.plane.close()
+        if services.uploader is not None:
+            services.uploader.close()
+        if services.spill_folder:
+            shutil.rmtree(services.spill_folder, ignore_errors=True)
 
     def _finish(self) -> None:
         for runner in self._runners.values():
             if not runner.finish(_TIME_TO_FINISH_S):
                 _log.error("slot %d: its sink did not publish all in time", self._slot)
                 os._exit(1)  # the driver sees that this slot did not end well
+
+
+def _local_folder() -> str | None:
+    """Return the first of the folders that Spark gives its tasks for what they spill; None: the machine's own."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((each for each in folders if each and os.path.isdir(each)), None)

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import OptionError
+from headgate.operators.exchange import Exchange, Partition
 from headgate.operators.expressions import Column, Name, index_of
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import ArrowFunction, MapInArrow
@@ -199,7 +200,7 @@ class ContinuousStreamReader:
         return ContinuousStream(self._spark, self._parallelism, node)
 
 
-_NOT_YET = ("groupBy", "transformWithState", "repartition", "broadcast", "partitionBy")
+_NOT_YET = ("groupBy", "transformWithState")
 
 
 class ContinuousStream:
@@ -316,6 +317,47 @@ class ContinuousStream:
         """
         node = PlanNode(of=Union(self._node.schema, other._node.schema), inputs=(self._node, other._node))
         return ContinuousStream(self._spark, self._parallelism, node)
+
+    def repartition(self, numPartitions: int | None = None) -> ContinuousStream:
+        """Spread the rows evenly over subtasks, in turn.
+
+        Parameters
+        ----------
+        numPartitions
+            Over how many subtasks; None: all of them. More than there are is as many as there are.
+        """
+        whole = isinstance(numPartitions, int) and not isinstance(numPartitions, bool)
+        if numPartitions is not None and not (whole and numPartitions >= 1):
+            raise OptionError(
+                f"repartition({numPartitions!r}): the number of partitions must be a whole number from 1.",
+                option="repartition", value=numPartitions,
+            )  # fmt: skip
+        return self._then(Exchange(self._node.schema, "rebalance", targets=numPartitions))
+
+    def broadcast(self) -> ContinuousStream:
+        """Give every subtask all rows."""
+        return self._then(Exchange(self._node.schema, "broadcast"))
+
+    def partitionBy(self, func: Partition) -> ContinuousStream:
+        """Let a function say which subtask gets which row.
+
+        Parameters
+        ----------
+        func
+            Takes a ``pyarrow.RecordBatch`` and the number of subtasks, and returns an integer array: for each row the
+            number of its subtask, from 0. It must be deterministic: rows under way are given to it again when the query
+            is rescaled.
+
+        Examples
+        --------
+        >>> stream.partitionBy(lambda batch, n: pc.bit_wise_and(batch.column("id"), n - 1))  # doctest: +SKIP
+        """
+        if not callable(func):
+            raise OptionError(
+                f"partitionBy: {func!r} cannot be called; it must be a function of a batch and a number of subtasks.",
+                option="partitionBy", value=repr(func),
+            )  # fmt: skip
+        return self._then(Exchange(self._node.schema, "custom", partition=func))
 
     def name(self, uid: str) -> ContinuousStream:
         """Name the source or operator that was made last: its state in checkpoints is found by this name.

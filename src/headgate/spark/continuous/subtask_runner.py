@@ -3,12 +3,15 @@
 Never: let a letter take much longer than one slice of rows (traps, 18), or touch a reader, an operator or the sink on
 another thread.
 
-    loop: letters -> a slice that waits -> a snapshot that is due -> poll a reader -> wait for a letter
+    loop: letters -> a slice that waits -> a snapshot that is due -> poll a reader, or the gate -> wait for a letter
 
 A batch that a reader emitted is cut into slices, which wait in the chain; the reader's position is behind them already,
 so a snapshot is taken when none waits. Letters are read between two slices; what they order behind a barrier waits with
 its snapshot, because it does not belong to the checkpoint: a split that is in both, the enumerator's state and the
 reader's, would be read twice.
+
+A subtask behind exchanges has a gate instead of readers (`headgate.spark.continuous.input_exchanges`): it holds what is
+left of a buffer, so that a snapshot waits for one slice at most.
 
 What alignment decides while a reader is called is carried out when it has returned. A source that is paused is not
 polled; its letters, timers, snapshots and end go on.
@@ -19,28 +22,53 @@ Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-217.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, assert_never
 
 import msgspec
+import pyarrow as pa
 
-from headgate.errors import HeadgateError, InternalError, UnsupportedOperationError
+from headgate.checkpoint.channel_bytes import read_channel
+from headgate.checkpoint.state_uploader import StateUploader
+from headgate.errors import HeadgateError, InternalError, TransportError, UnsupportedOperationError
 from headgate.operators.chain import StageChain
-from headgate.operators.operator import OperatorContext
+from headgate.operators.exchange import Exchange, Partitioner
+from headgate.operators.operator import OperatorContext, RestoredChunk
+from headgate.operators.partitioners import partitioner_of
 from headgate.operators.stage_graph import QueryDefinition, SourceDefinition
 from headgate.protocol import messages as msg
-from headgate.protocol.state import FileState, InlineState, OperatorState, SplitState, StateHandle
+from headgate.protocol.channels import Barrier, Buffer, ChannelId
+from headgate.protocol.state import (
+    ChannelState,
+    ChunkState,
+    FileState,
+    InlineState,
+    KeyedState,
+    OperatorState,
+    RecoveredChannel,
+    SplitState,
+    StateHandle,
+    SubtaskState,
+)
 from headgate.readers import SourceReaderBase
 from headgate.source import InputStatus, SourceEvent, SourceReader, SourceReaderContext
 from headgate.spark.continuous.error_reports import report_of
+from headgate.spark.continuous.exchange import OutputExchange
+from headgate.spark.continuous.input_exchanges import InputExchanges
+from headgate.spark.continuous.snapshot_parts import ReadsBatch, SnapshotParts, gathered, store_channels
 from headgate.task import subtask as machine
 from headgate.task.mailbox import Letter, Mailbox, monotonic_ms
 from headgate.task.outputs import StreamingOutput
+from headgate.task.recovery_thread import RecoveredInput
+from headgate.transport.data_plane import DataPlane
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +80,10 @@ PROGRESS_PERIOD_MS = 250
 POSITIONS_PERIOD_MS = 1000
 """How often it looks where its splits are, which takes its thread's time, for these figures."""
 ALLOW_UNALIGNED_SPLITS = "pipeline.watermark-alignment.allow-unaligned-source-splits"
+_BROKEN_PATIENCE_MS = 5000
+"""How long a subtask whose link broke waits to be cancelled before it fails: it is seldom the cause."""
+_SPLITS, _OPERATORS, _KEYED, _GATE = "/splits", "/operators", "/keyed", "/gate"
+"""Parts of a snapshot; the others are called after their exchange."""
 MOST_POSITIONS = 1000
 """A subtask with more splits of a source tells only how many they are."""
 
@@ -66,6 +98,24 @@ class SlotPlace(msgspec.Struct, frozen=True, kw_only=True):
     query_id: str
     time_zone: str
     checkpoint_location: str
+
+
+class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the subtasks of a slot share.
+
+    Parameters
+    ----------
+    plane
+        Its data plane; None for a query without an exchange.
+    uploader
+        Stores keyed and channel state; None for a query without an exchange.
+    spill_folder
+        A folder on the local disk.
+    """
+
+    plane: DataPlane | None = None
+    uploader: StateUploader | None = None
+    spill_folder: str = ""
 
 
 class SubtaskRunner:
@@ -85,6 +135,8 @@ class SubtaskRunner:
         Called with an execution that is closed.
     read_state
         Reads state that lies in a file of the checkpoint.
+    services
+        The slot's.
     now_ms
         Reads the clock, in milliseconds.
     """
@@ -97,6 +149,7 @@ class SubtaskRunner:
         post: Callable[[msg.FromSlot], None],
         on_ended: Callable[[int], None],
         read_state: Callable[[FileState], bytes],
+        services: SlotServices | None = None,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._definition = definition
@@ -105,10 +158,12 @@ class SubtaskRunner:
         self._post = post
         self._on_ended = on_ended
         self._read_state = read_state
+        self._services = services or SlotServices()
+        self._deployed = msg.Deploy(stage=stage, execution=0, parallelism=1)  # the last one
         self._now_ms = now_ms
         self._machine = machine.SubtaskMachine(
             msg.SubtaskId(stage, place.slot),
-            sources={uid: source.reassigns_on_recovery for uid, source in definition.sources.items()},
+            sources={each.uid: each.reassigns_on_recovery for each in definition.graph.stages[stage].sources},
             host=place.host,
         )
         self._mailbox = Mailbox(now_ms)
@@ -207,6 +262,22 @@ class SubtaskRunner:
         self._closing = True
 
     def _on_letter(self, letter: Any) -> None:
+        execution = self._execution
+        if execution is None or letter.execution != execution.number:
+            execution = None
+        match letter:
+            case msg.SlotsLocated():
+                if execution is not None:
+                    execution.connect(letter)
+                return
+            case msg.Deploy():
+                self._deployed = letter
+            case msg.TriggerCheckpoint():
+                if execution is not None:
+                    execution.barriers[letter.checkpoint_id] = _barrier_of(letter)
+            case msg.CheckpointAborted():
+                if execution is not None:
+                    execution.give_up(letter.checkpoint_id)
         self.handle(machine.LetterCame(letter))
 
     def handle(self, event: machine.Event) -> None:
@@ -241,10 +312,12 @@ class SubtaskRunner:
     def _open(self, parallelism: int, operators: Mapping[str, OperatorState]) -> None:
         self._close_execution()
         execution = self._execution = _Execution(self, parallelism)
-        execution.open({uid: [self._bytes_of(item) for item in state.items] for uid, state in operators.items()})
-        self.handle(machine.OperatorsOpened())
+        execution.open({uid: [self.bytes_of(item) for item in state.items] for uid, state in operators.items()})
+        if not execution.recovers_first:
+            self.handle(machine.OperatorsOpened())
 
-    def _bytes_of(self, handle: StateHandle) -> bytes:
+    def bytes_of(self, handle: StateHandle) -> bytes:
+        """Return the bytes of stored state. Any thread."""
         return handle.data if isinstance(handle, InlineState) else self._read_state(handle)
 
     def _close_execution(self) -> None:
@@ -279,6 +352,20 @@ class _Execution:
         self._orders: deque[_Order] = deque()  # none, or first a snapshot
         self._ended = False
         self._readable = True
+        self.recovers_first = False
+        """Whether it is running only once everything recovered is processed (``during-recovery`` off)."""
+        self.barriers: dict[int, Barrier] = {}  # of the snapshots that are ordered
+        self._prepared = False  # for the snapshot that is due
+        self._parts: dict[int, SnapshotParts] = {}
+        self._outputs: dict[str, OutputExchange] = {}
+        self._gate: InputExchanges | None = None
+        self._suspended = runner._deployed.suspended
+        self._inputs_recovered = True
+        self._timer_ms: int | None = None  # when the timer of exchanges is due
+        self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
+        self._stage = runner._definition.graph.stages[runner._stage]
+        services = runner._services
+        self._spill_folder = os.path.join(services.spill_folder, f"{runner._stage}-{runner._place.slot}-{self.number}")
         self._room: Future[None] | None = None
         self._turn = 0
         self._looked_ms: int | None = None  # when positions were told last
@@ -302,13 +389,260 @@ class _Execution:
             execution=self.number,
             query_id=runner._place.query_id,
             options={"checkpointLocation": runner._place.checkpoint_location},
+            max_parallelism=definition.options["max-parallelism"],
+            time_zone=runner._place.time_zone,
+            spill_folder=self._spill_folder,
+            memory_bytes=definition.options["state.memory"],
         )
-        self._chain = chain = definition.make_chain(context, items)
+        self._open_outputs()
+        restore = runner._deployed.restore or SubtaskState()
+        keyed = {uid: self._restored(uid, state) for uid, state in restore.keyed.items()}
+        self._chain = chain = definition.make_chain(
+            context, items, stage=runner._stage, keyed=keyed, outputs=self._outputs
+        )
         chain.open()
         chain.position_of = self._position_of
-        for uid, source in definition.sources.items():
-            self.inputs[uid] = _Input(self, uid, source, chain)
-            self.inputs[uid].start()
+        for source in self._stage.sources:
+            self.inputs[source.uid] = _Input(self, source.uid, source, chain)
+            self.inputs[source.uid].start()
+        self._open_gate()
+
+    # Exchanges.
+
+    def _partitioner(self, exchange: Exchange) -> Partitioner:
+        return partitioner_of(
+            exchange,
+            producer=self._runner._place.slot,
+            parallelism=self._parallelism,
+            max_parallelism=self._runner._definition.options["max-parallelism"],
+        )
+
+    def _neighbours(self, exchange: Exchange) -> tuple[int, ...]:
+        """Return the subtasks at the other ends of an exchange."""
+        return (self._runner._place.slot,) if exchange.exchange_kind == "forward" else tuple(range(self._parallelism))
+
+    def _open_outputs(self) -> None:
+        runner = self._runner
+        plane = runner._services.plane
+        for uid, exchange in self._stage.outputs.items():
+            assert plane is not None, "a slot of a query with an exchange has a data plane"
+            self._outputs[uid] = OutputExchange(
+                uid,
+                exchange,
+                runner._place.slot,
+                self._neighbours(exchange),
+                runner._deployed.generation,
+                self._partitioner(exchange),
+                runner._definition.options["exchange.buffer-timeout"],
+                plane,
+                runner._mailbox,
+                runner._now_ms,
+                on_stored=partial(self._on_output_stored, uid),
+                on_broken=self.on_broken,
+            )
+
+    def _open_gate(self) -> None:
+        """Make the gate, and hand over what is recovered: that of this side, and that of the producers' by them."""
+        runner, options = self._runner, self._runner._definition.options
+        deployed = runner._deployed
+        if self._suspended:
+            return
+        on_downstream = bool(options["execution.checkpointing.unaligned.recover-output-on-downstream.enabled"])
+        from_producers = not on_downstream and deployed.checkpoint_id > 0
+        during = options["execution.checkpointing.unaligned.during-recovery.enabled"]
+        waits = not (on_downstream if during is None else during) and deployed.checkpoint_id > 0
+        if self._stage.inputs:
+            plane = runner._services.plane
+            assert plane is not None, "a slot of a query with an exchange has a data plane"
+            partitioners = {uid: self._partitioner(exchange) for uid, exchange in self._stage.inputs.items()}
+            mine = [each for each in deployed.recovered if each.state.exchange in self._stage.inputs]
+            self._gate = InputExchanges(
+                runner._place.slot,
+                {uid: self._neighbours(exchange) for uid, exchange in self._stage.inputs.items()},
+                self._stage.inputs,
+                partitioners,
+                deployed.generation,
+                plane,
+                runner._mailbox,
+                runner._now_ms,
+                self,
+                [self._recovered_input(each, partitioners[each.state.exchange]) for each in mine],
+                os.path.join(self._spill_folder, "channels"),
+                producers_recover=from_producers,
+            )
+            self._inputs_recovered = not (mine or from_producers)
+            self.recovers_first = waits and not self._inputs_recovered
+            self._gate.start()
+        if from_producers and self._outputs:
+            self._emit_recovered([each for each in deployed.recovered if each.state.exchange in self._outputs])
+            self.recovers_first = self.recovers_first or waits
+
+    def _recovered_input(self, recovered: RecoveredChannel, partitioner: Partitioner) -> RecoveredInput:
+        consumer = self._runner._place.slot
+        return RecoveredInput(
+            ChannelId(recovered.state.exchange, recovered.channel, consumer),
+            lambda: self._read_channel(recovered.state),
+            (lambda batch: partitioner.own(batch, consumer)) if recovered.filtered else None,
+        )
+
+    def _read_channel(self, state: ChannelState) -> Iterator[pa.RecordBatch]:
+        channel = ChannelId(state.exchange, state.producer, state.consumer)
+        return read_channel(self._runner.bytes_of(state.handle), channel, output=state.output)
+
+    def _emit_recovered(self, recovered: Sequence[RecoveredChannel]) -> None:
+        for each in recovered:
+            for batch in self._read_channel(each.state):
+                buffer = Buffer(batch, batch.num_rows, batch.nbytes, unfiltered=each.filtered)
+                self._outputs[each.state.exchange].emit_recovered(each.channel, buffer)
+        for output in self._outputs.values():
+            output.end_recovered()
+
+    def _restored(self, uid: str, state: KeyedState) -> list[RestoredChunk]:
+        """Return the chunks of an operator's keyed state; those that are its own as they are may be named again."""
+        runner = self._runner
+        uploader = runner._services.uploader
+        groups = OperatorContext(
+            uid=uid,
+            subtask=runner._place.slot,
+            parallelism=self._parallelism,
+            max_parallelism=runner._definition.options["max-parallelism"],
+        ).key_groups
+        assert uploader is not None, "a slot of a query with keyed state has an uploader"
+
+        def restored(chunk: ChunkState) -> RestoredChunk:
+            own = chunk.first_key_group >= groups.first and chunk.last_key_group <= groups.last
+            whole = own and uploader.adopt(uid, chunk)
+            return RestoredChunk(chunk.chunk_id, whole, lambda: runner.bytes_of(chunk.handle))
+
+        return [restored(chunk) for chunk in state.chunks]
+
+    def connect(self, located: msg.SlotsLocated) -> None:
+        """Connect the channels that this subtask consumes."""
+        if self._gate is not None and located.generation == self._runner._deployed.generation:
+            self._gate.connect(located.addresses)
+
+    def give_up(self, checkpoint_id: int) -> None:
+        """Forget a checkpoint that will not complete."""
+        self._parts.pop(checkpoint_id, None)
+        self.barriers.pop(checkpoint_id, None)
+        if self._gate is not None:
+            self._gate.give_up(checkpoint_id)
+        for output in self._outputs.values():
+            output.give_up(checkpoint_id)
+
+    # What the gate and the links tell.
+
+    def entry_rows(self, exchange: str) -> int:
+        assert self._chain is not None
+        return self._chain.entry_rows(exchange)
+
+    def on_rows(self, exchange: str, batch: pa.RecordBatch) -> None:
+        assert self._chain is not None
+        self._chain.take_rows(exchange, batch, "")
+
+    def on_watermark(self, exchange: str, timestamp_ms: int) -> None:
+        assert self._chain is not None
+        self._chain.input(exchange).on_watermark(timestamp_ms)
+
+    def on_idle(self, exchange: str) -> None:
+        assert self._chain is not None
+        self._chain.input(exchange).on_idle()
+
+    def on_active(self, exchange: str) -> None:
+        assert self._chain is not None
+        self._chain.input(exchange).on_active()
+
+    def on_inputs_ended(self) -> None:
+        self._end_input()
+        self._runner.handle(machine.AllInputEnded())
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        self.barriers[barrier.checkpoint_id] = barrier
+        trigger = msg.TriggerCheckpoint(
+            stage=self._runner._stage,
+            execution=self.number,
+            checkpoint_id=barrier.checkpoint_id,
+            kind=barrier.kind,
+            location=barrier.location,
+            unaligned=barrier.unaligned,
+            alignment_timeout_ms=barrier.alignment_timeout_ms,
+        )
+        self._runner.handle(machine.LetterCame(trigger))
+
+    def on_recovered(self) -> None:
+        self._inputs_recovered = True
+
+    def on_input_stored(self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[ReadsBatch]]) -> None:
+        self._store(_GATE, checkpoint_id, self._stage.inputs, channels, output=False)
+
+    def _on_output_stored(self, uid: str, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[Buffer]]) -> None:
+        reads = {channel: [partial(_rows_of, buffer) for buffer in held] for channel, held in channels.items()}
+        self._store(uid, checkpoint_id, self._stage.outputs, reads, output=True)
+
+    def _store(
+        self,
+        part: str,
+        checkpoint_id: int,
+        exchanges: Mapping[str, Exchange],
+        channels: Mapping[ChannelId, Sequence[ReadsBatch]],
+        *,
+        output: bool,
+    ) -> None:
+        uploader = self._runner._services.uploader
+        assert uploader is not None
+        schemas = {uid: exchange.schema for uid, exchange in exchanges.items()}
+        prefix = f"{self._runner._stage}-{self.number}"
+        stored = store_channels(uploader, checkpoint_id, prefix, schemas, channels, output=output)
+        self._parts_of(checkpoint_id).add(part, stored)
+
+    def on_broken(self, error: TransportError) -> None:
+        """Fail, unless the coordinator has found out why within a while: the other side may have failed, or ended."""
+        if not (self._ended or self._suspended):
+            self._runner._mailbox.run_after(_BROKEN_PATIENCE_MS, Letter(lambda: self._fail_broken(error)))
+
+    def _fail_broken(self, error: TransportError) -> None:
+        if not self.is_over and not self._ended:
+            raise error
+
+    def _on_exchange_time(self) -> None:
+        self._timer_ms = None
+        if self.is_over:
+            return
+        for output in self._outputs.values():
+            output.on_time()
+        if self._gate is not None:
+            self._gate.on_time()
+
+    def _on_clock_time(self) -> None:
+        self._clock_timer_ms = None
+        if self.is_over or self._chain is None:
+            return
+        now_ms, due_ms = _wall_clock_ms(), self._chain.due_ms()
+        if due_ms is not None and now_ms >= due_ms and (self.reading or self.recovers_first) and not self._ended:
+            self._chain.process_time(now_ms)
+
+    def _arm_timers(self) -> None:
+        """Have the timers of exchanges and operators run when they are due."""
+        mailbox, now_ms = self._runner._mailbox, self._runner._now_ms()
+        parts = (*self._outputs.values(), *(() if self._gate is None else (self._gate,)))
+        due_ms = min((due for each in parts if (due := each.due_ms()) is not None), default=None)
+        if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
+            self._timer_ms = due_ms
+            mailbox.run_after(max(0, due_ms - now_ms), Letter(self._on_exchange_time))
+        wanted_ms = None if self._chain is None or not self.reading else self._chain.due_ms()
+        if wanted_ms is not None and (self._clock_timer_ms is None or wanted_ms < self._clock_timer_ms):
+            self._clock_timer_ms = wanted_ms
+            mailbox.run_after(max(0, wanted_ms - _wall_clock_ms()), Letter(self._on_clock_time))
+
+    def _end_recovery(self) -> bool:
+        """Be running once what was recovered on this side is sent, too; return whether it is."""
+        if not all(output.is_empty for output in self._outputs.values()):
+            return False
+        self.recovers_first = False
+        self._runner.handle(machine.OperatorsOpened())
+        return True
+
+    # Its turn.
 
     def order(self, order: _Order) -> None:
         """Carry an order out: at once, or behind the snapshot that was ordered before and waits for slices."""
@@ -317,20 +651,28 @@ class _Execution:
 
     def step(self, now_ms: int) -> bool:
         """Do the next piece of work; return whether there was one."""
-        chain = self._chain
-        if chain is None or not self._sink_takes_rows():
+        try:
+            return self._step(now_ms)
+        finally:
+            self._arm_timers()
+
+    def _step(self, now_ms: int) -> bool:
+        chain, due = self._chain, bool(self._orders)
+        if chain is None or not self._has_room(due):
             return False
-        if chain.process_some():
+        if chain.process_some(overdraft=due):
             return True
         for each in self.inputs.values():
             each.align()  # what event times behind an operator gave rise to
         if self._orders:
             self._begin_snapshot()
             return True
-        if not self.reading or self._ended:
+        if self.recovers_first and self._inputs_recovered:
+            return self._end_recovery()
+        if not (self.reading or self.recovers_first) or self._ended:
             self._set_readable(False)
             return False
-        return self._poll(now_ms)
+        return self._poll(now_ms) if self._gate is None else self._gate.poll()
 
     def _carry_out_orders(self) -> None:
         while self._orders and not isinstance(self._orders[0], machine.TakeSnapshot):
@@ -378,9 +720,10 @@ class _Execution:
             each.output.end_input()
         self._chain.end_input()
 
-    def _sink_takes_rows(self) -> bool:
+    def _has_room(self, snapshot_due: bool) -> bool:
+        """Return whether rows can be processed; those that a snapshot waits for need no room of an exchange's."""
         assert self._chain is not None
-        room = self._chain.ready()
+        room = self._chain.sinks_ready() if snapshot_due else self._chain.ready()
         if room is None or room.done():
             return True
         self._set_readable(False)
@@ -405,34 +748,74 @@ class _Execution:
         if order.drain and not self._ended:
             self._end_input()
             return
+        if not self._prepared:
+            self._prepared = True
+            self._chain.prepare_snapshot()
+            return
+        self._prepared = False
         self._orders.popleft()
         checkpoint_id = order.checkpoint_id
         splits = {uid: each.snapshot(checkpoint_id) for uid, each in self.inputs.items()}
         looked_ms = self._looked_ms
         if order.suspend:
             self.reading = False
-        safe = self._chain.snapshot(checkpoint_id, final=self._ended)
-        safe.add_done_callback(
-            lambda future: self._runner._mailbox.post(
-                Letter(lambda: self._on_safe(checkpoint_id, splits, looked_ms, future))
-            )
-        )
+        parts = self._parts_of(checkpoint_id, splits, looked_ms)
+        parts.add(_OPERATORS, self._chain.snapshot(checkpoint_id, final=self._ended))
+        keyed = self._chain.snapshot_keyed(checkpoint_id)
+        uploader = self._runner._services.uploader
+        if keyed:
+            assert uploader is not None
+            uids, stored = list(keyed), [uploader.store_keyed(uid, chunks) for uid, chunks in keyed.items()]
+            parts.add(_KEYED, _mapped(gathered(stored), lambda states: dict(zip(uids, states))))
+        barrier = self.barriers.pop(checkpoint_id, None)
+        for output in self._outputs.values():
+            assert barrier is not None, f"no barrier of checkpoint {checkpoint_id} came"
+            output.barrier(barrier)
         self._carry_out_orders()
 
-    def _on_safe(
+    def _parts_of(
         self,
         checkpoint_id: int,
-        splits: dict[str, tuple[SplitState, ...]],
-        looked_ms: int | None,
-        future: Future[dict[str, OperatorState]],
-    ) -> None:
-        if self.is_over:
+        splits: dict[str, tuple[SplitState, ...]] | None = None,
+        looked_ms: int | None = None,
+    ) -> SnapshotParts:
+        """Return the parts of a checkpoint; with ``splits`` when the snapshot is taken."""
+        assert self._chain is not None
+        parts = self._parts.get(checkpoint_id)
+        if parts is None:
+            names = {_SPLITS, _OPERATORS, *self._outputs}
+            if self._gate is not None:
+                names.add(_GATE)
+            if self._chain.has_keyed_state:
+                names.add(_KEYED)
+
+            def done(results: dict[str, Any] | None, error: BaseException | None) -> None:
+                self._runner._mailbox.post(Letter(lambda: self._on_safe(checkpoint_id, results, error)))
+
+            parts = self._parts[checkpoint_id] = SnapshotParts(names, done)
+        if splits is not None:
+            read: Future[_Splits] = Future()
+            read.set_result(_Splits(splits, looked_ms))
+            parts.add(_SPLITS, read)
+        return parts
+
+    def _on_safe(self, checkpoint_id: int, results: dict[str, Any] | None, error: BaseException | None) -> None:
+        if self.is_over or self._parts.pop(checkpoint_id, None) is None:
             return
         assert self._chain is not None
-        error = future.exception()
-        if error is None:
-            self._runner._post(self.progress(splits if self._looked_ms == looked_ms else None))
-            self._runner.handle(machine.SnapshotMade(checkpoint_id, splits, future.result()))
+        if results is not None:
+            splits: _Splits = results[_SPLITS]
+            channels = [state for uid in (_GATE, *self._outputs) for state in results.get(uid, ())]
+            self._runner._post(self.progress(splits.read if self._looked_ms == splits.looked_ms else None))
+            self._runner.handle(
+                machine.SnapshotMade(
+                    checkpoint_id,
+                    splits.read,
+                    results[_OPERATORS],
+                    results.get(_KEYED, {}),
+                    tuple(channels),
+                )
+            )
             return
         self._chain.ready()  # raises where the sink is broken for good: then the subtask fails, with the sink's error
         _log.warning("subtask %d declines checkpoint %d: %s", self._runner._place.slot, checkpoint_id, error)
@@ -504,13 +887,58 @@ class _Execution:
         """Close everything, whatever raises."""
         self.reading = False
         closings: list[Callable[[], None]] = [each.reader.close for each in self.inputs.values()]
+        if self._gate is not None:
+            closings.append(self._gate.close)
+        closings += [output.close for output in self._outputs.values()]
         if self._chain is not None:
             closings.append(self._chain.close)
+        if self._spill_folder and os.path.isdir(self._spill_folder):
+            closings.append(lambda: shutil.rmtree(self._spill_folder, ignore_errors=True))
         for close in closings:
             try:
                 close()
             except Exception:
                 _log.warning("closing a part of subtask %d failed", self._runner._place.slot, exc_info=True)
+
+
+class _Splits(msgspec.Struct, frozen=True):
+    """Where a snapshot found the splits, and when positions had been told last then."""
+
+    read: dict[str, tuple[SplitState, ...]]
+    looked_ms: int | None
+
+
+def _barrier_of(letter: msg.TriggerCheckpoint) -> Barrier:
+    return Barrier(
+        checkpoint_id=letter.checkpoint_id,
+        kind=letter.kind,
+        location=letter.location,
+        unaligned=letter.unaligned,
+        alignment_timeout_ms=letter.alignment_timeout_ms,
+    )
+
+
+def _rows_of(buffer: Buffer) -> pa.RecordBatch:
+    return buffer.rows
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _mapped(future: Future[T], made: Callable[[T], Any]) -> Future[Any]:
+    """Return a future of what is made of a result."""
+    mapped: Future[Any] = Future()
+
+    def on_done(done: Future[T]) -> None:
+        error = done.exception()
+        if error is None:
+            mapped.set_result(made(done.result()))
+        else:
+            mapped.set_exception(error)
+
+    future.add_done_callback(on_done)
+    return mapped
 
 
 def _few(splits: tuple[SplitState, ...]) -> tuple[int, dict[str, bytes]]:

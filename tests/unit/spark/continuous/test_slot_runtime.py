@@ -103,6 +103,7 @@ class Slot:
             query_id="q",
             submission=0,
             address=address,
+            data_host="127.0.0.1",
             secret=secret,
             tls=None,
             checkpoint_location=str(location),

@@ -1,0 +1,142 @@
+"""What a subtask's part of a checkpoint is made of, until all of it is safe.
+
+Never: block; read a batch on the subtask's thread: what is stored is serialised and written by the uploader's threads.
+
+Follows FLIP-547, section 2.1; trap 34.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headgate.checkpoint.channel_bytes import write_channel
+from headgate.checkpoint.state_uploader import StateUploader
+from headgate.protocol.channels import ChannelId
+from headgate.protocol.state import ChannelState, StateHandle
+
+ReadsBatch = Callable[[], pa.RecordBatch]
+PartT = TypeVar("PartT")
+
+
+class SnapshotParts:
+    """The parts of one checkpoint, by name.
+
+    Parameters
+    ----------
+    needed
+        The names of all parts.
+    on_done
+        Called once, on any thread: with the parts' results by name, or with the first error.
+    """
+
+    def __init__(
+        self, needed: Collection[str], on_done: Callable[[dict[str, Any] | None, BaseException | None], None]
+    ) -> None:
+        self._lock = threading.Lock()
+        self._missing = set(needed)  # guarded by _lock, as the two below
+        self._results: dict[str, Any] = {}
+        self._over = False
+        self._on_done = on_done
+
+    def add(self, name: str, part: Future[Any]) -> None:
+        """Take a part that will be safe one day."""
+        part.add_done_callback(lambda future: self._arrived(name, future))
+
+    def _arrived(self, name: str, future: Future[Any]) -> None:
+        error = future.exception()
+        with self._lock:
+            self._missing.discard(name)
+            if error is None:
+                self._results[name] = future.result()
+            done = not self._over and (error is not None or not self._missing)
+            self._over = self._over or done
+        if done:
+            self._on_done(None if error is not None else self._results, error)
+
+
+def gathered(futures: Sequence[Future[PartT]]) -> Future[list[PartT]]:
+    """Return a future of all results in their order, which fails with the first that does."""
+    whole: Future[list[PartT]] = Future()
+    if not futures:
+        whole.set_result([])
+        return whole
+    names = [str(number) for number in range(len(futures))]
+
+    def done(results: dict[str, Any] | None, error: BaseException | None) -> None:
+        if results is None:
+            whole.set_exception(error)
+        else:
+            whole.set_result([results[name] for name in names])
+
+    parts = SnapshotParts(names, done)
+    for name, future in zip(names, futures):
+        parts.add(name, future)
+    return whole
+
+
+def store_channels(
+    uploader: StateUploader,
+    checkpoint_id: int,
+    prefix: str,
+    schemas: Mapping[str, pa.Schema],
+    channels: Mapping[ChannelId, Sequence[ReadsBatch]],
+    *,
+    output: bool,
+) -> Future[list[ChannelState]]:
+    """Store channel state; ``prefix`` makes the names of its files unique in the slot and the checkpoint.
+
+    ``schemas`` by exchange.
+    """
+    return gathered(
+        [
+            _store(uploader, checkpoint_id, prefix, schemas[channel.exchange], channel, held, output)
+            for channel, held in channels.items()
+        ]
+    )
+
+
+def _store(
+    uploader: StateUploader,
+    checkpoint_id: int,
+    prefix: str,
+    schema: pa.Schema,
+    channel: ChannelId,
+    held: Sequence[ReadsBatch],
+    output: bool,
+) -> Future[ChannelState]:
+    stored: Future[ChannelState] = Future()
+    rows = size_bytes = 0
+
+    def serialize() -> bytes:
+        nonlocal rows, size_bytes
+        batches = [read() for read in held]
+        rows, size_bytes = sum(each.num_rows for each in batches), sum(each.nbytes for each in batches)
+        return write_channel(channel, schema, batches, output=output)
+
+    def on_done(future: Future[StateHandle]) -> None:
+        error = future.exception()
+        if error is not None:
+            stored.set_exception(error)
+            return
+        stored.set_result(
+            ChannelState(
+                exchange=channel.exchange,
+                producer=channel.producer,
+                consumer=channel.consumer,
+                output=output,
+                handle=future.result(),
+                buffers=len(held),
+                rows=rows,
+                size_bytes=size_bytes,
+            )
+        )
+
+    side = "output" if output else "input"
+    name = f"{prefix}-{channel.exchange}-{channel.producer}-{channel.consumer}-{side}"
+    uploader.store_channel(checkpoint_id, name, serialize).add_done_callback(on_done)
+    return stored
