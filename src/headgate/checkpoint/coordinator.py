@@ -654,7 +654,7 @@ class CheckpointCoordinator:
             stages=self._plan.stages,
             subtasks=tuple(
                 tuple(
-                    _without_committables(state)
+                    _for_manifest(state)
                     for subtask, state in sorted(pending.subtasks.items())
                     if subtask.stage == stage
                 )
@@ -662,6 +662,9 @@ class CheckpointCoordinator:
             ),
             commits=self._commits.for_manifest(new),
             uncommitted=self._commits.epochs,
+            exchanges=dict(self._plan.exchanges),
+            channels=tuple(channel for _, state in sorted(pending.subtasks.items()) for channel in state.channels),
+            channels_parallelism=self._plan.parallelism,
         )
 
     def _complete(self, pending: _Pending, manifest: Manifest, size_bytes: int, now_ms: int) -> list[Action]:
@@ -821,12 +824,12 @@ def _committables(subtasks: dict[SubtaskId, SubtaskState]) -> Committables:
     return {uid: tuple(committables) for uid, committables in found.items()}
 
 
-def _without_committables(state: SubtaskState) -> SubtaskState:
-    """Return a subtask's state without what stands in the manifest's ``commits``."""
-    if not any(operator.committables for operator in state.operators.values()):
+def _for_manifest(state: SubtaskState) -> SubtaskState:
+    """Return a subtask's state without what stands in the manifest's ``commits`` and ``channels``."""
+    if not state.channels and not any(operator.committables for operator in state.operators.values()):
         return state
     operators = {uid: msgspec.structs.replace(each, committables=()) for uid, each in state.operators.items()}
-    return msgspec.structs.replace(state, operators=operators)
+    return msgspec.structs.replace(state, operators=operators, channels=())
 
 
 def _brief(event: Event) -> str:

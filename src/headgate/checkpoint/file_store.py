@@ -100,14 +100,17 @@ class FileStore:
         except OSError as error:
             raise _failed("written", path, error) from error
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder, without those of temporary files; nothing if there is no such folder."""
+    def names(self, folder: str = "", *, temporary: bool = False) -> list[str]:
+        """Return the names in a folder, nothing if there is no such folder.
+
+        ``temporary``: those too of files that somebody is writing, or was when it died.
+        """
         path = self.path(folder) if folder else self.base
         try:
             found = self._fs.get_file_info(pa_fs.FileSelector(path, allow_not_found=True))
         except OSError as error:
             raise _failed("listed", path, error) from error
-        return sorted(info.base_name for info in found if not info.base_name.startswith(_TEMPORARY))
+        return sorted(info.base_name for info in found if temporary or not info.base_name.startswith(_TEMPORARY))
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the sizes of files in bytes; None for each that is missing."""

@@ -2,13 +2,15 @@
 
 Never: hold a reference to a file that is not durable when the manifest is written.
 
-Durable: version 1; golden bytes in ``tests/golden``. A first line in which all the rest is checked, then JSON:
+Durable: version 2, which adds exchanges, keyed state and channel state; version 1 is read. Golden bytes of both in
+``tests/golden``. A first line in which all the rest is checked, then JSON:
 
-    headgate-manifest v=1 run=3 bytes=000000001234 crc32=0badcafe
+    headgate-manifest v=2 run=3 bytes=000000001234 crc32=0badcafe
     {"checkpoint_id":17,"epoch":9,...}
 
-Bytes of others (splits, enumerators' states, operators' items, committables) that are a JSON object stand in it as they
-are, so that a person can read them (``tail -n +2 _metadata | jq .``); others stand in it as text in base64.
+Bytes of others (splits, enumerators' states, operators' items and keyed state, committables) that are a JSON object
+stand in it as they are, so that a person can read them (``tail -n +2 _metadata | jq .``); others stand in it as text in
+base64.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from typing import Protocol
 
 import msgspec
 
+from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.errors import CorruptStateError, InternalError, UnsupportedVersionError
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import (
+    ChannelState,
+    ChunkState,
     FileState,
     FinishedSplit,
     InlineState,
+    KeyedState,
     OperatorState,
     ReaderState,
     SplitState,
@@ -34,7 +40,8 @@ from headgate.protocol.state import (
     SubtaskState,
 )
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
 HEADER_BYTES = 256
 """The first line is not longer than this."""
 
@@ -65,6 +72,10 @@ class QueryPlan(Protocol):
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
         """Its operators' uids, by stage."""
+
+    @property
+    def exchanges(self) -> Mapping[str, ExchangePlan]:
+        """The exchanges between its stages, by uid."""
 
     @property
     def parallelism(self) -> int:
@@ -146,6 +157,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         have been.
     uncommitted
         Older epochs that may not be committed either, oldest first: to be committed before it, each under its number.
+    exchanges
+        By uid, as they were when it was taken.
+    channels
+        The rows that its barriers passed. Those of ``subtasks`` are empty: they stand here.
+    channels_parallelism
+        The parallelism that ``channels`` are numbered by, which a restored query may not have.
     """
 
     checkpoint_id: int
@@ -161,6 +178,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: tuple[tuple[SubtaskState, ...], ...]
     commits: Committables = {}
     uncommitted: tuple[UncommittedEpoch, ...] = ()
+    exchanges: dict[str, ExchangePlan] = {}
+    channels: tuple[ChannelState, ...] = ()
+    channels_parallelism: int = 0
 
 
 def serialize(manifest: Manifest) -> bytes:
@@ -208,10 +228,10 @@ _HEADER = re.compile(rb"headgate-manifest v=(\d+) run=(\d+) bytes=(\d+) crc32=([
 
 def _header(head: bytes, path: str) -> dict[str, str]:
     version = re.match(rb"headgate-manifest v=(\d+) ", head)
-    if version is not None and int(version[1]) != VERSION:
+    if version is not None and int(version[1]) not in _READABLE:
         raise UnsupportedVersionError(
-            f"The manifest {path} has version {int(version[1])}, this Headgate reads version {VERSION}. Restart with "
-            "the Headgate version that wrote it.",
+            f"The manifest {path} has version {int(version[1])}, this Headgate reads versions up to {VERSION}. Restart "
+            "with the Headgate version that wrote it, or a newer one.",
             what="a manifest", path=path, expected=VERSION, found=int(version[1]),
         )  # fmt: skip
     match = _HEADER.match(head)
@@ -243,10 +263,28 @@ class _StoredOperator(msgspec.Struct, frozen=True, omit_defaults=True):
     committables: tuple[msgspec.Raw, ...] = ()
 
 
+class _StoredChunk(msgspec.Struct, frozen=True):
+    id: str
+    key_groups: tuple[int, int]
+    handle: _StoredHandle
+
+
 class _StoredSubtask(msgspec.Struct, frozen=True, omit_defaults=True):
     readers: dict[str, _StoredReader] = {}
     operators: dict[str, _StoredOperator] = {}
     input_ended: bool = False
+    keyed: dict[str, tuple[_StoredChunk, ...]] = {}
+
+
+class _StoredChannel(msgspec.Struct, frozen=True):
+    exchange: str
+    producer: int
+    consumer: int
+    output: bool
+    buffers: int
+    rows: int
+    size_bytes: int
+    handle: _StoredHandle
 
 
 class _StoredSource(msgspec.Struct, frozen=True):
@@ -274,6 +312,10 @@ class _StoredManifest(msgspec.Struct, frozen=True):
     commits: dict[str, tuple[msgspec.Raw, ...]]
     uncommitted: tuple[_StoredEpoch, ...]
     subtasks: tuple[tuple[_StoredSubtask, ...], ...]
+    # Since version 2.
+    exchanges: dict[str, ExchangePlan] = {}
+    channels_parallelism: int = 0
+    channels: tuple[_StoredChannel, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(_StoredManifest)
@@ -331,6 +373,41 @@ def _from_reader(reader: _StoredReader) -> ReaderState:
     return ReaderState(splits=splits, finished=reader.finished)
 
 
+def _to_chunk(chunk: ChunkState) -> _StoredChunk:
+    return _StoredChunk(chunk.chunk_id, (chunk.first_key_group, chunk.last_key_group), _to_handle(chunk.handle))
+
+
+def _from_chunk(chunk: _StoredChunk) -> ChunkState:
+    first, last = chunk.key_groups
+    return ChunkState(chunk_id=chunk.id, handle=_from_handle(chunk.handle), first_key_group=first, last_key_group=last)
+
+
+def _to_channel(state: ChannelState) -> _StoredChannel:
+    return _StoredChannel(
+        state.exchange,
+        state.producer,
+        state.consumer,
+        state.output,
+        state.buffers,
+        state.rows,
+        state.size_bytes,
+        _to_handle(state.handle),
+    )
+
+
+def _from_channel(state: _StoredChannel) -> ChannelState:
+    return ChannelState(
+        exchange=state.exchange,
+        producer=state.producer,
+        consumer=state.consumer,
+        output=state.output,
+        handle=_from_handle(state.handle),
+        buffers=state.buffers,
+        rows=state.rows,
+        size_bytes=state.size_bytes,
+    )
+
+
 def _to_subtask(state: SubtaskState) -> _StoredSubtask:
     return _StoredSubtask(
         {uid: _to_reader(uid, reader) for uid, reader in state.readers.items()},
@@ -339,6 +416,7 @@ def _to_subtask(state: SubtaskState) -> _StoredSubtask:
             for uid, each in state.operators.items()
         },
         state.input_ended,
+        {uid: tuple(map(_to_chunk, each.chunks)) for uid, each in state.keyed.items()},
     )
 
 
@@ -351,6 +429,7 @@ def _from_subtask(state: _StoredSubtask) -> SubtaskState:
             )
             for uid, each in state.operators.items()
         },
+        keyed={uid: KeyedState(chunks=tuple(map(_from_chunk, each))) for uid, each in state.keyed.items()},
         input_ended=state.input_ended,
     )
 
@@ -375,6 +454,9 @@ def _to_stored(manifest: Manifest) -> _StoredManifest:
             _StoredEpoch(each.epoch, _to_committables(each.committables)) for each in manifest.uncommitted
         ),
         subtasks=tuple(tuple(map(_to_subtask, stage)) for stage in manifest.subtasks),
+        exchanges=manifest.exchanges,
+        channels_parallelism=manifest.channels_parallelism,
+        channels=tuple(map(_to_channel, manifest.channels)),
     )
 
 
@@ -398,4 +480,7 @@ def _from_stored(stored: _StoredManifest) -> Manifest:
             UncommittedEpoch(each.epoch, _from_committables(each.committables)) for each in stored.uncommitted
         ),
         subtasks=tuple(tuple(map(_from_subtask, stage)) for stage in stored.subtasks),
+        exchanges=stored.exchanges,
+        channels=tuple(map(_from_channel, stored.channels)),
+        channels_parallelism=stored.channels_parallelism,
     )

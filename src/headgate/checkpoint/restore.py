@@ -8,12 +8,19 @@ Never: read a file, or drop state that the user did not allow to be dropped.
     splits, by uid               the same subtask          round robin in the order of their ids
     finished splits, by uid      the same subtask          round robin; the enumerator is told of all
     operators' items, by uid     the same subtask          round robin in the order of the subtasks
+    keyed state, by uid          the same subtask          every subtask gets each chunk that overlaps its key groups;
+                                                           chunks in the order of the old subtasks, then in theirs
+    channel state, by exchange   as it is                  as it is: `headgate.checkpoint.channel_assignment` deals it
+                                                           out when subtasks are deployed
     committables, by sink uid    committed first           committed first
 
 A source or operator whose uid is not in the checkpoint starts afresh. State of a uid that the query does not have is
-left over: an error that names it, unless ``allowNonRestoredState`` is set.
+left over: an error that names it, unless ``allowNonRestoredState`` is set. An exchange that has become one of another
+kind is an error if rows were on their way through it: who gets them now cannot be told.
 
-Follows FLIP-537, "Reassignment on recovery"; Flink's StateAssignmentOperation.
+Chunks of another query (its savepoint) get names of their own, since that one named its chunks as this one does.
+
+Follows FLIP-537, "Reassignment on recovery"; FLIP-547, 4.2; Flink's StateAssignmentOperation.
 """
 
 from __future__ import annotations
@@ -25,25 +32,35 @@ import msgspec
 
 from headgate.checkpoint.manifest import Manifest, PlannedSource, QueryPlan, UncommittedEpoch
 from headgate.errors import OptionError, StoredStateError
-from headgate.protocol.state import FinishedSplit, OperatorState, ReaderState, SubtaskState
+from headgate.protocol.key_groups import KeyGroupRange, key_group_range
+from headgate.protocol.state import (
+    ChunkState,
+    FinishedSplit,
+    KeyedState,
+    OperatorState,
+    ReaderState,
+    SubtaskState,
+)
 
-_NO_READER, _NO_OPERATOR = ReaderState(), OperatorState()
+_NO_READER, _NO_OPERATOR, _NO_KEYED = ReaderState(), OperatorState(), KeyedState()
 
 
 def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bool = False) -> Manifest:
     """Return the checkpoint as one of this query would be: its stages, its parallelism, one state per subtask.
 
-    A source that starts afresh is not in its ``sources``. Number and epoch stay those of the checkpoint.
+    A source that starts afresh is not in its ``sources``. Number and epoch stay those of the checkpoint, and so do
+    ``channels`` and ``channels_parallelism``.
 
     Raises
     ------
     OptionError
         An option that may not change has changed; all that did are named.
     StoredStateError
-        State is left over, or belongs to another kind of source.
+        State is left over, or belongs to another kind of source or exchange.
     """
     _check_options(manifest, plan)
-    uids = {uid for stage in plan.stages for uid in stage} | set(plan.sources)
+    _check_exchanges(manifest, plan)
+    uids = {uid for stage in plan.stages for uid in stage} | set(plan.sources) | set(plan.exchanges)
     left_over = sorted(_with_state(manifest) - uids)
     if left_over and not allow_non_restored_state:
         raise StoredStateError(
@@ -52,15 +69,31 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
             ".name(...), or set the option 'allowNonRestoredState' to true to drop that state.",
             what="a checkpoint", left_over=tuple(left_over), checkpoint_id=manifest.checkpoint_id,
         )  # fmt: skip
+    stages = [_restored_stage(manifest, plan, stage) for stage in plan.stages]
     return msgspec.structs.replace(
         manifest,
         parallelism=plan.parallelism,
         sources={uid: entry for uid, entry in manifest.sources.items() if uid in plan.sources},
         stages=plan.stages,
-        subtasks=tuple(_restored_stage(manifest, plan, stage) for stage in plan.stages),
+        subtasks=_read_on_behind_readers(stages, plan),
         commits=_of(uids, manifest.commits),
         uncommitted=tuple(UncommittedEpoch(each.epoch, _of(uids, each.committables)) for each in manifest.uncommitted),
+        exchanges=dict(plan.exchanges),
+        channels=tuple(each for each in manifest.channels if each.exchange in plan.exchanges),
     )
+
+
+def _check_exchanges(manifest: Manifest, plan: QueryPlan) -> None:
+    """Refuse rows on their way that nobody knows any longer who gets them."""
+    for uid in sorted({each.exchange for each in manifest.channels} & set(plan.exchanges)):
+        was, now = manifest.exchanges[uid].kind, plan.exchanges[uid].kind
+        if was != now:
+            raise StoredStateError(
+                f"Checkpoint {manifest.checkpoint_id} holds rows that were on their way through the exchange {uid!r} "
+                f"of the kind {was!r}; now it is of the kind {now!r}. End the query as it was with a savepoint, which "
+                "holds no rows on their way, and start the changed one from that.",
+                what="a checkpoint", uid=uid, expected=now, found=was,
+            )  # fmt: skip
 
 
 def _check_options(manifest: Manifest, plan: QueryPlan) -> None:
@@ -104,6 +137,8 @@ def _with_state(manifest: Manifest) -> set[str]:
         for subtask in stage:
             found |= {uid for uid, reader in subtask.readers.items() if reader != _NO_READER}
             found |= {uid for uid, operator in subtask.operators.items() if operator != _NO_OPERATOR}
+            found |= {uid for uid, keyed in subtask.keyed.items() if keyed != _NO_KEYED}
+    found |= {channel.exchange for channel in manifest.channels}
     for committables in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
         found |= {uid for uid, each in committables.items() if each}
     return found
@@ -117,25 +152,34 @@ def _restored_stage(manifest: Manifest, plan: QueryPlan, stage: tuple[str, ...])
     """Return the states of a stage's subtasks."""
     readers: list[dict[str, ReaderState]] = [{} for _ in range(plan.parallelism)]
     operators: list[dict[str, OperatorState]] = [{} for _ in range(plan.parallelism)]
+    keyed: list[dict[str, KeyedState]] = [{} for _ in range(plan.parallelism)]
     ended: list[list[bool]] = [[] for _ in range(plan.parallelism)]
     for uid in stage:
         old = _subtasks_of(manifest, uid)
         old_readers = [subtask.readers.get(uid, _NO_READER) for subtask in old]
         old_operators = [subtask.operators.get(uid, _NO_OPERATOR) for subtask in old]
+        old_keyed = [_own_chunks(manifest, plan, subtask.keyed.get(uid, _NO_KEYED)) for subtask in old]
         old_ended = [subtask.input_ended for subtask in old]
         if len(old) != plan.parallelism:
             old_readers = _dealt_readers(old_readers, plan.parallelism)
             old_operators = _dealt_operators(old_operators, plan.parallelism)
+            old_keyed = _dealt_chunks(old_keyed, plan)
             old_ended = [all(old_ended)] * (plan.parallelism if old else 0)
         if uid in plan.sources and uid not in manifest.sources:
             old_ended = [False] * plan.parallelism
-        for n, (reader, operator) in enumerate(zip(old_readers, old_operators)):
+        for n, (reader, operator, state) in enumerate(zip(old_readers, old_operators, old_keyed)):
             readers[n] |= {uid: reader} if reader != _NO_READER else {}
             operators[n] |= {uid: operator} if operator != _NO_OPERATOR else {}
+            keyed[n] |= {uid: state} if state != _NO_KEYED else {}
         for n, each in enumerate(old_ended):
             ended[n].append(each)
     return tuple(
-        SubtaskState(readers=readers[n], operators=operators[n], input_ended=bool(ended[n]) and all(ended[n]))
+        SubtaskState(
+            readers=readers[n],
+            operators=operators[n],
+            keyed=keyed[n],
+            input_ended=bool(ended[n]) and all(ended[n]),
+        )
         for n in range(plan.parallelism)
     )
 
@@ -155,6 +199,47 @@ def _dealt_readers(old: Sequence[ReaderState], parallelism: int) -> list[ReaderS
 def _dealt_operators(old: Sequence[OperatorState], parallelism: int) -> list[OperatorState]:
     items = [item for operator in old for item in operator.items]
     return [OperatorState(items=tuple(items[n::parallelism])) for n in range(parallelism)]
+
+
+def _dealt_chunks(old: Sequence[KeyedState], plan: QueryPlan) -> list[KeyedState]:
+    chunks = [chunk for state in old for chunk in state.chunks]
+    dealt = []
+    for n in range(plan.parallelism):
+        own = key_group_range(n, plan.parallelism, plan.max_parallelism)
+        dealt.append(KeyedState(chunks=tuple(each for each in chunks if own.overlaps(_key_groups(each)))))
+    return dealt
+
+
+def _key_groups(chunk: ChunkState) -> KeyGroupRange:
+    return KeyGroupRange(chunk.first_key_group, chunk.last_key_group)
+
+
+def _own_chunks(manifest: Manifest, plan: QueryPlan, keyed: KeyedState) -> KeyedState:
+    """Return the chunks of another query under names that no chunk of this one gets."""
+    if manifest.query_id == plan.query_id:
+        return keyed
+    return KeyedState(
+        chunks=tuple(
+            msgspec.structs.replace(each, chunk_id=f"{manifest.query_id}.{each.chunk_id}") for each in keyed.chunks
+        )
+    )
+
+
+def _read_on_behind_readers(
+    stages: list[tuple[SubtaskState, ...]], plan: QueryPlan
+) -> tuple[tuple[SubtaskState, ...], ...]:
+    """Let nobody have read all its input to whom somebody still sends: a source that is new, for example."""
+    # What a stage consumes comes from stages of lower numbers.
+    for exchange in sorted(plan.exchanges.values(), key=lambda each: each.producer_stage):
+        producers, consumers = stages[exchange.producer_stage], stages[exchange.consumer_stage]
+        ended = [each.input_ended for each in producers]
+        if exchange.kind != "forward":
+            ended = [all(ended)] * len(ended)
+        stages[exchange.consumer_stage] = tuple(
+            msgspec.structs.replace(each, input_ended=each.input_ended and producers_ended)
+            for each, producers_ended in zip(consumers, ended)
+        )
+    return tuple(stages)
 
 
 def _subtasks_of(manifest: Manifest, uid: str) -> tuple[SubtaskState, ...]:

@@ -5,21 +5,31 @@ Never: write a manifest before every file that it names is durable, or for a run
     <location>/query                 the query's id
     <location>/runs/<run>            see `headgate.checkpoint.ownership`
     <location>/chk-<id>/_metadata    the manifest: written last, deleted first
-    <location>/chk-<id>/...          state that is too large for the manifest
+    <location>/chk-<id>/...          state that is too large for the manifest, channel state included
+    <location>/shared/<uid>/<chunk>  a chunk of keyed state, which several manifests may name
     <savepoint>/_metadata            a savepoint's manifest, which names files of this folder only
     <savepoint>/<query>-<run>-<id>/  those files; no other attempt to write a savepoint here has the same names
+
+A shared file lives as long as a manifest at the location names it: it is deleted behind the last one that did. Those
+that no manifest ever named are deleted as well: what an earlier run left when the next begins; what a checkpoint that
+failed left behind the next but one that completes, for the next one names all of it that is still in use.
+
+Nothing of a savepoint is ever deleted. A query that begins with one reads its files where they are, by their full
+addresses, and names none of them in a checkpoint of its own (`belongs_here`): its folder is not needed after the first.
 
 Follows Flink's CheckpointStorage; traps 19 and 34.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import posixpath
 import re
+import threading
+import urllib.parse
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -27,8 +37,8 @@ from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.file_store import FileStore, open_store
 from headgate.checkpoint.manifest import HEADER_BYTES, Manifest, deserialize, run_of, serialize
 from headgate.checkpoint.ownership import check_run
-from headgate.errors import CorruptStateError, StoredStateError
-from headgate.protocol.state import FileState, InlineState, OperatorState, StateHandle, SubtaskState
+from headgate.errors import CorruptStateError, InternalError, StoredStateError
+from headgate.protocol.state import ChunkState, FileState, InlineState, StateHandle, SubtaskState
 from headgate.source.serialization import VersionedSerializer
 
 INLINE_BYTES = 64 * 1024
@@ -36,7 +46,8 @@ INLINE_BYTES = 64 * 1024
 
 _MANIFEST = "_metadata"
 _QUERY = "query"
-_RUNS = "runs"
+_SHARED = "shared"
+_COPIES_AT_ONCE = 4
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
@@ -70,6 +81,12 @@ class CheckpointStorage:
     def __init__(self, location: str, store: FileStore | None = None) -> None:
         self.location = location
         self.store = store or open_store(location)
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._named: dict[int, frozenset[str]] = {}  # the files that manifests name, by checkpoint
+        self._others: dict[str, FileStore] = {}  # by folder
+        self._written = 0  # manifests
+        self._suspects: tuple[int, set[str]] | None = None  # shared files that none of so many manifests named
 
     # The query.
 
@@ -82,21 +99,29 @@ class CheckpointStorage:
 
     # Writing.
 
-    def write_state(self, checkpoint_id: int, name: str, data: bytes) -> StateHandle:
-        """Make state durable; it stands in the manifest itself if it is small.
+    def write_state(self, checkpoint_id: int, name: str, data: bytes, inline_bytes: int = INLINE_BYTES) -> StateHandle:
+        """Make state of one checkpoint durable; it stands in the manifest itself if it is small.
 
-        ``name`` is unique in the checkpoint: operator, subtask and execution belong into it.
+        ``name`` is unique in the checkpoint: operator, subtask, run, attempt and execution belong into it.
         """
-        if len(data) <= INLINE_BYTES:
+        return self._write_file(f"chk-{checkpoint_id}/{_file_name(name)}", data, inline_bytes)
+
+    def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
+        """Make a chunk of an operator's keyed state durable, for as long as a checkpoint names it."""
+        name = urllib.parse.quote(chunk_id, safe="")  # two names stay two
+        return self._write_file(f"{_SHARED}/{_file_name(uid)}/{name}", data, inline_bytes)
+
+    def _write_file(self, path: str, data: bytes, inline_bytes: int) -> StateHandle:
+        if len(data) <= inline_bytes:
             return InlineState(data)
-        path = f"chk-{checkpoint_id}/{_file_name(name)}"
         self.store.write(path, data)
         return FileState(path, len(data), zlib.crc32(data))
 
     def write_manifest(self, manifest: Manifest, location: str = "") -> int:
-        """Complete a checkpoint: large states first, the manifest last. Return how many bytes that was.
+        """Complete a checkpoint: large states first, the manifest last.
 
-        ``location`` is a savepoint's folder; all state that the manifest names is copied into it.
+        ``location`` is a savepoint's folder; all state that the manifest names is copied into it. Return how many bytes
+        the checkpoint takes: its manifest and what it names, but not the files that an older one names as well.
 
         Raises
         ------
@@ -105,25 +130,60 @@ class CheckpointStorage:
             written.
         """
         check_run(self.store, manifest.run)
+        files = list({handle.path: handle for handle in _files_of(manifest)}.values())
+        for handle in files:
+            if not belongs_here(handle):
+                raise InternalError(f"Checkpoint {manifest.checkpoint_id} names a file elsewhere: {handle.path}.")
         if location:
             folder = f"{_file_name(manifest.query_id)}-{manifest.run}-{manifest.checkpoint_id}"
             moved = _with_files(manifest, lambda name: posixpath.join(folder, name))
-            copies = (
-                (posixpath.join(folder, handle.path), _read_file(self.store, handle)) for handle in _files_of(manifest)
-            )
-            size = _write(open_store(location, "savepoint"), "", folder, moved, copies)
+            size = _write(
+                open_store(location, "savepoint"), "", folder, moved,
+                copies=lambda to: self._copy(files, to, folder),
+            ) + sum(handle.size_bytes for handle in files)  # fmt: skip
         else:
             folder = f"chk-{manifest.checkpoint_id}"
             size = _write(self.store, folder, folder, manifest)
+            with self._lock:
+                known: frozenset[str] = frozenset().union(*self._named.values())
+                self._named[manifest.checkpoint_id] = frozenset(handle.path for handle in files)
+                self._written += 1
+            size += sum(handle.size_bytes for handle in files if handle.path not in known)
         # Whoever took over in the meantime may not have seen this manifest: then nobody may be told of it.
         check_run(self.store, manifest.run)
         return size
 
     def delete(self, checkpoint_id: int) -> None:
-        """Delete a checkpoint, or what there is of it: its manifest first."""
+        """Delete a checkpoint, or what there is of it: its manifest first, then the files that no other one names."""
         folder = f"chk-{checkpoint_id}"
+        failed = self.store.sizes([f"{folder}/{_MANIFEST}"]) == [None]
+        named = self._files_named_by(checkpoint_id) or frozenset()
         self.store.delete(f"{folder}/{_MANIFEST}")
         self.store.delete_folder(folder)
+        with self._lock:
+            self._named.pop(checkpoint_id, None)
+            written, suspects = self._written, self._suspects
+        doomed = {path for path in named if path.startswith(f"{_SHARED}/")}
+        over = suspects is not None and suspects[0] < written
+        if not (doomed or over or failed) or (kept := self._files_named()) is None:
+            return
+        if suspects is not None and over:
+            doomed, suspects = doomed | suspects[1], None
+        for path in sorted(doomed - kept):
+            self.store.delete(path)
+        if failed and suspects is None:
+            suspects = written, self._unnamed(kept)
+        with self._lock:
+            self._suspects = suspects
+
+    def delete_orphans(self) -> None:
+        """Delete the shared files that no manifest names. Call it before anything of this run writes any.
+
+        Where a manifest cannot be read nothing is deleted.
+        """
+        kept = self._files_named()
+        for path in sorted(set() if kept is None else self._unnamed(kept)):
+            self.store.delete(path)
 
     # Reading.
 
@@ -208,13 +268,66 @@ class CheckpointStorage:
         """
         if isinstance(handle, InlineState):
             return handle.data
-        if "://" in handle.path or handle.path.startswith("/"):  # of a savepoint
-            address, parameters = _parted(handle.path)
-            folder, _, name = address.rpartition("/")
-            return _read_file(open_store(folder + parameters), FileState(name, handle.size_bytes, handle.crc32))
-        return _read_file(self.store, handle)
+        if belongs_here(handle):
+            return _read_file(self.store, handle)
+        address, parameters = _parted(handle.path)
+        folder, _, name = address.rpartition("/")
+        with self._lock:
+            store = self._others.get(folder)
+        if store is None:
+            store = open_store(folder + parameters)
+            with self._lock:
+                self._others[folder] = store
+        return _read_file(store, FileState(name, handle.size_bytes, handle.crc32))
 
     # How.
+
+    def _files_named_by(self, checkpoint_id: int) -> frozenset[str] | None:
+        """Return the files that a manifest names, nothing if there is no manifest; None: it cannot be read."""
+        with self._lock:
+            named = self._named.get(checkpoint_id)
+        if named is not None:
+            return named
+        name = f"chk-{checkpoint_id}/{_MANIFEST}"
+        try:
+            manifest = deserialize(self.store.read(name), self.store.path(name))
+        except FileNotFoundError:
+            return frozenset()
+        except StoredStateError as error:
+            _log.warning("what checkpoint %d shares with others stays, since it is not known: %s", checkpoint_id, error)
+            return None
+        named = frozenset(handle.path for handle in _files_of(manifest))
+        with self._lock:
+            self._named[checkpoint_id] = named
+        return named
+
+    def _files_named(self) -> set[str] | None:
+        """Return the files that the manifests at the location name; None: one of them cannot be read."""
+        found: set[str] = set()
+        for checkpoint_id in self._ids():
+            named = self._files_named_by(checkpoint_id)
+            if named is None:
+                return None
+            found |= named
+        return found
+
+    def _unnamed(self, kept: set[str]) -> set[str]:
+        """Return the shared files that are none of these."""
+        found = {
+            f"{_SHARED}/{uid}/{name}"
+            for uid in self.store.names(_SHARED)
+            for name in self.store.names(f"{_SHARED}/{uid}", temporary=True)
+        }
+        return found - kept
+
+    def _copy(self, files: Sequence[FileState], to: FileStore, folder: str) -> None:
+        """Copy files into a folder of another location, a few at a time: they may be large."""
+
+        def copy(handle: FileState) -> None:
+            to.write(posixpath.join(folder, handle.path), _read_file(self.store, handle))
+
+        with ThreadPoolExecutor(_COPIES_AT_ONCE, thread_name_prefix="headgate-savepoint") as pool:
+            list(pool.map(copy, files))
 
     def _ids(self) -> list[int]:
         found = (_CHECKPOINT.fullmatch(name) for name in self.store.names())
@@ -236,16 +349,28 @@ class CheckpointStorage:
         return [checkpoint_id for _, checkpoint_id in sorted(ranks, reverse=True)]
 
 
+def belongs_here(handle: StateHandle) -> bool:
+    """Return whether state is the location's own; False: its file is of a savepoint, or of another location.
+
+    No checkpoint may name a file elsewhere: what a subtask was restored from there it writes anew.
+    """
+    return not isinstance(handle, FileState) or not ("://" in handle.path or handle.path.startswith("/"))
+
+
+def _nothing(_: FileStore) -> None:
+    """Copy nothing."""
+
+
 def _write(
     store: FileStore,
     folder: str,
     states: str,
     manifest: Manifest,
-    copies: Iterable[tuple[str, bytes]] = (),
+    copies: Callable[[FileStore], None] = _nothing,
 ) -> int:
     """Write a manifest into a folder, after those of its states that are large; return how many bytes that was.
 
-    ``states`` is the folder of those states; ``copies`` are the files beside them that it names.
+    ``states`` is the folder of those states; ``copies`` makes the files beside them that it names.
     """
     large: list[tuple[str, bytes]] = []
     sources = {}
@@ -261,7 +386,8 @@ def _write(
     name = posixpath.join(folder, _MANIFEST)
     if store.sizes([name]) != [None] and store.read(name) != data:  # before anything there is touched
         raise _occupied(store, name)
-    for path, state in itertools.chain(copies, large):
+    copies(store)
+    for path, state in large:
         store.write(path, state)
     if not store.write_if_absent(name, data):
         raise _occupied(store, name)
@@ -297,27 +423,43 @@ def _load(store: FileStore, name: str, files: FileStore) -> Manifest:
 
 
 def _files_of(manifest: Manifest) -> Iterator[FileState]:
-    """Yield the files of the subtasks' states."""
-    for stage in manifest.subtasks:
-        for subtask in stage:
-            for operator in subtask.operators.values():
-                yield from (item for item in operator.items if isinstance(item, FileState))
+    """Yield the files of the subtasks' states and of channel state."""
+    yield from (each for each in _handles_of(manifest) if isinstance(each, FileState))
+
+
+def _handles_of(manifest: Manifest) -> Iterator[StateHandle]:
+    for subtask in (each for stage in manifest.subtasks for each in stage):
+        for operator in subtask.operators.values():
+            yield from operator.items
+        for keyed in subtask.keyed.values():
+            yield from (chunk.handle for chunk in keyed.chunks)
+    yield from (channel.handle for channel in manifest.channels)
 
 
 def _with_files(manifest: Manifest, address: Callable[[str], str]) -> Manifest:
-    """Return a manifest that names the files of the subtasks' states by full addresses."""
+    """Return a manifest that names the files that `_files_of` finds by other addresses."""
+    replace = msgspec.structs.replace
 
-    def item(handle: StateHandle) -> StateHandle:
-        return msgspec.structs.replace(handle, path=address(handle.path)) if isinstance(handle, FileState) else handle
+    def moved(handle: StateHandle) -> StateHandle:
+        return replace(handle, path=address(handle.path)) if isinstance(handle, FileState) else handle
 
-    def operator(state: OperatorState) -> OperatorState:
-        return msgspec.structs.replace(state, items=tuple(map(item, state.items)))
+    def chunk(state: ChunkState) -> ChunkState:
+        return replace(state, handle=moved(state.handle))
 
     def subtask(state: SubtaskState) -> SubtaskState:
-        return msgspec.structs.replace(state, operators={uid: operator(each) for uid, each in state.operators.items()})
+        return replace(
+            state,
+            operators={
+                uid: replace(each, items=tuple(map(moved, each.items))) for uid, each in state.operators.items()
+            },
+            keyed={uid: replace(each, chunks=tuple(map(chunk, each.chunks))) for uid, each in state.keyed.items()},
+        )
 
-    subtasks = tuple(tuple(map(subtask, stage)) for stage in manifest.subtasks)
-    return msgspec.structs.replace(manifest, subtasks=subtasks)
+    return replace(
+        manifest,
+        subtasks=tuple(tuple(map(subtask, stage)) for stage in manifest.subtasks),
+        channels=tuple(replace(each, handle=moved(each.handle)) for each in manifest.channels),
+    )
 
 
 def _read_file(store: FileStore, handle: FileState) -> bytes:

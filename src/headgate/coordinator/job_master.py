@@ -16,12 +16,18 @@ It has no states of its own, so no table: what it does for an order of one machi
                              Scheduler (query ends, global failover)
     AlignmentGroup           slots (how far readers may read), the other queries of the application (our minimum)
 
+Exchanges make regions of what restarts together. Where one of them is not `forward`, all subtasks are one region: any
+failure restarts them all, in place, as `full` does. With `forward` ones only, the subtasks of a slot are one. Channels
+connect subtasks of one generation, which is one deployment of a region: when all of it is deployed, everybody in it is
+told where the others are (`SlotsLocated`). A slot that only lost its stream gets that letter with all others that it
+missed, and its data plane is where it was.
+
 A group hears of a new execution of a reader by its registration, or by a report that came before that.
 
 What follows from an order is carried out before the next order of the same list, so that nobody hears of a failure
 twice or of a barrier too early. An order to all sources is given to all of them before what they answer is heard.
 
-Follows FLIP-27, "Where to run the enumerator"; Flink's JobMaster.
+Follows FLIP-27, "Where to run the enumerator"; FLIP-547, 4.3.1; Flink's JobMaster.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from typing import assert_never
 import msgspec
 
 from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator import alignment as al
 from headgate.coordinator import scheduler as sch
@@ -42,7 +49,7 @@ from headgate.errors import InternalError
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport, SubtaskId, SubtaskProgress
 from headgate.protocol.session import Session
-from headgate.protocol.state import InlineState
+from headgate.protocol.state import InlineState, RecoveredChannel
 from headgate.source.watermark import WatermarkAlignment
 
 
@@ -79,10 +86,10 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         The uids of each stage's operators (sources and sinks included), in the order of the data.
     parallelism, max_parallelism
         How many slots; how many there may ever be.
-    regions
-        Stages that restart together, by the lowest stage's number; without an exchange each subtask restarts alone.
     query_id, run
         Whose it is.
+    exchanges
+        The exchanges between its stages, by uid; what a stage consumes comes from stages of lower numbers.
     """
 
     sources: dict[str, SourcePlan]
@@ -91,6 +98,12 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     query_id: str
     run: int
+    exchanges: dict[str, ExchangePlan] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether exchanges connect subtasks of different slots."""
+        return any(exchange.kind != "forward" for exchange in self.exchanges.values())
 
 
 # What happened outside, beside the answers to actions.
@@ -198,10 +211,25 @@ Action = (
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user set, by the machine that it is for."""
+    """What the user set.
+
+    Parameters
+    ----------
+    checkpoints, scheduler
+        What those machines are told.
+    unaligned
+        Whether barriers pass rows; those of savepoints never do.
+    alignment_timeout_ms
+        How long such a barrier keeps its place first, in milliseconds.
+    recover_output_downstream
+        Whether rows under way are recovered by who was to get them.
+    """
 
     checkpoints: cp.CheckpointOptions
     scheduler: sch.SchedulerOptions = sch.SchedulerOptions()
+    unaligned: bool = True
+    alignment_timeout_ms: int = 0
+    recover_output_downstream: bool = True
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
@@ -248,6 +276,13 @@ class _Aligned(msgspec.Struct, frozen=True):
     execution: int
 
 
+class _Region(msgspec.Struct):
+    """Subtasks that exchanges connect: how often they were deployed, and which of them are."""
+
+    generation: int = 0
+    deployed: dict[SubtaskId, int] = {}  # their executions
+
+
 class _Stream(msgspec.Struct):
     """The stream of an attempt: its session, its connection while there is one, and what it said of itself."""
 
@@ -291,7 +326,11 @@ class JobMaster:
         if restored is not None and {(len(restored.subtasks), len(each)) for each in restored.subtasks} != {shape}:
             raise InternalError(f"checkpoint {restored.checkpoint_id} was not made for {shape} stages and subtasks.")
         self._plan = plan
-        self._scheduler = sch.Scheduler(*shape, options.scheduler, restored=restored is not None, random=random)
+        self._options = options
+        scheduling = options.scheduler
+        if plan.is_connected:
+            scheduling = msgspec.structs.replace(scheduling, failover_strategy="full")
+        self._scheduler = sch.Scheduler(*shape, scheduling, restored=restored is not None, random=random)
         self._checkpoints = cp.CheckpointCoordinator(options.checkpoints, plan, restored, stored, clock_offset_ms)
         self._sources = {
             uid: src.SourceCoordinator(
@@ -313,6 +352,8 @@ class JobMaster:
         self._connections: dict[int, tuple[int, int]] = {}
         self._resetting: dict[int, set[str]] = {}  # by subtask: the sources that have not got its splits back
         self._reset_to: dict[int, int] = {}  # by subtask: the checkpoint that its splits were taken back to
+        self._regions = [_Region() for _ in range(1 if plan.is_connected else plan.parallelism)]
+        self._assigned: tuple[Manifest, dict[SubtaskId, tuple[RecoveredChannel, ...]]] | None = None
         self._requests: set[int] = set()  # that were not answered
         self._job: int | None = None  # that was submitted and has not ended
         self._released = self._is_over = False
@@ -606,7 +647,9 @@ class JobMaster:
             case sch.ReleaseSlots():
                 self._release()
             case sch.ReportFailure() | sch.ReportMissingSlots():
-                self._log("warning", _told(action))
+                connected = isinstance(action, sch.ReportFailure) and self._plan.is_connected
+                why = " They are all, since exchanges connect them; slots stay." if connected else ""
+                self._log("warning", _told(action) + why)
             case sch.FailQuery() | sch.QueryOver():
                 self._on_end(action)
             case _:
@@ -630,21 +673,67 @@ class JobMaster:
     def _deploy(self, action: sch.DeploySubtask) -> None:
         subtask, latest = action.subtask, self._checkpoints.latest
         checkpoint_id = 0 if latest is None else latest.checkpoint_id
+        suspended = self._checkpoints.is_past_the_last
         assert self._reset_to.get(subtask.subtask, checkpoint_id) == checkpoint_id, "its splits went back to another"
+        region = self._region_of(subtask.subtask)
+        if self._plan.exchanges and not region.deployed:
+            region.generation += 1
         deploy = msg.Deploy(
             stage=subtask.stage,
             execution=action.execution,
             parallelism=self._plan.parallelism,
             restore=None if latest is None else latest.subtasks[subtask.stage][subtask.subtask],
             checkpoint_id=checkpoint_id,
-            suspended=self._checkpoints.is_past_the_last,
+            suspended=suspended,
+            generation=region.generation,
+            # Who only is there processes nothing: what was on its way is the next run's.
+            recovered=() if suspended else self._channels_of(latest).get(subtask, ()),
         )
         self._send(subtask.subtask, deploy)
+        if self._plan.exchanges:
+            region.deployed[subtask] = action.execution
+            self._connect(region)
+
+    def _region_of(self, slot: int) -> _Region:
+        return self._regions[0 if self._plan.is_connected else slot]
+
+    def _connect(self, region: _Region) -> None:
+        """Tell the subtasks of a region where they all are, when they all are deployed."""
+        slots = sorted({subtask.subtask for subtask in region.deployed})
+        if len(region.deployed) != len(self._plan.stages) * (self._plan.parallelism if self._plan.is_connected else 1):
+            return
+        streams = {slot: self._stream(slot) for slot in slots}
+        addresses = {slot: stream.about.data_address for slot, stream in streams.items() if stream is not None}
+        exchanges = self._plan.exchanges.values()
+        stages = {stage for each in exchanges for stage in (each.producer_stage, each.consumer_stage)}
+        for subtask, execution in sorted(region.deployed.items()):
+            if subtask.stage in stages:
+                located = msg.SlotsLocated(
+                    stage=subtask.stage, execution=execution, generation=region.generation, addresses=addresses
+                )
+                self._send(subtask.subtask, located)
+
+    def _channels_of(self, manifest: Manifest | None) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
+        """Return which subtask takes on which of a checkpoint's channel state."""
+        if manifest is None:
+            return {}
+        if self._assigned is None or self._assigned[0] is not manifest:
+            assigned = assign_channels(
+                manifest.channels,
+                self._plan.exchanges,
+                old_parallelism=manifest.channels_parallelism,
+                parallelism=self._plan.parallelism,
+                max_parallelism=self._plan.max_parallelism,
+                on_downstream=self._options.recover_output_downstream,
+            )
+            self._assigned = manifest, assigned
+        return self._assigned[1]
 
     def _reset_readers(self, number: int) -> None:
         latest = self._checkpoints.latest
         checkpoint_id = 0 if latest is None else latest.checkpoint_id
         self._resetting[number], self._reset_to[number] = set(self._sources), checkpoint_id
+        self._region_of(number).deployed.clear()
         self._lose_readers(key for key in self._aligned if key[1] == number)
         self._tell_sources(dict.fromkeys(self._sources, src.ReaderFailed(number, checkpoint_id)))
 
@@ -652,6 +741,8 @@ class JobMaster:
         """Start the sources from the last completed checkpoint; what was under way with them is void."""
         self._resetting.clear()
         self._reset_to.clear()
+        for region in self._regions:
+            region.deployed.clear()
         self._lose_readers(self._aligned)
         self._tell_sources({uid: self._start_of(uid) for uid in self._sources})
         self._tell_scheduler(sch.SourcesRestored())
@@ -812,24 +903,35 @@ class JobMaster:
                 assert_never(action)
 
     def _send_barriers(self, action: cp.SendBarriers) -> None:
+        # A savepoint holds no rows on their way; who is rescaled takes them along.
+        may_pass = action.kind is CheckpointKind.CHECKPOINT or (
+            action.kind is CheckpointKind.SUSPEND and not action.location
+        )
+        unaligned = may_pass and self._options.unaligned and self._plan.is_connected
         for status in self._scheduler.deployed():
+            if self._sources.keys().isdisjoint(self._plan.stages[status.subtask.stage]):
+                continue  # its barriers come through its channels
             barrier = msg.TriggerCheckpoint(
                 stage=status.subtask.stage,
                 execution=status.execution,
                 checkpoint_id=action.checkpoint_id,
                 kind=action.kind,
                 location=action.location,
+                unaligned=unaligned,
+                alignment_timeout_ms=self._options.alignment_timeout_ms if unaligned else 0,
             )
             self._send(status.subtask.subtask, barrier)
         self._tell_sources(dict.fromkeys(self._sources, src.BarriersSent(action.checkpoint_id)))
 
     def _notify_completed(self, action: cp.NotifyCompleted) -> None:
         for status in self._scheduler.deployed():
+            stage = self._plan.stages[status.subtask.stage]
+            known = action.finished_known.get(status.subtask.subtask, {})
             completed = msg.CheckpointCompleted(
                 stage=status.subtask.stage,
                 execution=status.execution,
                 checkpoint_id=action.checkpoint_id,
-                finished_known=action.finished_known.get(status.subtask.subtask, {}),
+                finished_known={uid: end for uid, end in known.items() if uid in stage},
             )
             self._send(status.subtask.subtask, completed)
         self._tell_sources(dict.fromkeys(self._sources, src.SourceCheckpointCompleted(action.checkpoint_id)))

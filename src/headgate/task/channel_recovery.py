@@ -2,18 +2,331 @@
 
 Never: read a file, look into rows, wait.
 
-(TABLE OF STATES to be written here, FLIP-547 4.5.2:)
+    state     event        next      actions                        why
+    --------  -----------  --------  -----------------------------  ---------------------------------------------------
+    new       Begun        phase 1   ReadNext                       P1 and P2 begin alike
+    new       Begun        over      EndPhaseOne, EndRecovery       there is nothing to recover
+    phase 1   BufferRead   phase 1   ReadNext                       none of it is the subtask's own, or it waits for
+                                                                    more, to be packed with it
+    phase 1   BufferRead   phase 1   AskForRoom                     without waiting
+    phase 1   ChannelRead  phase 1   ReadNext                       the next one
+    phase 1   ChannelRead  phase 1   AskForRoom                     for the rest of what was packed
+    phase 1   ChannelRead  phase 2   EndPhaseOne, AskForRoom        all is read and some is spilled: now it waits
+    phase 1   ChannelRead  over      EndPhaseOne, EndRecovery       all is read, and in memory
+    phase 1   RoomFound    phase 1   TakeIntoMemory, ReadNext       P1: nothing is spilled
+    phase 1   RoomFound    phase 1   TakeIntoMemory, AskForRoom     P1, and more was made of what was read
+    phase 1   RoomFound    over      TakeIntoMemory, EndPhaseOne,   P1 was the last
+                                     EndRecovery
+    phase 1   RoomFound    phase 1   Replay, AskForRoom             P3, before P1: more is spilled, or waits
+    phase 1   RoomFound    phase 1   Replay, ReadNext               P3: the disk is empty again
+    phase 1   RoomMissing  phase 1   ReadNext                       P2: read on, filter
+    phase 1   RoomMissing  phase 1   Spill, AskForRoom              P2: what was read goes behind what is spilled
+    phase 1   RoomMissing  phase 2   Spill, EndPhaseOne,            P2 was the last
+                                     AskForRoom
+    phase 2   RoomFound    phase 2   Replay, AskForRoom             P3
+    phase 2   RoomFound    over      Replay, EndRecovery            P3 was the last
 
-    phase 1   room, nothing spilled   P1  read, filter, into memory
-    phase 1   room, spilled           P3  replay the oldest spilled buffer
-    phase 1   no room                 P2  read, filter, spill
-    phase 1   all is read             phase 2 (irreversible): tell the subtask (`PhaseOneEnded`)
-    phase 2   spilled                 P3  wait for room as long as it takes, replay
-    phase 2   nothing spilled         over (irreversible): tell the subtask (`RecoveryEnded`)
+Room is asked for what comes next: the oldest spilled buffer, or else what was read (so P1 has read by then). Phases are
+irreversible. Because P3 comes before P1, and P2 appends, all buffers reach memory in the order in which they were made.
 
-What is read in P1 and P2 is the next buffer of the next channel, in the order given (of one pair of old subtasks, input
-before output). Filtering and repacking may make no buffer, one or several of what was read; repacked rows wait until a
-buffer is full, or the channel's old pair is read to its end. Without a rescale nothing is filtered or repacked.
+What is read is the next buffer of a channel, channels in the order given (of one old pair of subtasks, input before
+output), those that land in one channel together: their order is all that counts. Filtered rows are packed again, with
+their neighbours in the channel that they land in, up to ``target_bytes``, so that a buffer that was stored in many
+parts becomes one again (FLIP-547's example); what is not filtered is taken as it is.
 
 Follows FLIP-547, section 4.5.
 """
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from headgate.errors import InvalidTransitionError
+from headgate.protocol.channels import Buffer, ChannelId
+from headgate.task.history import told_before
+
+_HISTORY = 64
+
+
+class StoredChannel(msgspec.Struct, frozen=True):
+    """Channel state to be recovered.
+
+    Parameters
+    ----------
+    channel
+        The channel that it lands in.
+    filtered
+        Whether the rows are filtered, and then packed again.
+    """
+
+    channel: ChannelId
+    filtered: bool
+
+
+# What happened.
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The thread runs."""
+
+
+class BufferRead(msgspec.Struct, frozen=True):
+    """The next buffer of the stored channel (its place in the order given): what of it is the subtask's own."""
+
+    stored: int
+    buffer: Buffer
+
+
+class ChannelRead(msgspec.Struct, frozen=True):
+    """The stored channel has no more buffers."""
+
+    stored: int
+
+
+class RoomFound(msgspec.Struct, frozen=True):
+    """There is the room that was asked for; it is taken."""
+
+
+class RoomMissing(msgspec.Struct, frozen=True):
+    """There is not, now."""
+
+
+Event = Begun | BufferRead | ChannelRead | RoomFound | RoomMissing
+
+# What is to be done. The last action of a list is answered by an event; `EndRecovery` is not.
+
+
+class ReadNext(msgspec.Struct, frozen=True):
+    """Read the next buffer of a stored channel, and filter it if need be: `BufferRead`, `ChannelRead`."""
+
+    stored: int
+
+
+class AskForRoom(msgspec.Struct, frozen=True):
+    """Ask for room: `RoomFound`, `RoomMissing`. With ``wait`` until there is some, however long."""
+
+    size_bytes: int
+    wait: bool
+
+
+class TakeIntoMemory(msgspec.Struct, frozen=True):
+    """P1: hand the subtask a buffer, made of these parts. ``repacked``: they are what a filter left."""
+
+    channel: ChannelId
+    parts: tuple[Buffer, ...]
+    repacked: bool
+
+
+class Spill(msgspec.Struct, frozen=True):
+    """P2: write a buffer, made of these parts, to the local disk, and tell the subtask. ``number`` counts from 1."""
+
+    channel: ChannelId
+    parts: tuple[Buffer, ...]
+    repacked: bool
+    number: int
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """P3: read a spilled buffer, and hand it to the subtask."""
+
+    channel: ChannelId
+    number: int
+
+
+class EndPhaseOne(msgspec.Struct, frozen=True):
+    """Tell the subtask: `headgate.task.input_gate.PhaseOneEnded`."""
+
+
+class EndRecovery(msgspec.Struct, frozen=True):
+    """Tell the subtask: `headgate.task.input_gate.RecoveryEnded`."""
+
+
+Action = ReadNext | AskForRoom | TakeIntoMemory | Spill | Replay | EndPhaseOne | EndRecovery
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    """A buffer to be, of these parts."""
+
+    channel: ChannelId
+    parts: tuple[Buffer, ...]
+    repacked: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+
+class _Spilled(msgspec.Struct, frozen=True):
+    """A buffer on the local disk."""
+
+    channel: ChannelId
+    number: int
+    size_bytes: int
+
+
+class ChannelRecovery:
+    """The recovery of a subtask's channels.
+
+    Parameters
+    ----------
+    stored
+        What is to be recovered, in the order in which the coordinator gave it.
+    target_bytes
+        How large packed buffers become at most (one that is larger when it is read stays so).
+
+    Examples
+    --------
+    >>> recovery = ChannelRecovery([StoredChannel(ChannelId("keys", 0, 0), filtered=False)])
+    >>> recovery.handle(Begun(), 0)
+    [ReadNext(stored=0)]
+    >>> recovery.handle(BufferRead(0, Buffer(["a"], 1, 10)), 0)
+    [AskForRoom(size_bytes=10, wait=False)]
+    >>> [type(action).__name__ for action in recovery.handle(RoomMissing(), 0)]
+    ['Spill', 'AskForRoom']
+    >>> recovery.handle(RoomMissing(), 0)
+    [ReadNext(stored=0)]
+    >>> recovery.handle(ChannelRead(0), 0)
+    [EndPhaseOne(), AskForRoom(size_bytes=10, wait=True)]
+    >>> [type(action).__name__ for action in recovery.handle(RoomFound(), 0)]
+    ['Replay', 'EndRecovery']
+    """
+
+    def __init__(self, stored: Sequence[StoredChannel], *, target_bytes: int = 256 * 1024) -> None:
+        landing = {each.channel: place for place, each in reversed(list(enumerate(stored)))}
+        self._stored = tuple(stored)
+        self._to_read = deque(sorted(range(len(stored)), key=lambda place: landing[stored[place].channel]))
+        self._target_bytes = target_bytes
+        self._parts: list[Buffer] = []  # filtered, all of the channel that is being read: not enough for a buffer yet
+        self._parts_bytes = 0
+        self._made: deque[_Packed] = deque()  # to go into memory, or to the disk
+        self._spilled: deque[_Spilled] = deque()  # oldest first
+        self._number = 0
+        self._asked: Action | None = None  # what the thread is at
+        self.state = "new"
+        """Where it is, as in the module's table."""
+        self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)  # for errors: rows left out
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
+
+        Raises
+        ------
+        InvalidTransitionError
+            It is no answer to what was ordered.
+        """
+        handler = self._HANDLERS.get((self.state, type(event)))
+        if handler is None or not self._is_answer(event):
+            raise self._invalid(event)
+        actions = handler(self, event)
+        self._asked = actions[-1]
+        if not isinstance(event, BufferRead):
+            self._history.append((now_ms, event))
+        return actions
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        first = self._number - len(self._spilled) + 1
+        assert [each.number for each in self._spilled] == list(range(first, self._number + 1))
+        assert all(part.num_rows for part in self._parts)
+        assert self._parts_bytes == sum(part.size_bytes for part in self._parts)
+        assert not self._parts or self._to_read
+        assert self.state in ("new", "phase 1") or not (self._to_read or self._made)
+        assert (self.state == "over") <= (not self._spilled)
+        match self._asked:
+            case ReadNext():
+                assert self.state == "phase 1" and self._asked.stored == self._to_read[0] and not self._made
+            case AskForRoom():
+                size_bytes = (self._spilled or self._made)[0].size_bytes
+                assert self._asked == AskForRoom(size_bytes, wait=self.state == "phase 2")
+            case _:
+                assert self.state in ("new", "over")
+
+    def _on_begun(self, event: Begun) -> list[Action]:
+        self.state = "phase 1"
+        return self._go_on()
+
+    def _on_buffer(self, event: BufferRead) -> list[Action]:
+        stored, buffer = self._stored[event.stored], event.buffer
+        if not stored.filtered:
+            self._pack(stored.channel)
+            self._made.append(_Packed(stored.channel, (buffer,), repacked=False))
+        elif buffer.num_rows:
+            if self._parts_bytes + buffer.size_bytes > self._target_bytes:
+                self._pack(stored.channel)
+            self._parts.append(buffer)
+            self._parts_bytes += buffer.size_bytes
+            if self._parts_bytes >= self._target_bytes:
+                self._pack(stored.channel)
+        return self._go_on()
+
+    def _on_channel_read(self, event: ChannelRead) -> list[Action]:
+        self._to_read.popleft()
+        channel = self._stored[event.stored].channel
+        if not self._to_read or self._stored[self._to_read[0]].channel != channel:
+            self._pack(channel)
+        return self._go_on()
+
+    def _on_room(self, event: RoomFound) -> list[Action]:
+        if self._spilled:
+            spilled = self._spilled.popleft()
+            return [Replay(spilled.channel, spilled.number), *self._go_on()]
+        made = self._made.popleft()
+        return [TakeIntoMemory(made.channel, made.parts, made.repacked), *self._go_on()]
+
+    def _on_no_room(self, event: RoomMissing) -> list[Action]:
+        if not self._made:
+            return [ReadNext(self._to_read[0])]
+        made = self._made.popleft()
+        self._number += 1
+        self._spilled.append(_Spilled(made.channel, self._number, made.size_bytes))
+        return [Spill(made.channel, made.parts, made.repacked, self._number), *self._go_on()]
+
+    def _go_on(self) -> list[Action]:
+        """Order what follows: room for what is next in order, else to read on; else the end."""
+        actions: list[Action] = []
+        if self.state == "phase 1" and not self._to_read and not self._made:
+            self.state = "phase 2"
+            actions.append(EndPhaseOne())
+        if self._spilled or self._made:
+            return [*actions, AskForRoom((self._spilled or self._made)[0].size_bytes, wait=self.state == "phase 2")]
+        if self._to_read:
+            return [*actions, ReadNext(self._to_read[0])]
+        self.state = "over"
+        return [*actions, EndRecovery()]
+
+    def _pack(self, channel: ChannelId) -> None:
+        """Make a buffer of the parts that wait."""
+        if self._parts:
+            self._made.append(_Packed(channel, tuple(self._parts), repacked=True))
+            self._parts, self._parts_bytes = [], 0
+
+    def _is_answer(self, event: Event) -> bool:
+        match event:
+            case BufferRead() | ChannelRead():
+                return self._asked == ReadNext(event.stored)
+            case RoomFound() | RoomMissing():
+                return isinstance(self._asked, AskForRoom)
+        return True
+
+    def _invalid(self, event: Event) -> InvalidTransitionError:
+        before = told_before(self._history, event)
+        return InvalidTransitionError(
+            f"The recovery of channels cannot take {event!r} in state {self.state}, after {self._asked!r}. "
+            f"Before: {', '.join(before[-10:]) or 'nothing'}.",
+            state=self.state,
+            event=repr(event),
+            history=before,
+        )
+
+    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any], list[Action]]]] = {
+        ("new", Begun): _on_begun,
+        ("phase 1", BufferRead): _on_buffer,
+        ("phase 1", ChannelRead): _on_channel_read,
+        ("phase 1", RoomFound): _on_room,
+        ("phase 1", RoomMissing): _on_no_room,
+        ("phase 2", RoomFound): _on_room,
+    }

@@ -2,41 +2,64 @@
 
 Never: look into rows, read a clock, block.
 
-(TABLE OF STATES to be written here, as in `headgate.task.subtask`; the rules it follows:)
-
 A channel holds, in this order: recovered buffers, those that recovery spilled to disk, and what its producer sent.
 
 - A barrier keeps its place in its channel. *Aligned*, the channel is not read past it until the snapshot is taken.
   *Unaligned*, it is seen the moment it arrives; what stands before it in the channel, and is not processed yet when the
-  snapshot is taken, is the channel's state. Channels whose exchange does not support unaligned barriers, and all of them
-  with an aligned one, are aligned. With a timeout an unaligned barrier is aligned until it is over.
+  snapshot is taken, is the channel's state. Channels whose exchange does not support unaligned barriers, and all of
+  them with an aligned one, are aligned. With a timeout an unaligned barrier is aligned until that is over, here or
+  further up, since the first one arrived.
 - `TakeSnapshot` is due when a barrier of the checkpoint has been seen and every aligned channel has its barrier at its
-  head. Ended channels still deliver barriers, and are waited for.
-- Unaligned channels whose barrier has not come when the snapshot is taken are read on; all that arrives on them until it
-  comes is stored, too (a copy: it is processed all the same). `StoreChannels` follows when the last barrier is in, at once
-  for an aligned checkpoint (empty).
+  head. Ended channels still deliver barriers, and are waited for. Until it is taken, unaligned channels are read up to
+  their barriers, and those without one as before.
+- Unaligned channels whose barrier has not come when the snapshot is taken are read on; all that arrives on them until
+  it comes is stored, too (a copy: it is processed all the same). `StoreChannels` follows when the last barrier is in,
+  at once for an aligned checkpoint (empty).
 - Phase 1 of recovery (rows are still read from the checkpoint): rows are processed already; an unaligned snapshot
   waits for its end (`PhaseOneEnded`). In phase 2 the state of a channel is its recovered buffers in memory, then the
-  spilled ones, then what else stands before the barrier.
-- Until `RecoveryEnded` no credit is granted, events of producers wait behind recovered buffers (but unaligned barriers
-  are seen at once), so that no new row and no watermark comes before a recovered one (trap 30).
-- A barrier of an older checkpoint than the newest seen, or of an aborted one, is dropped; a newer one replaces an older.
-- The watermark of an exchange is the minimum of its channels that are neither idle nor ended; all idle: `MarkIdle`. All
-  ended: the watermark is MAX, then `EndInput`. It never goes back.
+  spilled ones, then what else stands before the barrier. An aligned barrier waits for all of them.
+- Until `RecoveryEnded` no credit is granted, and events of producers wait behind recovered buffers (but unaligned
+  barriers are seen at once), so that no new row and no watermark comes before a recovered one (trap 30).
+- A barrier of an older checkpoint than the newest seen, or of an aborted one, is dropped; a newer one replaces an
+  older, whose `StoreChannels` then never comes.
+- The watermark of an exchange is that of `headgate.task.watermark_valve`; its end is followed by `EndInput`.
 - `Polled` takes turns among channels; a buffer that was put back is its channel's next one. A credit is granted when a
   producer's buffer was processed to its end (the next poll tells), never for a recovered one.
 
-Follows FLIP-547, sections 2.1 and 4.3 to 4.6; Flink's SingleCheckpointBarrierHandler and StatusWatermarkValve; traps 30
-and 31; lessons FLINK-20645 and -37870.
+The states are those of recovery (*reading* is phase 1, *replaying* phase 2, *running* follows) and of the newest
+checkpoint (*aligning* until the snapshot is taken, *storing* until the last barrier is in).
+
+@TABLE@
+
+Follows FLIP-547, sections 2.1 and 4.3 to 4.6; Flink's SingleCheckpointBarrierHandler; traps 30 and 31; lessons
+FLINK-20645 and -37870.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import msgspec
 
-from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
+from headgate.errors import InvalidTransitionError
+from headgate.protocol.channels import (
+    Barrier,
+    Buffer,
+    ChannelId,
+    Element,
+    ProducerEnded,
+    ProducerRecovered,
+)
+from headgate.task.history import told_before
+from headgate.task.watermark_valve import AdvanceWatermark as AdvanceWatermark
+from headgate.task.watermark_valve import EndInput as EndInput
+from headgate.task.watermark_valve import MarkActive as MarkActive
+from headgate.task.watermark_valve import MarkIdle as MarkIdle
+from headgate.task.watermark_valve import ProducerTold, WatermarkValve
+
+_HISTORY = 64
 
 
 class GateInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,13 +117,16 @@ class RecoveryEnded(msgspec.Struct, frozen=True):
 
 
 class RowsPutBack(msgspec.Struct, frozen=True):
-    """The rest of the buffer that was polled last was not processed."""
+    """The rest of the buffer that was polled last was not processed.
+
+    Told before anything else is told: what was polled and not put back counts as processed when a snapshot is due.
+    """
 
     buffer: Buffer
 
 
 class Polled(msgspec.Struct, frozen=True):
-    """The subtask can process something; what was polled before is done."""
+    """The subtask can process something; what was polled before is done, snapshots included."""
 
 
 class CheckpointGivenUp(msgspec.Struct, frozen=True):
@@ -122,35 +148,11 @@ Event = (
 
 
 class ProcessRows(msgspec.Struct, frozen=True):
-    """Process a buffer, or put its rest back."""
+    """Process a buffer, or put its rest back. ``recovered``: it takes room of recovery's until it is processed."""
 
     channel: ChannelId
     buffer: Buffer
-
-
-class AdvanceWatermark(msgspec.Struct, frozen=True):
-    """The watermark of an exchange is this, in milliseconds."""
-
-    exchange: str
-    timestamp_ms: int
-
-
-class MarkIdle(msgspec.Struct, frozen=True):
-    """Do not wait for an exchange's watermark."""
-
-    exchange: str
-
-
-class MarkActive(msgspec.Struct, frozen=True):
-    """Wait for it again."""
-
-    exchange: str
-
-
-class EndInput(msgspec.Struct, frozen=True):
-    """All producers of an exchange have ended."""
-
-    exchange: str
+    recovered: bool = False
 
 
 class GrantCredit(msgspec.Struct, frozen=True):
@@ -173,20 +175,56 @@ class Spilled(msgspec.Struct, frozen=True):
 
 
 class StoreChannels(msgspec.Struct, frozen=True):
-    """This is the input's channel state of a checkpoint, all of it; channels without any are left out."""
+    """Store the input's channel state of a checkpoint, all of it; channels without any are left out.
+
+    A spilled buffer is named by its number only while it was not replayed: then it is there itself.
+    """
 
     checkpoint_id: int
     channels: dict[ChannelId, tuple[Buffer | Spilled, ...]]
 
 
 class RecoveredProcessed(msgspec.Struct, frozen=True):
-    """Everything recovered has been processed, that of the producers' side (`ProducerRecovered`) included. Told once."""
+    """Everything recovered has been processed, that of the producers' side (`ProducerRecovered`) included.
+
+    Told once, if there was anything to recover.
+    """
 
 
 Action = (
     ProcessRows | AdvanceWatermark | MarkIdle | MarkActive | EndInput | GrantCredit | TakeSnapshot | StoreChannels
     | RecoveredProcessed
 )  # fmt: skip
+
+
+class _Channel:
+    """One channel: recovered buffers, then those that recovery spilled, then what its producer sent."""
+
+    def __init__(self, channel: ChannelId, *, supports_unaligned: bool, producer_recovers: bool) -> None:
+        self.id = channel
+        self.supports_unaligned = supports_unaligned
+        self.recovered: deque[Buffer] = deque()
+        self.spilled: deque[int] = deque()
+        self.sent: deque[Element] = deque()
+        self.connected = False
+        self.credits = 0  # how many buffers more the producer may send
+        self.recovers = producer_recovers  # whether its `ProducerRecovered` is yet to come
+        self.ended = False  # whether its `ProducerEnded` has come
+        self.last_barrier = 0
+
+
+class _Checkpoint:
+    """The newest checkpoint that a barrier told of."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self.id = barrier.checkpoint_id
+        self.barrier = barrier  # as it is sent on
+        self.passing = False  # whether its barriers pass rows, where they may
+        self.deadline_ms: int | None = None
+        self.arrived: set[ChannelId] = set()  # where an unaligned barrier is in the queue
+        self.at_head: set[ChannelId] = set()  # where nothing stands before it
+        self.missing: set[ChannelId] | None = None  # None: the snapshot is not taken; else what is read on
+        self.stored: dict[ChannelId, list[Buffer | Spilled]] = {}
 
 
 class InputGate:
@@ -204,6 +242,11 @@ class InputGate:
         Whether every producer sends `ProducerRecovered` first (``recover-output-on-downstream`` off, after a restore).
     credits
         How many buffers a producer may have under way or waiting here.
+
+    Notes
+    -----
+    The driver carries out all actions of an event before it tells the next. What it polled it has processed, or put the
+    rest back, before it tells anything else, so that nothing is half done when a barrier arrives.
     """
 
     def __init__(
@@ -215,7 +258,37 @@ class InputGate:
         producers_recover: bool = False,
         credits: int = 4,
     ) -> None:
-        raise NotImplementedError
+        self._channels: dict[ChannelId, _Channel] = {}
+        self._valves: dict[str, WatermarkValve] = {}
+        for exchange, each in inputs.items():
+            self._valves[exchange] = WatermarkValve(exchange, each.producers)
+            for producer in each.producers:
+                channel = ChannelId(exchange, producer, consumer)
+                self._channels[channel] = _Channel(
+                    channel, supports_unaligned=each.supports_unaligned, producer_recovers=producers_recover
+                )
+        self._always_aligned = frozenset(each.id for each in self._channels.values() if not each.supports_unaligned)
+        self._credits = credits
+        self._ready: dict[ChannelId, None] = {}  # those with something to process, in the order of their turns
+        self._polled: tuple[_Channel, bool] | None = None  # what is being processed, and whether it was recovered
+        self._recovery = "reading" if recovering else "running"
+        self._spilled = self._replayed = 0  # the last numbers
+        self._recovered_left = 0  # buffers that are not processed to their end
+        self._producers_left = (
+            len(self._channels) if producers_recover else 0
+        )  # whose `ProducerRecovered` is not reached
+        self._recovery_told = not (recovering or producers_recover)
+        self._newest = 0  # the newest checkpoint that was begun
+        self._given_up: set[int] = set()  # newer ones that will not complete
+        self._checkpoint: _Checkpoint | None = None
+        self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)
+
+    @property
+    def state(self) -> str:
+        """How far recovery and checkpoint are, as in the module's table."""
+        if self._checkpoint is None:
+            return self._recovery
+        return f"{self._recovery} {'aligning' if self._checkpoint.missing is None else 'storing'}"
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
@@ -227,12 +300,396 @@ class InputGate:
         InvalidTransitionError
             It cannot have happened.
         """
-        raise NotImplementedError
+        actions: list[Action] = self._HANDLERS[type(event)](self, event, now_ms)
+        if actions or type(event) is not Polled:
+            self._history.append((now_ms, _without_rows(event)))
+        return actions
 
     def next_time_ms(self) -> int | None:
         """Return when `GateTimePassed` is due, in milliseconds; None: not by itself."""
-        raise NotImplementedError
+        checkpoint = self._checkpoint
+        if checkpoint is None or checkpoint.passing or checkpoint.missing is not None:
+            return None
+        return checkpoint.deadline_ms
 
     def check(self) -> None:
         """Assert what always holds."""
-        raise NotImplementedError
+        left = producers_left = 0
+        for channel in self._channels.values():
+            assert (channel.id in self._ready) == self._is_ready(channel)
+            polled = self._polled is not None and self._polled[0] is channel
+            left += len(channel.recovered) + len(channel.spilled)
+            producers_left += channel.recovers or any(type(each) is ProducerRecovered for each in channel.sent)
+            waiting = sum(type(each) is Buffer for each in channel.sent)
+            assert channel.credits >= 0
+            if self._recovery != "running" or not channel.connected:
+                assert channel.credits == waiting == 0, "new rows came before recovered ones"
+            elif not channel.ended:
+                waiting += polled and self._polled is not None and not self._polled[1]
+                assert channel.credits + waiting == self._credits
+            if channel.spilled:
+                assert self._recovery != "running"
+                assert list(channel.spilled) == sorted(channel.spilled)
+                assert self._replayed < channel.spilled[0] <= channel.spilled[-1] <= self._spilled
+        left += self._polled is not None and self._polled[1]
+        assert left == self._recovered_left
+        assert producers_left == self._producers_left
+        assert self._recovery_told == (self._recovery == "running" and not left and not producers_left)
+        for valve in self._valves.values():
+            valve.check()
+        assert all(each > self._newest for each in self._given_up)
+        if self._checkpoint is not None:
+            self._check_checkpoint(self._checkpoint)
+
+    def _check_checkpoint(self, checkpoint: _Checkpoint) -> None:
+        assert checkpoint.id == self._newest
+        assert checkpoint.id == checkpoint.barrier.checkpoint_id
+        if checkpoint.missing is None:
+            assert not self._is_due(), "a snapshot that is due was not taken"
+            assert not checkpoint.stored
+            for channel in checkpoint.at_head:
+                head = self._channels[channel].sent[0]
+                assert isinstance(head, Barrier)
+                assert head.checkpoint_id == checkpoint.id
+        else:
+            assert checkpoint.missing, "the last barrier is in"
+            assert not checkpoint.missing & self._always_aligned
+        for stored in checkpoint.stored.values():
+            assert not any(isinstance(each, Buffer) and each.unfiltered for each in stored), (
+                "rows that others keep as well are about to be stored"
+            )
+
+    # Channels and what comes on them.
+
+    def _on_connected(self, event: ChannelConnected, now_ms: int) -> list[Action]:
+        channel = self._known(event)
+        if channel.connected:
+            raise self._invalid(event, "it is connected already")
+        channel.connected = True
+        return self._grant_all(channel) if self._recovery == "running" else []
+
+    def _grant_all(self, channel: _Channel) -> list[Action]:
+        if not channel.connected or channel.ended:
+            return []
+        channel.credits = self._credits
+        return [GrantCredit(channel.id, self._credits)]
+
+    def _on_element(self, event: ElementArrived, now_ms: int) -> list[Action]:
+        channel, element = self._known(event), event.element
+        if not channel.connected:
+            raise self._invalid(event, "it is not connected")
+        if isinstance(element, Barrier):
+            if element.checkpoint_id <= channel.last_barrier:
+                raise self._invalid(event, "the channel's last barrier was not older")
+            return self._on_barrier(channel, element, now_ms)
+        if channel.ended:
+            raise self._invalid(event, "the producer has ended")
+        if isinstance(element, Buffer):
+            if not channel.credits:
+                raise self._invalid(event, "the producer had no credit")
+            channel.credits -= 1
+            checkpoint = self._checkpoint
+            if checkpoint is not None and checkpoint.missing and channel.id in checkpoint.missing:
+                checkpoint.stored[channel.id].append(element)
+        elif isinstance(element, ProducerRecovered):
+            if not channel.recovers:
+                raise self._invalid(event, "the producer does not recover, or has done so")
+            channel.recovers = False
+        elif isinstance(element, ProducerEnded):
+            channel.ended = True
+        channel.sent.append(element)
+        self._set_ready(channel)
+        return []
+
+    def _on_barrier(self, channel: _Channel, barrier: Barrier, now_ms: int) -> list[Action]:
+        channel.last_barrier = barrier.checkpoint_id
+        checkpoint = self._checkpoint
+        if self._is_over(barrier):
+            return []
+        if checkpoint is not None and checkpoint.id == barrier.checkpoint_id and checkpoint.missing is not None:
+            checkpoint.missing.remove(channel.id)
+            return [*self._complete(), *self._proceed()]
+        channel.sent.append(barrier)
+        if barrier.unaligned:
+            self._see(channel, barrier, now_ms)
+        return self._proceed()
+
+    def _see(self, channel: _Channel, barrier: Barrier, now_ms: int) -> None:
+        """Take note of an unaligned barrier, which is known before it is reached."""
+        checkpoint = self._checkpoint
+        if checkpoint is None or checkpoint.id < barrier.checkpoint_id:
+            checkpoint = self._begin(barrier)
+        checkpoint.arrived.add(channel.id)
+        if not barrier.alignment_timeout_ms:
+            self._let_pass(checkpoint)
+        elif checkpoint.deadline_ms is None:
+            checkpoint.deadline_ms = now_ms + barrier.alignment_timeout_ms
+
+    def _let_pass(self, checkpoint: _Checkpoint) -> None:
+        """Let barriers pass rows from now on, here and further on."""
+        checkpoint.passing = True
+        checkpoint.barrier = msgspec.structs.replace(checkpoint.barrier, alignment_timeout_ms=0)
+
+    def _on_time_passed(self, event: GateTimePassed, now_ms: int) -> list[Action]:
+        due_ms = self.next_time_ms()
+        if self._checkpoint is None or due_ms is None or now_ms < due_ms:
+            return []
+        self._let_pass(self._checkpoint)
+        return self._proceed()
+
+    # Processing.
+
+    def _on_polled(self, event: Polled, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        if self._polled is not None:
+            channel = self._polled[0]
+            actions = [*self._finish_polled(), *self._proceed_behind(channel)]
+        asked: list[Action] = []
+        while self._ready and not asked and not (actions and type(actions[-1]) in (TakeSnapshot, StoreChannels)):
+            asked = self._process(self._channels[next(iter(self._ready))], now_ms)
+        return [*actions, *asked]
+
+    def _process(self, channel: _Channel, now_ms: int) -> list[Action]:
+        """Take the next element of a channel that has one."""
+        del self._ready[channel.id]
+        if channel.recovered:
+            return self._hand_out(channel, channel.recovered.popleft(), recovered=True)
+        element = channel.sent.popleft()
+        assert not isinstance(element, Barrier)
+        if isinstance(element, Buffer):
+            return self._hand_out(channel, element, recovered=False)
+        if isinstance(element, ProducerRecovered):
+            self._producers_left -= 1
+            actions = self._tell_recovery()
+        else:
+            valve = self._valves[channel.id.exchange]
+            actions = [*valve.handle(ProducerTold(channel.id.producer, element), now_ms)]
+        return [*actions, *self._proceed_behind(channel)]
+
+    def _hand_out(self, channel: _Channel, buffer: Buffer, *, recovered: bool) -> list[Action]:
+        self._polled = (channel, recovered)
+        self._set_ready(channel)
+        return [ProcessRows(channel.id, buffer, recovered)]
+
+    def _on_put_back(self, event: RowsPutBack, now_ms: int) -> list[Action]:
+        if self._polled is None:
+            raise self._invalid(event, "nothing is being processed")
+        (channel, recovered), self._polled = self._polled, None
+        if recovered:
+            channel.recovered.appendleft(event.buffer)
+        else:
+            channel.sent.appendleft(event.buffer)
+        self._set_ready(channel)
+        return []
+
+    def _finish_polled(self) -> list[Action]:
+        """Take note that what was polled is processed to its end."""
+        if self._polled is None:
+            return []
+        (channel, recovered), self._polled = self._polled, None
+        if recovered:
+            self._recovered_left -= 1
+            return self._tell_recovery()
+        if channel.ended:
+            return []  # it has no use for it
+        channel.credits += 1
+        return [GrantCredit(channel.id, 1)]
+
+    def _is_ready(self, channel: _Channel) -> bool:
+        if channel.recovered:
+            return True
+        if channel.spilled or self._recovery == "reading" or not channel.sent:
+            return False
+        return type(channel.sent[0]) is not Barrier
+
+    def _set_ready(self, channel: _Channel) -> None:
+        if self._is_ready(channel):
+            self._ready.setdefault(channel.id)
+        else:
+            self._ready.pop(channel.id, None)
+
+    # Recovery.
+
+    def _on_rows_recovered(self, event: RowsRecovered, now_ms: int) -> list[Action]:
+        channel = self._known(event)
+        if event.spilled is None:
+            if self._recovery != "reading" or channel.spilled:
+                raise self._invalid(event, "all of the checkpoint is read, or spilled ones come first")
+            self._recovered_left += 1
+        elif not channel.spilled or channel.spilled[0] != event.spilled or event.spilled != self._replayed + 1:
+            raise self._invalid(event, "it was not spilled, or is not the oldest one")
+        else:
+            self._replayed = channel.spilled.popleft()
+            stored = None if self._checkpoint is None else self._checkpoint.stored.get(channel.id)
+            if stored is not None:
+                stored[stored.index(Spilled(event.spilled))] = event.buffer
+        channel.recovered.append(event.buffer)
+        self._set_ready(channel)
+        return []
+
+    def _on_rows_spilled(self, event: RowsSpilled, now_ms: int) -> list[Action]:
+        channel = self._known(event)
+        if self._recovery != "reading" or event.number != self._spilled + 1:
+            raise self._invalid(event, "all of the checkpoint is read, or one before it is missing")
+        self._spilled = event.number
+        channel.spilled.append(event.number)
+        self._recovered_left += 1
+        return []
+
+    def _on_phase_one_ended(self, event: PhaseOneEnded, now_ms: int) -> list[Action]:
+        if self._recovery != "reading":
+            raise self._invalid(event, "phase 1 is not on")
+        self._recovery = "replaying"
+        return self._proceed()
+
+    def _on_recovery_ended(self, event: RecoveryEnded, now_ms: int) -> list[Action]:
+        if self._recovery != "replaying" or self._replayed != self._spilled:
+            raise self._invalid(event, "phase 2 is not on, or spilled buffers are left")
+        self._recovery = "running"
+        grants = [grant for channel in self._channels.values() for grant in self._grant_all(channel)]
+        return [*grants, *self._tell_recovery()]
+
+    def _tell_recovery(self) -> list[Action]:
+        if self._recovery_told or self._recovery != "running" or self._recovered_left or self._producers_left:
+            return []
+        self._recovery_told = True
+        return [RecoveredProcessed()]
+
+    # Checkpoints.
+
+    def _on_given_up(self, event: CheckpointGivenUp, now_ms: int) -> list[Action]:
+        if event.checkpoint_id > self._newest:
+            self._given_up.add(event.checkpoint_id)
+        if self._checkpoint is None or self._checkpoint.id != event.checkpoint_id:
+            return []
+        self._checkpoint = None
+        return self._proceed()
+
+    def _is_over(self, barrier: Barrier) -> bool:
+        """Return whether nobody wants the barrier: an older one, of a given up checkpoint, or behind its snapshot."""
+        number, checkpoint = barrier.checkpoint_id, self._checkpoint
+        return number < self._newest or (number == self._newest and checkpoint is None) or number in self._given_up
+
+    def _begin(self, barrier: Barrier) -> _Checkpoint:
+        """Let a newer checkpoint replace the one before."""
+        self._newest = barrier.checkpoint_id
+        self._given_up = {each for each in self._given_up if each > self._newest}
+        self._checkpoint = _Checkpoint(barrier)
+        return self._checkpoint
+
+    def _proceed_behind(self, channel: _Channel) -> list[Action]:
+        """Look at what comes next in one channel, and at the others if that changes anything for them."""
+        before = self._checkpoint
+        self._look(channel)
+        return self._proceed() if before is not self._checkpoint or self._is_due() else []
+
+    def _proceed(self) -> list[Action]:
+        """Look at what comes next in each channel, and take the snapshots that are due."""
+        actions: list[Action] = []
+        while True:
+            before = self._newest
+            for channel in self._channels.values():
+                self._look(channel)
+            if self._newest != before:
+                continue  # those that were looked at first may wait for a barrier that is older now
+            if not self._is_due():
+                return actions
+            actions += self._take_snapshot()
+
+    def _look(self, channel: _Channel) -> None:
+        """Drop barriers that are over from a channel's head, and note the one that is not."""
+        polled = self._polled is not None and self._polled[0] is channel  # its rest may be put back
+        if not (polled or channel.recovered or channel.spilled or self._recovery == "reading"):
+            while channel.sent and isinstance(barrier := channel.sent[0], Barrier):
+                checkpoint = self._checkpoint
+                if self._is_over(barrier):
+                    channel.sent.popleft()
+                elif checkpoint is None or checkpoint.id < barrier.checkpoint_id:
+                    self._begin(barrier)
+                elif checkpoint.missing is not None:
+                    channel.sent.popleft()  # it has done its work
+                else:
+                    checkpoint.at_head.add(channel.id)
+                    break
+        self._set_ready(channel)
+
+    def _is_due(self) -> bool:
+        checkpoint = self._checkpoint
+        if checkpoint is None or checkpoint.missing is not None:
+            return False
+        if checkpoint.passing:
+            return self._recovery != "reading" and self._always_aligned <= checkpoint.at_head
+        return len(checkpoint.at_head) == len(self._channels)
+
+    def _take_snapshot(self) -> list[Action]:
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        actions = self._finish_polled()
+        checkpoint.missing = set()
+        if checkpoint.passing:
+            for channel in self._channels.values():
+                if channel.supports_unaligned:
+                    checkpoint.stored[channel.id] = _standing_before(channel, checkpoint.id)
+                    if channel.id not in checkpoint.arrived:
+                        checkpoint.missing.add(channel.id)
+        return [*actions, TakeSnapshot(checkpoint.barrier), *self._complete()]
+
+    def _complete(self) -> list[Action]:
+        """End a checkpoint whose last barrier is in."""
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        if checkpoint.missing:
+            return []
+        self._checkpoint = None
+        return [StoreChannels(checkpoint.id, {each: tuple(rows) for each, rows in checkpoint.stored.items() if rows})]
+
+    def _known(self, event: ChannelConnected | ElementArrived | RowsRecovered | RowsSpilled) -> _Channel:
+        channel = self._channels.get(event.channel)
+        if channel is None:
+            raise self._invalid(event, "there is no such channel")
+        return channel
+
+    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
+        told = _without_rows(event)
+        history = told_before(self._history, told)
+        return InvalidTransitionError(
+            f"The input gate cannot take {told!r}: {why}. Before: {', '.join(history[-10:]) or 'nothing'}.",
+            state=self.state,
+            event=repr(told),
+            history=history,
+        )
+
+    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, int], list[Action]]]] = {
+        ChannelConnected: _on_connected,
+        ElementArrived: _on_element,
+        RowsRecovered: _on_rows_recovered,
+        RowsSpilled: _on_rows_spilled,
+        PhaseOneEnded: _on_phase_one_ended,
+        RecoveryEnded: _on_recovery_ended,
+        RowsPutBack: _on_put_back,
+        Polled: _on_polled,
+        CheckpointGivenUp: _on_given_up,
+        GateTimePassed: _on_time_passed,
+    }
+
+
+def _standing_before(channel: _Channel, checkpoint_id: int) -> list[Buffer | Spilled]:
+    """Return the buffers of a channel up to a checkpoint's barrier, or all if that has not come."""
+    waiting: list[Buffer | Spilled] = [*channel.recovered, *map(Spilled, channel.spilled)]
+    for element in channel.sent:
+        if isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id:
+            break
+        if isinstance(element, Buffer):
+            waiting.append(element)
+    return waiting
+
+
+def _without_rows(event: Event) -> Event:
+    """Return what a history may keep: rows would pin their memory."""
+    match event:
+        case ElementArrived(channel, Buffer() as buffer):
+            return ElementArrived(channel, msgspec.structs.replace(buffer, rows=None))
+        case RowsRecovered() | RowsPutBack():
+            return msgspec.structs.replace(event, buffer=msgspec.structs.replace(event.buffer, rows=None))
+        case _:
+            return event

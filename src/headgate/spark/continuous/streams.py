@@ -25,10 +25,12 @@ from headgate.operators.project import Project
 from headgate.operators.row_condition import condition_of
 from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.union import Union
+from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.operators.with_watermark import WithWatermark
 from headgate.source import Boundedness, Source, WatermarkAlignment, WatermarkStrategy
 from headgate.source.options import Options
 from headgate.spark.continuous.formats import find_format
+from headgate.spark.continuous.grouped import GroupedStream
 from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.settings import (
     arrow_schema,
@@ -200,9 +202,6 @@ class ContinuousStreamReader:
         return ContinuousStream(self._spark, self._parallelism, node)
 
 
-_NOT_YET = ("groupBy", "transformWithState")
-
-
 class ContinuousStream:
     """Rows on their way from sources to a sink. Its methods are those of Spark's ``DataFrame``."""
 
@@ -228,12 +227,10 @@ class ContinuousStream:
         print(self.schema.treeString())
 
     def __getattr__(self, name: str) -> Any:
-        if name in _NOT_YET:
-            raise AttributeError(f"A ContinuousStream has no {name} yet: keyed streams and windows are still to come.")
         raise AttributeError(
             f"A ContinuousStream has no {name!r}. It has select, filter, where, withColumn, drop, mapInArrow, union, "
-            "name, withWatermark, withWatermarkAlignment, columns, schema, printSchema and writeStream; for more, use "
-            "spark.readStream."
+            "name, withWatermark, withWatermarkAlignment, groupBy, repartition, broadcast, partitionBy, columns, "
+            "schema, printSchema and writeStream; for more, use spark.readStream."
         )
 
     def __repr__(self) -> str:
@@ -316,6 +313,29 @@ class ContinuousStream:
         A query's streams all end in one sink: this is how several sources are read by one query.
         """
         node = PlanNode(of=Union(self._node.schema, other._node.schema), inputs=(self._node, other._node))
+        return ContinuousStream(self._spark, self._parallelism, node)
+
+    def groupBy(self, *cols: str | Column | TimeWindow | SessionWindow | list[Any]) -> GroupedStream:
+        """Group rows by keys and a window: rows of a group meet in one subtask.
+
+        Parameters
+        ----------
+        cols
+            Names, expressions of `headgate.functions`, and for ``agg`` one ``window`` or ``session_window``. Rows
+            whose key is null are a group, too.
+
+        Examples
+        --------
+        >>> stream.groupBy(window("at", "10 seconds"), "user").agg(sum("amount"), count())  # doctest: +SKIP
+        """
+        wanted: Any = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else cols
+        by = [each if isinstance(each, TimeWindow | SessionWindow) else _column(each) for each in wanted]
+        return GroupedStream(self, self._node, by, self._time_zone)
+
+    groupby = groupBy
+
+    def with_node(self, node: PlanNode) -> ContinuousStream:
+        """Return the stream of a node's rows. For the builder's other parts."""
         return ContinuousStream(self._spark, self._parallelism, node)
 
     def repartition(self, numPartitions: int | None = None) -> ContinuousStream:

@@ -14,7 +14,8 @@ from headgate.operators.operator import Sink
 from headgate.operators.plan import PlanNode, stage_graph
 from headgate.operators.query_options import parse_query_options, split_options
 from headgate.operators.sinks.registry import make_sink
-from headgate.operators.stage_graph import BAD_RECORDS_UID, QueryDefinition
+from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
+from headgate.operators.windows.operator import OutputMode, WindowAggregate
 from headgate.source import Options
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
 
@@ -35,6 +36,8 @@ class ContinuousStreamWriter:
         self._options: dict[str, str] = {}
         self._name: str | None = None
         self._interval_ms = 1000
+        self._output_mode: OutputMode = "append"
+        self._late_rows: tuple[str, dict[str, str]] | None = None
 
     def format(self, source: str) -> ContinuousStreamWriter:
         """Name the sink: parquet (the default), json, csv, kafka, console, memory, noop, or a Python data source."""
@@ -53,12 +56,54 @@ class ContinuousStreamWriter:
         return self
 
     def outputMode(self, outputMode: str) -> ContinuousStreamWriter:
-        """Set the output mode: ``append`` is the only one without an aggregation."""
-        if outputMode.lower() != "append":
+        """Set the output mode.
+
+        Parameters
+        ----------
+        outputMode
+            ``append``, the default: a window's groups are emitted once, when it is over. ``update``: also before every
+            checkpoint, those that changed. Without an aggregation there is ``append`` only.
+        """
+        wanted = outputMode.lower()
+        many = len(_aggregations(self._node))
+        if many == 0 and wanted != "append":
             raise OptionError(
                 f"The output mode is {outputMode!r}; a query without an aggregation has only 'append'.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
+        if wanted not in ("append", "update"):
+            raise OptionError(
+                f"The output mode is {outputMode!r}; an aggregation has 'append' and 'update'.",
+                option="outputMode", value=outputMode,
+            )  # fmt: skip
+        if wanted == "update" and many > 1:
+            raise OptionError(
+                "The output mode is 'update', and there is more than one aggregation: the second would count what the "
+                "first one updates again. Use 'append'.",
+                option="outputMode", value=outputMode,
+            )  # fmt: skip
+        self._output_mode = "append" if wanted == "append" else "update"
+        return self
+
+    def lateRows(self, sink: str, **options: Any) -> ContinuousStreamWriter:
+        """Keep rows that came behind the watermark and belong to no window any more.
+
+        They have the columns that the aggregation takes: keys, event time, what it computes of.
+
+        Parameters
+        ----------
+        sink
+            The format of a sink, as in `format`.
+        options
+            Its options: ``lateRows("parquet", path="late")``.
+        """
+        if not _aggregations(self._node):
+            raise OptionError(
+                "lateRows: the query has no windows, so that no row is late.", option="lateRows", value=sink
+            )
+        self._late_rows = sink, {}
+        for key, value in options.items():
+            set_option(self._late_rows[1], key, value)
         return self
 
     def queryName(self, queryName: str) -> ContinuousStreamWriter:
@@ -127,9 +172,13 @@ class ContinuousStreamWriter:
                 option="parallelism", value=self._parallelism,
             )  # fmt: skip
         handling, bad_sink = self._bad_records(options)
+        graph = stage_graph(self._node)
+        for each in graph.operators:
+            if isinstance(each.operator, WindowAggregate):
+                each.operator.output_mode = self._output_mode
         return QueryDefinition(
             name=self._name,
-            graph=stage_graph(self._node),
+            graph=graph,
             sink=make_sink(self._format, for_sink, self._node.schema, spark=self._spark),
             sink_format=self._format,
             options=options,
@@ -139,6 +188,7 @@ class ContinuousStreamWriter:
             from_savepoint=from_savepoint,
             bad_records=handling,
             bad_records_sink=bad_sink,
+            late_rows_sink=self._late_rows_sink(),
             time_zone=session_time_zone(self._spark),
         )
 
@@ -155,7 +205,29 @@ class ContinuousStreamWriter:
         sink.uid = BAD_RECORDS_UID
         return "sink", sink
 
+    def _late_rows_sink(self) -> Sink | None:
+        if self._late_rows is None:
+            return None
+        name, options = self._late_rows
+        sink = make_sink(name, options, _aggregations(self._node)[0].input_schema, spark=self._spark)
+        sink.uid = LATE_ROWS_UID
+        return sink
+
     def _location(self, options: Options) -> str | None:
         given: str | None = options["checkpointLocation"]
         root = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         return given if given is not None or not root else f"{root.rstrip('/')}/{self._name or uuid.uuid4()}"
+
+
+def _aggregations(node: PlanNode) -> list[WindowAggregate]:
+    """Return the aggregations that lead to a node, each once, in the order of the data."""
+    found: dict[int, WindowAggregate] = {}
+
+    def visit(each: PlanNode) -> None:
+        for before in each.inputs:
+            visit(before)
+        if isinstance(each.of, WindowAggregate):
+            found[id(each.of)] = each.of
+
+    visit(node)
+    return list(found.values())

@@ -1,0 +1,193 @@
+"""Makes the state of a slot's subtasks durable, on threads of its own: each chunk of keyed state once.
+
+Never: block who hands state over; write the content of a chunk twice that the checkpoint before named, or was restored
+with; name a file of a savepoint (`headgate.checkpoint.storage.belongs_here`).
+
+Follows FLIP-547, "Rejected Alternatives" (channel state is never incremental); trap 34.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from headgate.checkpoint.storage import CheckpointStorage, belongs_here
+from headgate.errors import HeadgateError
+from headgate.protocol.state import ChunkState, KeyedState, StateHandle
+
+_INLINE_CHUNK_BYTES = 2 * 1024
+"""Chunks up to this size stand in the manifest: in every one that names them."""
+_INLINE_CHANNEL_BYTES = 8 * 1024
+"""The channel state of a channel up to this size stands in the manifest."""
+
+
+class Chunk(Protocol):
+    """An immutable part of keyed state: `headgate.operators.operator.KeyedChunk`."""
+
+    @property
+    def chunk_id(self) -> str:
+        """Names it in the query for ever."""
+
+    @property
+    def first_key_group(self) -> int:
+        """The first of the key groups whose keys it holds."""
+
+    @property
+    def last_key_group(self) -> int:
+        """The last of them."""
+
+    @property
+    def serialize(self) -> Callable[[], bytes]:
+        """Returns its bytes; called on another thread."""
+
+
+class StateUploader:
+    """Uploads for all subtasks of a slot. All methods may be called by any thread, and none blocks.
+
+    Parameters
+    ----------
+    storage
+        The query's checkpoint location.
+    writer
+        Run, slot and attempt, as text: part of the names of channel state, so that no other process writes the same.
+    threads
+        How many uploads are under way at a time.
+    """
+
+    def __init__(self, storage: CheckpointStorage, writer: str, threads: int = 4) -> None:
+        self._storage = storage
+        self._writer = writer
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._chunks: dict[str, dict[str, Future[ChunkState]]] = {}  # by operator, by name
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"headgate-upload-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def adopt(self, uid: str, chunk: ChunkState) -> bool:
+        """Take note of a restored chunk that an operator may name again; return whether it may.
+
+        False: its file is of a savepoint. The operator is then given a `RestoredChunk` that is not ``whole``, and gives
+        the rows other names.
+        """
+        if not belongs_here(chunk.handle):
+            return False
+        done: Future[ChunkState] = Future()
+        done.set_result(chunk)
+        with self._lock:
+            self._chunks.setdefault(uid, {})[chunk.chunk_id] = done
+        return True
+
+    def store_keyed(self, uid: str, chunks: Sequence[Chunk]) -> Future[KeyedState]:
+        """Store all of an operator's keyed state: upload what is new.
+
+        What it does not name is forgotten, so that memory does not grow: it may not come again under the same name. A
+        chunk whose upload failed is uploaded again when it is named the next time.
+        """
+        with self._lock:
+            known = self._chunks.get(uid, {})
+            named = {}
+            for chunk in chunks:
+                future = known.get(chunk.chunk_id)
+                if future is None or (future.done() and future.exception() is not None):
+                    future = self._submit_locked(lambda chunk=chunk: self._upload(uid, chunk))  # type: ignore[misc]
+                named[chunk.chunk_id] = future
+            self._chunks[uid] = named
+            futures = [named[chunk.chunk_id] for chunk in chunks]
+        return _gathered(futures)
+
+    def store_channel(self, checkpoint_id: int, name: str, serialize: Callable[[], bytes]) -> Future[StateHandle]:
+        """Store the state of one channel, for this checkpoint alone.
+
+        ``name`` is unique in the checkpoint and the process: exchange, producer, consumer, side and execution belong
+        into it. ``serialize`` is called on an uploader's thread.
+        """
+        with self._lock:
+            return self._submit_locked(
+                lambda: self._storage.write_state(
+                    checkpoint_id, f"{name}-{self._writer}", serialize(), inline_bytes=_INLINE_CHANNEL_BYTES
+                )
+            )
+
+    def close(self) -> None:
+        """Begin nothing any more: what waits fails, and what is under way ends by itself."""
+        with self._lock:
+            self._closed = True
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _upload(self, uid: str, chunk: Chunk) -> ChunkState:
+        handle = self._storage.write_shared(uid, chunk.chunk_id, chunk.serialize(), _INLINE_CHUNK_BYTES)
+        return ChunkState(
+            chunk_id=chunk.chunk_id,
+            handle=handle,
+            first_key_group=chunk.first_key_group,
+            last_key_group=chunk.last_key_group,
+        )
+
+    def _submit_locked(self, make: Callable[[], Any]) -> Future[Any]:
+        assert self._lock.locked()
+        made: Future[Any] = Future()
+
+        def do() -> None:
+            try:
+                self._check_open()
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+
+        if self._closed:
+            made.set_exception(_closed())
+        else:
+            self._work.put(do)
+        return made
+
+    def _check_open(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise _closed()
+
+    def _run(self) -> None:
+        work = self._work.get()
+        while work is not None:
+            work()
+            del work  # what it holds is not to stay until there is something else to do
+            work = self._work.get()
+
+
+def _closed() -> HeadgateError:
+    return HeadgateError("The slot ends: its state is not stored any more.")
+
+
+def _gathered(futures: Iterable[Future[ChunkState]]) -> Future[KeyedState]:
+    """Return a future of all: it fails with the first that fails, when all are done."""
+    waiting = list(futures)
+    gathered: Future[KeyedState] = Future()
+    if not waiting:
+        gathered.set_result(KeyedState())
+        return gathered
+    lock = threading.Lock()
+    left = len(waiting)
+
+    def on_done(_: Future[ChunkState]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            if left:
+                return
+        try:
+            gathered.set_result(KeyedState(chunks=tuple(each.result() for each in waiting)))
+        except BaseException as error:
+            gathered.set_exception(error)
+
+    for each in waiting:
+        each.add_done_callback(on_done)
+    return gathered

@@ -1,0 +1,240 @@
+"""What ``ContinuousStream.groupBy(...)`` returns: rows grouped by keys, before it is said what becomes of each group.
+
+Never: start anything: it adds nodes to the plan, and what is wrong is an `OptionError` in the line that is wrong.
+
+The names are PySpark's: ``agg``, ``transformWithState``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headgate.errors import OptionError
+from headgate.operators.exchange import Exchange
+from headgate.operators.expressions import Column, Constant, Name, Node, index_of, text_of
+from headgate.operators.key_hash import check_key_type
+from headgate.operators.plan import PlanNode
+from headgate.operators.project import Project
+from headgate.operators.windows.aggregates import Aggregate, accumulator_of
+from headgate.operators.windows.assigner import SessionWindow, TimeWindow
+from headgate.operators.windows.operator import Aggregated, Key, WindowAggregate
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+    from pyspark.sql.types import StructType
+
+    from headgate.spark.continuous.streams import ContinuousStream
+
+
+class GroupedStream:
+    """Rows grouped by keys. Made by `ContinuousStream.groupBy`.
+
+    Parameters
+    ----------
+    stream
+        The rows.
+    node
+        Their node in the plan.
+    by
+        Keys, and at most one window.
+    time_zone
+        The session's.
+    """
+
+    def __init__(
+        self,
+        stream: ContinuousStream,
+        node: PlanNode,
+        by: Sequence[Column | TimeWindow | SessionWindow],
+        time_zone: str,
+    ) -> None:
+        self._stream = stream
+        self._node = node
+        self._by = tuple(by)
+        self._time_zone = time_zone
+
+    def __repr__(self) -> str:
+        return f"GroupedStream[{', '.join(_name(each) for each in self._by)}]"
+
+    def agg(self, *exprs: Aggregate) -> ContinuousStream:
+        """Aggregate each group, and forget it when its window is over.
+
+        Rows of a group meet in one subtask. In output mode ``append`` a group is emitted once, when the watermark is at
+        the end of its window; in ``update`` also before every checkpoint, if it changed.
+
+        Parameters
+        ----------
+        exprs
+            Aggregates of `headgate.functions`: ``sum("amount").alias("total")``.
+
+        Raises
+        ------
+        OptionError
+            There is not one window among what is grouped by, a column is missing or has the wrong type, or two columns
+            of the output have the same name.
+        """
+        windows = [each for each in self._by if isinstance(each, TimeWindow | SessionWindow)]
+        if len(windows) != 1:
+            raise OptionError(
+                f"groupBy has {len(windows)} windows; an aggregation of a stream that does not end needs one: "
+                'groupBy(window("at", "10 seconds"), ...) or session_window("at", "5 minutes").',
+                option="groupBy", value=len(windows),
+            )  # fmt: skip
+        for each in exprs:
+            if not isinstance(each, Aggregate):
+                raise OptionError(
+                    f"agg: {each!r} is no aggregate; write one like sum('amount') of headgate.functions.",
+                    option="agg", value=repr(each),
+                )  # fmt: skip
+        if not exprs:
+            raise OptionError("agg: it needs at least one aggregate.", option="agg", value=None)
+        names = [*map(_name, self._by), *(each.name_in_output for each in exprs)]
+        _check_once("agg", names)
+        window, schema = windows[0], self._node.schema
+        columns = _Columns(schema)
+        keys = [
+            Key(columns.take(each.node, each.name_in_output), each.name_in_output)
+            for each in self._by
+            if isinstance(each, Column)
+        ]
+        time = columns.take(window.time)
+        taken = [None if each.argument is None else columns.take(each.argument) for each in exprs]
+        # Without a key all rows are of one group: they have a constant in common.
+        keyed_by = keys or [Key(columns.take(Constant(0, pa.int32()), "all"), None)]
+        node = columns.project(self._node, self._time_zone)
+        for key in keyed_by:
+            check_key_type(repr(key.column), node.schema.field(key.column).type)
+            _check_grouped(key.column, node.schema.field(key.column).type)
+        if not pa.types.is_timestamp(node.schema.field(time).type):
+            raise OptionError(
+                f"{window.name}: {text_of(window.time)} has the type {node.schema.field(time).type}; it must be a "
+                "timestamp.",
+                option="groupBy", value=text_of(window.time),
+            )  # fmt: skip
+        aggregates = [
+            Aggregated(each.name_in_output, accumulator_of(each, None if c is None else node.schema.field(c).type), c)
+            for each, c in zip(exprs, taken)
+        ]
+        operator = WindowAggregate(node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names)
+        exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
+        return self._stream.with_node(exchanged.then(operator))
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str | pa.Schema,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> ContinuousStream:
+        """Call a processor of the user's for each key, which keeps state and timers.
+
+        Rows of a key meet in one subtask. State and timers are part of every checkpoint.
+
+        Parameters
+        ----------
+        statefulProcessor
+            A `pyspark.sql.streaming.StatefulProcessor` that takes and yields `Row`\ s. Each subtask has a copy.
+        outputStructType
+            The columns of what it yields.
+        outputMode
+            ``append`` or ``update``: the processor says which rows there are, so both are the same.
+        timeMode
+            ``None``, ``ProcessingTime`` or ``EventTime``: which timers there are.
+        initialState
+            For ``handleInitialState``, once, when the query first starts: a batch DataFrame, also grouped by the same
+            keys, a pandas DataFrame, a ``pyarrow.Table`` or a list of rows; at most 64 MiB.
+        eventTimeColumnName
+            The column of the output that has the event time for what follows.
+
+        Raises
+        ------
+        OptionError
+            An argument is wrong.
+
+        Examples
+        --------
+        >>> stream.groupBy("user").transformWithState(  # doctest: +SKIP
+        ...     Sessions(), "user string, rides long", "append", "EventTime"
+        ... )
+        """
+        return self._stateful(
+            statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=False
+        )
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str | pa.Schema,
+        outputMode: str,
+        timeMode: str,
+        initialState: Any = None,
+        eventTimeColumnName: str = "",
+    ) -> ContinuousStream:
+        """Do as `transformWithState` does, with a processor that takes and yields ``pandas.DataFrame``\ s."""
+        return self._stateful(
+            statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
+        )
+
+    def _stateful(self, *said: Any, pandas: bool) -> ContinuousStream:
+        return self._stream.with_node(
+            stateful_node(self._stream.sparkSession, self._node, self._by, self._time_zone, *said, pandas=pandas)
+        )
+
+
+def _name(by: Column | TimeWindow | SessionWindow) -> str:
+    return by.name_in_output if isinstance(by, Column) else by.name
+
+
+def _check_once(what: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OptionError(
+            f"{what}: {', '.join(map(repr, twice))} stands more than once among the columns. Use alias().",
+            option=what, value=twice,
+        )  # fmt: skip
+
+
+def _check_grouped(name: str, kind: pa.DataType) -> None:
+    """Check that Arrow can group by a column."""
+    if pa.types.is_nested(kind):
+        raise OptionError(
+            f"groupBy: {name!r} has the type {kind}; a key is no struct and no list. Group by its parts.",
+            option="groupBy", value=name,
+        )  # fmt: skip
+
+
+class _Columns:
+    """The columns that an operator needs, each once: those of the rows as they are, others computed before."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._names: dict[str, str] = {}
+        self._made: list[Column] = []
+
+    def take(self, node: Node, name: str | None = None) -> str:
+        """Return the name of a column with the value of an expression; ``name`` is what it is called if it is made."""
+        if isinstance(node, Name) and "." not in node.path.replace("`", ""):
+            name = self._schema.names[index_of(self._schema, node.path.replace("`", ""))]
+            node = Name(f"`{name}`")
+            free = name
+        else:
+            wanted = free = name or text_of(node)
+            number = 1
+            while free in self._schema.names or free in self._names.values():
+                number += 1
+                free = f"{wanted} {number}"
+        if repr(node) not in self._names:
+            self._names[repr(node)] = free
+            self._made.append(Column(node, free))
+        return self._names[repr(node)]
+
+    def project(self, before: PlanNode, time_zone: str) -> PlanNode:
+        """Return a node with these columns only."""
+        if list(before.schema.names) == [each.name_in_output for each in self._made]:
+            return before
+        return before.then(Project(before.schema, self._made, time_zone))
