@@ -22,7 +22,7 @@ from headgate.errors import InternalError, TransportError
 from headgate.protocol.messages import Envelope, decode, encode
 from headgate.transport.authentication import call_options
 from headgate.transport.endpoint import close_quietly, connect, transport_error
-from headgate.transport.frames import GOODBYE, WELCOME
+from headgate.transport.frames import CONTROL, GOODBYE, WELCOME
 from headgate.transport.options import TlsOptions
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class ControlClient:
         client = writer = None
         try:
             client = connect(self.address, self._tls)
-            writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"control"), call_options(self._secret))
+            writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(CONTROL), call_options(self._secret))
             with self._lock:
                 self._reader = reader
                 if self._given_up:

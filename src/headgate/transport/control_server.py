@@ -36,7 +36,7 @@ import pyarrow.flight as fl
 from headgate.errors import InternalError
 from headgate.protocol.messages import Envelope, decode, encode
 from headgate.transport.endpoint import Endpoint
-from headgate.transport.frames import GOODBYE, WELCOME
+from headgate.transport.frames import CONTROL, GOODBYE, WELCOME
 from headgate.transport.options import TlsOptions
 
 logger = logging.getLogger(__name__)
@@ -170,8 +170,12 @@ class ControlServer:
             connection.leaving = True
             connection.outgoing.put(GOODBYE)
 
-    def _serve(self, peer: str, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter) -> None:
+    def _serve(
+        self, peer: str, command: bytes, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+    ) -> None:
         """Write what is queued until the stream ends. On a thread of gRPC's."""
+        if command != CONTROL:
+            raise fl.FlightUnavailableError("there is no such stream here: this is the coordinator's endpoint")
         with self._lock:
             if self._closing:
                 raise fl.FlightUnavailableError("the endpoint is being closed")

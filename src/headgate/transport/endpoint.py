@@ -21,8 +21,9 @@ from headgate.transport.sockets import break_connections, parse_peer
 
 logger = logging.getLogger(__name__)
 
-Exchange = Callable[[str, fl.MetadataRecordBatchReader, fl.MetadataRecordBatchWriter], None]
-"""Serves one stream, on a thread of gRPC's: its peer, what comes, where to write. The stream ends when it returns."""
+Exchange = Callable[[str, bytes, fl.MetadataRecordBatchReader, fl.MetadataRecordBatchWriter], None]
+"""Serves one stream, on a thread of gRPC's: its peer, what it asks for (its descriptor's command), what comes, where to
+write. The stream ends when it returns."""
 
 _CLIENT_OPTIONS = [
     # A connection of its own for each client: one that breaks, or waits before it tries again, is nobody else's.
@@ -100,7 +101,7 @@ class _FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         reader: fl.MetadataRecordBatchReader,
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
-        self._exchange(context.peer(), reader, writer)
+        self._exchange(context.peer(), descriptor.command or b"", reader, writer)
 
 
 def connect(address: str, tls: TlsOptions | None) -> fl.FlightClient:
