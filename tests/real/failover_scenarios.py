@@ -1,6 +1,6 @@
 """What can happen to a running query, one function each: started, hurt, healed, and its output counted.
 
-Used by test_continuous_failover.py in the tests' own session, and by failover_program.py in sessions of other masters.
+Used by test_continuous_failover.py in the tests' own session, and by scenario_program.py in sessions of other masters.
 A file in the scenario's folder lets something happen once: whoever deletes it does it.
 """
 

@@ -60,7 +60,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
     @cache
     def run(master: str, at_a_time: int, names: tuple[str, ...]) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("failover")
-        command = [sys.executable, str(HERE / "failover_program.py"), master, str(folder), str(at_a_time), *names]
+        program = [sys.executable, str(HERE / "scenario_program.py"), "failover_scenarios"]
+        command = [*program, master, str(folder), str(at_a_time), *names]
         with (folder / "log").open("w") as log:
             ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S)
         print((folder / "log").read_text()[-20_000:], file=sys.stderr)

@@ -79,7 +79,7 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", kw_only=True):
         It passes rows, and what it passed is stored with the checkpoint as channel state.
     alignment_timeout_ms
         With ``unaligned``: how long it keeps its place among the rows before it passes them
-        (``execution.checkpointing.unaligned.aligned-checkpoint-timeout``), in milliseconds since its first sight of a
+        (``execution.checkpointing.aligned-checkpoint-timeout``), in milliseconds since its first sight of a
         task. 0: at once.
     """
 

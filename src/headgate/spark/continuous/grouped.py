@@ -20,7 +20,10 @@ from headgate.operators.plan import PlanNode
 from headgate.operators.project import Project
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
-from headgate.operators.windows.operator import Aggregated, Key, WindowAggregate
+from headgate.operators.windows.operator import WindowAggregate
+from headgate.operators.windows.sessions import SessionAggregate
+from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate
+from headgate.spark.continuous.stateful import stateful_node
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -118,7 +121,15 @@ class GroupedStream:
             Aggregated(each.name_in_output, accumulator_of(each, None if c is None else node.schema.field(c).type), c)
             for each, c in zip(exprs, taken)
         ]
-        operator = WindowAggregate(node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names)
+        operator: WindowedAggregate
+        if isinstance(window, SessionWindow):
+            operator = SessionAggregate(
+                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
+            )
+        else:
+            operator = WindowAggregate(
+                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
+            )
         exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
         return self._stream.with_node(exchanged.then(operator))
 
@@ -138,7 +149,7 @@ class GroupedStream:
         Parameters
         ----------
         statefulProcessor
-            A `pyspark.sql.streaming.StatefulProcessor` that takes and yields `Row`\ s. Each subtask has a copy.
+            A `pyspark.sql.streaming.StatefulProcessor` that takes and yields `Row` objects. Each subtask has a copy.
         outputStructType
             The columns of what it yields.
         outputMode
@@ -175,15 +186,13 @@ class GroupedStream:
         initialState: Any = None,
         eventTimeColumnName: str = "",
     ) -> ContinuousStream:
-        """Do as `transformWithState` does, with a processor that takes and yields ``pandas.DataFrame``\ s."""
+        """Do as `transformWithState` does, with a processor that takes and yields ``pandas.DataFrame`` objects."""
         return self._stateful(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
         )
 
     def _stateful(self, *said: Any, pandas: bool) -> ContinuousStream:
-        return self._stream.with_node(
-            stateful_node(self._stream.sparkSession, self._node, self._by, self._time_zone, *said, pandas=pandas)
-        )
+        return self._stream.with_node(stateful_node(self._node, self._by, self._time_zone, *said, pandas=pandas))
 
 
 def _name(by: Column | TimeWindow | SessionWindow) -> str:

@@ -308,6 +308,7 @@ class ContinuousQuery:
     def _start_run(self) -> None:
         definition = self._definition
         ownership = Ownership.claim(self._storage)
+        self._storage.delete_orphans()  # of runs that are over: this one owns the location
         found = self._newest()
         self._id = self._storage.query_id(str(uuid.uuid4()))
         plan = _plan(definition, self._id, ownership.run)
@@ -525,7 +526,13 @@ def _job_options(definition: QueryDefinition) -> JobOptions:
         registration_timeout_ms=_REGISTRATION_TIMEOUT_MS,
         release_timeout_ms=70_000 if definition.sink.publishes_on_slots else 10_000,
     )
-    return JobOptions(checkpoints=checkpoints, scheduler=scheduler)
+    return JobOptions(
+        checkpoints=checkpoints,
+        scheduler=scheduler,
+        unaligned=options["execution.checkpointing.unaligned.enabled"],
+        alignment_timeout_ms=options["execution.checkpointing.aligned-checkpoint-timeout"],
+        recover_output_downstream=options["execution.checkpointing.unaligned.recover-output-on-downstream.enabled"],
+    )
 
 
 def _restart_options(definition: QueryDefinition) -> RestartOptions:

@@ -33,7 +33,6 @@ from headgate.operators.with_watermark import WithWatermark
 from headgate.spark.continuous.settings import arrow_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 MAX_INITIAL_STATE_BYTES = 64 << 20
@@ -42,7 +41,6 @@ _TIME_MODES = {"none": "None", "processingtime": "ProcessingTime", "eventtime": 
 
 
 def stateful_node(
-    spark: SparkSession,
     node: PlanNode,
     by: Sequence[Any],
     time_zone: str,
@@ -99,7 +97,7 @@ def stateful_node(
         event_time=event_time,
         output_event_time=_output_event_time(columns, event_time_column, mode),
         pandas=pandas,
-        initial_state=None if initial_state is None else _initial_state(spark, initial_state, node.schema, keys),
+        initial_state=None if initial_state is None else _initial_state(initial_state, node.schema, keys),
         schemas=_schemas(processor, mode),
     )
     exchange = Exchange(node.schema, "hash", keys=keys)
@@ -167,8 +165,8 @@ def _output_event_time(columns: pa.Schema, name: str, mode: str) -> str | None:
         )  # fmt: skip
     if name not in columns.names or not pa.types.is_timestamp(columns.field(name).type):
         raise OptionError(
-            f"transformWithState: eventTimeColumnName is {name!r}; it must be a timestamp of outputStructType, which has "
-            f"{', '.join(f'{field.name} {field.type}' for field in columns)}.",
+            f"transformWithState: eventTimeColumnName is {name!r}; it must be a timestamp of outputStructType, which "
+            f"has {', '.join(f'{field.name} {field.type}' for field in columns)}.",
             option="eventTimeColumnName", value=name,
         )  # fmt: skip
     return name
@@ -198,9 +196,9 @@ def _schemas(processor: Any, mode: str) -> dict[str, str]:
     return found
 
 
-def _initial_state(spark: SparkSession, given: Any, schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
+def _initial_state(given: Any, schema: pa.Schema, keys: tuple[str, ...]) -> pa.Table:
     """Return the initial state as a table, its keys with the types that they have in the stream."""
-    table = _collected(spark, given)
+    table = _collected(given)
     missing = [key for key in keys if key not in table.schema.names]
     if missing:
         raise OptionError(
@@ -214,22 +212,23 @@ def _initial_state(spark: SparkSession, given: Any, schema: pa.Schema, keys: tup
             table = table.set_column(table.schema.get_field_index(key), key, table[key].cast(wanted))
         except pa.ArrowException as error:
             raise OptionError(
-                f"transformWithState: the key {key!r} of initialState has the type {table[key].type}; that of the stream "
-                f"is {wanted}: {error}.",
+                f"transformWithState: the key {key!r} of initialState has the type {table[key].type}; that of the "
+                f"stream is {wanted}: {error}.",
                 option="initialState", value=key,
             ) from error  # fmt: skip
     if table.nbytes > MAX_INITIAL_STATE_BYTES:
         raise OptionError(
             f"transformWithState: initialState has {table.nbytes >> 20} MiB, and may have "
-            f"{MAX_INITIAL_STATE_BYTES >> 20}: it goes to every slot. Read it as a source and union it with the stream, "
-            "before groupBy.",
+            f"{MAX_INITIAL_STATE_BYTES >> 20}: it goes to every slot. Read it as a source and union it with the "
+            "stream, before groupBy.",
             option="initialState", value=table.nbytes,
         )  # fmt: skip
     return table
 
 
-def _collected(spark: SparkSession, given: Any) -> pa.Table:
+def _collected(given: Any) -> pa.Table:
     from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     if isinstance(given, pa.Table):
@@ -237,7 +236,7 @@ def _collected(spark: SparkSession, given: Any) -> pa.Table:
     try:
         frame = getattr(given, "_df", given)  # of what Spark's groupBy returns
         if not hasattr(frame, "toArrow"):
-            frame = spark.createDataFrame(frame)
+            frame = SparkSession.active().createDataFrame(frame)
         table: pa.Table = frame.toArrow()
     except (PySparkException, TypeError, ValueError) as error:
         raise OptionError(

@@ -43,6 +43,7 @@ from headgate.operators.chain import StageChain
 from headgate.operators.exchange import Exchange, Partitioner
 from headgate.operators.operator import OperatorContext, RestoredChunk
 from headgate.operators.partitioners import partitioner_of
+from headgate.operators.query_options import checkpoints_during_recovery
 from headgate.operators.stage_graph import QueryDefinition, SourceDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
@@ -355,6 +356,7 @@ class _Execution:
         self.recovers_first = False
         """Whether it is running only once everything recovered is processed (``during-recovery`` off)."""
         self.barriers: dict[int, Barrier] = {}  # of the snapshots that are ordered
+        self._given_up: set[int] = set()  # checkpoints whose snapshots are ordered and not taken yet
         self._prepared = False  # for the snapshot that is due
         self._parts: dict[int, SnapshotParts] = {}
         self._outputs: dict[str, OutputExchange] = {}
@@ -449,8 +451,7 @@ class _Execution:
             return
         on_downstream = bool(options["execution.checkpointing.unaligned.recover-output-on-downstream.enabled"])
         from_producers = not on_downstream and deployed.checkpoint_id > 0
-        during = options["execution.checkpointing.unaligned.during-recovery.enabled"]
-        waits = not (on_downstream if during is None else during) and deployed.checkpoint_id > 0
+        waits = not checkpoints_during_recovery(options) and deployed.checkpoint_id > 0
         if self._stage.inputs:
             plane = runner._services.plane
             assert plane is not None, "a slot of a query with an exchange has a data plane"
@@ -524,7 +525,8 @@ class _Execution:
     def give_up(self, checkpoint_id: int) -> None:
         """Forget a checkpoint that will not complete."""
         self._parts.pop(checkpoint_id, None)
-        self.barriers.pop(checkpoint_id, None)
+        if self.barriers.pop(checkpoint_id, None) is not None:
+            self._given_up.add(checkpoint_id)
         if self._gate is not None:
             self._gate.give_up(checkpoint_id)
         for output in self._outputs.values():
@@ -755,6 +757,10 @@ class _Execution:
         self._prepared = False
         self._orders.popleft()
         checkpoint_id = order.checkpoint_id
+        if checkpoint_id in self._given_up:
+            self._given_up.discard(checkpoint_id)
+            self._carry_out_orders()
+            return
         splits = {uid: each.snapshot(checkpoint_id) for uid, each in self.inputs.items()}
         looked_ms = self._looked_ms
         if order.suspend:

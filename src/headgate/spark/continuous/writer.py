@@ -15,7 +15,7 @@ from headgate.operators.plan import PlanNode, stage_graph
 from headgate.operators.query_options import parse_query_options, split_options
 from headgate.operators.sinks.registry import make_sink
 from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
-from headgate.operators.windows.operator import OutputMode, WindowAggregate
+from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 from headgate.source import Options
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
 
@@ -174,7 +174,7 @@ class ContinuousStreamWriter:
         handling, bad_sink = self._bad_records(options)
         graph = stage_graph(self._node)
         for each in graph.operators:
-            if isinstance(each.operator, WindowAggregate):
+            if isinstance(each.operator, WindowedAggregate):
                 each.operator.output_mode = self._output_mode
         return QueryDefinition(
             name=self._name,
@@ -219,14 +219,14 @@ class ContinuousStreamWriter:
         return given if given is not None or not root else f"{root.rstrip('/')}/{self._name or uuid.uuid4()}"
 
 
-def _aggregations(node: PlanNode) -> list[WindowAggregate]:
+def _aggregations(node: PlanNode) -> list[WindowedAggregate]:
     """Return the aggregations that lead to a node, each once, in the order of the data."""
-    found: dict[int, WindowAggregate] = {}
+    found: dict[int, WindowedAggregate] = {}
 
     def visit(each: PlanNode) -> None:
         for before in each.inputs:
             visit(before)
-        if isinstance(each.of, WindowAggregate):
+        if isinstance(each.of, WindowedAggregate):
             found[id(each.of)] = each.of
 
     visit(node)

@@ -1,6 +1,6 @@
-"""Runs scenarios of failover_scenarios.py in a session of its own; prints a JSON object of what went wrong in each.
+"""Runs scenarios of a module in a session of its own; prints a JSON object of what went wrong in each.
 
-Arguments: Spark's master, a folder, and the names of the scenarios: some at a time, as far as there are cores.
+Arguments: the module, Spark's master, a folder, how many at a time, and the names of the scenarios.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import os
 import sys
 import time
 import traceback
+from importlib import import_module
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import failover_scenarios
 from pyspark.sql import SparkSession
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(message)s")
 logging.getLogger("py4j").setLevel(logging.WARNING)
-master, folder, at_a_time, *names = sys.argv[1:]
+module, master, folder, at_a_time, *names = sys.argv[1:]
+scenarios = import_module(module)
 os.environ["PYSPARK_PYTHON"] = sys.executable
 spark = (
     SparkSession.builder.master(master)
@@ -33,11 +34,11 @@ spark.sparkContext.setLogLevel("OFF")
 def run(name: str) -> str:
     began = time.monotonic()
     try:
-        getattr(failover_scenarios, name)(spark, Path(folder) / name)
+        getattr(scenarios, name)(spark, Path(folder) / name)
     except BaseException:
         return traceback.format_exc()
     finally:
-        failover_scenarios.stop_what_is_left(Path(folder) / name)
+        scenarios.stop_what_is_left(Path(folder) / name)
         logging.info("%s took %.1f s", name, time.monotonic() - began)
     return ""
 

@@ -1,0 +1,224 @@
+"""Windows give what Spark's batch ``groupBy(window)`` gives of the same rows, whatever happens to the state meanwhile."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as spark_functions
+
+import headgate.functions as headgate_functions
+from headgate.operators.windows.assigner import SessionWindow
+from tests.unit.operators.windows.window_world import TIMESTAMP, Subtasks, made
+
+UTC = dt.UTC
+SCHEMA = pa.schema(
+    [
+        ("case", pa.int32()), ("at", TIMESTAMP), ("k", pa.string()), ("f", pa.float64()), ("i", pa.int32()),
+        ("l", pa.int64()), ("x", pa.float64()), ("y", pa.float32()), ("d", pa.decimal128(12, 2)),
+        ("w", pa.decimal128(38, 4)), ("s", pa.string()), ("b", pa.bool_()), ("t", TIMESTAMP), ("day", pa.date32()),
+        ("z", pa.binary()),
+    ]
+)  # fmt: skip
+KEYS = ("case", "k", "f")
+
+
+def windows(f: Any) -> dict[str, Any]:
+    """Return the windows that are tried, made by a module of functions."""
+    return {
+        "tumbling": f.window("at", "10 seconds"),
+        "from a start": f.window("at", "10 seconds", "10 seconds", "3 seconds"),
+        "sliding": f.window("at", "10 seconds", "5 seconds"),
+        "sliding from a start": f.window("at", "9 seconds", "3 seconds", "1 second"),
+        "sliding unevenly": f.window("at", "10 seconds", "4 seconds"),
+        "session": f.session_window("at", "2 seconds"),
+    }
+
+
+def aggregates(f: Any) -> list[Any]:
+    """Return the aggregates that are tried, by both modules' names."""
+    many = [f.count("*"), f.count("i"), f.count("s")]
+    many += [each(name) for each in (f.sum, f.avg) for name in ("i", "l", "x", "y", "d")]
+    many += [f.sum("w").alias("sum w"), f.avg("w").alias("avg w")]
+    many += [each(name) for each in (f.min, f.max) for name in ("i", "x", "y", "d", "s", "b", "t", "day", "z")]
+    many += [f.first("l"), f.last("s"), f.first("d", True).alias("first d"), f.last("x", True).alias("last x")]
+    many += [f.collect_list(name) for name in ("i", "s", "d")]
+    many += [f.approx_count_distinct("l"), f.approx_count_distinct("s", 0.02).alias("few of s")]
+    return many
+
+
+def moments(draw: Any) -> dt.datetime:
+    at = draw(st.integers(-8000, 30_000))
+    # Often at a border, and sometimes a microsecond beside it.
+    return dt.datetime.fromtimestamp(0, UTC) + dt.timedelta(
+        milliseconds=at // 1000 * 1000 if at % 3 == 0 else at, microseconds=draw(st.sampled_from([0, 0, -1, 1, 500]))
+    )
+
+
+ANY_DOUBLE = st.sampled_from([None, 0.0, -0.0, 1.5, -2.25, math.nan, math.inf, 1e10]) | st.floats(-1e6, 1e6)
+
+
+@st.composite
+def rows(draw: Any) -> list[dict[str, Any]]:
+    """Rows of a case, in the order in which they come."""
+    count = draw(st.integers(1, 40))
+    decimals = st.decimals(-10_000, 10_000, places=2)
+    return [
+        {
+            "at": draw(st.none()) if draw(st.integers(0, 20)) == 0 else moments(draw),
+            "k": draw(st.sampled_from([None, "", "a", "b", "ä"])),
+            "f": draw(st.sampled_from([None, 0.0, -0.0, math.nan, -math.nan])),
+            "i": draw(st.none() | st.integers(-(2**31), 2**31 - 1)),
+            "l": draw(st.none() | st.integers(-100, 100) | st.integers(-(2**50), 2**50)),
+            "x": draw(ANY_DOUBLE),
+            "y": draw(st.none() | st.floats(-1e6, 1e6, width=32)),
+            "d": draw(st.none() | decimals),
+            "w": draw(st.none() | decimals),
+            "s": draw(st.none() | st.text("abcß\U0001f600", max_size=3)),
+            "b": draw(st.none() | st.booleans()),
+            "t": draw(st.none() | st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2100, 1, 1), timezones=st.just(UTC))),
+            "day": draw(st.none() | st.dates(dt.date(1900, 1, 1), dt.date(2100, 1, 1))),
+            "z": draw(st.none() | st.binary(max_size=2)),
+        }
+        for _ in range(count)
+    ]
+
+
+def spark_rows(spark: SparkSession, table: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """Return what Spark makes of rows, by the name of the windows: in one job."""
+    frame = spark.createDataFrame(table).coalesce(1)
+    united = None
+    for name, window in windows(spark_functions).items():
+        # A sort between the partial and the final aggregation would change the order of rows.
+        grouped = frame.groupBy(window.alias("window"), *KEYS).agg(*aggregates(spark_functions))
+        grouped = grouped.withColumn("windows", spark_functions.lit(name))
+        united = grouped if united is None else united.unionByName(grouped)
+    assert united is not None
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in windows(spark_functions)}
+    for row in united.toArrow().to_pylist():
+        found[row.pop("windows")].append(row)
+    return found
+
+
+def our_rows(table: pa.Table, window: Any, folder: Path, dice: random.Random) -> list[dict[str, Any]]:
+    """Drive the operator over rows in small batches, with watermarks, restores and rescales in between."""
+    session = isinstance(window, SessionWindow)
+    operator = made(SCHEMA, window.alias("window"), KEYS, aggregates(headgate_functions))
+    subtasks = Subtasks(
+        lambda: made(SCHEMA, window.alias("window"), KEYS, aggregates(headgate_functions)),
+        folder,
+        parallelism=dice.randint(1, 3),
+        memory_bytes=dice.choice([0, 0, 20_000]),
+    )
+    assert operator.schema.names[0] == "window"
+    batch = table.combine_chunks().to_batches()[0]
+    times = batch.column("at").cast(pa.int64()).to_pylist()
+    begin = 0
+    while begin < batch.num_rows:
+        rows = dice.randint(1, 60)
+        subtasks.process(batch.slice(begin, rows))
+        begin += rows
+        left = [time for time in times[begin:] if time is not None]
+        if left and dice.random() < 0.5:
+            # As far as it can go: the earliest row that follows is the first that the watermark could make late.
+            subtasks.watermark(min(left) // 1000 - session)
+        if dice.random() < 0.3:
+            states = subtasks.checkpoint()
+            if dice.random() < 0.7:
+                subtasks.restore(states, dice.randint(1, 4))
+    assert not subtasks.late
+    return subtasks.finish()
+
+
+def plain(value: Any) -> Any:
+    """Make values comparable: NaN equals itself, -0.0 equals 0.0."""
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else value + 0.0
+    if isinstance(value, dict):
+        return tuple(plain(each) for each in value.values())
+    return value
+
+
+def order(row: dict[str, Any]) -> str:
+    return repr([plain(row[name]) for name in ("window", *KEYS)])
+
+
+def check_equal(name: str, ours: Any, theirs: Any, scale: float, windows_name: str) -> None:
+    if isinstance(theirs, list):
+        assert sorted(map(repr, ours)) == sorted(map(repr, theirs))
+    elif isinstance(theirs, float) and math.isfinite(theirs):
+        assert math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-9 * scale)
+    elif name.startswith(("approx", "few")):
+        assert abs(ours - theirs) <= max(1, 0.2 * theirs)
+    elif name.startswith(("first", "last")) and windows_name == "session":
+        pass  # Spark takes rows of a session in the order of time, and these come in any
+    else:
+        assert plain(ours) == plain(theirs)
+
+
+@settings(
+    max_examples=4, phases=(Phase.explicit, Phase.reuse, Phase.generate), database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(cases=st.lists(rows(), min_size=10, max_size=20), seed=st.integers(0, 1 << 30))
+def test_windows_give_what_spark_gives(
+    cases: list[Any], seed: int, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of generated rows in any order, with restores, rescales and spilling in between: all aggregates, all windows."""
+    listed = [{"case": number, **row} for number, case in enumerate(cases) for row in case]
+    # The order of a case's rows stays; those of different cases are mixed.
+    table = pa.Table.from_pylist(listed, schema=SCHEMA)
+    setting = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"
+    before = spark.conf.get(setting, "128")
+    spark.conf.set(setting, "1000000")
+    try:
+        expected = spark_rows(spark, table)
+    finally:
+        spark.conf.set(setting, str(before))
+    dice = random.Random(seed)
+    for name, window in windows(headgate_functions).items():
+        ours = sorted(our_rows(table, window, tmp_path_factory.mktemp("state"), dice), key=order)
+        theirs = sorted(expected[name], key=order)
+        assert [order(row) for row in ours] == [order(row) for row in theirs], name
+        assert not theirs or list(ours[0]) == list(theirs[0])
+        for our, their in zip(ours, theirs):
+            for column in their:
+                scale = 1e11 if column in ("avg(l)",) else 1e7
+                check_equal(column, our[column], their[column], scale, name)
+
+
+def test_types_and_names_are_spark_s(spark: SparkSession) -> None:
+    """The columns have the names and the types that Spark gives them."""
+    table = pa.Table.from_pylist([], schema=SCHEMA)
+    frame = spark.createDataFrame(table).groupBy(windows(spark_functions)["tumbling"], *KEYS)
+    theirs = frame.agg(*aggregates(spark_functions)).toArrow().schema
+    ours = made(SCHEMA, windows(headgate_functions)["tumbling"], KEYS, aggregates(headgate_functions)).schema
+    assert ours.names == theirs.names
+    for our, their in zip(ours, theirs):
+        text = str(their.type).replace(" not null", "").replace("<element:", "<item:")
+        assert str(our.type) == text or pa.types.is_timestamp(our.type), our.name
+
+
+@pytest.mark.parametrize("column", ["l", "w"])
+def test_a_sum_that_overflows_is_an_error_in_both(column: str, spark: SparkSession, tmp_path: Path) -> None:
+    """Never a wrong number."""
+    most = {"l": 2**63 - 1, "w": decimal.Decimal(10**34 - 1)}[column]
+    row = {"case": 0, "at": dt.datetime(2024, 1, 1, tzinfo=UTC), column: most}
+    table = pa.Table.from_pylist([row] * 2, schema=SCHEMA)
+    grouped = spark.createDataFrame(table).groupBy(spark_functions.window("at", "10 seconds"))
+    with pytest.raises(Exception, match="OVERFLOW|overflow|OUT_OF_RANGE"):
+        grouped.agg(spark_functions.sum(column)).collect()
+    window, total = headgate_functions.window("at", "10 seconds"), headgate_functions.sum(column)
+    subtasks = Subtasks(lambda: made(SCHEMA, window, KEYS, [total]), tmp_path)
+    with pytest.raises(headgate_functions.OptionError, match=f"sum\\({column}\\): a result does not fit"):  # type: ignore[attr-defined]
+        subtasks.process(table.to_batches()[0])
+        subtasks.finish()
