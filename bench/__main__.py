@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import align, coordinator, kafka, latency, passthrough, recover, scan, stream
+from bench import align, coordinator, kafka, keyed, latency, passthrough, recover, scan, stream
 
 BENCHES = {
     "scan": scan,
@@ -16,6 +16,7 @@ BENCHES = {
     "recover": recover,
     "coordinator": coordinator,
     "align": align,
+    "keyed": keyed,
 }
 
 

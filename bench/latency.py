@@ -27,6 +27,7 @@ from rich.table import Table
 
 import headgate
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, session
+from headgate.operators.key_hash import key_groups
 from local.jars import jars
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
@@ -81,8 +82,9 @@ def _consume(broker: Broker, topic: str, latencies: list[tuple[int, float]], don
 
 def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: str, folder: str) -> Any:
     """Start the query of one side."""
-    peer = side in ("spark", "real-time")
-    frames: Any = spark.readStream if peer else headgate.continuous(spark, parallelism=1).readStream
+    peer, exchange = side in ("spark", "real-time"), side.startswith("exchange")
+    slots = CORES if exchange else 1
+    frames: Any = spark.readStream if peer else headgate.continuous(spark, parallelism=slots).readStream
     stream = (
         frames.format("kafka" if peer else "headgate.kafka")
         .option("kafka.bootstrap.servers", broker.plain)
@@ -90,8 +92,11 @@ def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: s
         .option("startingOffsets", "earliest")
         .load()
     )
+    rows = stream.select("value")
+    if exchange:  # for the bench keyed: every record's subtask is that of its own hash
+        rows = rows.partitionBy(lambda batch, subtasks: key_groups([batch.column("value")], subtasks))
     writer = (
-        stream.select("value").writeStream.format("kafka")
+        rows.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", broker.plain)
         .option("topic", topics[1])
         .option("checkpointLocation", folder)
@@ -101,6 +106,8 @@ def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: s
     elif not peer:
         guarantee = "exactly-once" if side == "exactly-once" else "at-least-once"
         writer = writer.option("guarantee", guarantee).trigger(continuous="1 second")
+        if side == "exchange-at-once":
+            writer = writer.option("exchange.buffer-timeout", "0 seconds")
     return writer.start()
 
 
@@ -118,7 +125,7 @@ def _wait_until_it_runs(query: Any, broker: Broker, topic: str, latencies: list[
         time.sleep(0.2)
 
 
-def _latency(spark: SparkSession, broker: Broker, side: str, seconds: float, found: Percentiles) -> float:
+def measure_latency(spark: SparkSession, broker: Broker, side: str, seconds: float, found: Percentiles) -> float:
     """Return the 99th percentile in milliseconds; note the others."""
     topics = (f"in-{uuid.uuid4().hex}", f"out-{uuid.uuid4().hex}")
     for topic in topics:
@@ -176,7 +183,7 @@ def run(arguments: argparse.Namespace) -> None:
     sys.setswitchinterval(0.0005)
     with running_broker(CACHE / "kafka") as broker:
         spark = session("latency", jars=jars("spark-kafka"))
-        side = partial(partial, _latency, spark, broker)
+        side = partial(partial, measure_latency, spark, broker)
         cases = [
             Case(
                 "kafka", side("at-least-once", seconds, found), side("spark", seconds, found), "spark kafka", unit="ms"

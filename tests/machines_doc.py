@@ -13,7 +13,7 @@ from headgate.checkpoint import coordinator as checkpoint_coordinator
 from headgate.coordinator import alignment as group_alignment
 from headgate.coordinator import scheduler, slots, source_coordinator
 from headgate.spark.alignment import rendezvous
-from headgate.task import alignment, slot, subtask, watchdog, watermarks
+from headgate.task import alignment, channel_recovery, result_partition, slot, subtask, watchdog, watermarks
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/machines.md"
 
@@ -27,6 +27,8 @@ MACHINES: dict[str, ModuleType] = {
     "SubtaskMachine": subtask,
     "SplitWatermarks": watermarks,
     "SplitAlignment": alignment,
+    "ChannelRecovery": channel_recovery,
+    "ResultPartition": result_partition,
     "ProgressMachine": watchdog,
     "Rendezvous": rendezvous,
 }

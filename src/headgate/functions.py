@@ -21,19 +21,26 @@ from typing import Any
 
 from headgate.errors import OptionError
 from headgate.operators.expressions import Branches, Column, Constant, Name, as_node, call
+from headgate.operators.windows.aggregates import Aggregate
+from headgate.operators.windows.assigner import SessionWindow, TimeWindow
+from headgate.source.options import duration_ms
 
 __all__ = [
     "Column",
     "abs",
+    "approx_count_distinct",
     "atan",
+    "avg",
     "ceil",
     "coalesce",
     "col",
+    "collect_list",
     "column",
     "concat",
     "concat_ws",
     "contains",
     "cos",
+    "count",
     "date_add",
     "date_diff",
     "date_sub",
@@ -45,6 +52,7 @@ __all__ = [
     "dayofyear",
     "endswith",
     "exp",
+    "first",
     "floor",
     "greatest",
     "hour",
@@ -52,6 +60,7 @@ __all__ = [
     "isnan",
     "isnotnull",
     "isnull",
+    "last",
     "least",
     "length",
     "like",
@@ -62,6 +71,8 @@ __all__ = [
     "lower",
     "lpad",
     "ltrim",
+    "max",
+    "min",
     "minute",
     "month",
     "nullif",
@@ -79,6 +90,7 @@ __all__ = [
     "rpad",
     "rtrim",
     "second",
+    "session_window",
     "signum",
     "sin",
     "split",
@@ -86,6 +98,7 @@ __all__ = [
     "startswith",
     "struct",
     "substring",
+    "sum",
     "tan",
     "timestamp_micros",
     "timestamp_millis",
@@ -100,6 +113,7 @@ __all__ = [
     "weekday",
     "weekofyear",
     "when",
+    "window",
     "year",
 ]  # fmt: skip
 
@@ -517,6 +531,137 @@ def struct(*cols: ColumnOrName) -> Column:
     """Make a struct of columns, with their names."""
     columns = [_of(each) for each in cols]
     return call("struct", *columns, names=tuple(each.name_in_output for each in columns))
+
+
+# Windows, for ``groupBy``.
+
+
+def window(
+    timeColumn: ColumnOrName, windowDuration: str, slideDuration: str | None = None, startTime: str | None = None
+) -> TimeWindow:
+    """Return windows of a length, one after the other, or a new one every ``slideDuration``.
+
+    Parameters
+    ----------
+    timeColumn
+        A timestamp. A row without one is in no window.
+    windowDuration, slideDuration
+        Spark's intervals, like ``"10 seconds"``.
+    startTime
+        By how much windows begin later than those that begin at 1970-01-01 00:00:00 UTC.
+
+    Examples
+    --------
+    >>> window("at", "10 seconds").alias("w").name
+    'w'
+    """
+    size_us = _interval_us("window", windowDuration)
+    slide_us = size_us if slideDuration is None else _interval_us("window", slideDuration)
+    start_us = 0 if startTime is None else _interval_us("window", startTime)
+    if not 0 < slide_us <= size_us:
+        raise OptionError(
+            f"window: the slide is {slideDuration or windowDuration!r}; it must be above zero, and not above the "
+            f"window's {windowDuration!r}.",
+            option="window", value=slideDuration,
+        )  # fmt: skip
+    if start_us >= slide_us:
+        raise OptionError(
+            f"window: the start time {startTime!r} must be below the slide {slideDuration or windowDuration!r}.",
+            option="window", value=startTime,
+        )  # fmt: skip
+    return TimeWindow(_of(timeColumn).node, size_us, slide_us, start_us)
+
+
+def session_window(timeColumn: ColumnOrName, gapDuration: str) -> SessionWindow:
+    """Return windows that end when no row of their key came for so long.
+
+    Parameters
+    ----------
+    timeColumn
+        A timestamp. A row without one is in no window.
+    gapDuration
+        Spark's interval, like ``"5 minutes"``.
+    """
+    gap_us = _interval_us("session_window", gapDuration)
+    if gap_us <= 0:
+        raise OptionError(
+            f"session_window: the gap is {gapDuration!r}; it must be above zero.",
+            option="session_window", value=gapDuration,
+        )  # fmt: skip
+    return SessionWindow(_of(timeColumn).node, gap_us)
+
+
+def _interval_us(what: str, value: str) -> int:
+    try:
+        return duration_ms(value) * 1000
+    except (ValueError, AttributeError) as error:
+        raise OptionError(
+            f"{what}: {value!r} is no interval; write one like '10 seconds'.", option=what, value=value
+        ) from error
+
+
+# Aggregates, for ``groupBy(...).agg(...)``.
+
+
+def count(col: ColumnOrName = "*") -> Aggregate:
+    """Count the rows, or those in which a column is not null."""
+    node = None if isinstance(col, str) and col == "*" else _of(col).node
+    if isinstance(node, Constant) and node.value is not None:
+        node = None
+    return Aggregate("count", node)
+
+
+def sum(col: ColumnOrName) -> Aggregate:
+    """Add up numbers; null if there is none. A sum of whole numbers is a long: one that does not fit is an error."""
+    return Aggregate("sum", _of(col).node)
+
+
+def min(col: ColumnOrName) -> Aggregate:
+    """Return the least value; null if there is none. NaN is greater than any number."""
+    return Aggregate("min", _of(col).node)
+
+
+def max(col: ColumnOrName) -> Aggregate:
+    """Return the greatest value; null if there is none. NaN is greater than any number."""
+    return Aggregate("max", _of(col).node)
+
+
+def avg(col: ColumnOrName) -> Aggregate:
+    """Return the average of numbers; null if there is none."""
+    return Aggregate("avg", _of(col).node)
+
+
+def first(col: ColumnOrName, ignorenulls: bool = False) -> Aggregate:
+    """Return the value of the row that came first, or with ``ignorenulls`` of the first one that has a value."""
+    return Aggregate("first", _of(col).node, {"ignorenulls": bool(ignorenulls)})
+
+
+def last(col: ColumnOrName, ignorenulls: bool = False) -> Aggregate:
+    """Return the value of the row that came last, or with ``ignorenulls`` of the last one that has a value."""
+    return Aggregate("last", _of(col).node, {"ignorenulls": bool(ignorenulls)})
+
+
+def approx_count_distinct(col: ColumnOrName, rsd: float | None = None) -> Aggregate:
+    """Return about how many different values there are, null not among them.
+
+    Parameters
+    ----------
+    col
+        The values.
+    rsd
+        The relative standard deviation of the estimate, 0.05 by default: two thirds of them are nearer than that.
+    """
+    wanted = 0.05 if rsd is None else float(rsd)
+    if not 0.0011 <= wanted <= 0.39:
+        raise OptionError(
+            f"approx_count_distinct: rsd is {rsd!r}; it must be from 0.0011 to 0.39.", option="rsd", value=rsd
+        )
+    return Aggregate("approx_count_distinct", _of(col).node, {"rsd": wanted})
+
+
+def collect_list(col: ColumnOrName) -> Aggregate:
+    """Return the values that are not null as a list, in the order in which they came."""
+    return Aggregate("collect_list", _of(col).node)
 
 
 def _constant(argument: str, column: Column) -> str:

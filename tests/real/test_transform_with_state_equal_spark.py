@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,11 +121,9 @@ def everything() -> Any:
 
 
 STEPS = [
-    [("a", 1, 0), ("b", 2, 100), ("a", 3, 200), ("c", 5, 300), (None, 4, 10)],
-    [("a", 3, 8000), ("b", 7, 2999), ("b", 8, 9000)],
-    [("a", 10, 3000), ("c", 11, 12000), ("d", -1, 12000)],
-    [("b", -1, 20000), ("b", 1, 20001), ("a", 6, 30000), ("a", 6, 30000)],
-    [("a", 2, 60000)],
+    [("a", 1, 0), ("b", 2, 100), ("a", 3, 8000), ("c", 5, 300), (None, 4, 10), ("c", 6, 400)],
+    [("a", 3, 9000), ("b", 7, 2999), ("b", 8, 12000), ("a", 10, 4000), ("d", -1, 20000)],
+    [("b", -1, 20000), ("a", 6, 21000), ("c", 1, 60000), ("a", 6, 30000), (None, 1, 17000)],
 ]
 """Rows of (user, amount, milliseconds behind 1,000,000 s); one that is behind the watermark is late."""
 OUTPUT = "user string, what string, value string, watermark long"
@@ -137,8 +136,13 @@ def as_batch(rows: list[Any]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(users), pa.array(amounts, pa.int64()), at], schema=arrow_schema(INPUT))
 
 
-def by_spark(spark: SparkSession, folder: Path, steps: list[Any], transform: Any) -> list[list[tuple[Any, ...]]]:
-    """Return what Spark makes of each step, the timers that the step's watermark fires included."""
+def by_spark(
+    spark: SparkSession, folder: Path, steps: list[Any], transform: Any, rows_of: list[int] | None = None
+) -> list[list[tuple[Any, ...]]]:
+    """Return what Spark makes of each step, the timers that the step's watermark fires included.
+
+    ``rows_of``: how many rows each step gives at least, for a query with a clock, which is never without a batch.
+    """
     import pyarrow.parquet as pq
 
     source = folder / "in"
@@ -154,19 +158,29 @@ def by_spark(spark: SparkSession, folder: Path, steps: list[Any], transform: Any
         for number, rows in enumerate(steps):
             pq.write_table(pa.table(as_batch(rows)), folder / "part.parquet")
             (folder / "part.parquet").rename(source / f"{number}.parquet")
-            query.processAllAvailable()
             known = sum(map(len, results))
+            if rows_of is None:
+                query.processAllAvailable()
+            else:
+                wait_for_rows(spark, query, known + rows_of[number])
             results.append([tuple(row) for row in spark.table("stateful").collect()][known:])
     finally:
         query.stop()
     return results
 
 
+def wait_for_rows(spark: SparkSession, query: Any, rows: int) -> None:
+    """Wait until a running query has given so many rows."""
+    deadline = time.monotonic() + 60
+    while spark.table("stateful").count() < rows and query.isActive and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
 def by_us(processor: Any, steps: list[Any], mode: str, output: str, **facts: Any) -> list[list[tuple[Any, ...]]]:
     """Return what our operator makes of each step and its watermark."""
     said = Definition(
-        keys=("user",), input=arrow_schema(INPUT), output=arrow_schema(output), time_mode=mode, event_time="at",
-        schemas=_schemas(processor, mode), **facts,
+        keys=("user",), input=arrow_schema(INPUT), output=arrow_schema(output), time_mode=mode,
+        event_time="at" if mode == "eventtime" else None, schemas=_schemas(processor, mode), **facts,
     )  # fmt: skip
     operator = TransformWithState(processor, said)
     operator.open(OperatorContext(uid="stateful", subtask=0, parallelism=1), ())
@@ -198,5 +212,56 @@ def test_rows_and_event_time(rocksdb: SparkSession, tmp_path: Path) -> None:
         ),
     )  # fmt: skip
     ours = by_us(everything(), STEPS, "eventtime", OUTPUT, initial_state=initial.toArrow())
+    for step, (their, our) in enumerate(zip(theirs, ours, strict=True)):
+        assert in_order(our) == in_order(their), f"step {step}"
+
+
+def mortal() -> Any:
+    """Return a processor over pandas frames with timers of the clock and values that expire."""
+    import pandas as pd
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    class Mortal(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.total = handle.getValueState("total", "amount long", 3_600_000)
+            self.items = handle.getListState("items", "amount long", 3_600_000)
+            self.seen = handle.getMapState("seen", "amount long", "times long", 3_600_000)
+            self.gone = handle.getValueState("gone", "amount long", 1)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            frames = list(rows)
+            frame = pd.concat(frames)
+            gone = self.gone.get()
+            self.gone.update((1,))
+            total = (self.total.get() or (0,))[0] + int(frame["amount"].sum())
+            self.total.update((total,))
+            self.items.appendList([(amount,) for amount in frame["amount"]])
+            for amount in frame["amount"]:
+                self.seen.updateValue((amount,), (((self.seen.getValue((amount,)) or (0,))[0]) + 1,))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1)
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 3_600_000)
+            told = [gone, list(self.items.get()), sorted(self.seen.iterator()), list(frame.columns),
+                    str(frame["at"].dtype), [str(each) for each in frame["at"]],
+                    timerValues.getCurrentWatermarkInMs()]  # fmt: skip
+            yield pd.DataFrame({"total": [total], "user": [key[0]], "told": [repr(told)]})
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+            early = timerValues.getCurrentProcessingTimeInMs() - expiredTimerInfo.getExpiryTimeInMs()
+            told = [early >= 1, self.total.get(), len(list(self.handle.listTimers()))]
+            yield pd.DataFrame({"user": [key[0]], "told": [repr(told)], "total": [-1]})
+
+    return Mortal()
+
+
+def test_pandas_and_the_clock(rocksdb: SparkSession, tmp_path: Path) -> None:
+    """Frames, timers of the clock and a time to live are those of Spark."""
+    steps, output = [STEPS[0], STEPS[1][:2]], "user string, total long, told string"
+    ours = by_us(mortal(), steps, "processingtime", output, pandas=True)
+    theirs = by_spark(
+        rocksdb, tmp_path, steps,
+        lambda grouped: grouped.transformWithStateInPandas(mortal(), output, "update", "ProcessingTime"),
+        [len(rows) for rows in ours],
+    )  # fmt: skip
     for step, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         assert in_order(our) == in_order(their), f"step {step}"

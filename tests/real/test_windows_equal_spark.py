@@ -85,7 +85,9 @@ def rows(draw: Any) -> list[dict[str, Any]]:
             "w": draw(st.none() | decimals),
             "s": draw(st.none() | st.text("abcß\U0001f600", max_size=3)),
             "b": draw(st.none() | st.booleans()),
-            "t": draw(st.none() | st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2100, 1, 1), timezones=st.just(UTC))),
+            "t": draw(
+                st.none() | st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2100, 1, 1), timezones=st.just(UTC))
+            ),
             "day": draw(st.none() | st.dates(dt.date(1900, 1, 1), dt.date(2100, 1, 1))),
             "z": draw(st.none() | st.binary(max_size=2)),
         }
@@ -98,7 +100,6 @@ def spark_rows(spark: SparkSession, table: pa.Table) -> dict[str, list[dict[str,
     frame = spark.createDataFrame(table).coalesce(1)
     united = None
     for name, window in windows(spark_functions).items():
-        # A sort between the partial and the final aggregation would change the order of rows.
         grouped = frame.groupBy(window.alias("window"), *KEYS).agg(*aggregates(spark_functions))
         grouped = grouped.withColumn("windows", spark_functions.lit(name))
         united = grouped if united is None else united.unionByName(grouped)
@@ -109,22 +110,22 @@ def spark_rows(spark: SparkSession, table: pa.Table) -> dict[str, list[dict[str,
     return found
 
 
-def our_rows(table: pa.Table, window: Any, folder: Path, dice: random.Random) -> list[dict[str, Any]]:
+def our_rows(
+    table: pa.Table, window: Any, folder: Path, dice: random.Random, memory_bytes: int
+) -> list[dict[str, Any]]:
     """Drive the operator over rows in small batches, with watermarks, restores and rescales in between."""
     session = isinstance(window, SessionWindow)
-    operator = made(SCHEMA, window.alias("window"), KEYS, aggregates(headgate_functions))
     subtasks = Subtasks(
         lambda: made(SCHEMA, window.alias("window"), KEYS, aggregates(headgate_functions)),
         folder,
         parallelism=dice.randint(1, 3),
-        memory_bytes=dice.choice([0, 0, 20_000]),
+        memory_bytes=memory_bytes,
     )
-    assert operator.schema.names[0] == "window"
     batch = table.combine_chunks().to_batches()[0]
     times = batch.column("at").cast(pa.int64()).to_pylist()
     begin = 0
     while begin < batch.num_rows:
-        rows = dice.randint(1, 60)
+        rows = dice.randint(1, 200)
         subtasks.process(batch.slice(begin, rows))
         begin += rows
         left = [time for time in times[begin:] if time is not None]
@@ -165,35 +166,48 @@ def check_equal(name: str, ours: Any, theirs: Any, scale: float, windows_name: s
         assert plain(ours) == plain(theirs)
 
 
-@settings(
-    max_examples=4, phases=(Phase.explicit, Phase.reuse, Phase.generate), database=None,
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
-@given(cases=st.lists(rows(), min_size=10, max_size=20), seed=st.integers(0, 1 << 30))
-def test_windows_give_what_spark_gives(
-    cases: list[Any], seed: int, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Of generated rows in any order, with restores, rescales and spilling in between: all aggregates, all windows."""
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    """Return the rows of many generated cases, each with its number: Spark computes them all in one job."""
+    cases: list[list[dict[str, Any]]] = []
+
+    @settings(max_examples=50, phases=(Phase.generate,), database=None, suppress_health_check=list(HealthCheck))
+    @given(case=rows())
+    def take(case: list[dict[str, Any]]) -> None:
+        cases.append(case)
+
+    take()
     listed = [{"case": number, **row} for number, case in enumerate(cases) for row in case]
-    # The order of a case's rows stays; those of different cases are mixed.
-    table = pa.Table.from_pylist(listed, schema=SCHEMA)
-    setting = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"
+    return pa.Table.from_pylist(listed, schema=SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, table: pa.Table) -> dict[str, list[dict[str, Any]]]:
+    """Return what Spark makes of the rows, by the name of the windows."""
+    setting = "spark.sql.objectHashAggregate.sortBased.fallbackThreshold"  # sorting would change the order of rows
     before = spark.conf.get(setting, "128")
     spark.conf.set(setting, "1000000")
     try:
-        expected = spark_rows(spark, table)
+        return spark_rows(spark, table)
     finally:
         spark.conf.set(setting, str(before))
-    dice = random.Random(seed)
-    for name, window in windows(headgate_functions).items():
-        ours = sorted(our_rows(table, window, tmp_path_factory.mktemp("state"), dice), key=order)
-        theirs = sorted(expected[name], key=order)
-        assert [order(row) for row in ours] == [order(row) for row in theirs], name
-        assert not theirs or list(ours[0]) == list(theirs[0])
-        for our, their in zip(ours, theirs):
-            for column in their:
-                scale = 1e11 if column in ("avg(l)",) else 1e7
-                check_equal(column, our[column], their[column], scale, name)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 20_000])
+@pytest.mark.parametrize("name", windows(headgate_functions))
+def test_windows_give_what_spark_gives(
+    name: str, memory_bytes: int, table: pa.Table, expected: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Of rows in any order, with watermarks, restores, rescales and spilling in between: all aggregates."""
+    window = windows(headgate_functions)[name]
+    dice = random.Random(f"{name} {memory_bytes}")
+    ours = sorted(our_rows(table, window, tmp_path, dice, memory_bytes), key=order)
+    theirs = sorted(expected[name], key=order)
+    assert [order(row) for row in ours] == [order(row) for row in theirs]
+    assert list(ours[0]) == list(theirs[0])
+    for our, their in zip(ours, theirs):
+        for column in their:
+            check_equal(column, our[column], their[column], 1e11 if column == "avg(l)" else 1e7, name)
 
 
 def test_types_and_names_are_spark_s(spark: SparkSession) -> None:

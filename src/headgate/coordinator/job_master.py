@@ -443,6 +443,9 @@ class JobMaster:
         assert bound == self._connections
         deployed = {status.subtask.subtask for status in self._scheduler.deployed()}
         assert not deployed & self._resetting.keys(), "a subtask runs whose splits are being taken back"
+        for region in self._regions:
+            for subtask, execution in region.deployed.items():
+                assert self._scheduler.execution(subtask) in (None, execution), f"{subtask} is of another generation"
         self._check_manifest(self._checkpoints.latest)
 
     def _check_manifest(self, manifest: Manifest | None) -> None:

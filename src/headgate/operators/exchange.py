@@ -81,4 +81,3 @@ class Partitioner:
     def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         """Return the rows of a recovered buffer that belong to a consumer."""
         raise NotImplementedError
-

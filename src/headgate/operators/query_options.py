@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from headgate.coordinator.restart_strategy import ExponentialDelay, FixedDelay, NoRestart, RestartOptions
 from headgate.errors import OptionError
-from headgate.source.options import Options, OptionSpec, boolean, choice, duration_ms, integer, number, text
+from headgate.source.options import Options, OptionSpec, boolean, choice, duration_ms, integer, number, size_bytes, text
 
 _NAME = "A continuous query"
 _UNALIGNED = "execution.checkpointing.unaligned"
@@ -36,7 +36,7 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("ignoreCorruptCheckpoints", boolean, False, "whether a corrupt checkpoint's predecessor will do"),
     OptionSpec("max-parallelism", integer(1, 32768), 128, "most slots the query may ever have", changeable=False),
     OptionSpec(f"{_UNALIGNED}.enabled", boolean, True, "whether barriers overtake rows"),
-    OptionSpec("execution.checkpointing.aligned-checkpoint-timeout", _duration_or_zero_ms, 0, "until then they wait"),
+    OptionSpec("execution.checkpointing.aligned-checkpoint-timeout", _duration_or_zero_ms, 0, "until then they do not"),
     OptionSpec(_RECOVER_DOWNSTREAM, boolean, True, "whether rows under way are recovered by who was to get them"),
     OptionSpec(_DURING_RECOVERY, boolean, None, "whether checkpoints complete while rows are being recovered"),
     OptionSpec("execution.checkpointing.timeout", duration_ms, 600_000, "after which a checkpoint is given up"),
@@ -58,6 +58,8 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
         "pipeline.watermark-alignment.allow-unaligned-source-splits", boolean, False,
         "whether a source that cannot pause splits may be aligned",
     ),
+    OptionSpec("state.memory", size_bytes, 256 << 20, "state that an operator keeps in memory in each subtask"),
+    OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows wait to be sent together"),
     OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot is lost"),
     OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one letter after which a worker is ended"),
     OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),
@@ -123,6 +125,11 @@ def parse_query_options(given: Mapping[str, str], defaults: Mapping[str, str]) -
         )
     restart_options(options)
     return options
+
+
+def checkpoints_during_recovery(options: Options) -> bool:
+    """Return whether checkpoints complete while rows that were under way are being recovered."""
+    return bool(options[_RECOVER_DOWNSTREAM] if options[_DURING_RECOVERY] is None else options[_DURING_RECOVERY])
 
 
 def restart_options(options: Options) -> RestartOptions:

@@ -6,11 +6,11 @@ Never: catch what is no failure of the simulated cluster (a keyboard interrupt, 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from headgate.simulation.parts import Parts
 from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_source import SPLITS
 
+T = TypeVar("T")
 _CHUNK = 20  # seeds that a process takes at a time
 
 
@@ -63,16 +64,29 @@ def simulate(scenario: Scenario, parts: Parts | None = None) -> tuple[Outcome, C
 
 def trace_of(cluster: Cluster) -> list[str]:
     """Return what happened, a line for each event and action."""
-    return [f"{now_ms:6} ms  {who:24} {arrow} {brief(what)}" for now_ms, who, arrow, what in cluster.trace]
+    return lines_of(cluster.trace, {SplitState: _brief_split})
 
 
-def brief(what: Any) -> str:
+Known = Mapping[type, Callable[[Any], str]]
+"""How things of some types are told in few words."""
+
+
+def lines_of(trace: Iterable[tuple[int, str, str, Any]], known: Known) -> list[str]:
+    """Return a line for each entry of a trace."""
+    return [f"{now_ms:6} ms  {who:24} {arrow} {brief(what, known)}" for now_ms, who, arrow, what in trace]
+
+
+def _brief_split(state: SplitState) -> str:
+    split = SPLITS.deserialize(state.data)
+    return f"{split.split_id}@{split.position}"
+
+
+def brief(what: Any, known: Known) -> str:
     """Return an event, action or letter in few words: splits as ``id@position``, bytes by their number."""
-    if isinstance(what, SplitState):
-        split = SPLITS.deserialize(what.data)
-        return f"{split.split_id}@{split.position}"
+    if type(what) in known:
+        return known[type(what)](what)
     if isinstance(what, Envelope):
-        return f"#{what.number} {brief(what.message)}"
+        return f"#{what.number} {brief(what.message, known)}"
     if isinstance(what, Manifest):
         return f"epoch {what.epoch}"
     if isinstance(what, bytes):
@@ -80,12 +94,12 @@ def brief(what: Any) -> str:
     if isinstance(what, Enum):
         return str(what.value)
     if isinstance(what, dict):
-        return "{" + ", ".join(f"{brief(key)}: {brief(each)}" for key, each in what.items()) + "}"
+        return "{" + ", ".join(f"{brief(key, known)}: {brief(each, known)}" for key, each in what.items()) + "}"
     if isinstance(what, tuple):
-        return "[" + ", ".join(map(brief, what)) + "]"
+        return "[" + ", ".join(brief(each, known) for each in what) + "]"
     if isinstance(what, msgspec.Struct):
         fields = ((name, getattr(what, name)) for name in what.__struct_fields__ if name not in ("stage", "pickled"))
-        told = [f"{name}={brief(each)}" for name, each in fields if each not in ((), {}, None, "")]
+        told = [f"{name}={brief(each, known)}" for name, each in fields if each not in ((), {}, None, "")]
         return f"{type(what).__name__}({', '.join(told)})"
     return str(what)
 
@@ -102,6 +116,15 @@ def shrink(scenario: Scenario, parts: Parts | None = None) -> Scenario:
 
 def simulate_many(seeds: Iterable[int], processes: int) -> Iterator[tuple[Outcome, Coverage]]:
     """Run seeds in several processes; yield outcomes as they come, each chunk's coverage with its last one."""
+    for outcomes, coverage in spread(_run_chunk, seeds, processes):
+        for outcome in outcomes[:-1]:
+            yield outcome, Coverage()
+        if outcomes:
+            yield outcomes[-1], coverage
+
+
+def spread(run_chunk: Callable[[list[int]], T], seeds: Iterable[int], processes: int) -> Iterator[T]:
+    """Run some seeds at a time in several processes; yield what each call returned, in the order of the seeds."""
     chunks: list[list[int]] = [[]]
     for seed in seeds:
         if len(chunks[-1]) == _CHUNK:
@@ -109,11 +132,7 @@ def simulate_many(seeds: Iterable[int], processes: int) -> Iterator[tuple[Outcom
         chunks[-1].append(seed)
     # Not forked: what a process with threads of gRPC's forks hangs as soon as it frees one of gRPC's objects.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for outcomes, coverage in pool.map(_run_chunk, chunks):
-            for outcome in outcomes[:-1]:
-                yield outcome, Coverage()
-            if outcomes:
-                yield outcomes[-1], coverage
+        yield from pool.map(run_chunk, chunks)
 
 
 def _run_chunk(seeds: list[int]) -> tuple[list[Outcome], Coverage]:

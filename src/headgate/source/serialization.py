@@ -115,7 +115,7 @@ class VersionedSerializer(Generic[T]):
         """Return the value of bytes that `serialize` made; raises like `from_json`."""
         try:
             decoded = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptStateError(
                 f"{self.what} is not valid JSON: {error}.", what=self.what, found=data[:200]
             ) from error

@@ -26,10 +26,88 @@ A channel holds, in this order: recovered buffers, those that recovery spilled t
 - `Polled` takes turns among channels; a buffer that was put back is its channel's next one. A credit is granted when a
   producer's buffer was processed to its end (the next poll tells), never for a recovered one.
 
-The states are those of recovery (*reading* is phase 1, *replaying* phase 2, *running* follows) and of the newest
-checkpoint (*aligning* until the snapshot is taken, *storing* until the last barrier is in).
+Of recovery (*reading* is phase 1, *replaying* phase 2), with the actions that are not of checkpoints:
 
-@TABLE@
+    state                        event              next       actions              why
+    ---------------------------  -----------------  ---------  -------------------  -----------------------------------
+    reading, replaying           ChannelConnected   same                            no new rows yet
+    running                      ChannelConnected   same       GrantCredit
+    reading, replaying           ElementArrived     same                            an event
+    running                      ElementArrived     same       GrantCredit?,        before a snapshot, what was polled
+                                                               RecoveredProcessed?  is processed
+    reading                      RowsRecovered      same                            P1 or P3
+    replaying                    RowsRecovered      same                            P3
+    reading                      RowsSpilled        same                            P2
+    reading                      PhaseOneEnded      replaying
+    replaying                    RecoveryEnded      running    GrantCredit?,        to those that are connected
+                                                               RecoveredProcessed?
+    reading                      Polled             same       ProcessRows?         only what was recovered
+    replaying                    Polled             same       ProcessRows?,        and events, where nothing recovered
+                                                               AdvanceWatermark?,   is left
+                                                               MarkIdle?,
+                                                               EndInput?
+    running                      Polled             same       ProcessRows?,
+                                                               GrantCredit?,
+                                                               RecoveredProcessed?,
+                                                               AdvanceWatermark?,
+                                                               MarkIdle?,
+                                                               MarkActive?,
+                                                               EndInput?
+    reading, replaying, running  RowsPutBack        same
+    reading, replaying, running  CheckpointGivenUp  same
+    reading, replaying           GateTimePassed     same
+    running                      GateTimePassed     same       GrantCredit?         before a snapshot
+
+Of the newest checkpoint (*aligning* until the snapshot is taken, *storing* until the last barrier is in), with its
+actions. Steps without another state or action are left out of events that tell nothing of barriers:
+
+    state           event                     next      actions         why
+    --------------  ------------------------  --------  --------------  -----------------------------------------------
+    none            ElementArrived barrier    same                      over, or behind what is not processed
+    none            ElementArrived barrier    aligning                  the first one
+    none            ElementArrived barrier    aligning  TakeSnapshot    the last one needed, and at the head of a
+                                                                        channel was a newer one behind it
+    none            ElementArrived barrier    storing   TakeSnapshot    it passes, and nothing is to be aligned
+    aligning        ElementArrived barrier    same
+    aligning        ElementArrived barrier    same      TakeSnapshot,   the last one, and a newer one was behind it
+                                                        StoreChannels?
+    aligning        ElementArrived barrier    none      TakeSnapshot,   the last one
+                                                        StoreChannels
+    aligning        ElementArrived barrier    storing   TakeSnapshot    all that is aligned is, others are to come
+    storing         ElementArrived barrier    same                      over, or others are to come
+    storing         ElementArrived barrier    none      StoreChannels   the last one
+    storing         ElementArrived barrier    aligning                  a newer one
+    none            Polled                    same
+    none            Polled                    same      TakeSnapshot,   behind what was processed
+                                                        StoreChannels
+    none            Polled                    aligning                  behind what was processed
+    none            Polled                    aligning  TakeSnapshot,   behind what was processed, and a newer one was
+                                                        StoreChannels   behind it
+    aligning        Polled                    same
+    aligning        Polled                    same      TakeSnapshot,   a newer one was behind it
+                                                        StoreChannels?
+    aligning        Polled                    none      TakeSnapshot,
+                                                        StoreChannels
+    aligning        Polled                    storing   TakeSnapshot
+    storing         Polled                    same
+    storing         Polled                    aligning                  a newer one, behind what was processed
+    none            PhaseOneEnded             same
+    none            PhaseOneEnded             same      TakeSnapshot,   it is aligned, but for phase 1
+                                                        StoreChannels
+    none            PhaseOneEnded             aligning                  it was reached, but for phase 1
+    aligning        PhaseOneEnded             same
+    aligning        PhaseOneEnded             same      TakeSnapshot,
+                                                        StoreChannels?
+    aligning        PhaseOneEnded             none      TakeSnapshot,   it waited for that
+                                                        StoreChannels
+    aligning        PhaseOneEnded             storing   TakeSnapshot
+    none, aligning  CheckpointGivenUp         same                      another one
+    aligning        CheckpointGivenUp         none
+    storing         CheckpointGivenUp         none
+    none, storing   GateTimePassed            same
+    aligning        GateTimePassed            same                      not over, or something is to be aligned yet
+    aligning        GateTimePassed            same      TakeSnapshot    a newer one was behind it
+    aligning        GateTimePassed            storing   TakeSnapshot    from now on they pass
 
 Follows FLIP-547, sections 2.1 and 4.3 to 4.6; Flink's SingleCheckpointBarrierHandler; traps 30 and 31; lessons
 FLINK-20645 and -37870.
@@ -284,11 +362,16 @@ class InputGate:
         self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)
 
     @property
-    def state(self) -> str:
-        """How far recovery and checkpoint are, as in the module's table."""
+    def recovery(self) -> str:
+        """How far recovery is, as in the module's first table."""
+        return self._recovery
+
+    @property
+    def checkpoint(self) -> str:
+        """How far the newest checkpoint is, as in the module's second table."""
         if self._checkpoint is None:
-            return self._recovery
-        return f"{self._recovery} {'aligning' if self._checkpoint.missing is None else 'storing'}"
+            return "none"
+        return "aligning" if self._checkpoint.missing is None else "storing"
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
@@ -654,7 +737,7 @@ class InputGate:
         history = told_before(self._history, told)
         return InvalidTransitionError(
             f"The input gate cannot take {told!r}: {why}. Before: {', '.join(history[-10:]) or 'nothing'}.",
-            state=self.state,
+            state=f"{self.recovery}, checkpoint {self.checkpoint}",
             event=repr(told),
             history=history,
         )

@@ -1,4 +1,4 @@
-"""Bytes of manifests: version 1 is read for ever, damage is named, and other people's JSON stays readable."""
+"""Bytes of manifests: every version is read for ever, damage is named, and other people's JSON stays readable."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.checkpoint.manifest import HEADER_BYTES, Manifest, SourceEntry, UncommittedEpoch, deserialize, run_of
 from headgate.checkpoint.manifest import serialize as written
 from headgate.errors import CorruptStateError, InternalError, UnsupportedVersionError
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import (
+    ChannelState,
+    ChunkState,
     FileState,
     FinishedSplit,
     InlineState,
+    KeyedState,
     OperatorState,
     ReaderState,
     SplitState,
@@ -61,10 +65,65 @@ VERSION_1 = Manifest(
 )
 
 
-def test_version_1_is_read_and_written_as_ever(repository: Path) -> None:
+VERSION_2 = msgspec.structs.replace(
+    VERSION_1,
+    stages=(("rides", "big", "parse"), ("window", "sink")),
+    subtasks=(
+        *VERSION_1.subtasks,
+        (
+            SubtaskState(
+                keyed={
+                    "window": KeyedState(
+                        chunks=(
+                            ChunkState(
+                                chunk_id="window/3/0/1",
+                                handle=FileState("shared/window/window%2F3%2F0%2F1", 9_000, 12),
+                                first_key_group=0,
+                                last_key_group=63,
+                            ),
+                            ChunkState(
+                                chunk_id="window/3/0/2",
+                                handle=InlineState(b"\xff"),
+                                first_key_group=5,
+                                last_key_group=5,
+                            ),
+                        )
+                    )
+                }
+            ),
+            SubtaskState(),
+        ),
+    ),
+    exchanges={
+        "by-user": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1),
+        "spread": ExchangePlan(kind="rebalance", producer_stage=0, consumer_stage=1, targets=3),
+    },
+    channels=(
+        ChannelState(
+            exchange="by-user",
+            producer=0,
+            consumer=1,
+            output=True,
+            handle=FileState("chk-17/by-user-0-1-output-3-0-1", 400, 13),
+            buffers=2,
+            rows=10,
+            size_bytes=380,
+        ),
+    ),
+    channels_parallelism=2,
+)
+
+
+def test_version_1_is_read_as_ever(repository: Path) -> None:
     golden = (repository / "tests/golden/manifest-v1").read_bytes()
     assert deserialize(golden, "m") == VERSION_1
-    assert written(VERSION_1) == golden
+    assert run_of(golden[:HEADER_BYTES], "m") == 3
+
+
+def test_version_2_is_read_and_written_as_ever(repository: Path) -> None:
+    golden = (repository / "tests/golden/manifest-v2").read_bytes()
+    assert deserialize(golden, "m") == VERSION_2
+    assert written(VERSION_2) == golden
     assert run_of(golden[:HEADER_BYTES], "m") == 3
 
 
@@ -82,13 +141,13 @@ def test_any_bytes_come_back_to_the_byte(data: bytes) -> None:
 
 
 def test_damage_anywhere_is_an_error_that_names_the_file() -> None:
-    data = written(VERSION_1)
+    data = written(VERSION_2)
     for end in (0, 1, 40, len(data) // 2, len(data) - 1):
         with pytest.raises(CorruptStateError, match="chk-17/_metadata"):
             deserialize(data[:end], "chk-17/_metadata")
     for at in range(0, len(data), 7):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        if not changed.startswith(b"headgate-manifest v=1 run=") or at in range(26, data.index(b" bytes")):
+        if not changed.startswith(b"headgate-manifest v=2 run=") or at in range(26, data.index(b" bytes")):
             continue  # the run is for ordering: it is in the body, too
         with pytest.raises(CorruptStateError, match="m/_metadata"):
             deserialize(changed, "m/_metadata")
@@ -97,8 +156,8 @@ def test_damage_anywhere_is_an_error_that_names_the_file() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    data = written(VERSION_1).replace(b"v=1 ", b"v=2 ", 1)
-    with pytest.raises(UnsupportedVersionError, match="m has version 2"):
+    data = written(VERSION_1).replace(b"v=2 ", b"v=3 ", 1)
+    with pytest.raises(UnsupportedVersionError, match="m has version 3"):
         deserialize(data, "m")
 
 

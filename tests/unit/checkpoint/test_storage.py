@@ -16,10 +16,19 @@ from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.file_store import FileStore
 from headgate.checkpoint.manifest import Manifest, SourceEntry
 from headgate.checkpoint.ownership import Ownership
-from headgate.checkpoint.storage import INLINE_BYTES, CheckpointStorage
-from headgate.errors import CorruptStateError, OptionError, StoredStateError
+from headgate.checkpoint.storage import INLINE_BYTES, CheckpointStorage, belongs_here
+from headgate.errors import CorruptStateError, InternalError, OptionError, StoredStateError
 from headgate.protocol.messages import CheckpointKind
-from headgate.protocol.state import FileState, InlineState, OperatorState, StateHandle, SubtaskState
+from headgate.protocol.state import (
+    ChannelState,
+    ChunkState,
+    FileState,
+    InlineState,
+    KeyedState,
+    OperatorState,
+    StateHandle,
+    SubtaskState,
+)
 
 BIG = b"x" * (INLINE_BYTES + 1)
 
@@ -166,6 +175,129 @@ def test_two_savepoints_that_are_written_into_a_folder_at_once_do_not_meet(tmp_p
     assert storages[1].read_state(item) == b"m" * len(BIG)
     (tmp_path / "_metadata").replace(tmp_path / "savepoint/_metadata")
     assert CheckpointStorage(folder).load_savepoint().sources == other.sources
+
+
+# Keyed state, which checkpoints share, and channel state, which they never do.
+
+
+def keyed(checkpoint_id: int, run: int, *chunks: StateHandle, channel: StateHandle | None = None) -> Manifest:
+    states = tuple(
+        ChunkState(chunk_id=f"c{number}", handle=handle, first_key_group=0, last_key_group=127)
+        for number, handle in enumerate(chunks)
+    )
+    side: dict[str, Any] = {"exchange": "e", "producer": 0, "consumer": 0, "output": False}
+    channels = () if channel is None else (
+        ChannelState(**side, handle=channel, buffers=1, rows=1, size_bytes=1),
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        manifest(checkpoint_id, run),
+        subtasks=((SubtaskState(keyed={"window": KeyedState(chunks=states)}),),), channels=channels,
+        channels_parallelism=1,
+    )  # fmt: skip
+
+
+def shared(storage: CheckpointStorage) -> list[str]:
+    return [name for uid in storage.store.names("shared") for name in storage.store.names(f"shared/{uid}")]
+
+
+def test_a_shared_file_lives_as_long_as_a_manifest_names_it(storage: CheckpointStorage) -> None:
+    """Trap 34: with several retained checkpoints, whatever the order in which they are deleted."""
+    one, two, three, four = (storage.write_shared("window", f"w/{n}", bytes([n]) * 100, 10) for n in range(4))
+    assert isinstance(storage.write_shared("window", "small", b"x" * 10, 10), InlineState)
+    first = storage.write_manifest(keyed(1, 1, one, two))
+    second = storage.write_manifest(keyed(2, 1, two, three))
+    storage.write_manifest(keyed(3, 1, two, four))
+    assert first - second == 100  # what is shared counts once
+    storage.delete(2)
+    assert shared(storage) == ["w%2F0", "w%2F1", "w%2F3"]
+    again = CheckpointStorage(storage.location, storage.store)  # a new process knows what the manifests say
+    again.delete(1)
+    assert shared(storage) == ["w%2F1", "w%2F3"]
+    assert again.load_newest() == keyed(3, 1, two, four)
+
+
+def test_channel_state_goes_with_its_checkpoint(storage: CheckpointStorage) -> None:
+    """It stands in the checkpoint's folder, and is read from there."""
+    channel = storage.write_state(1, "e-0-0", b"x" * 100, inline_bytes=10)
+    made = keyed(1, 1, channel=channel)
+    storage.write_manifest(made)
+    loaded = storage.load_newest()
+    assert loaded == made and storage.read_state(loaded.channels[0].handle) == b"x" * 100
+    storage.delete(1)
+    assert storage.store.names("chk-1") == []
+
+
+def test_a_run_deletes_what_earlier_ones_left_and_nothing_that_a_manifest_names(storage: CheckpointStorage) -> None:
+    """Of failed checkpoints and dead processes; if a manifest cannot be read, nobody knows what it names."""
+    storage.delete_orphans()
+    kept, lost = (storage.write_shared("window", f"{n}", b"x" * 100, 10) for n in range(2))
+    storage.write_shared("other", "2", b"x" * 100, 10)
+    storage.write_manifest(keyed(1, 1, kept))
+    storage.store.write("chk-2/_metadata", b"damaged")
+    CheckpointStorage(storage.location, storage.store).delete_orphans()
+    assert shared(storage) == ["2", "0", "1"]
+    storage.delete(1)
+    assert shared(storage) == ["2", "0", "1"]
+    storage.write_manifest(keyed(1, 1, kept))
+    storage.delete(2)
+    storage.delete_orphans()
+    assert shared(storage) == ["0"]
+    with pytest.raises(CorruptStateError, match="shared/window/1"):
+        storage.read_state(lost)
+
+
+def test_what_a_failed_checkpoint_left_is_deleted_when_nobody_can_name_it_any_more(storage: CheckpointStorage) -> None:
+    """The next checkpoint names all of it that is still in use, also what was uploaded for the one after that."""
+    first, used, unused, later = (storage.write_shared("window", f"{n}", b"x" * 100, 10) for n in range(4))
+    storage.write_manifest(keyed(1, 1, first))
+    storage.write_state(2, "x", BIG)  # it fails
+    storage.write_manifest(keyed(3, 1, first, used))
+    for each in (2, 1):
+        storage.delete(each)
+    assert shared(storage) == ["0", "1", "2", "3"]  # 2 and 3 may be of the checkpoint that is under way
+    storage.write_manifest(keyed(4, 1, used, later))
+    storage.delete(3)
+    assert shared(storage) == ["1", "3"]
+    assert isinstance(unused, FileState)
+
+
+def test_what_a_process_was_writing_when_it_died_is_deleted(location: Path) -> None:
+    """Its temporary file has no name that anybody looks for."""
+    storage = CheckpointStorage(str(location))
+    storage.write_shared("window", "0", b"x" * 100, 10)
+    (location / "shared/window/.part-0").write_bytes(b"half")
+    storage.delete_orphans()
+    assert list((location / "shared/window").iterdir()) == []
+
+
+def test_a_savepoint_has_copies_of_shared_files_and_outlives_the_location(location: Path, tmp_path: Path) -> None:
+    """Its chunks are read where they are, by whoever begins with it, and belong to nobody's location."""
+    storage = CheckpointStorage(str(location))
+    chunks = [storage.write_shared("window", f"{n}", bytes([n]) * 100, 10) for n in range(9)]
+    made = keyed(3, 1, *chunks, InlineState(b"i"))
+    storage.write_manifest(made, location=str(tmp_path / "savepoint"))
+    storage.write_manifest(made)
+    before = everything_in(tmp_path / "savepoint")
+    storage.delete(3)
+    storage.delete_orphans()
+    assert everything_in(tmp_path / "savepoint") == before and shared(storage) == []
+    os.rename(tmp_path / "savepoint", tmp_path / "moved")
+    loaded = CheckpointStorage(str(tmp_path / "moved")).load_savepoint()
+    elsewhere = CheckpointStorage(str(tmp_path / "other"))
+    handles = [chunk.handle for chunk in loaded.subtasks[0][0].keyed["window"].chunks]
+    assert [elsewhere.read_state(each) for each in handles] == [*(bytes([n]) * 100 for n in range(9)), b"i"]
+    assert [belongs_here(each) for each in handles] == [False] * 9 + [True]
+    with pytest.raises(InternalError, match="names a file elsewhere"):
+        elsewhere.write_manifest(msgspec.structs.replace(loaded, run=1))
+
+
+def test_the_folder_of_a_checkpoint_leads_to_the_files_that_it_shares(location: Path, tmp_path: Path) -> None:
+    """`fromSavepoint` takes a checkpoint's folder as well: its files are named from its location on."""
+    storage = CheckpointStorage(str(location))
+    storage.write_manifest(keyed(3, 1, storage.write_shared("window", "0", b"x" * 100, 10)))
+    loaded = CheckpointStorage(str(location / "chk-3")).load_savepoint()
+    (chunk,) = loaded.subtasks[0][0].keyed["window"].chunks
+    assert CheckpointStorage(str(tmp_path / "other")).read_state(chunk.handle) == b"x" * 100
 
 
 def test_the_query_id_stays(storage: CheckpointStorage) -> None:

@@ -8,6 +8,7 @@ from headgate.coordinator.restart_strategy import ExponentialDelay, FixedDelay, 
 from headgate.errors import OptionError
 from headgate.operators.query_options import (
     QUERY_OPTION_SPECS,
+    checkpoints_during_recovery,
     parse_query_options,
     restart_options,
     split_options,
@@ -27,6 +28,8 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     assert restart_options(options) == ExponentialDelay()
     assert options["failover-strategy"] == "region"
     assert options["pipeline.watermark-alignment.allow-unaligned-source-splits"] is False
+    assert options["state.memory"] == 256 * 1024 * 1024
+    assert options["exchange.buffer-timeout"] == 5
     assert options["heartbeat.timeout"] == 10_000
     assert options["task.stuck.timeout"] == 30_000
     assert (options["transport.port"], options["transport.tls.enabled"]) == (0, False)
@@ -84,6 +87,19 @@ def test_checkpoints_during_recovery_need_rows_with_who_gets_them() -> None:
     assert parse_query_options({}, {})[during] is None
     with pytest.raises(OptionError, match="Set both to true"):
         parse_query_options({downstream: "false", during: "true"}, {})
+    for given, wanted in (
+        ({}, True),
+        ({downstream: "false"}, False),
+        ({during: "false"}, False),
+        ({downstream: "true", during: "true"}, True),
+    ):
+        assert checkpoints_during_recovery(parse_query_options(given, {})) is wanted
+
+
+def test_rows_may_be_sent_at_once() -> None:
+    """0 stands for no time, which an interval cannot."""
+    assert parse_query_options({"exchange.buffer-timeout": "0"}, {})["exchange.buffer-timeout"] == 0
+    assert parse_query_options({"state.memory": "64m"}, {})["state.memory"] == 64 << 20
 
 
 def test_restart_strategies() -> None:

@@ -75,6 +75,7 @@ def test_an_unknown_version_is_refused_with_both_versions(version: int) -> None:
         (b"", "not valid JSON"),
         (b'{"v":3,"split_id":"a"', "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
+        (b'{"v":3,"split_id":"\xff"}', "not valid JSON"),
         (b"[]", "expected a JSON object with a version"),
         (b"null", "expected a JSON object with a version"),
         (b'{"split_id":"a"}', "expected a JSON object with a version"),

@@ -81,7 +81,7 @@ def stateful_node(
             option="timeMode", value=time_mode,
         )  # fmt: skip
     node, keys = _with_keys(node, by, time_zone)
-    event_time = event_time_of(node)
+    event_time = event_time_of(node) if mode == "eventtime" else None
     if mode == "eventtime" and event_time is None:
         raise OptionError(
             "transformWithState: timeMode EventTime needs a watermark, and the rows' event time is not among their "

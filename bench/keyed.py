@@ -1,0 +1,218 @@
+"""Keyed windows: Headgate beside Structured Streaming and, with --peer flink, Flink's SQL.
+
+window generates rows with 10,000 keys, 170 microseconds apart, and counts and adds them up by key in windows of ten
+seconds (10 million rows are 1.7 million groups), at parallelism 2, with a checkpoint every second, or a micro-batch of
+a million rows, which takes about as long. json-window does the same with JSON records of Kafka. Structured Streaming
+runs with the better of its two state stores. Groups and totals are checked on every run (Flink's on its first one).
+
+Rows are counted from when an engine is running: for Headgate from its first figures (a quarter of a second after its
+first row) to its last window, for Structured Streaming from the end of its first micro-batch to the end of that with
+the last row. For Flink, whose jobs are asked for their time, it is the whole job, in a Java that is warm.
+
+exchange-p99 is the time from produce to consume as in the bench latency, with an exchange between: beside the same with
+exchange.buffer-timeout 0, that is without coalescing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import headgate
+from bench import keyed_spark, latency
+from bench.frame import CACHE, CORES, Case, WorkerMemory, console, measure, report, session
+from bench.keyed_flink import Flink, running_flink
+from bench.keyed_rows import BEGIN_MS, KEYS, MULTIPLIER, PARTITIONS, PRIME, ROW_US, Answer, check, over_us, topic
+from headgate.functions import col, count, sum, timestamp_micros, window
+from local.jars import jars
+from local.kafka import Broker, running_broker
+
+SUMMARY = "keyed windows, generated rows and Kafka JSON; what coalescing costs"
+ROWS, QUICK_ROWS = 10_000_000, 2_000_000
+JSON_ROWS, QUICK_JSON_ROWS = 2_000_000, 300_000
+CASES = ("window", "json-window", "exchange-p99")
+PATIENCE_S = 300
+_NOTE = "<qqq"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the option that only this bench has."""
+    command.add_argument("--peer", choices=("spark", "flink"), default="spark", help="flink: beside Flink's SQL, too")
+
+
+class Tally:
+    """Counts windows as they come, for ``mapInArrow``; nothing comes out.
+
+    Parameters
+    ----------
+    folder
+        Where each subtask writes its notes: the time of the machine's monotonic clock, groups, total.
+    over
+        Only windows count that end by this time, in microseconds since 1970-01-01 UTC.
+    """
+
+    def __init__(self, folder: str, over: int) -> None:
+        self._folder = folder
+        self._over = over
+
+    def open(self) -> None:
+        """Begin a file of this subtask's own."""
+        self._file = tempfile.NamedTemporaryFile(dir=self._folder, buffering=0, delete=False)  # noqa: SIM115
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Note the windows of a call."""
+        for batch in batches:
+            ends = pc.struct_field(batch.column("window"), "end").cast(pa.int64())
+            totals = batch.column("total").filter(pc.less_equal(ends, self._over))
+            self._file.write(struct.pack(_NOTE, time.monotonic_ns(), len(totals), pc.sum(totals).as_py() or 0))
+        return iter(())
+
+
+def _windows(rows: Any) -> Any:
+    """Return the windows of a stream."""
+    return (
+        rows.withWatermark("at", "0 seconds")
+        .groupBy(window("at", "10 seconds"), "key")
+        .agg(sum("v").alias("total"), count().alias("n"))
+    )
+
+
+def _generated(spark: SparkSession, rows: int) -> float:
+    """Return rows/s of a continuous query over generated rows."""
+    stream = (
+        headgate.continuous(spark, parallelism=CORES).readStream.format("headgate.datagen")
+        .option("numRows", rows).option("numPartitions", PARTITIONS).option("rowsPerSecond", 1_000_000_000)
+        .schema("value bigint").load()
+        .select((col("value") * MULTIPLIER % PRIME % KEYS).alias("key"), col("value").alias("v"),
+                timestamp_micros(col("value") * ROW_US).alias("at"))
+    )  # fmt: skip
+    return _rate(_windows(stream), rows, over_us(rows))
+
+
+def _kafka_json(spark: SparkSession, broker: Broker, name: str, rows: int) -> float:
+    """Return rows/s of a continuous query over the records of a topic."""
+    stream = (
+        headgate.continuous(spark, parallelism=CORES).readStream.format("headgate.kafka")
+        .option("kafka.bootstrap.servers", broker.plain).option("subscribe", name)
+        .option("startingOffsets", "earliest").option("endingOffsets", "latest").option("valueFormat", "json")
+        .schema("key bigint, v bigint, at timestamp").load()
+    )  # fmt: skip
+    return _rate(_windows(stream), rows, BEGIN_MS * 1000 + over_us(rows))
+
+
+def _rate(windows: Any, rows: int, over: int) -> float:
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoints, \
+            tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as notes:  # fmt: skip
+        writer = windows.mapInArrow(Tally(notes, over), "groups long").writeStream.format("noop")
+        began_ns = time.monotonic_ns()
+        query = writer.option("checkpointLocation", checkpoints).trigger(continuous="1 second").start()
+        read, deadline = 0, time.monotonic() + PATIENCE_S
+        while not (read := int(query.status["rowsIn"])) and query.isActive and time.monotonic() < deadline:
+            time.sleep(0.005)
+        seen_ns = time.monotonic_ns()
+        ended = query.awaitTermination(PATIENCE_S)
+        if not ended or query.exception() is not None:
+            query.stop()
+            raise SystemExit(f"the query {'failed' if ended else 'did not end'}: {query.exception()}")
+        found = [note for path in Path(notes).iterdir() for note in struct.iter_unpack(_NOTE, path.read_bytes())]
+    check("the continuous query", rows, Answer(_sum(note[1] for note in found), _sum(note[2] for note in found)))
+    if read > rows // 2:  # so few that they were read before there were figures: with the start of the query
+        read, seen_ns = 0, began_ns
+    return (rows - read) / (max(note[0] for note in found) - seen_ns) * 1e9
+
+
+def _sum(numbers: Iterator[int]) -> int:
+    total = 0  # the name belongs to the aggregate, here
+    for each in numbers:
+        total += each
+    return total
+
+
+def _better_store(run: Callable[[str], float]) -> str:
+    """Return the state store with which Structured Streaming is faster."""
+    rates = {store: run(store) for store in keyed_spark.STORES}
+    said = " and ".join(f"{rate / 1e6:.2f} M rows/s with {store}" for store, rate in rates.items())
+    console.print(f"structured streaming, warming up: {said}", soft_wrap=True)
+    return max(rates, key=lambda store: rates[store])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure."""
+    unknown = set(arguments.only or ()) - set(CASES)
+    if unknown:
+        raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    # exchange-p99 takes its time: rows at an even pace, twice.
+    wanted = arguments.only or (CASES[:2] if arguments.quick else CASES)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # slots do not have this module
+    memory = WorkerMemory()
+    results = []
+    with contextlib.ExitStack() as stack:
+        broker = None
+        if set(wanted) - {"window"}:
+            broker = stack.enter_context(running_broker(CACHE / "kafka"))
+        flink = stack.enter_context(running_flink()) if arguments.peer == "flink" else None
+        spark = session("keyed", jars=jars("spark-kafka"))
+        stack.callback(spark.stop)
+        for name in wanted:
+            for case in _cases(name, arguments, spark, broker, flink):
+                rounds = 1 if arguments.quick else arguments.rounds
+                results.append(measure(case, rounds, memory, warm_up=name != "exchange-p99"))
+    report(
+        "keyed", results, memory,
+        f"local[{CORES}], parallelism {CORES}, {KEYS:,} keys, windows of 10 s, a checkpoint every second in a local "
+        "folder, noop sink; micro-batches of a million rows, or a quarter of all. Kafka's broker beside it.",
+    )  # fmt: skip
+
+
+def _cases(
+    name: str, arguments: argparse.Namespace, spark: SparkSession, broker: Broker | None, flink: Flink | None
+) -> list[Case]:
+    """Return a case, and the same beside Flink."""
+    quick = arguments.quick
+    if name == "exchange-p99":
+        assert broker is not None
+        seconds = latency.QUICK_SECONDS if quick else latency.SECONDS
+        with_it, without = (
+            partial(latency.measure_latency, spark, broker, side, seconds, {})
+            for side in ("exchange", "exchange-at-once")
+        )
+        return [Case(name, with_it, without, "without coalescing", unit="ms")]
+    if name == "window":
+        rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
+        ours = partial(_generated, spark, rows)
+        few = min(rows, QUICK_ROWS)
+        store = _better_store(lambda store: keyed_spark.generated(spark, few, few // 4, store))
+        peer = partial(keyed_spark.generated, spark, rows, min(rows // 4, 1_000_000), store)
+        flinks = partial(flink.rate, rows) if flink is not None else None
+    else:
+        assert broker is not None
+        rows = arguments.rows or (QUICK_JSON_ROWS if quick else JSON_ROWS)
+        records = topic(broker, rows)
+        ours = partial(_kafka_json, spark, broker, records, rows)
+        batch = min(rows // 4, 1_000_000)
+        store = _better_store(lambda store: keyed_spark.kafka_json(spark, broker, records, rows, batch, store))
+        peer = partial(keyed_spark.kafka_json, spark, broker, records, rows, batch, store)
+        flinks = None
+        if flink is not None:
+            flinks = partial(flink.rate, rows, servers=broker.plain, topic=records, jars=jars("flink-kafka"))
+    cases = [Case(name, ours, peer, f"spark, {store} state store", unit="rows/s")]
+    if flinks is not None:
+        cases.append(Case(f"{name}-flink", ours, flinks, "flink sql", unit="rows/s"))
+    return cases

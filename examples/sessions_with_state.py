@@ -1,0 +1,73 @@
+"""Sessions by a StatefulProcessor: a user's rides with no gap of ten seconds, one row when the session is over.
+
+python examples/sessions_with_state.py
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+
+import headgate
+
+GAP_MS = 10_000
+SESSION = "user string, rides long, amount long, ended timestamp"
+
+
+class Sessions(StatefulProcessor):
+    """Counts the rides of a session; a timer behind its last ride ends it. It runs under Spark as it stands."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state of a user."""
+        self.handle = handle
+        self.session = handle.getValueState("session", "rides long, amount long, last long")
+
+    def handleInputRows(self, key, rows, timerValues) -> Iterator[Row]:
+        """Add rides to the session, and put its end off."""
+        rides, amount, last = self.session.get() or (0, 0, 0)
+        before = last
+        for row in rows:
+            rides, amount = rides + 1, amount + row.amount
+            last = max(last, int(row.at.timestamp() * 1000))
+        self.session.update((rides, amount, last))
+        if last > before:
+            self.handle.deleteTimer(before + GAP_MS)
+            self.handle.registerTimer(last + GAP_MS)
+        return iter(())
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo) -> Iterator[Row]:
+        """End the session."""
+        rides, amount, last = self.session.get()
+        self.session.clear()
+        yield Row(user=key[0], rides=rides, amount=amount, ended=datetime.fromtimestamp(last / 1000, UTC))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
+    spark = SparkSession.builder.master("local[2]").appName("sessions-with-state").getOrCreate()
+    query = (
+        headgate.continuous(spark, parallelism=2)
+        .read.format("headgate.datagen")
+        .option("numRows", 20_000)
+        .option("rowsPerSecond", 100)  # of event time: they are made as fast as can be
+        .option("fields.user.cardinality", 500)
+        .option("fields.user.skew", 1.1)
+        .option("fields.amount.cardinality", 100)
+        .schema("user string, amount long, at timestamp")
+        .load()
+        .withWatermark("at", "2 seconds")
+        .groupBy("user")
+        .transformWithState(Sessions(), SESSION, "append", "EventTime")
+        .writeStream.format("memory")
+        .option("checkpointLocation", "checkpoints/sessions")
+        .trigger(continuous="1 second")
+        .start()
+    )
+    query.awaitTermination()
+    sessions = query.table()
+    rides = sum(sessions.column("rides").to_pylist())
+    print(f"{sessions.num_rows} sessions of {len(set(sessions.column('user').to_pylist()))} users, {rides} rides in all")
+    spark.stop()

@@ -1,0 +1,364 @@
+"""The state of the keys of one subtask: values, lists, maps and timers of each, and which of them changed.
+
+Never: keep an object of the user's: what is stored is bytes, so that a value that is changed after it was stored, or
+after it was read, changes nothing here. Look at a clock: `now_ms` is set by the operator.
+
+A key is a `Cell`: a slot for each state variable, and its timers. What changed since the last snapshot is noted:
+
+    kind    in a slot                                changes
+    ------  ---------------------------------------  ------------------------------------------------------------------
+    value   (bytes, expiry)                          the cell
+    list    a list of (bytes, expiry)                whether it was cleared, and how many items are in snapshots already
+    map     {bytes of the key: (bytes, expiry)}      whether it was cleared, and which keys changed
+    timers  a set of times                           which ones changed
+
+An expiry is None without a time to live, else milliseconds since 1970-01-01 UTC: what is past it is there no more. It
+is forgotten by `sweep`, which is no change: in snapshots it stands with its expiry.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from headgate.operators.transform_with_state.state_rows import APPEND, CLEAR, REMOVE, SET, TIMERS, Rows
+
+Kind = Literal["value", "list", "map"]
+Stored = tuple[bytes, int | None]
+"""Bytes of a value, and when it expires."""
+
+_BUCKETS_PER_TTL = 8
+_SHORTEST_BUCKET_MS = 1000
+LAST_MS = 2**63 - 1
+"""No timer is later."""
+
+
+class StateVariable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a processor's ``init`` says of one of its states.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    kind
+        Value, list or map.
+    schema
+        The columns of its values, as Spark's JSON.
+    key_schema
+        Of a map: the columns of its keys; else empty.
+    ttl_ms
+        How long a value lives behind its last update, in milliseconds; None: for ever.
+    """
+
+    name: str
+    kind: Kind
+    schema: str
+    key_schema: str = ""
+    ttl_ms: int | None = None
+
+
+class Cell:
+    """The state of one key."""
+
+    __slots__ = ("group", "key", "slots", "timers")
+
+    def __init__(self, key: bytes, group: int, slots: int) -> None:
+        self.key = key
+        self.group = group
+        self.slots: list[Any] = [None] * slots
+        self.timers: set[int] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of the key."""
+        return not self.timers and self.slots.count(None) == len(self.slots)
+
+
+class _Changes:
+    """What changed in a list or a map since the last snapshot."""
+
+    __slots__ = ("cleared", "keys", "stored")
+
+    def __init__(self, stored: int = 0) -> None:
+        self.cleared = False
+        self.stored = stored
+        """Of a list: so many of its first items are in snapshots."""
+        self.keys: dict[bytes, None] = {}
+
+
+class KeyedStore:
+    """The cells of a subtask, and the one whose turn it is.
+
+    Parameters
+    ----------
+    variables
+        The states, by their number.
+    """
+
+    def __init__(self, variables: tuple[StateVariable, ...]) -> None:
+        self.variables = variables
+        self.cells: dict[bytes, Cell] = {}
+        self.cell: Cell | None = None
+        """The cell whose turn it is; None: no key's."""
+        self.now_ms = 0
+        """The time by which values expire, in milliseconds since 1970-01-01 UTC."""
+        self._changes: list[dict[Cell, _Changes]] = [{} for _ in variables]
+        self._timer_changes: dict[Cell, dict[int, None]] = {}
+        self._timers: list[tuple[int, int, Cell]] = []
+        self._numbers = itertools.count()
+        self._buckets: dict[tuple[int, int], dict[Cell, None]] = {}
+        """By variable and the end of a span of time: the cells of which something expires in it."""
+
+    # Whose turn it is.
+
+    def turn_to(self, key: bytes, group: int) -> Cell:
+        """Let it be a key's turn."""
+        cell = self.cells.get(key)
+        if cell is None:
+            cell = self.cells[key] = Cell(key, group, len(self.variables))
+        self.cell = cell
+        return cell
+
+    def turn_over(self) -> None:
+        """Let it be nobody's turn; a key of which nothing is known any more is forgotten."""
+        cell, self.cell = self.cell, None
+        if cell is not None and cell.is_empty:
+            self.cells.pop(cell.key, None)
+
+    def slot(self, number: int) -> Any:
+        """Return what is stored of a state for the current key, also what is expired."""
+        assert self.cell is not None
+        return self.cell.slots[number]
+
+    # Changes of the current key.
+
+    def expiry(self, number: int) -> int | None:
+        """Return when a value that is stored now expires, and see to it that it is forgotten then."""
+        ttl_ms = self.variables[number].ttl_ms
+        if ttl_ms is None:
+            return None
+        assert self.cell is not None
+        expiry = self.now_ms + ttl_ms
+        self._expires(number, self.cell, expiry, ttl_ms)
+        return expiry
+
+    def set_value(self, number: int, data: bytes) -> None:
+        """Store a value."""
+        assert self.cell is not None
+        self.cell.slots[number] = (data, self.expiry(number))
+        self._changed(number)
+
+    def clear(self, number: int) -> None:
+        """Forget a state of the current key."""
+        assert self.cell is not None
+        if self.cell.slots[number] is None:
+            return
+        self.cell.slots[number] = None
+        changes = self._changed(number)
+        changes.cleared = True
+        changes.stored = 0
+        changes.keys.clear()
+
+    def append(self, number: int, items: list[bytes]) -> None:
+        """Put items behind those of a list."""
+        assert self.cell is not None
+        held = self.cell.slots[number]
+        if held is None:
+            held = self.cell.slots[number] = []
+        self._changed(number, len(held))
+        expiry = self.expiry(number)
+        held.extend((data, expiry) for data in items)
+
+    def put_entry(self, number: int, key: bytes, data: bytes) -> None:
+        """Store an entry of a map."""
+        assert self.cell is not None
+        held = self.cell.slots[number]
+        if held is None:
+            held = self.cell.slots[number] = {}
+        held[key] = (data, self.expiry(number))
+        self._changed(number).keys[key] = None
+
+    def remove_entry(self, number: int, key: bytes) -> None:
+        """Forget an entry of a map."""
+        assert self.cell is not None
+        held = self.cell.slots[number]
+        if held is None or key not in held:
+            return
+        del held[key]
+        if not held:
+            self.cell.slots[number] = None
+        self._changed(number).keys[key] = None
+
+    def _changed(self, number: int, stored: int = 0) -> _Changes:
+        assert self.cell is not None
+        changes = self._changes[number].get(self.cell)
+        if changes is None:
+            changes = self._changes[number][self.cell] = _Changes(stored)
+        return changes
+
+    # Timers.
+
+    def register_timer(self, at_ms: int) -> None:
+        """Register a timer of the current key; one that is there already is the same."""
+        assert self.cell is not None
+        at_ms = min(at_ms, LAST_MS)
+        if at_ms not in self.cell.timers:
+            self._put_timer(self.cell, at_ms)
+            self._timer_changes.setdefault(self.cell, {})[at_ms] = None
+
+    def delete_timer(self, at_ms: int) -> None:
+        """Forget a timer of the current key, if it is there."""
+        assert self.cell is not None
+        if at_ms in self.cell.timers:
+            self.cell.timers.remove(at_ms)
+            self._timer_changes.setdefault(self.cell, {})[at_ms] = None
+
+    def next_timer_ms(self) -> int | None:
+        """Return the time of the first timer of all keys; None: there is none."""
+        while self._timers:
+            at_ms, _, cell = self._timers[0]
+            if at_ms in cell.timers:
+                return at_ms
+            heapq.heappop(self._timers)
+        return None
+
+    def take_due(self, now_ms: int) -> list[tuple[int, Cell]]:
+        """Return the timers up to a time, the first one first. They stay registered until they are deleted."""
+        due: dict[tuple[int, Cell], None] = {}
+        while self._timers and self._timers[0][0] <= now_ms:
+            at_ms, _, cell = heapq.heappop(self._timers)
+            if at_ms in cell.timers:
+                due[at_ms, cell] = None
+        return list(due)
+
+    def _put_timer(self, cell: Cell, at_ms: int) -> None:
+        cell.timers.add(at_ms)
+        heapq.heappush(self._timers, (at_ms, next(self._numbers), cell))
+
+    # Time to live.
+
+    def next_sweep_ms(self) -> int | None:
+        """Return when something can be forgotten; None: nothing expires."""
+        return min((end_ms for _, end_ms in self._buckets), default=None)
+
+    def sweep(self) -> None:
+        """Forget what is past its time to live."""
+        for number, end_ms in [bucket for bucket in self._buckets if bucket[1] <= self.now_ms]:
+            for cell in self._buckets.pop((number, end_ms)):
+                self._sweep_cell(number, cell)
+
+    def _expires(self, number: int, cell: Cell, expiry: int, ttl_ms: int) -> None:
+        span_ms = max(_SHORTEST_BUCKET_MS, ttl_ms // _BUCKETS_PER_TTL)
+        end_ms = (expiry // span_ms + 1) * span_ms
+        self._buckets.setdefault((number, end_ms), {})[cell] = None
+
+    def _sweep_cell(self, number: int, cell: Cell) -> None:
+        held, kind = cell.slots[number], self.variables[number].kind
+        if held is None:
+            return
+        if kind == "value":
+            if self.is_expired(held):
+                cell.slots[number] = None
+        elif kind == "list":
+            expired = [self.is_expired(item) for item in held]
+            changes = self._changes[number].get(cell)
+            if changes is not None:
+                changes.stored -= sum(expired[: changes.stored])
+            cell.slots[number] = [item for item, gone in zip(held, expired, strict=True) if not gone] or None
+        else:
+            cell.slots[number] = {key: entry for key, entry in held.items() if not self.is_expired(entry)} or None
+        if cell.is_empty and cell is not self.cell:
+            self.cells.pop(cell.key, None)
+
+    def is_expired(self, stored: Stored) -> bool:
+        """Return whether a value is past its time to live."""
+        return stored[1] is not None and stored[1] <= self.now_ms
+
+    # Snapshots.
+
+    def changed_rows(self) -> Rows:
+        """Return what changed since this was called last, as rows of a snapshot."""
+        rows = Rows()
+        for number, changes in enumerate(self._changes):
+            write = _WRITERS[self.variables[number].kind]
+            for cell, change in changes.items():
+                write(rows, number, cell, change)
+            changes.clear()
+        for cell, times in self._timer_changes.items():
+            for at_ms in times:
+                rows.add(TIMERS, cell.group, cell.key, timer_key(at_ms), SET if at_ms in cell.timers else REMOVE)
+        self._timer_changes.clear()
+        return rows
+
+    def restore(self, rows: Iterator[tuple[int, int, bytes, bytes | None, bytes | None, int | None]]) -> None:
+        """Take on what snapshots hold: (variable, key group, key, key in it, value, expiry), nothing of it obsolete."""
+        for number, group, key, entry, data, expiry in rows:
+            cell = self.cells.get(key)
+            if cell is None:
+                cell = self.cells[key] = Cell(key, group, len(self.variables))
+            if number == TIMERS:
+                assert entry is not None
+                self._put_timer(cell, timer_of(entry))
+                continue
+            assert data is not None
+            variable = self.variables[number]
+            if variable.kind == "value":
+                cell.slots[number] = (data, expiry)
+            elif variable.kind == "list":
+                if cell.slots[number] is None:
+                    cell.slots[number] = []
+                cell.slots[number].append((data, expiry))
+            else:
+                if cell.slots[number] is None:
+                    cell.slots[number] = {}
+                cell.slots[number][entry] = (data, expiry)
+            if expiry is not None:
+                self._expires(number, cell, expiry, variable.ttl_ms or 0)
+
+
+def timer_key(at_ms: int) -> bytes:
+    """Return how a timer stands in snapshots."""
+    return at_ms.to_bytes(8, "big", signed=True)
+
+
+def timer_of(key: bytes) -> int:
+    """Return the time of a timer that stands in a snapshot, in milliseconds."""
+    return int.from_bytes(key, "big", signed=True)
+
+
+def _write_value(rows: Rows, number: int, cell: Cell, change: _Changes) -> None:
+    held = cell.slots[number]
+    if held is None:
+        rows.add(number, cell.group, cell.key, None, CLEAR)
+    else:
+        rows.add(number, cell.group, cell.key, None, SET, *held)
+
+
+def _write_list(rows: Rows, number: int, cell: Cell, change: _Changes) -> None:
+    if change.cleared:
+        rows.add(number, cell.group, cell.key, None, CLEAR)
+    for item in (cell.slots[number] or ())[change.stored :]:
+        rows.add(number, cell.group, cell.key, None, APPEND, *item)
+
+
+def _write_map(rows: Rows, number: int, cell: Cell, change: _Changes) -> None:
+    held = cell.slots[number] or {}
+    if change.cleared:
+        rows.add(number, cell.group, cell.key, None, CLEAR)
+    for key in change.keys:
+        entry = held.get(key)
+        if entry is None:
+            rows.add(number, cell.group, cell.key, key, REMOVE)
+        else:
+            rows.add(number, cell.group, cell.key, key, SET, *entry)
+
+
+_WRITERS: dict[Kind, Callable[[Rows, int, Cell, _Changes], None]] = {
+    "value": _write_value,
+    "list": _write_list,
+    "map": _write_map,
+}

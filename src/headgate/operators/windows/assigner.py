@@ -1,0 +1,133 @@
+"""Which windows a row belongs to, by its event time: tumbling, sliding and session windows, as values.
+
+Never: look at anything but event times.
+
+Time is counted in microseconds since 1970-01-01 UTC, as Spark's timestamps are. A window has its start and not its end.
+Rows are kept in *buckets*, each with the start of a window for its name:
+
+    windows                                a bucket holds rows of   a row is in    a window is made of
+    -------------------------------------  -----------------------  -------------  -------------------
+    tumbling                               a window                 one bucket     one bucket
+    sliding, of a whole number of slides   a slide                  one bucket     several buckets
+    sliding, of any other size             a window                 several        one bucket
+
+In each case a row's last window, and a bucket's last one too, ends one window's size behind the bucket's start: behind
+that it is late.
+
+Follows Spark 4.3's ``TimeWindowing`` and ``SessionWindowing``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headgate.operators.expressions import Node
+
+Micros = npt.NDArray[np.int64]
+"""Event times."""
+MOST_US = 2**63 - 1
+LEAST_US = -(2**63)
+
+
+class TimeWindow(msgspec.Struct, frozen=True):
+    """Tumbling or sliding windows.
+
+    Parameters
+    ----------
+    time
+        The event time, a timestamp.
+    size_us, slide_us, start_us
+        How long a window is, how long after another the next begins, and when one does, in microseconds.
+    name
+        The name of its column.
+    """
+
+    time: Node
+    size_us: int
+    slide_us: int
+    start_us: int = 0
+    name: str = "window"
+
+    def alias(self, name: str) -> TimeWindow:
+        """Name its column."""
+        return msgspec.structs.replace(self, name=name)
+
+    def last_starts(self, times: Micros) -> Micros:
+        """Return the start of the last window of each event time."""
+        starts = times - self.start_us
+        starts %= self.slide_us
+        np.subtract(times, starts, out=starts)
+        return starts
+
+
+class SessionWindow(msgspec.Struct, frozen=True):
+    """Windows that end after a gap without a row of their key.
+
+    Parameters
+    ----------
+    time
+        The event time, a timestamp.
+    gap_us
+        How long a gap is, in microseconds.
+    name
+        The name of its column.
+    """
+
+    time: Node
+    gap_us: int
+    name: str = "session_window"
+
+    def alias(self, name: str) -> SessionWindow:
+        """Name its column."""
+        return msgspec.structs.replace(self, name=name)
+
+
+class Buckets:
+    """Which buckets rows are in, and which windows are made of them.
+
+    Parameters
+    ----------
+    window
+        The windows.
+    apart
+        Whether every bucket is to be a window.
+    """
+
+    def __init__(self, window: TimeWindow, *, apart: bool = False) -> None:
+        self.size_us = window.size_us
+        self._window = window
+        whole, rest = divmod(window.size_us, window.slide_us)
+        shared = rest == 0 and not apart
+        self.per_window = whole if shared else 1
+        """Of how many buckets a window is made."""
+        self.per_row = 1 if shared else whole + (rest > 0)
+        """In how many buckets a row is at most."""
+
+    def of(self, times: Micros) -> Micros:
+        """Return the last bucket of each event time."""
+        return self._window.last_starts(times)
+
+    def earlier(self, last: Micros, times: Micros, horizon: Any) -> list[tuple[npt.NDArray[np.intp], Micros]]:
+        """Return the other buckets of rows, as (rows, bucket of each); those that ended by the horizon are left out."""
+        found = []
+        for number in range(1, self.per_row):
+            starts = last - number * self._window.slide_us
+            ends = starts + self.size_us
+            (rows,) = np.nonzero((ends > times) & (ends > horizon))
+            if len(rows):
+                found.append((rows, starts[rows]))
+        return found
+
+    def ended(self, buckets: Micros, horizon: int) -> list[int]:
+        """Return the starts, in order, of windows with rows in these buckets that end by the horizon."""
+        slide = self._window.slide_us
+        starts = {int(each) - number * slide for each in buckets for number in range(self.per_window)}
+        return sorted(start for start in starts if start + self.size_us <= horizon)
+
+    def parts(self, start: int) -> list[int]:
+        """Return the buckets that a window is made of."""
+        return [start + number * self._window.slide_us for number in range(self.per_window)]

@@ -1,0 +1,250 @@
+"""`WindowAggregate`: aggregates the rows of tumbling and sliding windows, by key.
+
+Never: hold an object per key, or let a window fire twice.
+
+Rows become partial results, a batch at a time, and are merged with others as `headgate.operators.windows.runs` says. A
+window fires when the watermark is at its end or beyond: its groups are emitted once, in ``append`` mode, and its rows
+forgotten. In ``update`` mode groups that changed are emitted before every barrier, and those that changed since when
+their window fires. To a sliding window that has ended a row that is not late yet does not count either.
+
+Follows Spark 4.3's ``groupBy(window)``; trap 30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.operators.operator import Emit, KeyedChunk, OperatorContext, RestoredChunk
+from headgate.operators.windows.aggregates import merge
+from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, TimeWindow
+from headgate.operators.windows.runs import BUCKET, Part, Runs
+from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
+
+MANY_CHANGED = 16
+"""Tables of changed groups, beyond which they are made one."""
+FIRE_ROWS = 1 << 18
+"""Windows of so many rows in all fire together."""
+
+
+class WindowAggregate(WindowedAggregate):
+    """Aggregates rows by tumbling or sliding windows and keys. The parameters are those of `WindowedAggregate`."""
+
+    def __init__(
+        self,
+        input_schema: pa.Schema,
+        window: TimeWindow,
+        *,
+        time: str,
+        keys: Sequence[Key],
+        aggregates: Sequence[Aggregated],
+        columns: Sequence[str],
+    ) -> None:
+        super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
+        self._window = window
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Get ready."""
+        super().open(context, items)
+        self._buckets = Buckets(self._window, apart=self.output_mode == "update")
+        self._changed: list[Any] = []
+        self._runs = Runs(
+            keys=self._state_keys,
+            partials=self._state_partials,
+            name=self._new_name,
+            max_parallelism=context.max_parallelism,
+            memory_bytes=context.memory_bytes,
+            spill_folder=context.spill_folder,
+        )
+
+    @property
+    def state_bytes(self) -> tuple[int, int]:
+        """How many bytes of state are in memory, and how many in local files."""
+        return self._runs.memory_bytes, self._runs.spilled_bytes
+
+    @property
+    def _stored_columns(self) -> list[str]:
+        return [BUCKET, *self._state_keys, *self._state_partials]
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Take rows of one split."""
+        batch, micros = self._timed(batch)
+        if batch.num_rows == 0:
+            return
+        buckets = self._buckets.of(micros)
+        horizon = self._horizon(batch)
+        if int(buckets.min()) + self._buckets.size_us <= np.max(horizon):
+            late = buckets + self._buckets.size_us <= horizon
+            if late.any():
+                self._drop_late(batch.filter(pa.array(late)))
+                kept = ~late
+                batch, micros, buckets = batch.filter(pa.array(kept)), micros[kept], buckets[kept]
+                horizon = horizon if isinstance(horizon, int) else horizon[kept]
+        if batch.num_rows == 0:
+            return
+        lifted = pa.Table.from_arrays([pa.array(buckets), *self._lifted(batch)], names=self._stored_columns)
+        self._wait(lifted)
+        for rows, earlier in self._buckets.earlier(buckets, micros, horizon):
+            self._wait(lifted.take(rows).set_column(0, BUCKET, pa.array(earlier)))
+
+    def _flush(self) -> None:
+        """Merge what waits, and add it to the state."""
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting)
+        self._waiting, self._waiting_rows = [], 0
+        made = merge(rows, [BUCKET, *self._state_keys], self._state_partials)
+        if self.output_mode == "update":
+            self._changed.append(made.select([BUCKET, *self._state_keys]))
+            if len(self._changed) > MANY_CHANGED:
+                self._changed = [_distinct(self._changed)]
+        self._runs.append(made)
+
+    def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
+        """Emit the windows that end by the watermark."""
+        watermark = watermark_us(timestamp_ms)
+        if watermark <= self._watermark_us:
+            return
+        self._flush()
+        before, self._watermark_us = self._watermark_us, watermark
+        first = self._runs.first_bucket
+        if first is None or first - (self._buckets.per_window - 1) * self._window.slide_us > self._last_ended:
+            return
+        if self.output_mode == "update":
+            self._emit_changed(self._last_ended, emit)
+        elif self._buckets.per_window == 1:
+            self._fire_buckets(emit)
+        else:
+            self._fire_windows(before, emit)
+        self._runs.drop(self._last_ended)
+
+    @property
+    def _last_ended(self) -> int:
+        """The last bucket whose windows have all ended."""
+        return max(LEAST_US, self._watermark_us - self._buckets.size_us)
+
+    def prepare_snapshot(self, emit: Emit) -> None:
+        """In update mode, emit the groups that changed."""
+        if self.output_mode == "update":
+            self._flush()
+            self._emit_changed(MOST_US, emit)
+
+    def close(self) -> None:
+        """Delete the local files."""
+        self._runs.close()
+
+    # Firing.
+
+    def _fire_buckets(self, emit: Emit) -> None:
+        keys = [BUCKET, *self._state_keys]
+        for buckets in self._together(self._runs.buckets(self._last_ended)):
+            for table in self._runs.merged(buckets, keys):
+                self._emit_buckets(table, emit)
+
+    def _together(self, buckets: Any) -> Iterator[list[int]]:
+        """Yield buckets that fire together: few rows, or one bucket."""
+        held: list[int] = []
+        rows = 0
+        for bucket in map(int, buckets):
+            more = self._runs.rows_of(bucket)
+            if held and (rows + more > FIRE_ROWS or self._runs.is_spilled([bucket])):
+                yield held
+                held, rows = [], 0
+            held.append(bucket)
+            rows = FIRE_ROWS if self._runs.is_spilled([bucket]) else rows + more
+        if held:
+            yield held
+
+    def _fire_windows(self, before_us: int, emit: Emit) -> None:
+        # A window that ended by the watermark before has fired; buckets of it may still be there for others.
+        known = self._runs.buckets(MOST_US)
+        for start in self._buckets.ended(known, self._watermark_us):
+            end = start + self._buckets.size_us
+            if end <= before_us:
+                continue
+            for table in self._runs.merged(self._buckets.parts(start), self._state_keys):
+                if end <= self._most_fired_us:
+                    groups = self._groups_of(table)
+                    table = table.filter(pa.array(self._fired[groups] < end))
+                self._emit(table, np.full(table.num_rows, start), np.full(table.num_rows, end), emit)
+
+    def _emit_changed(self, last: int, emit: Emit) -> None:
+        """Emit what changed of the groups of buckets up to this one."""
+        if not self._changed:
+            return
+        keys = [BUCKET, *self._state_keys]
+        changed = _distinct(self._changed)
+        due = pc.less_equal(changed.column(BUCKET), last)
+        rest = changed.filter(pc.invert(due))
+        self._changed = [rest] if rest.num_rows else []
+        changed = changed.filter(due)
+        for buckets in self._together(np.unique(changed.column(BUCKET).to_numpy())):
+            for table in self._runs.merged(buckets, keys):
+                self._emit_buckets(_only(table, changed, keys), emit)
+
+    def _emit_buckets(self, table: Any, emit: Emit) -> None:
+        """Emit groups of buckets that are windows, in their order."""
+        starts = table.column(BUCKET).to_numpy()
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable")
+            table, starts = table.take(order), starts[order]
+        self._emit(table, starts, starts + self._buckets.size_us, emit)
+
+    # State.
+
+    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
+        """Return the state: what has been fired up to when, and the parts of the runs."""
+        self._flush()
+        return self._chunks([run.live_parts() for run in self._runs.runs], {})
+
+    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
+        """Take on the state of a checkpoint."""
+        for head, parts in self._heads(chunks):
+            low, high = min(fired for _, _, fired in head.fired), max(fired for _, _, fired in head.fired)
+            for names in head.runs:
+                restored = (self._restored(next(parts), low, high) for _ in names)
+                run = self._runs.adopt(part for part in restored if part is not None)
+                if run is not None:
+                    run.drop(max(LEAST_US, low - self._buckets.size_us))
+
+    def _restored(self, chunk: RestoredChunk, low: int, high: int) -> Part | None:
+        """Return a part with the rows that are this subtask's and have not been fired; None: there are none.
+
+        By ``low`` all key groups of its former subtask had fired, by ``high`` none further. What fired by ``low`` may
+        stay: it is dropped by its bucket.
+        """
+        own = self._context.key_groups
+        table = read_part(chunk)
+        ends = table.column(BUCKET).to_numpy() + self._buckets.size_us
+        if chunk.whole and not ((ends > low) & (ends <= high)).any():
+            return Part(chunk.chunk_id, table)
+        groups = self._groups_of(table)
+        kept = table.filter(pa.array((groups >= own.first) & (groups <= own.last) & (ends > self._fired[groups])))
+        if kept.num_rows == 0:
+            return None
+        if chunk.whole and kept.num_rows == table.num_rows:
+            return Part(chunk.chunk_id, table)
+        return Part(self._new_name(), kept)
+
+
+def _distinct(tables: Sequence[Any]) -> Any:
+    """Return rows of tables, each once."""
+    rows = pa.concat_tables(tables)
+    return rows.group_by(rows.column_names, use_threads=False).aggregate([])
+
+
+def _only(table: Any, wanted: Any, keys: Sequence[str]) -> Any:
+    """Return the groups that are among the wanted ones."""
+    marked = pa.concat_tables(
+        [
+            table.select(keys).append_column("row", pa.array(np.arange(table.num_rows))),
+            wanted.select(keys).append_column("row", pa.nulls(wanted.num_rows, pa.int64())),
+        ]
+    )
+    found = marked.group_by(list(keys), use_threads=False).aggregate([("row", "max"), ([], "count_all")])
+    both = found.filter(pc.equal(found.column(found.num_columns - 1), 2)).column(len(keys)).drop_null()
+    return table.take(both)

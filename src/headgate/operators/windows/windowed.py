@@ -1,0 +1,329 @@
+"""What the operators of windows share: their columns, how far keys have fired, and how that is stored.
+
+Never: hold an object per key, or take a row that was late before a restore for one in time.
+
+A row is late when all windows that it belongs to have ended: it is counted, given to `on_late`, and dropped.
+
+How far a key has fired is part of the keyed state (traps, 30): a watermark per key group. After a rescale a subtask may
+have groups of several, which stood at different watermarks when the barrier came. A row is late if its window ended by
+the watermark or by what its key group has fired, the greater counts; so a row that was late before a restore is late
+behind it, and one that was in time is in time. Nothing fires twice, since what fired is no longer in the state.
+
+A checkpoint has, of each subtask, a *head* first and then the parts that it names, each of which is stored once.
+
+Follows Spark 4.3's ``groupBy(window)``; design, "Keyed exchange"; trap 30.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import CorruptStateError, UnsupportedVersionError
+from headgate.operators.key_hash import key_groups
+from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, OperatorContext, RestoredChunk
+from headgate.operators.windows.aggregates import Accumulator
+from headgate.operators.windows.assigner import LEAST_US, MOST_US
+from headgate.operators.windows.runs import Part
+
+OutputMode = Literal["append", "update"]
+STATE_VERSION = 1
+FLUSH_ROWS = 1 << 16
+"""So many rows wait before they are merged: small batches are merged together."""
+EMIT_ROWS = 1 << 16
+"""A batch that is emitted has so many rows at most."""
+
+
+class Aggregated(msgspec.Struct, frozen=True):
+    """A column of the output.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    accumulator
+        How it is computed.
+    column
+        Of which column of the input; None: of rows.
+    """
+
+    name: str
+    accumulator: Accumulator
+    column: str | None
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A column of the key.
+
+    Parameters
+    ----------
+    column
+        Its name in the input.
+    name
+        Its name in the output; None: it is not there.
+    """
+
+    column: str
+    name: str | None
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What is stored before the parts of a subtask.
+
+    Parameters
+    ----------
+    fired
+        First and last key group, and up to when they have fired, in microseconds.
+    runs
+        The names of the parts of each run, in order.
+    dead
+        By the name of a part: which of its rows do not count any more, as packed bits.
+    """
+
+    fired: list[tuple[int, int, int]]
+    runs: list[list[str]]
+    dead: dict[str, bytes] = {}
+
+
+class WindowedAggregate(KeyedOperator):
+    """Aggregates rows by windows and keys.
+
+    Parameters
+    ----------
+    input_schema
+        The columns of its input.
+    window
+        The name of the window's column.
+    time
+        The column with the event time.
+    keys
+        The columns of the key.
+    aggregates
+        What is computed.
+    columns
+        The names of the output's columns, in order: the window's, of keys, of aggregates.
+    """
+
+    kind = "window"
+    output_mode: OutputMode = "append"
+
+    def __init__(
+        self,
+        input_schema: pa.Schema,
+        window: str,
+        *,
+        time: str,
+        keys: Sequence[Key],
+        aggregates: Sequence[Aggregated],
+        columns: Sequence[str],
+    ) -> None:
+        self.input_schema = input_schema
+        self.function = f"groupBy({', '.join(columns[: len(columns) - len(aggregates)])}).agg(...)"
+        self._window_name = window
+        self._time = time
+        self._keys = tuple(keys)
+        self._aggregates = tuple(aggregates)
+        bound = input_schema.field(time).type
+        types = {key.name: input_schema.field(key.column).type for key in keys}
+        types |= {each.name: each.accumulator.kind for each in aggregates}
+        types[window] = pa.struct([pa.field("start", bound), pa.field("end", bound)])
+        self.schema = pa.schema([pa.field(name, types[name]) for name in columns])
+        self._state_keys = [f"key {number}" for number in range(len(self._keys))]
+        self._state_partials = {
+            f"partial {number} {place}": each
+            for number, aggregate in enumerate(self._aggregates)
+            for place, each in enumerate(aggregate.accumulator.partials)
+        }
+        self._late_rows = 0
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Get ready."""
+        self._context = context
+        self._names = 0
+        self._waiting: list[Any] = []
+        self._waiting_rows = 0
+        self._late_rows = 0
+        self._watermark_us = LEAST_US
+        self._fired = np.full(context.max_parallelism, LEAST_US, np.int64)
+        self._most_fired_us = LEAST_US
+
+    def _new_name(self) -> str:
+        context = self._context
+        self._names += 1
+        where = f"{context.run}-{context.subtask}-{context.attempt}-{context.execution}"
+        return f"{context.uid}-{where}-{self._names}"
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows came behind the watermark since the deployment."""
+        return self._late_rows
+
+    @property
+    @abstractmethod
+    def state_bytes(self) -> tuple[int, int]:
+        """How many bytes of state are in memory, and how many in local files."""
+
+    # Rows that come.
+
+    def _timed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
+        """Return the rows that have an event time, and these; the others are in no window, as in Spark."""
+        times = batch.column(self._time)
+        if times.null_count:
+            batch = batch.filter(times.is_valid())
+            times = batch.column(self._time)
+        return batch, times.cast(pa.int64()).to_numpy()
+
+    def _horizon(self, batch: pa.RecordBatch) -> Any:
+        """Return up to when windows have ended, in microseconds: for all rows, or for each."""
+        if self._watermark_us >= self._most_fired_us:
+            return self._watermark_us
+        groups = key_groups([batch.column(key.column) for key in self._keys], self._context.max_parallelism)
+        return np.maximum(self._fired[groups.to_numpy()], self._watermark_us)
+
+    def _drop_late(self, late: pa.RecordBatch) -> None:
+        self._late_rows += late.num_rows
+        self.on_late(late)
+
+    def _lifted(self, batch: pa.RecordBatch) -> list[Any]:
+        """Return the keys and the partial results of rows."""
+        arrays = [_plain_key(batch.column(key.column)) for key in self._keys]
+        for each in self._aggregates:
+            values = None if each.column is None else batch.column(each.column)
+            arrays += each.accumulator.lift(values, batch.num_rows)
+        return arrays
+
+    def _wait(self, lifted: Any) -> None:
+        self._waiting.append(lifted)
+        self._waiting_rows += lifted.num_rows
+        if self._waiting_rows >= FLUSH_ROWS:
+            self._flush()
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Add what waits to the state."""
+
+    # Rows that go.
+
+    def _emit(self, table: Any, starts: Any, ends: Any, emit: Emit) -> None:
+        """Emit finished groups, with the start and the end of the window of each."""
+        for begin in range(0, table.num_rows, EMIT_ROWS):
+            rows = table.slice(begin, EMIT_ROWS).combine_chunks()
+            kind = self.schema.field(self._window_name).type
+            bounds = [pa.array(each[begin : begin + EMIT_ROWS]).cast(kind.field(0).type) for each in (starts, ends)]
+            made: dict[str | None, Any] = {}
+            for key, state in zip(self._keys, self._state_keys):
+                made[key.name] = _one(rows.column(state))
+            for number, each in enumerate(self._aggregates):
+                places = range(len(each.accumulator.partials))
+                partials = [_one(rows.column(f"partial {number} {place}")) for place in places]
+                made[each.name] = each.accumulator.finish(partials)
+            made[self._window_name] = pa.StructArray.from_arrays(bounds, fields=list(kind))
+            emit(pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema), "")
+
+    # State.
+
+    def _chunks(self, runs: Sequence[Sequence[Part]], dead: dict[str, bytes]) -> Sequence[KeyedChunk]:
+        """Return the chunks of a checkpoint: the head, and the parts of runs."""
+        own = self._context.key_groups
+        fired = np.maximum(self._fired[own.first : own.last + 1], self._watermark_us)
+        (changes,) = np.nonzero(fired[1:] != fired[:-1])
+        bounds = [0, *(int(each) + 1 for each in changes), len(fired)]
+        head = Head(
+            fired=[(own.first + begin, own.first + end - 1, int(fired[begin])) for begin, end in pairwise(bounds)],
+            runs=[[part.chunk_id for part in each] for each in runs],
+            dead=dead,
+        )
+        chunks = [(self._new_name(), pa.table({"head": pa.array([msgspec.msgpack.encode(head)], pa.binary())}))]
+        chunks += [(part.chunk_id, part.table) for each in runs for part in each]
+        return [
+            KeyedChunk(
+                chunk_id=name,
+                first_key_group=own.first,
+                last_key_group=own.last,
+                serialize=partial(_serialized, table, tuple(self._stored_columns)),
+            )
+            for name, table in chunks
+        ]
+
+    @property
+    @abstractmethod
+    def _stored_columns(self) -> list[str]:
+        """The columns of the state that are stored."""
+
+    def _heads(self, chunks: Sequence[RestoredChunk]) -> Iterator[tuple[Head, Iterator[RestoredChunk]]]:
+        """Yield the head of each former subtask, and its parts, all of which are to be taken before the next."""
+        pending = iter(chunks)
+        for chunk in pending:
+            head = msgspec.msgpack.decode(read_part(chunk).column("head")[0].as_py(), type=Head)
+            for first, last, fired in head.fired:
+                self._fired[first : last + 1] = fired
+            yield head, pending
+        own = self._context.key_groups
+        mine = self._fired[own.first : own.last + 1]
+        self._watermark_us, self._most_fired_us = int(mine.min()), int(mine.max())
+
+    def _groups_of(self, table: Any) -> Any:
+        """Return the key group of each row of the state."""
+        keys = [_one(table.column(name)) for name in self._state_keys]
+        return key_groups(keys, self._context.max_parallelism).to_numpy()
+
+
+def watermark_us(timestamp_ms: int) -> int:
+    """Return a watermark in microseconds, within what an event time can be."""
+    return max(LEAST_US, min(MOST_US, timestamp_ms * 1000))
+
+
+def _one(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def read_part(chunk: RestoredChunk) -> Any:
+    """Return a stored part, or a head.
+
+    Raises
+    ------
+    StoredStateError
+        It cannot be read.
+    """
+    try:
+        table = pa.ipc.open_stream(chunk.read()).read_all()
+    except pa.ArrowInvalid as error:
+        raise CorruptStateError(
+            f"The state of windows in the chunk {chunk.chunk_id!r} cannot be read: {error}",
+            what=chunk.chunk_id, expected="an Arrow stream", found=str(error),
+        ) from error  # fmt: skip
+    version = (table.schema.metadata or {}).get(b"version", b"none").decode()
+    if version != str(STATE_VERSION):
+        raise UnsupportedVersionError(
+            f"The state of windows in the chunk {chunk.chunk_id!r} has the version {version}; this Headgate reads "
+            f"version {STATE_VERSION}.",
+            what=chunk.chunk_id, expected=STATE_VERSION, found=version,
+        )  # fmt: skip
+    return table.replace_schema_metadata(None)
+
+
+def _plain_key(values: Any) -> Any:
+    """Return a key as Spark groups it: -0.0 is 0.0, and there is one NaN."""
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = pc.add(values, pa.scalar(0.0, values.type))
+    return pc.if_else(pc.is_nan(numbers), pa.scalar(float("nan"), values.type), numbers)
+
+
+def _serialized(table: Any, columns: Sequence[str]) -> bytes:
+    """Return a part as it is stored."""
+    if table.column_names != ["head"]:
+        table = table.select(columns)
+    table = table.replace_schema_metadata({"version": str(STATE_VERSION)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())

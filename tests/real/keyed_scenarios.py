@@ -1,0 +1,470 @@
+"""What queries with exchanges go through on real Spark, one function each: rescaled, killed, restored; and counted.
+
+Used by test_continuous_keyed.py, in a session with many slots (scenario_program.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.errors import OptionError
+from headgate.functions import count, window
+from headgate.functions import sum as total
+from headgate.operators.key_hash import key_groups
+from headgate.protocol.channels import ChannelId
+from headgate.protocol.state import InlineState
+from headgate.spark.continuous.manager import ContinuousQueryManager
+from headgate.spark.continuous.query import ContinuousQuery
+from headgate.spark.continuous.streams import ContinuousStream
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+WITHIN_S = 90.0
+"""How long anything may take. None of it is a measurement: machines are slow at times."""
+DOWNSTREAM = "execution.checkpointing.unaligned.recover-output-on-downstream.enabled"
+DURING = "execution.checkpointing.unaligned.during-recovery.enabled"
+UNALIGNED = "execution.checkpointing.unaligned.enabled"
+
+
+class Slowly:
+    """A user's function that takes its time over each row, until a file says that it need not any more."""
+
+    def __init__(self, folder: Path, row_ms: float = 2.0) -> None:
+        self.folder = folder
+        self.row_ms = row_ms
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if happens(self.folder / "function-raises"):
+                raise ValueError("a row that I do not like")
+            if not (self.folder / "hurry").exists():
+                time.sleep(self.row_ms / 1000 * batch.num_rows)
+            pids = pa.array([os.getpid()] * batch.num_rows, pa.int64())
+            yield pa.RecordBatch.from_arrays([batch["n"], pids], names=["n", "pid"])
+
+
+def happens(path: Path) -> bool:
+    """Return whether the file was there, and take it away."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def numbers(spark: SparkSession, parallelism: int, rows: int) -> ContinuousStream:
+    """Return the numbers from 0 in the column ``n``; keys in ``k``, and a time in ``at`` that grows with them."""
+    streams = headgate.continuous(spark, parallelism=parallelism)
+    return (
+        streams.readStream.format("headgate.datagen")
+        .option("numRows", rows).option("rowsPerSecond", 1_000_000).option("numPartitions", 3)
+        .option("fields.n.kind", "sequence").option("fields.k.min", 0).option("fields.k.max", 99)
+        .schema("n long, k long").load()
+    )  # fmt: skip
+
+
+def start(stream: ContinuousStream, folder: Path, parallelism_options: dict[str, Any] | None = None) -> ContinuousQuery:
+    """Start a query into memory that takes a checkpoint when it is asked to, and seldom by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = (
+        stream.writeStream.queryName(folder.name).format("memory").trigger(continuous="30 seconds")
+        .option("checkpointLocation", str(folder / "checkpoints"))
+    )  # fmt: skip
+    for name, value in (parallelism_options or {}).items():
+        writer = writer.option(name, value)
+    return writer.start()
+
+
+def wait_until(condition: Callable[[], Any], query: ContinuousQuery | None = None) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    while not (value := condition()):
+        if query is not None and not query.isActive:
+            raise query.exception() or AssertionError("the query ended")
+        assert time.monotonic() < deadline, f"it did not happen in time: {query and query.status}"
+        time.sleep(0.05)
+    return value
+
+
+def newest(folder: Path) -> Manifest:
+    found = CheckpointStorage(str(folder / "checkpoints")).load_newest()
+    assert found is not None
+    return found
+
+
+def finish(query: ContinuousQuery, folder: Path, rows: int, each: int = 1) -> pa.Table:
+    """Let the function hurry, wait for the end, and check that each number came so often."""
+    (folder / "hurry").touch()
+    assert query.awaitTermination(WITHIN_S), query.status
+    table = query.table()
+    counts = Counter(table["n"].to_pylist())
+    assert set(counts) == set(range(rows)), f"{rows - len(counts)} numbers are lost"
+    wrong = {n: times for n, times in counts.items() if times != each}
+    assert not wrong, f"numbers that did not come {each} times: {dict(list(wrong.items())[:10])}"
+    return table
+
+
+def stop_what_is_left(folder: Path) -> None:
+    """Stop the query of a scenario that went wrong: others need its cores."""
+    for query in ContinuousQueryManager().active:
+        if query.name == folder.name:
+            query.stop()
+
+
+def _rescaled_with_rows_under_way(
+    spark: SparkSession, folder: Path, exchange: Callable[[ContinuousStream], ContinuousStream]
+) -> None:
+    rows = 20_000
+    folder.mkdir(parents=True)
+    stream = exchange(numbers(spark, 2, rows)).mapInArrow(Slowly(folder), "n long, pid long")
+    query = start(stream, folder)
+    under_way = []
+    for parallelism in (3, 1, 4, 2):
+        wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
+        query.checkpoint()
+        query.rescale(parallelism)
+        under_way.append(sum(state.rows for state in newest(folder).channels))
+    query.checkpoint()
+    assert min(under_way) > 0, f"there was nothing under way: {under_way}"
+    finish(query, folder, rows)
+
+
+def repartition(spark: SparkSession, folder: Path) -> None:
+    """Rows that a slow function has not seen are stored, moved and processed once, at any parallelism."""
+    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.repartition())
+
+
+def repartition_to_one(spark: SparkSession, folder: Path) -> None:
+    """Most subtasks have no state at all (FLINK-38483)."""
+    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.repartition(1))
+
+
+def partition_by(spark: SparkSession, folder: Path) -> None:
+    """A user's partitioner says again whose the recovered rows are (FLINK-35351)."""
+
+    def by_number(batch: pa.RecordBatch, subtasks: int) -> pa.Array:
+        n = batch["n"].to_numpy(zero_copy_only=False)
+        return pa.array(n % subtasks)
+
+    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.partitionBy(by_number))
+
+
+def two_exchanges(spark: SparkSession, folder: Path) -> None:
+    """A stage between two exchanges has input and output state."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def build(stream: ContinuousStream) -> ContinuousStream:
+        return stream.repartition().mapInArrow(pass_on, "n long, k long").repartition()
+
+    _rescaled_with_rows_under_way(spark, folder, build)
+
+
+def union_of_stages(spark: SparkSession, folder: Path) -> None:
+    """A branch without an exchange meets one with an exchange: its connection is never unaligned (FLINK-37870)."""
+    rows = 4_000
+    folder.mkdir(parents=True)
+    source = numbers(spark, 2, rows)
+    stream = source.repartition().union(source).mapInArrow(Slowly(folder, 1.0), "n long, pid long")
+    query = start(stream, folder)
+    wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
+    query.rescale(3)
+    assert {state.exchange for state in newest(folder).channels} <= {"datagen.1.repartition"}
+    finish(query, folder, rows, each=2)
+
+
+def broadcast(spark: SparkSession, folder: Path) -> None:
+    """Every subtask gets each row once, through a failure with rows under way."""
+    rows = 3_000
+    folder.mkdir(parents=True)
+    query = start(numbers(spark, 3, rows).broadcast().mapInArrow(Slowly(folder), "n long, pid long"), folder)
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    query.checkpoint()
+    assert sum(state.rows for state in newest(folder).channels) > 0
+    (folder / "function-raises").touch()
+    wait_until(lambda: not (folder / "function-raises").exists(), query)
+    finish(query, folder, rows, each=3)
+
+
+def a_function_that_raises_once(spark: SparkSession, folder: Path) -> None:
+    """The region restores in place: every subtask, from the last checkpoint; the slots' processes stay."""
+    rows = 6_000
+    folder.mkdir(parents=True)
+    query = start(numbers(spark, 3, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long"), folder)
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    query.checkpoint()
+    before = query.status
+    (folder / "function-raises").touch()
+    wait_until(lambda: query.status["subtasks"][0]["execution"] > before["subtasks"][0]["execution"], query)
+    wait_until(lambda: query.status["message"] == "running", query)
+    after = query.status
+    assert [slot["pid"] for slot in after["slots"]] == [slot["pid"] for slot in before["slots"]]
+    assert {each["execution"] for each in after["subtasks"]} == {2}
+    finish(query, folder, rows)
+
+
+def a_killed_worker(spark: SparkSession, folder: Path) -> None:
+    """Spark retries the task alone; the other slots' processes stay, and all subtasks restore."""
+    rows = 6_000
+    folder.mkdir(parents=True)
+    query = start(numbers(spark, 3, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long"), folder)
+    for _ in range(2):
+        wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
+        query.checkpoint()
+        before = [slot["pid"] for slot in query.status["slots"]]
+        os.kill(before[1], signal.SIGKILL)
+        gone = (0, before[1])
+        wait_until(lambda gone=gone: query.status["slots"][1]["pid"] not in gone, query)
+        wait_until(lambda: query.status["message"] == "running", query)
+        after = [slot["pid"] for slot in query.status["slots"]]
+        assert (after[0], after[2]) == (before[0], before[2])
+    finish(query, folder, rows)
+
+
+def savepoint_and_back(spark: SparkSession, folder: Path) -> None:
+    """A savepoint is aligned: it holds no rows under way, and needs nothing outside its folder."""
+    rows = 3_000
+    folder.mkdir(parents=True)
+
+    def stream(parallelism: int) -> ContinuousStream:
+        slow = Slowly(folder, 0.5)
+        return numbers(spark, parallelism, rows).repartition().mapInArrow(slow, "n long, pid long")
+
+    def begin(parallelism: int, checkpoints: str, savepoint: str | None = None) -> ContinuousQuery:
+        return (
+            stream(parallelism).writeStream.queryName(folder.name).format("parquet").option("path", str(folder / "out"))
+            .trigger(continuous="30 seconds").option("checkpointLocation", str(folder / checkpoints))
+            .start(fromSavepoint=savepoint)
+        )  # fmt: skip
+
+    savepoint = str(folder / "savepoint")
+    query = begin(2, "checkpoints")
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    query.stop(savepoint=savepoint)
+    assert CheckpointStorage(savepoint).load_savepoint().channels == ()
+    resumed = begin(3, "elsewhere", savepoint)
+    assert resumed.awaitTermination(WITHIN_S)
+    found = [row.n for row in spark.read.parquet(str(folder / "out")).collect()]
+    assert sorted(found) == list(range(rows)), f"{len(found)} rows, {len(set(found))} numbers of {rows}"
+
+
+def old_behaviour(spark: SparkSession, folder: Path) -> None:
+    """Both switches off: output is recovered upstream, and no checkpoint completes until all that is processed."""
+    rows = 6_000
+    folder.mkdir(parents=True)
+    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long")
+    query = start(stream, folder, {DOWNSTREAM: False})
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    query.checkpoint()
+    query.rescale(3)
+    under_way = sum(state.rows for state in newest(folder).channels)
+    assert under_way > 0
+    before = query.status["rowsOut"]
+    query.checkpoint()
+    assert query.status["rowsOut"] - before >= under_way, "a checkpoint completed during recovery"
+    finish(query, folder, rows)
+
+
+def no_checkpoint_during_recovery(spark: SparkSession, folder: Path) -> None:
+    """With output recovered downstream alone, a checkpoint still waits for the end of recovery."""
+    rows = 4_000
+    folder.mkdir(parents=True)
+    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long")
+    query = start(stream, folder, {DURING: False})
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    query.rescale(3)
+    under_way = sum(state.rows for state in newest(folder).channels)
+    before = query.status["rowsOut"]
+    query.checkpoint()
+    assert query.status["rowsOut"] - before >= under_way > 0
+    finish(query, folder, rows)
+
+
+def switches_that_contradict(spark: SparkSession, folder: Path) -> None:
+    """Checkpoints during recovery need output to be recovered downstream: an error that names both."""
+    stream = numbers(spark, 1, 10).repartition()
+    try:
+        start(stream, folder, {DOWNSTREAM: False, DURING: True})
+    except OptionError as error:
+        assert DURING in str(error) and DOWNSTREAM in str(error)
+    else:
+        raise AssertionError("it started")
+
+
+def aligned_only(spark: SparkSession, folder: Path) -> None:
+    """Without unaligned checkpoints there is no channel state, and rescaling waits for what is under way."""
+    rows = 1_500
+    folder.mkdir(parents=True)
+    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder, 0.5), "n long, pid long")
+    query = start(stream, folder, {UNALIGNED: False})
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    query.rescale(3)
+    assert newest(folder).channels == ()
+    finish(query, folder, rows)
+
+
+class Keyed(headgate.SimpleSource):
+    """Slow rows of every key group, and behind them one buffer of a hundred: one row of each key group."""
+
+    name = "keyed-example"
+    schema = "k bigint, n bigint"
+
+    def splits(self) -> list[str]:
+        return ["all"]
+
+    def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        keys = [int(each) for each in self.options["keys"].split(",")]
+        if position is None:
+            slow = keys * 30
+            yield (
+                pa.record_batch({"k": pa.array(slow, pa.int64()), "n": pa.array([-1] * len(slow), pa.int64())}),
+                "slow",
+            )
+        if position in (None, "slow"):
+            time.sleep(0.5)
+            batch = pa.record_batch({"k": pa.array(keys, pa.int64()), "n": pa.array(range(100), pa.int64())})
+            yield batch, "all"
+
+
+def the_documents_example(spark: SparkSession, folder: Path) -> None:
+    """FLIP-547, 2.1: one buffer of 100 records of 100 key groups, from 1 task to 10 and back, twice: it stays one."""
+    folder.mkdir(parents=True)
+    headgate.register(spark, Keyed)
+    found: dict[int, int] = {}
+    groups = key_groups([pa.array(range(5000), pa.int64())], 100).to_pylist()
+    for key, group in enumerate(groups):
+        found.setdefault(group, key)
+    assert len(found) == 100
+    keys = ",".join(str(found[group]) for group in range(100))
+    streams = headgate.continuous(spark, parallelism=1)
+    stream = (
+        streams.readStream.format(Keyed.name).option("keys", keys).load()
+        .groupBy("k").transformWithState(_patient(folder), "k long, n long", "Append", "None")
+    )  # fmt: skip
+    query = start(stream, folder, {"max-parallelism": 100})
+    wait_until(lambda: (folder / "begun").exists(), query)
+
+    def hundred() -> tuple[int, int, int]:
+        """Return how many of the hundred rows are under way, in how many buffers, and their bytes."""
+        manifest = newest(folder)
+        storage = CheckpointStorage(str(folder / "checkpoints"))
+        rows = buffers = size = 0
+        for state in manifest.channels:
+            handle = state.handle
+            data = handle.data if isinstance(handle, InlineState) else storage.read_state(handle)
+            for batch in read(data, state):
+                kept = batch.filter(pc.greater_equal(batch["n"], 0))
+                rows += kept.num_rows
+                size += kept.nbytes
+                buffers += kept.num_rows > 0
+        return rows, buffers, size
+
+    def read(data: bytes, state: Any) -> Iterator[pa.RecordBatch]:
+        from headgate.checkpoint.channel_bytes import read_channel
+
+        return read_channel(data, ChannelId(state.exchange, state.producer, state.consumer), output=state.output)
+
+    def all_under_way() -> bool:
+        query.checkpoint()
+        return hundred()[0] == 100
+
+    wait_until(all_under_way, query)
+    first = hundred()
+    for _ in range(2):
+        query.rescale(10)
+        query.checkpoint()
+        assert hundred()[0] == 100, hundred()
+        assert hundred()[1] == 10, "each task has its own ten records"
+        query.rescale(1)
+        query.checkpoint()
+        assert hundred() == first, (hundred(), first)
+    (folder / "hurry").touch()
+    query.stop(drain=True)
+    rows = sorted(n for n in query.table()["n"].to_pylist() if n >= 0)
+    assert rows == list(range(100))
+
+
+def _patient(folder: Path) -> Any:
+    """Return a processor that takes its time over the slow rows, until it is told to hurry."""
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Patient(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            pass
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            for row in rows:
+                (folder / "begun").touch()
+                if row.n < 0 and not (folder / "hurry").exists():
+                    time.sleep(0.1)
+                yield Row(k=row.k, n=row.n)
+
+        def close(self) -> None:
+            pass
+
+    return Patient()
+
+
+class Ticks(headgate.SimpleSource):
+    """Numbers with keys and times, a few at a time until a file says that it can hurry."""
+
+    name = "keyed-ticks"
+    schema = "n bigint, k bigint, at timestamp"
+
+    def splits(self) -> list[str]:
+        return ["0", "1", "2"]
+
+    def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        folder = Path(self.options["folder"])
+        for begin in range(position or 0, int(self.options["rows"]), 100):
+            if not (folder / "hurry").exists():
+                time.sleep(0.05)
+            n = pa.array(range(begin, begin + 100), pa.int64())
+            k = pa.array([(each * 7 + int(split_id)) % 50 for each in range(begin, begin + 100)], pa.int64())
+            at = pc.cast(pc.multiply(n, 1000), pa.timestamp("us", "UTC"))
+            yield pa.RecordBatch.from_arrays([n, k, at], names=["n", "k", "at"]), begin + 100
+
+
+def windows_through_rescales(spark: SparkSession, folder: Path) -> None:
+    """A windowed aggregation that is rescaled, killed and restored gives what an undisturbed one gives."""
+    folder.mkdir(parents=True)
+    headgate.register(spark, Ticks)
+    rows = 100_000
+    stream = (
+        headgate.continuous(spark, parallelism=2).read.format(Ticks.name)
+        .option("rows", rows).option("folder", str(folder)).load()
+        .withWatermark("at", "2 seconds")
+        .groupBy(window("at", "5 seconds"), "k").agg(total("n").alias("total"), count().alias("rows"))
+    )  # fmt: skip
+    query = start(stream, folder)
+    for parallelism in (3, 1, 2):
+        wait_until(lambda: query.status["message"] == "running" and query.status["rowsIn"] > 0, query)
+        query.checkpoint()
+        time.sleep(0.3)
+        query.rescale(parallelism)
+    wait_until(lambda: query.status["message"] == "running", query)
+    query.checkpoint()
+    os.kill(query.status["slots"][1]["pid"], signal.SIGKILL)
+    (folder / "hurry").touch()
+    assert query.awaitTermination(WITHIN_S), query.status
+    table = query.table()
+    keys = list(zip(table["window"].to_pylist(), table["k"].to_pylist()))
+    assert len({(each["start"], key) for each, key in keys}) == len(keys), "a window fired twice"
+    assert pc.sum(table["rows"]).as_py() == 3 * rows
+    assert pc.sum(table["total"]).as_py() == 3 * rows * (rows - 1) // 2

@@ -1,0 +1,139 @@
+"""Where channel state goes: each buffer to the same subtask and channel, wherever output is recovered."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
+from headgate.errors import InternalError
+from headgate.protocol.key_groups import key_group_range, subtask_of
+from headgate.protocol.messages import SubtaskId
+from headgate.protocol.state import ChannelState, InlineState, RecoveredChannel
+
+MAX = 16
+EXCHANGES = {
+    "by-key": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1),
+    "spread": ExchangePlan(kind="rebalance", producer_stage=1, consumer_stage=2),
+    "three": ExchangePlan(kind="rebalance", producer_stage=2, consumer_stage=3, targets=3),
+    "all": ExchangePlan(kind="broadcast", producer_stage=3, consumer_stage=4),
+    "own": ExchangePlan(kind="custom", producer_stage=4, consumer_stage=5),
+}
+PAIRS = list(itertools.product(range(1, 9), range(1, 9)))
+Landing = tuple[str, int, int, ChannelState, bool]
+"""An exchange, the consumer and the producer of the channel that a buffer is put into, which, and if it is filtered."""
+
+
+def state(exchange: str, producer: int, consumer: int, *, output: bool) -> ChannelState:
+    handle = InlineState(f"{exchange} {producer} {consumer} {output}".encode())
+    return ChannelState(
+        exchange=exchange, producer=producer, consumer=consumer, output=output, handle=handle,
+        buffers=1, rows=1, size_bytes=8,
+    )  # fmt: skip
+
+
+def everything(parallelism: int) -> list[ChannelState]:
+    """Return channel state on both sides of every channel."""
+    numbers = range(parallelism)
+    return [
+        state(uid, producer, consumer, output=output)
+        for output, uid, producer, consumer in itertools.product((True, False), EXCHANGES, numbers, numbers)
+    ]
+
+
+def assign(before: int, now: int, *, on_downstream: bool) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
+    return assign_channels(
+        everything(before), EXCHANGES, old_parallelism=before, parallelism=now, max_parallelism=MAX,
+        on_downstream=on_downstream,
+    )  # fmt: skip
+
+
+def landings(assigned: dict[SubtaskId, tuple[RecoveredChannel, ...]]) -> list[Landing]:
+    """Return where every buffer ends up: those with a consumer at once, those of producers when they were sent."""
+    found: list[Landing] = []
+    for subtask, recovered in assigned.items():
+        for each in recovered:
+            exchange = EXCHANGES[each.state.exchange]
+            if subtask.stage == exchange.consumer_stage:
+                consumer, producer = subtask.subtask, each.channel
+            else:
+                assert subtask.stage == exchange.producer_stage and each.state.output
+                consumer, producer = each.channel, subtask.subtask
+            found.append((each.state.exchange, consumer, producer, each.state, each.filtered))
+    return found
+
+
+@pytest.mark.parametrize(("before", "now"), PAIRS)
+def test_a_buffer_lands_in_the_same_channel_with_the_switch_on_and_off(before: int, now: int) -> None:
+    """The switch decides who recovers output, not where it goes; with it on producers take on nothing."""
+    on, off = assign(before, now, on_downstream=True), assign(before, now, on_downstream=False)
+    assert Counter(map(str, landings(on))) == Counter(map(str, landings(off)))
+    for subtask, recovered in on.items():
+        assert all(EXCHANGES[each.state.exchange].consumer_stage == subtask.stage for each in recovered)
+    for _, consumer, producer, each, filtered in landings(on):
+        assert 0 <= consumer < now
+        assert producer == (each.producer if before == now else each.producer % now)
+        assert filtered == (before != now and EXCHANGES[each.exchange].kind in ("hash", "custom"))
+
+
+@pytest.mark.parametrize("on_downstream", [True, False])
+@pytest.mark.parametrize(("before", "now"), PAIRS)
+def test_every_kind_goes_to_whom_it_must(before: int, now: int, on_downstream: bool) -> None:
+    """By key to all who have its keys, rebalanced once, broadcast one copy each, by a function to all."""
+    found = landings(assign(before, now, on_downstream=on_downstream))
+    owners: dict[str, list[int]] = {}
+    for _, consumer, _, each, _ in found:
+        assert isinstance(each.handle, InlineState)
+        owners.setdefault(each.handle.data.decode(), []).append(consumer)
+    for each in everything(before):
+        got = owners.get(each.handle.data.decode(), [])  # type: ignore[union-attr]
+        old = key_group_range(each.consumer, before, MAX)
+        if before == now:
+            assert got == [each.consumer]
+        elif each.exchange == "by-key":
+            assert got == sorted({subtask_of(group, now, MAX) for group in range(old.first, old.last + 1)})
+        elif each.exchange == "spread":
+            assert got == [each.consumer % now]
+        elif each.exchange == "three":
+            assert got == [each.consumer % min(3, now)]
+        elif each.exchange == "own":
+            assert got == list(range(now))
+    for consumer in range(now):  # one copy of the stream, that of one old consumer
+        copies = {each.consumer for uid, to, _, each, _ in found if (uid, to) == ("all", consumer)}
+        assert copies == {consumer % before}
+
+
+@pytest.mark.parametrize(("before", "now"), [(1, 1), (2, 2), (2, 5), (5, 2), (8, 3)])
+def test_of_an_old_pair_input_comes_before_output(before: int, now: int) -> None:
+    """Whatever the order in which subtasks acknowledged."""
+    for recovered in assign(before, now, on_downstream=True).values():
+        pairs = [(each.state.exchange, each.state.producer, each.state.consumer) for each in recovered]
+        assert pairs == sorted(pairs)
+        for first, second in itertools.pairwise(recovered):
+            if first.state.producer == second.state.producer and first.state.consumer == second.state.consumer:
+                assert first.state.exchange != second.state.exchange or (first.state.output, second.state.output) == (
+                    False, True,
+                )  # fmt: skip
+
+
+def test_who_has_no_state_gets_none_and_new_subtasks_get_theirs() -> None:
+    """Subtasks beyond the old parallelism take on keys; those that nothing concerns are left out (FLINK-38483)."""
+    only = [state("by-key", 0, 1, output=False)]
+    assigned = assign_channels(
+        only, EXCHANGES, old_parallelism=2, parallelism=4, max_parallelism=MAX, on_downstream=True
+    )
+    assert sorted(assigned) == [SubtaskId(1, 2), SubtaskId(1, 3)]
+    none = assign_channels([], {}, old_parallelism=0, parallelism=4, max_parallelism=MAX, on_downstream=True)
+    assert none == {}
+
+
+def test_an_exchange_whose_barriers_never_pass_rows_has_no_channel_state() -> None:
+    """A forward exchange that has is a bug, not something to be dropped."""
+    forward = {"f": ExchangePlan(kind="forward", producer_stage=0, consumer_stage=1)}
+    with pytest.raises(InternalError, match="'forward'"):
+        assign_channels(
+            [state("f", 0, 0, output=True)], forward, old_parallelism=1, parallelism=2, max_parallelism=MAX,
+            on_downstream=True,
+        )  # fmt: skip

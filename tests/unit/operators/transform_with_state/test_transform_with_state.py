@@ -1,0 +1,391 @@
+"""`TransformWithState`: what a processor is given, what becomes of its output, timers, time to live, late rows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import Row
+from stateful_processors import LONG, Scripted, state_of
+from stateful_runs import INPUT, StatefulRun, definition, events
+
+from headgate.errors import OptionError, UserFunctionError
+from headgate.operators.transform_with_state.row_codec import MisfitValueError
+
+TOLD = [("user", pa.string()), ("told", pa.string())]
+
+
+def run(processor: Any, time_mode: str = "eventtime", **facts: Any) -> StatefulRun:
+    """Return a deployment of a processor that yields (user, told)."""
+    context = {name: facts.pop(name) for name in ("now_ms", "parallelism", "subtask") if name in facts}
+    return StatefulRun(processor, definition(TOLD, time_mode=time_mode, **facts), **context)
+
+
+def test_each_key_gets_its_rows_in_their_order() -> None:
+    """One call for each key of a batch, null among them, in the order of their first rows."""
+    stateful = run(Scripted(lambda p, user, rows, times: [row.amount for row in rows]))
+    told = stateful.rows(("b", 1, 0), (None, 2, 0), ("a", 3, 0), ("b", 4, 0), (None, 5, 0), ("b", 0, 0))
+    assert told == [("b", "[1, 4, 0]"), (None, "[2, 5]"), ("a", "[3]")]
+
+
+def test_a_row_has_all_columns_by_name() -> None:
+    """Rows are PySpark's, timestamps in the session's time zone."""
+    said = definition(TOLD)
+    stateful = StatefulRun(
+        Scripted(lambda p, user, rows, times: (type(rows[0]).__name__, rows[0].asDict())), said, time_zone="Asia/Tokyo"
+    )
+    ((_, told),) = stateful.rows(("a", 7, 0))
+    assert told.startswith("('Row', {'user': 'a', 'amount': 7, 'at': datetime.datetime(1970, 1, 1, 9, 0")
+
+
+def test_keys_of_several_columns_with_nulls_and_nans() -> None:
+    """-0.0 is 0.0, a NaN is any other NaN, in one batch and between two."""
+    schema = pa.schema([("x", pa.float64()), ("y", pa.string())])
+
+    def count(p: Scripted, user: Any, rows: Any, times: Any) -> Any:
+        p.value.update(((p.value.get() or (0,))[0] + len(rows),))
+        return p.value.get()[0]
+
+    stateful = run(Scripted(count), keys=("x", "y"), input=schema, time_mode="none")
+    stateful.operator._flavor._schema = pa.schema([("user", pa.float64()), ("told", pa.string())])
+    batch = pa.record_batch([pa.array([0.0, -0.0, float("nan"), None]), pa.array(["a", "a", "b", None])], schema=schema)
+    assert [told for _, told in stateful.batch(batch)] == ["2", "1", "1"]
+    nan = pa.array([0xFFF8000000000001], pa.uint64()).view(pa.float64())
+    batch = pa.record_batch(
+        [pa.concat_arrays([nan, pa.array([-0.0, None])]), pa.array(["b", "a", None])], schema=schema
+    )
+    assert [told for _, told in stateful.batch(batch)] == ["2", "3", "2"]
+
+
+def test_states_keep_what_was_stored() -> None:
+    """Every method of the three kinds of state, as in PySpark."""
+    steps: list[Any] = [
+        lambda p: (p.value.exists(), p.value.get(), p.list.exists(), list(p.list.get()), p.map.exists(),
+                   p.map.getValue(("x",)), p.map.containsKey(("x",)), list(p.map.keys())),
+        lambda p: (p.value.update((1,)), p.list.appendValue((1,)), p.map.updateValue(("x",), (1,))),
+        lambda p: (p.value.exists(), p.value.get(), p.list.exists(), list(p.list.get()), p.map.exists(),
+                   p.map.getValue(("x",)), p.map.containsKey(("x",)), list(p.map.values())),
+        lambda p: (p.list.appendList([(2,), (None,)]), p.map.updateValue(("y",), (None,)), p.value.update((None,))),
+        lambda p: state_of(p)[:3],
+        lambda p: (p.list.put([(9,)]), p.map.removeKey(("x",)), p.map.removeKey(("none",))),
+        lambda p: state_of(p)[:3],
+        lambda p: (p.list.clear(), p.map.clear(), p.value.clear(), p.value.clear()),
+        lambda p: (*state_of(p)[:3], p.value.exists(), p.list.exists(), p.map.exists()),
+    ]  # fmt: skip
+    stateful = run(Scripted(lambda p, user, rows, times: steps[rows[0].amount](p)))
+    told = [stateful.rows(("a", step, 0))[0][1] for step in range(len(steps))]
+    assert told[0] == "(False, None, False, [], False, None, False, [])"
+    assert told[2] == "(True, (1,), True, [(1,)], True, Row(n=1), True, [(1,)])"
+    assert told[4] == "((None,), [(1,), (2,), (None,)], [(('x',), (1,)), (('y',), (None,))])"
+    assert told[6] == "((None,), [(9,)], [(('y',), (None,))])"
+    assert told[8] == "(None, [], [], False, False, False)"
+    assert not stateful.operator._store.cells, "a key of which nothing is known is forgotten"
+
+
+def test_what_is_stored_does_not_change_with_the_users_object() -> None:
+    """A list that is changed behind the call that stored it is stored as it was."""
+    from pyspark.sql.types import ArrayType, LongType, StructField, StructType
+
+    class Keeps(Scripted):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            self.numbers = handle.getValueState("numbers", StructType([StructField("n", ArrayType(LongType()))]))
+
+    def change(p: Any, user: Any, rows: Any, times: Any) -> Any:
+        mine = [1, 2]
+        p.numbers.update((mine,))
+        mine.append(3)
+        p.numbers.get()[0].append(4)
+        return p.numbers.get()
+
+    assert run(Keeps(change)).rows(("a", 0, 0)) == [("a", "([1, 2],)")]
+
+
+def test_event_timers_fire_once_the_watermark_is_there() -> None:
+    """A timer fires at its time, the first one first, and sees the watermark; rows after it do not fire it again."""
+    stateful = run(
+        Scripted(
+            lambda p, user, rows, times: [p.handle.registerTimer(row.amount) for row in rows] and None,
+            lambda p, user, at, times: (at, times.getCurrentWatermarkInMs(), list(p.handle.listTimers())),
+        )
+    )
+    assert stateful.rows(("a", 300, 0), ("b", 200, 0), ("a", 100, 0), ("a", 100, 0)) == []
+    assert stateful.watermark(99) == []
+    assert stateful.watermark(200) == [("a", "(100, 200, [100, 300])"), ("b", "(200, 200, [200])")]
+    assert stateful.watermark(250) == []
+    assert stateful.watermark(2**63 - 1) == [("a", f"(300, {2**63 - 1}, [300])")]
+    assert stateful.operator.due_ms() is None
+
+
+def test_deleted_timers_do_not_fire() -> None:
+    """A timer that was deleted, and one that was registered again, fire not at all and once."""
+
+    def rows(p: Scripted, user: str, rows: Any, times: Any) -> None:
+        for at_ms in (100, 200):
+            p.handle.registerTimer(at_ms)
+            p.handle.deleteTimer(at_ms)
+        p.handle.registerTimer(200)
+        p.handle.deleteTimer(999)
+
+    stateful = run(Scripted(rows))
+    stateful.rows(("a", 0, 0))
+    assert stateful.watermark(1000) == [("a", "200")]
+
+
+def test_a_timer_for_the_past_fires_behind_what_comes_next() -> None:
+    """As in Spark: behind the rows; one that a timer registers, at the next call, so that a round always ends."""
+    stateful = run(
+        Scripted(
+            lambda p, user, rows, times: p.handle.registerTimer(10),
+            lambda p, user, at, times: p.handle.registerTimer(at + 1) or at,
+        )
+    )
+    stateful.watermark(1000)
+    assert stateful.rows(("a", 0, 2000)) == [("a", "10")]
+    assert stateful.watermark(1001) == [("a", "11")]
+    assert stateful.watermark(2**63 - 1) == [("a", "12")]
+
+
+def test_timers_of_the_clock() -> None:
+    """They are due at their time; a batch fires those that are over, and sees the time."""
+    stateful = run(
+        Scripted(
+            lambda p, user, rows, times: p.handle.registerTimer(times.getCurrentProcessingTimeInMs() + rows[0].amount),
+            lambda p, user, at, times: (at, times.getCurrentProcessingTimeInMs(), times.getCurrentWatermarkInMs()),
+        ),
+        "processingtime",
+        now_ms=5000,
+    )
+    assert stateful.operator.due_ms() is None
+    assert stateful.rows(("a", 100, 0), ("b", 50, 0)) == []
+    assert stateful.operator.due_ms() == 5050
+    assert stateful.watermark(2**62) == []
+    assert stateful.time(5050) == [("b", f"(5050, 5050, {2**62})")]
+    assert stateful.operator.due_ms() == 5100
+    stateful.now_ms = 6000
+    assert stateful.rows(("c", 0, 2**40)) == [("a", f"(5100, 6000, {2**62})"), ("c", f"(6000, 6000, {2**62})")]
+
+
+def test_without_time_there_are_no_timers() -> None:
+    """With timeMode None times are -1, and timers are refused as in Spark."""
+    stateful = run(Scripted(lambda p, user, rows, times: times.getCurrentProcessingTimeInMs()), "none")
+    assert stateful.rows(("a", 0, 0)) == [("a", "-1")]
+    stateful = run(Scripted(lambda p, user, rows, times: p.handle.registerTimer(1)), "none")
+    with pytest.raises(
+        PySparkRuntimeError, match=r"INVALID_TIME_MODE\] .*operation=register_timer with .*timeMode=None"
+    ):
+        stateful.rows(("a", 0, 0))
+
+
+def test_what_is_past_its_time_to_live_is_gone() -> None:
+    """Values, items and entries live as long as said behind their last update, and are then forgotten."""
+
+    def rows(p: Scripted, user: str, rows: Any, times: Any) -> Any:
+        if rows[0].amount:
+            p.value.update((1,))
+            p.list.appendValue((rows[0].amount,))
+            p.map.updateValue((str(rows[0].amount),), (1,))
+        return (
+            p.value.get(),
+            list(p.list.get()),
+            list(p.map.keys()),
+            p.value.exists(),
+            p.list.exists(),
+            p.map.exists(),
+        )
+
+    stateful = run(Scripted(rows, ttl_ms=1000), "processingtime", now_ms=10_000)
+    stateful.rows(("a", 1, 0))
+    stateful.now_ms = 10_600
+    assert stateful.rows(("a", 2, 0)) == [("a", "((1,), [(1,), (2,)], [('1',), ('2',)], True, True, True)")]
+    stateful.now_ms = 10_999
+    assert stateful.rows(("a", 0, 0)) == [("a", "((1,), [(1,), (2,)], [('1',), ('2',)], True, True, True)")]
+    stateful.now_ms = 11_000
+    assert stateful.rows(("a", 0, 0)) == [("a", "((1,), [(2,)], [('2',)], True, True, True)")]
+    stateful.now_ms = 11_600
+    assert stateful.rows(("a", 0, 0)) == [("a", "(None, [], [], False, False, False)")]
+    while (due_ms := stateful.operator.due_ms()) is not None:
+        stateful.time(due_ms)
+    assert not stateful.operator._store.cells
+
+
+def test_late_rows_are_counted_and_given_away() -> None:
+    """A row before the watermark is late; one at it, and one without a time, are not."""
+    stateful = run(Scripted(lambda p, user, rows, times: [row.amount for row in rows]), event_time="at")
+    assert stateful.rows(("a", 1, -5)) == [("a", "[1]")]
+    stateful.watermark(1000)
+    batch = events(("a", 1, 999), ("a", 2, 1000), ("b", 3, 0), ("a", 4, 1001))
+    at = pa.concat_arrays([batch.column("at"), pa.array([None], INPUT.field("at").type)])
+    batch = pa.record_batch([pa.array(["a", "a", "b", "a", "a"]), pa.array([1, 2, 3, 4, 5]), at], schema=INPUT)
+    assert stateful.batch(batch) == [("a", "[2, 4, 5]")]
+    assert stateful.operator.late_rows == 2
+    assert [row["amount"] for late in stateful.late for row in late.to_pylist()] == [1, 3]
+
+
+def test_output_must_not_be_late_for_who_comes_behind() -> None:
+    """With eventTimeColumnName a row before the watermark that others know is an error, one at it is not."""
+
+    class Shifted(Scripted):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            self.handle.registerTimer(2000)
+            yield from (Row(user=key[0], at=row.at) for row in rows)
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+            import datetime
+
+            yield Row(user=key[0], at=datetime.datetime.fromtimestamp(1, datetime.UTC))
+
+    said = definition([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))], time_mode="eventtime",
+                      output_event_time="at")  # fmt: skip
+    stateful = StatefulRun(Shifted(), said)
+    assert stateful.operator.event_time_column == "at"
+    stateful.watermark(1000)
+    stateful.rows(("a", 0, 1000))
+    assert len(stateful.watermark(3000)) == 1
+    with pytest.raises(UserFunctionError, match=r"Shifted gave a row whose event time 'at' .* before the watermark"):
+        stateful.rows(("a", 0, 2999))
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (lambda key: None, r"handleInputRows returned NoneType; it must return an iterator of pyspark.sql.Row"),
+        (lambda key: [(1, 2)], r"handleInputRows yielded tuple without names"),
+        (lambda key: [Row(user=1.5, told="")], r"does not fit outputStructType \(user: string, told: string\)"),
+    ],
+)
+def test_output_that_does_not_fit_is_an_error(output: Any, says: str) -> None:
+    """It names the processor, and what its output should be."""
+
+    class Wrong(Scripted):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            return output(key)
+
+    with pytest.raises(UserFunctionError, match=says):
+        run(Wrong()).rows(("a", 0, 0))
+
+
+def test_an_error_of_the_users_comes_out() -> None:
+    """As it is: the chain says where it was."""
+    with pytest.raises(ZeroDivisionError):
+        run(Scripted(lambda p, user, rows, times: 1 // 0)).rows(("a", 0, 0))
+
+
+def test_output_is_by_name() -> None:
+    """Fields in any order; one that is missing is null, one that was not declared is left out; structs nest."""
+    kind = pa.struct([("x", pa.int64())])
+
+    class Nested(Scripted):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            yield Row(other=1, inner=Row(x=5), user="a")
+            yield Row(user="b")
+
+    stateful = StatefulRun(Nested(), definition([("user", pa.string()), ("inner", kind)]))
+    assert stateful.rows(("a", 0, 0)) == [("a", {"x": 5}), ("b", None)]
+
+
+def test_a_value_that_does_not_fit_its_state_is_an_error() -> None:
+    """It names the state; Spark would store null."""
+    stateful = run(Scripted(lambda p, user, rows, times: p.value.update(("text",))))
+    with pytest.raises(MisfitValueError, match=r"state 'value': 'text' is a str; it must be an integer \(bigint\)"):
+        stateful.rows(("a", 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "error_class"),
+    [
+        ("getValueState", ("value", LONG), "STATEFUL_PROCESSOR_DUPLICATE_STATE_VARIABLE_DEFINED"),
+        ("getListState", ("mortal", LONG, 1), "STATEFUL_PROCESSOR_INCORRECT_TIME_MODE_TO_ASSIGN_TTL"),
+        ("getValueState", ("$own", LONG), "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"),
+        ("registerTimer", (1,), "STATEFUL_PROCESSOR_CANNOT_PERFORM_OPERATION_WITH_INVALID_HANDLE_STATE"),
+    ],
+)
+def test_init_is_refused_what_spark_refuses(method: str, arguments: Any, error_class: str) -> None:
+    """With Spark's class of error."""
+
+    class Wrong(Scripted):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            getattr(handle, method)(*arguments)
+
+    with pytest.raises(PySparkRuntimeError, match=error_class):
+        run(Wrong())
+
+
+def test_a_time_to_live_must_be_positive() -> None:
+    """As in Spark."""
+    with pytest.raises(PySparkRuntimeError, match="STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE"):
+        run(Scripted(ttl_ms=0), "processingtime")
+
+
+def test_states_are_declared_in_init_only() -> None:
+    """And are used for a key only."""
+    stateful = run(Scripted(lambda p, user, rows, times: p.handle.getMapState("more", LONG, LONG)))
+    with pytest.raises(PySparkRuntimeError, match="operation=get_map_state with invalid handle state=INITIALIZED"):
+        stateful.rows(("a", 0, 0))
+    with pytest.raises(PySparkRuntimeError, match="used where no key is"):
+        run(Scripted()).operator._processor.value.get()  # type: ignore[attr-defined]
+    stateful = run(Scripted(lambda p, user, rows, times: p.list.put([])))
+    with pytest.raises(PySparkRuntimeError, match="EMPTY_LIST_VALUE"):
+        stateful.rows(("a", 0, 0))
+
+
+def test_a_schema_that_is_text_comes_from_the_driver() -> None:
+    """What the driver did not see cannot be read in a slot."""
+    stateful = definition(TOLD, schemas={"n long": LONG.json()})
+
+    class Text(Scripted):
+        def init(self, handle: Any) -> None:
+            self.value = handle.getValueState("value", "n long")
+
+    run_ = StatefulRun(Text(lambda p, user, rows, times: p.value.update((1,)) or p.value.get()), stateful)
+    assert run_.rows(("a", 0, 0)) == [("a", "(1,)")]
+    with pytest.raises(OptionError, match="only the driver can read a schema that is text"):
+        StatefulRun(Text(), definition(TOLD))
+
+
+def test_pandas_frames() -> None:
+    """One frame for each key, frames out, converted at once; their columns go by name."""
+    import pandas as pd
+
+    class Frames(Scripted):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            for frame in rows:
+                yield pd.DataFrame({"total": [int(frame["amount"].sum())], "user": [key[0]]})
+            yield pd.DataFrame()
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+            yield 1
+
+    said = definition([("user", pa.string()), ("total", pa.int64())], pandas=True, time_mode="eventtime")
+    stateful = StatefulRun(Frames(), said)
+    assert stateful.rows(("b", 1, 0), ("a", 2, 0), ("b", 3, 0)) == [("b", 4), ("a", 2)]
+
+
+def test_much_output_comes_in_batches() -> None:
+    """What is held of the output is bounded by one call's."""
+
+    class Many(Scripted):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            yield from (Row(user=key[0], told="") for _ in range(10_000))
+
+    stateful = run(Many())
+    stateful.operator.process(events(("a", 0, 0), ("b", 0, 0), ("c", 0, 0)), "s", stateful._emit)
+    assert [batch.num_rows for batch in stateful.emitted] == [20_000, 10_000]
+
+
+def test_each_deployment_has_a_processor_of_its_own() -> None:
+    """Fields that one sets are not seen by another."""
+
+    def count(p: Any, user: Any, rows: Any, times: Any) -> Any:
+        p.calls = getattr(p, "calls", 0) + 1
+        return p.calls
+
+    processor = Scripted(count)
+    first, second = run(processor), run(processor)
+    assert first.rows(("a", 0, 0)) == second.rows(("a", 0, 0)) == [("a", "1")]
+    with pytest.raises(OptionError, match="Scripted cannot be sent to the slots"):
+        run(Scripted(threading.Lock()))  # type: ignore[arg-type]

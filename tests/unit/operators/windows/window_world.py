@@ -1,0 +1,167 @@
+"""Subtasks of a window operator, driven as the runtime drives them: rows by key group, watermarks, restores, rescales."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.functions import Column
+from headgate.operators.key_hash import key_groups
+from headgate.operators.operator import KeyedChunk, OperatorContext, RestoredChunk
+from headgate.operators.windows.aggregates import Aggregate, accumulator_of
+from headgate.operators.windows.assigner import SessionWindow, TimeWindow
+from headgate.operators.windows.operator import WindowAggregate
+from headgate.operators.windows.sessions import SessionAggregate
+from headgate.operators.windows.windowed import Aggregated, Key, OutputMode, WindowedAggregate
+from headgate.protocol.key_groups import key_group_range, subtask_of
+from headgate.source.watermark import MAX_WATERMARK_MS
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def made(
+    schema: pa.Schema,
+    window: TimeWindow | SessionWindow,
+    keys: Sequence[str],
+    aggregates: Sequence[Aggregate],
+    mode: OutputMode = "append",
+) -> WindowedAggregate:
+    """Return an operator over columns as they are; the event time is in ``at``."""
+    computed = []
+    for each in aggregates:
+        name = None if each.argument is None else Column(each.argument).name_in_output
+        kind = None if name is None else schema.field(name).type
+        computed.append(Aggregated(each.name_in_output, accumulator_of(each, kind), name))
+    columns = [window.name, *keys, *(each.name for each in computed)]
+    arguments: dict[str, Any] = {
+        "time": "at", "keys": [Key(name, name) for name in keys], "aggregates": computed, "columns": columns,
+    }  # fmt: skip
+    operator: WindowedAggregate
+    if isinstance(window, SessionWindow):
+        operator = SessionAggregate(schema, window, **arguments)
+    else:
+        operator = WindowAggregate(schema, window, **arguments)
+    operator.uid = "window"
+    operator.output_mode = mode
+    return operator
+
+
+class Subtasks:
+    """All subtasks of an operator; a checkpoint's files are a dict."""
+
+    def __init__(
+        self,
+        make: Callable[[], WindowedAggregate],
+        folder: Path,
+        *,
+        parallelism: int = 1,
+        max_parallelism: int = 8,
+        memory_bytes: int = 0,
+    ) -> None:
+        self._make = make
+        self._folder = folder
+        self._max_parallelism = max_parallelism
+        self._memory_bytes = memory_bytes
+        self._deployments = 0
+        self._checkpoints = 0
+        self.files: dict[str, bytes] = {}
+        self.uploaded: list[int] = []
+        self.emitted: list[pa.RecordBatch] = []
+        self.late: list[pa.RecordBatch] = []
+        self.operators: list[WindowedAggregate] = []
+        self._deploy([], parallelism)
+
+    def _deploy(self, states: list[list[KeyedChunk]], parallelism: int) -> None:
+        for operator in self.operators:
+            operator.close()
+        self._deployments += 1
+        self.operators = []
+        for subtask in range(parallelism):
+            operator = self._make()
+            operator.on_late = self.late.append  # type: ignore[method-assign]
+            folder = self._folder / f"{self._deployments}-{subtask}"
+            operator.open(
+                OperatorContext(
+                    uid="window", subtask=subtask, parallelism=parallelism, execution=self._deployments,
+                    max_parallelism=self._max_parallelism, spill_folder=str(folder), memory_bytes=self._memory_bytes,
+                ),
+                [],
+            )  # fmt: skip
+            own = key_group_range(subtask, parallelism, self._max_parallelism)
+            chunks = [
+                RestoredChunk(
+                    chunk_id=chunk.chunk_id,
+                    whole=own.first <= chunk.first_key_group and chunk.last_key_group <= own.last,
+                    read=lambda name=chunk.chunk_id: self.files[name],  # type: ignore[misc]
+                )
+                for state in states
+                for chunk in state
+                if chunk.first_key_group <= own.last and own.first <= chunk.last_key_group
+            ]
+            operator.restore_keyed(chunks)
+            self.operators.append(operator)
+
+    def _emit(self, batch: pa.RecordBatch, split: str) -> None:
+        batch.validate(full=True)
+        self.emitted.append(batch)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Give rows to the subtasks of their keys."""
+        keys = [batch.column(key.column) for key in self.operators[0]._keys]
+        groups = key_groups(keys, self._max_parallelism).to_pylist()
+        many = len(self.operators)
+        targets = [subtask_of(group, many, self._max_parallelism) for group in groups]
+        for subtask, operator in enumerate(self.operators):
+            own = batch.filter(pa.array([target == subtask for target in targets], pa.bool_()))
+            if own.num_rows:
+                operator.process(own, "split", self._emit)
+
+    def watermark(self, timestamp_ms: int, *, subtask: int | None = None) -> None:
+        """Let the watermark of all subtasks, or of one, go on."""
+        for number, operator in enumerate(self.operators):
+            if subtask is None or number == subtask:
+                operator.process_watermark(timestamp_ms, self._emit)
+
+    def checkpoint(self) -> list[list[KeyedChunk]]:
+        """Take a checkpoint; chunks that are stored are not stored again."""
+        self._checkpoints += 1
+        states = []
+        uploaded = 0
+        for operator in self.operators:
+            operator.prepare_snapshot(self._emit)
+            operator.snapshot(self._checkpoints)
+            chunks = list(operator.snapshot_keyed(self._checkpoints))
+            assert len({chunk.chunk_id for chunk in chunks}) == len(chunks)
+            for chunk in chunks:
+                if chunk.chunk_id not in self.files:
+                    self.files[chunk.chunk_id] = chunk.serialize()
+                    uploaded += len(self.files[chunk.chunk_id])
+            states.append(chunks)
+        self.uploaded.append(uploaded)
+        return states
+
+    def restore(self, states: list[list[KeyedChunk]], parallelism: int) -> None:
+        """Go on from a checkpoint; what was emitted since stays emitted."""
+        self._deploy(states, parallelism)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Let everything fire, and return all that was emitted."""
+        self.watermark(MAX_WATERMARK_MS)
+        for operator in self.operators:
+            assert not operator.snapshot_keyed(0)[1:]
+            operator.close()
+        return self.rows()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what was emitted."""
+        return [row for batch in self.emitted for row in batch.to_pylist()]
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows were late since the last deployment."""
+        return sum(operator.late_rows for operator in self.operators)

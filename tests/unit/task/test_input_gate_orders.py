@@ -1,0 +1,210 @@
+"""Every order in which barriers and rows may come and be processed, in small gates (FLINK-20645).
+
+A script says what each producer sends. All interleavings of arrivals and polls, with buffers put back in between, and
+where told with time passing or checkpoints given up, are gone through; `gate_world` says what must hold at each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from headgate.protocol.channels import Barrier, Buffer, Element, ProducerEnded, WatermarkPassed
+from headgate.task.input_gate import RecoveredProcessed
+from tests.machines import _clone as copy_of
+from tests.machines import _key as key_of
+from tests.unit.task.gate_world import World, rows
+
+Move = Callable[[World], object]
+
+
+def script(text: str, producer: int, barrier: Barrier) -> tuple[Element, ...]:
+    """Return what a producer sends: ``b`` a buffer of two rows, ``1`` a barrier, ``w`` a watermark, ``e`` the end."""
+    elements: list[Element] = []
+    for place, each in enumerate(text):
+        if each == "b":
+            elements.append(rows(f"{producer}.{place}a", f"{producer}.{place}b"))
+        elif each == "w":
+            elements.append(WatermarkPassed(100 + producer))
+        elif each == "e":
+            elements.append(ProducerEnded())
+        else:
+            elements.append(_barrier(barrier, int(each)))
+    return tuple(elements)
+
+
+def _barrier(barrier: Barrier, checkpoint_id: int) -> Barrier:
+    return Barrier(
+        checkpoint_id=checkpoint_id,
+        unaligned=barrier.unaligned,
+        alignment_timeout_ms=barrier.alignment_timeout_ms,
+    )
+
+
+class Explorer:
+    """Goes through all worlds that a script leads to."""
+
+    def __init__(
+        self, scripts: Sequence[tuple[Element, ...]], *, put_back: bool, give_up: int, recovery: Sequence[str]
+    ) -> None:
+        self.scripts = scripts
+        self.put_back = put_back
+        self.give_up = give_up
+        self.recovery = recovery
+        self.seen: set[object] = set()
+        self.ends = 0
+
+    def explore(self, first: World) -> int:
+        """Return how many worlds there were."""
+        todo = [((first, (0,) * len(self.scripts), 0), None)]
+        while todo:
+            node, known = todo.pop()
+            stuck = True
+            for move, *moved in self._moves(*node):
+                after = copy_of(node[0], {})
+                move(after)
+                key = _key(after, *moved)
+                stuck = stuck and key == known
+                if key not in self.seen:
+                    self.seen.add(key)
+                    todo.append(((after, *moved), key))
+            if stuck:
+                self._assert_ended(*node)
+        assert self.ends
+        return len(self.seen)
+
+    def _moves(self, world: World, at: tuple[int, ...], recovered: int) -> Iterator[tuple[Move, tuple[int, ...], int]]:
+        for place, (where, elements) in enumerate(zip(world.channels, self.scripts)):
+            if at[place] == len(elements):
+                continue
+            element = elements[at[place]]
+            if not isinstance(element, Buffer) or world.credits[where]:
+                moved = (*at[:place], at[place] + 1, *at[place + 1 :])
+                yield (lambda w, where=where, element=element: w.arrive(where, element)), moved, recovered
+        if recovered < len(self.recovery):
+            yield self._recovery_move(world, self.recovery[recovered], recovered), at, recovered + 1
+        yield World.poll, at, recovered
+        if self.put_back:
+            yield (lambda w: w.poll(put_back=1)), at, recovered
+        due_ms = world.gate.next_time_ms()
+        if due_ms is not None:
+            yield (lambda w: w.pass_time(due_ms)), at, recovered
+        if self.give_up and self.give_up not in world.given_up:
+            yield (lambda w: w.give_up(self.give_up)), at, recovered
+
+    def _recovery_move(self, world: World, step: str, number: int) -> Move:
+        kind, _, place = step.partition(" ")
+        match kind:
+            case "recover":
+                return lambda w: w.recover(w.channels[int(place)], f"r{number}a", f"r{number}b")
+            case "spill":
+                return lambda w: w.spill(w.channels[int(place)], f"s{number}")
+            case "replay":
+                return World.replay
+            case "phase":
+                return World.end_phase_one
+            case _:
+                return World.end_recovery
+
+    def _assert_ended(self, world: World, at: tuple[int, ...], recovered: int) -> None:
+        """Nothing can move: then everything came, was processed, and no checkpoint is left behind."""
+        assert at == tuple(map(len, self.scripts)), "an element has no credit, and never will"
+        assert recovered == len(self.recovery)
+        for where in world.channels:
+            assert world.done[where] == world.expected(where), "a channel is blocked for ever"
+        assert not world.recovered[world.channels[0]] or RecoveredProcessed() in world.told
+        last = max(world.before)
+        assert last in world.stored or last in world.given_up
+        if not any(isinstance(each, Barrier) and each.unaligned for each in self.scripts[0]):
+            assert world.stored.keys() | world.given_up == world.before.keys(), "in its turn each is complete"
+        assert (world.gate.recovery, world.gate.checkpoint) == ("running", "none")
+        self.ends += 1
+
+
+def _key(world: World, at: tuple[int, ...], recovered: int) -> object:
+    """Return what makes a world a different one: turns count, what is over and done does not."""
+    gate = world.gate
+    snapshot = None if gate._checkpoint is None else world.snapshots.get(gate._checkpoint.id)
+    return (
+        at,
+        recovered,
+        tuple(gate._ready),
+        key_of(gate, {"_history"}),
+        tuple(map(len, world.done.values())),
+        None if snapshot is None else tuple(snapshot.values()),
+        tuple(world.given_up),
+    )
+
+
+def explored(
+    *texts: str,
+    barrier: Barrier,
+    aligned: int = 0,
+    put_back: bool = False,
+    give_up: int = 0,
+    recovery: Sequence[str] = (),
+    credits: int = 2,
+) -> Explorer:
+    """Go through all orders of these scripts; the last ``aligned`` ones have no unaligned barriers."""
+    scripts = [script(text, producer, barrier) for producer, text in enumerate(texts)]
+    world = World(len(texts) - aligned, aligned=aligned, credits=credits, recovering=bool(recovery))
+    explorer = Explorer(scripts, put_back=put_back, give_up=give_up, recovery=recovery)
+    explorer.explore(world)
+    return explorer
+
+
+MODES = {
+    "aligned": Barrier(checkpoint_id=1),
+    "unaligned": Barrier(checkpoint_id=1, unaligned=True),
+    "timeout": Barrier(checkpoint_id=1, unaligned=True, alignment_timeout_ms=10),
+}
+in_every_mode = pytest.mark.parametrize("barrier", MODES.values(), ids=MODES)
+RECOVERY = ("recover 0", "spill 1", "phase", "replay", "end")
+
+
+@in_every_mode
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_one_checkpoint_over_two_channels(barrier: Barrier, aligned: int) -> None:
+    """Rows before, between and behind its barriers, put back or not: each is in the snapshot or stored, and once."""
+    explored("b1b", "bb1", barrier=barrier, aligned=aligned, put_back=True)
+
+
+@in_every_mode
+@pytest.mark.parametrize("aligned", [0, 1, 2])
+def test_one_checkpoint_over_three_channels(barrier: Barrier, aligned: int) -> None:
+    """Whichever channel's barrier is first, second and last, and however many connections stay aligned."""
+    explored("b1b", "1b", "b1", barrier=barrier, aligned=aligned)
+
+
+@in_every_mode
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_two_checkpoints(barrier: Barrier, aligned: int) -> None:
+    """The second is complete, whatever became of the first; aligned, both are."""
+    explored("b1b2", "1b2b", barrier=barrier, aligned=aligned)
+
+
+@in_every_mode
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("give_up", [1, 2])
+def test_a_checkpoint_that_is_given_up_at_any_time(barrier: Barrier, aligned: int, give_up: int) -> None:
+    """Nothing of it blocks a channel, and the other one is complete."""
+    explored("b12", "1b2", barrier=barrier, aligned=aligned, give_up=give_up)
+
+
+@in_every_mode
+def test_ends_and_watermarks(barrier: Barrier) -> None:
+    """They wait behind their rows; barriers come behind an end, too."""
+    explored("be1", "bw1e", barrier=barrier)
+
+
+@in_every_mode
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_a_checkpoint_during_recovery(barrier: Barrier, aligned: int) -> None:
+    """In whichever phase it comes: recovered, spilled and new rows are in the snapshot or stored, and once."""
+    explored("1b", "w1b", barrier=barrier, aligned=aligned, recovery=RECOVERY)
+
+
+def test_two_checkpoints_during_recovery() -> None:
+    """The second one may come before a recovered buffer was processed, and after some are in the first."""
+    explored("12", "12", barrier=MODES["unaligned"], recovery=RECOVERY, put_back=True)

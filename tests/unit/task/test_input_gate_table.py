@@ -1,0 +1,172 @@
+"""The input gate's table is what it does: with recovery and without, with connections that stay aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import msgspec
+
+from headgate.protocol.channels import (
+    Barrier,
+    ChannelId,
+    Element,
+    ProducerEnded,
+    ProducerIdle,
+    ProducerRecovered,
+    WatermarkPassed,
+)
+from headgate.task import input_gate
+from headgate.task.input_gate import (
+    Action,
+    ChannelConnected,
+    CheckpointGivenUp,
+    ElementArrived,
+    Event,
+    GateInput,
+    GateTimePassed,
+    InputGate,
+    PhaseOneEnded,
+    Polled,
+    RecoveryEnded,
+    RowsPutBack,
+    RowsRecovered,
+    RowsSpilled,
+    StoreChannels,
+    TakeSnapshot,
+)
+from tests.machines import Later, explore
+from tests.unit.task.gate_world import CONSUMER, channel, rows
+
+X, Y = channel(0), channel(0, "y")  # y stays aligned
+CONNECTED = (ChannelConnected(X), ChannelConnected(Y))
+ALIGNED = Barrier(checkpoint_id=1)
+NEXT = Barrier(checkpoint_id=2)
+UNALIGNED = Barrier(checkpoint_id=1, unaligned=True)
+TIMEOUT = Barrier(checkpoint_id=1, unaligned=True, alignment_timeout_ms=10)
+SENT = (rows("a"), WatermarkPassed(5), ProducerIdle(), ProducerRecovered(), ProducerEnded(), ALIGNED, UNALIGNED, NEXT)
+RECOVERED = (RowsRecovered(X, rows("r")), PhaseOneEnded())
+BEHIND = (ProducerRecovered(), ALIGNED)
+CHECKPOINTS = (TakeSnapshot, StoreChannels)
+
+
+def on(channel: ChannelId, *elements: Element) -> tuple[Event, ...]:
+    return tuple(ElementArrived(channel, each) for each in elements)
+
+
+STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
+    "new": ((), False, False),
+    "running": (CONNECTED, False, False),
+    "rows wait": ((*CONNECTED, *on(X, rows("a"), WatermarkPassed(5))), False, False),
+    "one is ended": ((*CONNECTED, *on(X, ProducerEnded()), Polled()), False, False),
+    "rows are processed": ((*CONNECTED, *on(X, rows("a")), Polled()), False, False),
+    "aligning": ((*CONNECTED, *on(X, ALIGNED)), False, False),
+    "aligning, last rows": ((*CONNECTED, *on(X, rows("a"), ALIGNED), *on(Y, ALIGNED), Polled()), False, False),
+    "aligning, rows": ((*CONNECTED, *on(Y, rows("a")), *on(X, UNALIGNED), Polled()), False, False),
+    "aligning, watermark": ((*CONNECTED, *on(Y, WatermarkPassed(5), UNALIGNED), *on(X, UNALIGNED)), False, False),
+    "aligning, until time": ((*CONNECTED, *on(Y, TIMEOUT)), False, False),
+    "aligning, until time x": ((*CONNECTED, *on(X, TIMEOUT)), False, False),
+    "aligning, rows and time": ((*CONNECTED, *on(Y, TIMEOUT), *on(X, rows("a")), Polled()), False, False),
+    "storing": ((*CONNECTED, *on(Y, UNALIGNED)), False, False),
+    "reading": ((RowsRecovered(X, rows("r")),), True, False),
+    "reading, spilled": ((*CONNECTED, RowsSpilled(X, 1), RowsSpilled(Y, 2)), True, False),
+    "reading, aligning": ((*CONNECTED, *on(X, UNALIGNED)), True, False),
+    "replaying": ((*CONNECTED, RowsRecovered(X, rows("r")), RowsSpilled(X, 1), PhaseOneEnded()), True, False),
+    "replaying, aligning": ((*CONNECTED, RowsRecovered(X, rows("r")), PhaseOneEnded(), *on(X, UNALIGNED)), True, False),
+    "replaying, storing": ((*CONNECTED, RowsSpilled(X, 1), PhaseOneEnded(), *on(Y, UNALIGNED)), True, False),
+    "replayed": ((*CONNECTED, RowsRecovered(X, rows("r")), PhaseOneEnded(), RecoveryEnded()), True, False),
+    "producers recover": ((*CONNECTED, *on(X, ProducerRecovered())), False, True),
+    "idle": ((*CONNECTED, *on(X, ProducerIdle(), WatermarkPassed(5)), Polled()), False, False),
+    "reading, aligned": ((*CONNECTED, *on(Y, ALIGNED)), True, False),
+    "reading, passing": ((*CONNECTED, *on(Y, UNALIGNED)), True, False),
+    "reading, two": ((*CONNECTED, *on(Y, UNALIGNED), *on(X, UNALIGNED, NEXT)), True, False),
+    "storing, next": ((*CONNECTED, *on(Y, UNALIGNED, rows("a"), NEXT), Polled()), False, False),
+    "aligning, next": ((*CONNECTED, *on(Y, rows("a"), UNALIGNED, NEXT), Polled()), False, False),
+    "behind events": ((*CONNECTED, *on(X, *BEHIND), *on(Y, *BEHIND)), False, True),
+    "both recover": (
+        (*CONNECTED, *on(X, ProducerRecovered()), *on(Y, ProducerRecovered()), PhaseOneEnded()),
+        True,
+        True,
+    ),
+}
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The gate is made, and this is what it was told."""
+
+    how: str
+
+
+class AnyGate:
+    """A gate that is made by the first event, and whose actions are those of one table."""
+
+    def __init__(self, told: type[Action] | tuple[type[Action], ...]) -> None:
+        self.told = told
+        self.gate: InputGate | None = None
+
+    def handle(self, event: Event | Started, now_ms: int) -> list[Action]:
+        if isinstance(event, Started):
+            told, recovering, producers_recover = STARTS[event.how]
+            inputs = {
+                "x": GateInput(producers=(0,), supports_unaligned=True),
+                "y": GateInput(producers=(0,), supports_unaligned=False),
+            }
+            self.gate = InputGate(
+                CONSUMER, inputs, credits=1, recovering=recovering, producers_recover=producers_recover
+            )
+            for each in told:
+                self.gate.handle(each, now_ms)
+            return []
+        assert self.gate is not None
+        return [each for each in self.gate.handle(event, now_ms) if isinstance(each, self.told)]
+
+    def check(self) -> None:
+        if self.gate is not None:
+            self.gate.check()
+
+
+def events(machine: AnyGate) -> Iterator[Event | Started | Later]:
+    if machine.gate is None:
+        yield from map(Started, STARTS)
+        return
+    yield Polled()
+    yield RowsPutBack(rows("a"))
+    yield PhaseOneEnded()
+    yield RecoveryEnded()
+    yield CheckpointGivenUp(1)
+    yield Later(GateTimePassed(), by_ms=10)
+    for where in (X, Y):
+        yield ChannelConnected(where)
+        for each in SENT:
+            yield ElementArrived(where, each)
+    yield RowsRecovered(X, rows("r"))
+    yield RowsSpilled(X, 1)
+    yield RowsRecovered(X, rows("s"), 1)
+
+
+def recovery_of(machine: AnyGate, event: Event | Started) -> str | None:
+    """Return the state of the first table."""
+    return None if machine.gate is None else machine.gate.recovery
+
+
+def checkpoint_of(machine: AnyGate, event: Event | Started) -> str | None:
+    """Return the state of the second table; None: it does not have the event."""
+    if isinstance(event, ElementArrived):
+        told = isinstance(event.element, Barrier)
+    else:
+        told = isinstance(event, CheckpointGivenUp | GateTimePassed | Polled | PhaseOneEnded)
+    return machine.gate.checkpoint if machine.gate is not None and told else None
+
+
+FIRST, _, SECOND = str(input_gate.__doc__).partition("Of the newest checkpoint")
+
+
+def test_the_table_of_recovery_is_what_the_gate_does() -> None:
+    """Every step from many a place has its row, and every row happens."""
+    others = tuple(each for each in get_args(Action) if each not in CHECKPOINTS)
+    explore(lambda: AnyGate(others), events, table=FIRST, state=recovery_of, depth=3)
+
+
+def test_the_table_of_the_checkpoint_is_what_the_gate_does() -> None:
+    """Every step from many a place has its row, and every row happens."""
+    explore(lambda: AnyGate(CHECKPOINTS), events, table=SECOND, state=checkpoint_of, depth=3)
