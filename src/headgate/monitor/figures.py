@@ -72,6 +72,8 @@ class Figures:
         """Rows written since the start, by sink uid."""
         self.skipped = 0
         """Bad records skipped since the start."""
+        self.late = 0
+        """Rows that came behind the watermark, since the start."""
         self.lag: dict[str, dict[str, int]] = {}
         """How far sources that can tell are behind, by source uid; set from outside."""
         self._subtasks: dict[SubtaskId, _Subtask] = {}
@@ -95,6 +97,7 @@ class Figures:
         _add(self.rows_in, progress.rows_in, before.rows_in)
         _add(self.rows_out, progress.rows_out, before.rows_out)
         self.skipped += max(0, progress.skipped - before.skipped)
+        self.late += max(0, progress.late - before.late)
 
     def forget_subtasks(self) -> None:
         """Forget who did it, not what was done: other subtasks begin."""

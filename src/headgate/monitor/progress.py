@@ -137,7 +137,8 @@ class ProgressReporter:
         - ``operators``, the busiest first: ``uid``, ``stage``, ``subtask`` and ``busyPercent`` of each at its busiest
           subtask;
         - ``splits``: how many are being read, by source;
-        - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, and ``skippedRecords``;
+        - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, ``skippedRecords``, and ``lateRows``,
+          which came behind the watermark of an aggregation;
         - ``eventTimes``: by source with event time ``alignmentGroup``, ``driftMs``, ``pausedSplits``, ``idleSplits``,
           and ``splits``: each with ``watermark``, ``idle``, ``paused`` and ``driftMs``, which is how far it is ahead of
           the slowest of its group (null without a group, and while somebody has no watermark yet);
@@ -228,6 +229,7 @@ class ProgressReporter:
             "rowsRead": {uid: self._figures.rows_in[uid] for uid in self._identity.sources},
             "rowsWritten": {uid: self._figures.rows_out[uid] for uid in self._identity.sinks},
             "skippedRecords": self._figures.skipped,
+            "lateRows": self._figures.late,
         }  # fmt: skip
 
     def _warning(self) -> str | None:

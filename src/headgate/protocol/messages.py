@@ -203,8 +203,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         The subtask's watermark; None when there is none.
     event_times
         By source uid, for those with event time: split id to how far it is; told and left out with ``positions``.
-    skipped
-        Bad records skipped since the deployment.
+    skipped, late
+        Bad records that were skipped, and rows that came behind the watermark, since the deployment.
     """
 
     rows_in: dict[str, int] = {}
@@ -215,6 +215,7 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     watermark_ms: int | None = None
     event_times: dict[str, dict[str, SplitEventTime]] = {}
     skipped: int = 0
+    late: int = 0
 
 
 class WatermarkReported(_SubtaskMessage, frozen=True, kw_only=True):

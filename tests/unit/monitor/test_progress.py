@@ -84,6 +84,7 @@ def test_everything_of_an_interval() -> None:
             "operators": [{"uid": "map", "stage": 0, "subtask": 0, "busyPercent": 50}],
             "splits": {"kafka": 1, "gen": 0},
             "rowsRead": {"kafka": 400, "gen": 20}, "rowsWritten": {"sink": 310, "bad": 2}, "skippedRecords": 3,
+            "lateRows": 0,
             "eventTimes": {}, "alignmentGroups": {},
         },
     }  # fmt: skip

@@ -866,6 +866,7 @@ class _Execution:
             watermark_ms=figures.watermark_ms,
             event_times=event_times,
             skipped=figures.skipped,
+            late=figures.late,
         )
 
     def facts_of(self, error: BaseException) -> dict[str, Any]:
