@@ -49,8 +49,8 @@ def run(job: dict[str, Any]) -> float:
         _generated(environment, table, job)
     else:
         table.execute_sql(
-            f"CREATE TABLE input (key BIGINT, v BIGINT, `at` TIMESTAMP_LTZ(3), WATERMARK FOR `at` AS {WATERMARK}) WITH ("
-            f"'connector' = 'kafka', 'properties.bootstrap.servers' = '{job['servers']}', 'topic' = '{job['topic']}', "
+            f"CREATE TABLE input (key BIGINT, v BIGINT, `at` TIMESTAMP_LTZ(3), WATERMARK FOR `at` AS {WATERMARK}) "
+            f"WITH ('connector' = 'kafka', 'properties.bootstrap.servers' = '{job['servers']}', 'topic' = '{job['topic']}', "
             "'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset', 'format' = 'json', "
             "'json.timestamp-format.standard' = 'ISO-8601')"
         )

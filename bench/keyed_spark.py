@@ -31,7 +31,9 @@ def generated(spark: SparkSession, rows: int, batch_rows: int, store: str) -> fl
         .selectExpr(f"value * {MULTIPLIER} % {PRIME} % {KEYS} AS key", "value AS v",
                     f"timestamp_micros(value * {ROW_US}) AS at")
     )  # fmt: skip
-    return _rate(spark, _windows(frame, over_us(rows)), rows, store, available_now=False)
+    # The generator has no end. The batch behind the last row brings the watermark that closes the last window in the
+    # next one.
+    return _rate(spark, _windows(frame, over_us(rows)), rows, store, until=rows + 2 * batch_rows)
 
 
 def kafka_json(spark: SparkSession, broker: Broker, topic: str, rows: int, batch_rows: int, store: str) -> float:
@@ -43,7 +45,7 @@ def kafka_json(spark: SparkSession, broker: Broker, topic: str, rows: int, batch
         .select(F.from_json(F.col("value").cast("string"), "key bigint, v bigint, at timestamp").alias("row"))
         .select("row.*")
     )  # fmt: skip
-    return _rate(spark, _windows(frame, BEGIN_MS * 1000 + over_us(rows)), rows, store, available_now=True)
+    return _rate(spark, _windows(frame, BEGIN_MS * 1000 + over_us(rows)), rows, store, until=None)
 
 
 def _windows(frame: DataFrame, over: int) -> DataFrame:
@@ -56,16 +58,16 @@ def _windows(frame: DataFrame, over: int) -> DataFrame:
     return in_time.observe("answer", F.count(F.lit(1)).alias("groups"), F.sum("total").alias("total"))
 
 
-def _rate(spark: SparkSession, windows: DataFrame, rows: int, store: str, *, available_now: bool) -> float:
+def _rate(spark: SparkSession, windows: DataFrame, rows: int, store: str, *, until: int | None) -> float:
+    """Return rows/s; the query ends by itself, or is stopped when it has read ``until`` rows."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES[store])
     spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
         writer: DataStreamWriter = windows.writeStream.format("noop").option("checkpointLocation", folder)
-        query = (writer.trigger(availableNow=True) if available_now else writer).start()
+        query = (writer if until is not None else writer.trigger(availableNow=True)).start()
         deadline = time.monotonic() + PATIENCE_S
-        # The generator has no end: the batch behind the last row closes the last window.
-        while query.isActive and (available_now or sum(_rows_in(query)) <= rows) and time.monotonic() < deadline:
+        while query.isActive and time.monotonic() < deadline and (until is None or sum(_rows_in(query)) < until):
             time.sleep(0.05)
         query.stop()
         if query.exception() is not None:

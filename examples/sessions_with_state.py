@@ -69,5 +69,6 @@ if __name__ == "__main__":
     query.awaitTermination()
     sessions = query.table()
     rides = sum(sessions.column("rides").to_pylist())
-    print(f"{sessions.num_rows} sessions of {len(set(sessions.column('user').to_pylist()))} users, {rides} rides in all")
+    users = len(set(sessions.column("user").to_pylist()))
+    print(f"{sessions.num_rows} sessions of {users} users, {rides} rides in all")
     spark.stop()

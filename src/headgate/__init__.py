@@ -7,7 +7,7 @@ formats, and one that fails to import hides them all (traps, 7).
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 if TYPE_CHECKING:
     from headgate.source.simple import SimpleSource

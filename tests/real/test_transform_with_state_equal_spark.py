@@ -29,6 +29,8 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
     """Return the session with the state store that Spark's transformWithState needs."""
     changed = {
         PROVIDER: "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",  # a commit is one small file
+        "spark.sql.codegen.wholeStage": "false",
         "spark.sql.shuffle.partitions": "1",
     }
     before = {name: spark.conf.get(name) for name in changed}

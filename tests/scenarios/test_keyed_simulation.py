@@ -1,4 +1,4 @@
-"""Five thousand schedules of keyed pipelines, and the scenarios that have a name: rescales in a row, FLIP-547's example."""
+"""Five thousand schedules of keyed pipelines, and scenarios that have a name: rescales in a row, FLIP-547's example."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.simulation.keyed.cluster import KeyedCluster
+from headgate.simulation.keyed.coverage import keyed_coverage
 from headgate.simulation.keyed.running import simulate, simulate_many
 from headgate.simulation.keyed.scenario import Fault, FaultKind, KeyedScenario, SplitScript, Switches
 from headgate.simulation.running import Outcome
@@ -21,13 +22,16 @@ OFF = Switches(on_downstream=False, during_recovery=False)
 @pytest.mark.timeout(600)  # two minutes of both cores, which other tests may want as well
 def test_five_thousand_schedules_hold_and_converge() -> None:
     """Whatever fails, and however often the query is rescaled: each row is counted once, in order, in time."""
-    events, faults, failed = 0, 0, list[Outcome]()
-    for outcome in simulate_many(range(SCHEDULES), 2):
+    coverage, events, faults, failed = keyed_coverage(), 0, 0, list[Outcome]()
+    for outcome, of_chunk in simulate_many(range(SCHEDULES), 2):
+        coverage.add(of_chunk)
         events, faults = events + outcome.events, faults + outcome.faults
         if outcome.error is not None:
             failed.append(outcome)
     told = itertools.islice((f"./run simulate --keyed --replay {each.seed}: {each.error}" for each in failed), 3)
     assert not failed, f"{len(failed)} of {SCHEDULES}:\n" + "\n".join(told)
+    print(f"{events:,} events, {faults:,} faults, (state, event) pairs: {100 * coverage.share():.1f} %")
+    assert coverage.share() >= 0.95, coverage.missing()
     assert events > 1_000 * SCHEDULES and faults > 2 * SCHEDULES
 
 
@@ -117,7 +121,7 @@ def test_with_both_switches_off_there_is_no_checkpoint_until_recovery_is_over() 
 
 
 @pytest.mark.parametrize("kind", ["hash", "rebalance", "broadcast", "custom"])
-@pytest.mark.parametrize("switches", [Switches(), Switches(during_recovery=False), OFF], ids=["on", "during off", "off"])
+@pytest.mark.parametrize("switches", [Switches(), Switches(during_recovery=False), OFF], ids=["on", "late", "off"])
 def test_every_exchange_survives_every_direction(kind: str, switches: Switches) -> None:
     """Up, down and sideways, with rows on their way through two exchanges (FLINK-31963, -35351, -38483)."""
     for seed, way in enumerate(((1, 8), (8, 1), (3, 5), (5, 3), (1, 2))):
@@ -128,9 +132,7 @@ def test_every_exchange_survives_every_direction(kind: str, switches: Switches) 
                 "first": ExchangePlan(kind=kind, producer_stage=0, consumer_stage=1),
                 "windows": ExchangePlan(kind="hash", producer_stage=1, consumer_stage=2),
             },
-            sources={
-                0: tuple(SplitScript(number=each, rows=20, keys=7, first_ms=0, step_ms=10) for each in range(3))
-            },
+            sources={0: tuple(SplitScript(number=each, rows=20, keys=7, first_ms=0, step_ms=10) for each in range(3))},
             read_rows=3,
             cost_ms={1: 3, 2: 7},
             queue_buffers=4,
@@ -142,6 +144,12 @@ def test_every_exchange_survives_every_direction(kind: str, switches: Switches) 
             switches=(switches,),
             held_ms=0,
         )
-        completed(msgspec.structs.replace(scenario, faults=tuple(
-            msgspec.structs.replace(fault, at_ms=30 * (number + 1)) for number, fault in enumerate(scenario.faults)
-        )))
+        completed(
+            msgspec.structs.replace(
+                scenario,
+                faults=tuple(
+                    msgspec.structs.replace(fault, at_ms=30 * (number + 1))
+                    for number, fault in enumerate(scenario.faults)
+                ),
+            )
+        )

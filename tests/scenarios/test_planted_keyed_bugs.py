@@ -1,8 +1,8 @@
 """Bugs of others in exchanges, unaligned checkpoints and recovery, planted one at a time: some seed finds each.
 
-The document's own bug and the third table of lessons.md, then bugs of our own. A bug is a subclass or a changed method, in
-this file only. Where a machine would notice by itself, its `check` is turned off, so that what finds the bug is what must
-hold of the whole pipeline.
+The document's own bug and the third table of lessons.md, then bugs of our own. A bug is a subclass or a changed method,
+in this file only. Where a machine would notice by itself, its `check` is turned off, so that what finds the bug is what
+must hold of the whole pipeline.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -162,9 +162,9 @@ class StoresOnlyWhatWasThere(Unchecked):
     def handle(self, event: ig.Event, now_ms: int) -> list[ig.Action]:
         checkpoint = self._checkpoint
         actions = super().handle(event, now_ms)
-        if isinstance(event, ig.ElementArrived) and isinstance(event.element, Buffer):
-            if checkpoint is not None and checkpoint.missing and event.channel in checkpoint.missing:
-                checkpoint.stored[event.channel].pop()
+        new = isinstance(event, ig.ElementArrived) and isinstance(event.element, Buffer)
+        if new and checkpoint is not None and checkpoint.missing and event.channel in checkpoint.missing:
+            checkpoint.stored[event.channel].pop()
         return actions
 
 
@@ -194,9 +194,7 @@ def test_flink_37870_one_aligned_connection_that_aligns_all_is_found() -> None:
         return msgspec.structs.replace(
             scenario,
             exchanges=exchanges,
-            sources={
-                stage: (SplitScript(number=stage, rows=40, keys=7, first_ms=0, step_ms=5),) for stage in (0, 1)
-            },
+            sources={stage: (SplitScript(number=stage, rows=40, keys=7, first_ms=0, step_ms=5),) for stage in (0, 1)},
             cost_ms={2: 8, 3: 0},
             watermark_reads=100,
             unaligned=True,
@@ -254,11 +252,12 @@ class PassesWatermarks(Unchecked):
     """Trap 30: event time goes on while rows are recovered."""
 
     def handle(self, event: ig.Event, now_ms: int) -> list[ig.Action]:
-        if isinstance(event, ig.ElementArrived) and self._recovery != "running":
-            if isinstance(event.element, WatermarkPassed | ProducerIdle | ProducerActive):
-                told = ig.ProducerTold(event.channel.producer, event.element)
-                return [*self._valves[event.channel.exchange].handle(told, now_ms)]
-        return super().handle(event, now_ms)
+        if not isinstance(event, ig.ElementArrived) or self._recovery == "running":
+            return super().handle(event, now_ms)
+        if not isinstance(event.element, WatermarkPassed | ProducerIdle | ProducerActive):
+            return super().handle(event, now_ms)
+        told = ig.ProducerTold(event.channel.producer, event.element)
+        return [*self._valves[event.channel.exchange].handle(told, now_ms)]
 
 
 def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> None:
@@ -314,7 +313,7 @@ class TakesBeforeReplaying(ChannelRecovery):
         self._spilled = spilled
         return [cr.TakeIntoMemory(made.channel, made.parts, made.repacked), *self._go_on()]
 
-    _HANDLERS = {**ChannelRecovery._HANDLERS, ("phase 1", cr.RoomFound): _on_room}
+    _HANDLERS: ClassVar = {**ChannelRecovery._HANDLERS, ("phase 1", cr.RoomFound): _on_room}
 
 
 def test_memory_before_replay_is_found() -> None:

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headgate.simulation.coverage import Coverage
 from headgate.simulation.keyed import running as keyed
+from headgate.simulation.keyed.coverage import keyed_coverage
 from headgate.simulation.keyed.scenario import KeyedScenario, describe
 from headgate.simulation.running import Outcome, shrink, simulate, simulate_many, trace_of
 from headgate.simulation.scenario import Scenario
@@ -53,18 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(console: Console, first: int, count: int, lines: int) -> bool:
     """Run seeds; return whether one failed."""
-    coverage = Coverage()
-
-    def outcomes() -> Iterator[Outcome]:
-        for outcome, of_chunk in simulate_many(range(first, first + count), _PROCESSES):
-            coverage.add(of_chunk)
-            yield outcome
-
-    failed = _watch(console, "seeds", outcomes(), first, count)
-    console.print(f"(state, event) pairs met: {100 * coverage.share():.1f} %")
-    for name, pairs in coverage.missing().items():
-        if pairs:
-            console.print(f"  {name} without: {', '.join(f'{state}/{event}' for state, event in pairs)}")
+    outcomes = simulate_many(range(first, first + count), _PROCESSES)
+    failed = _watch(console, "seeds", outcomes, Coverage(), first, count)
     for outcome in failed:
         _tell(console, outcome, lines)
     return bool(failed)
@@ -73,20 +64,28 @@ def _run(console: Console, first: int, count: int, lines: int) -> bool:
 def _run_keyed(console: Console, first: int, count: int, lines: int) -> bool:
     """Run seeds of keyed pipelines; return whether one failed."""
     outcomes = keyed.simulate_many(range(first, first + count), _PROCESSES)
-    failed = _watch(console, "keyed seeds", outcomes, first, count)
+    failed = _watch(console, "keyed seeds", outcomes, keyed_coverage(), first, count)
     for outcome in failed:
         _tell_keyed(console, outcome, lines)
     return bool(failed)
 
 
-def _watch(console: Console, what: str, outcomes: Iterator[Outcome], first: int, count: int) -> list[Outcome]:
+def _watch(
+    console: Console,
+    what: str,
+    outcomes: Iterator[tuple[Outcome, Coverage]],
+    coverage: Coverage,
+    first: int,
+    count: int,
+) -> list[Outcome]:
     """Show how far it is, up to the first that fails; print the sums; return what failed."""
     began, seen, failed = time.monotonic(), list[Outcome](), list[Outcome]()
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=count)
-        for outcome in outcomes:
+        for outcome, of_chunk in outcomes:
             progress.advance(task)
+            coverage.add(of_chunk)
             seen.append(outcome)
             if outcome.error is not None:
                 failed.append(outcome)
@@ -97,6 +96,10 @@ def _watch(console: Console, what: str, outcomes: Iterator[Outcome], first: int,
         f"{what} {first} to {first + len(seen) - 1}: {len(failed)} failed; {events:,} events, {faults:,} faults, "
         f"{sum(each.virtual_ms for each in seen) / 3_600_000:.1f} hours of virtual time in {seconds:.0f} s"
     )
+    console.print(f"(state, event) pairs met: {100 * coverage.share():.1f} %")
+    for name, pairs in coverage.missing().items():
+        if pairs:
+            console.print(f"  {name} without: {', '.join(f'{state}/{event}' for state, event in pairs)}")
     return failed
 
 

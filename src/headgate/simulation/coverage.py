@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -96,10 +96,23 @@ _NOT_IN_A_CLUSTER: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]
 )
 
 
-class Coverage:
-    """The pairs that were met, by the machine's name."""
+Excuse = tuple[str, tuple[str, ...], tuple[str, ...], str]
+"""A machine, states, events, and why they do not meet."""
 
-    def __init__(self) -> None:
+
+class Coverage:
+    """The pairs that were met, by the machine's name.
+
+    Parameters
+    ----------
+    watched
+        The machines.
+    excuses
+        What no cluster makes.
+    """
+
+    def __init__(self, watched: Sequence[Watched] = WATCHED, excuses: Sequence[Excuse] = _NOT_IN_A_CLUSTER) -> None:
+        self._watched, self._excuses = watched, excuses
         self.met: dict[str, set[Pair]] = {}
 
     def add(self, other: Coverage) -> None:
@@ -110,8 +123,8 @@ class Coverage:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Watch all machines of this process meanwhile."""
-        doors = [(watched.machine, watched.machine.handle) for watched in WATCHED]
-        for watched in WATCHED:
+        doors = [(watched.machine, watched.machine.handle) for watched in self._watched]
+        for watched in self._watched:
             watched.machine.handle = self._watching(watched)
         try:
             yield
@@ -131,28 +144,26 @@ class Coverage:
 
     def missing(self) -> dict[str, list[Pair]]:
         """Return the pairs that were not met though a cluster can make them, by machine."""
-        return {name: sorted(pairs - self.met.get(name, set())) for name, pairs in _wanted().items()}
+        return {name: sorted(pairs - self.met.get(name, set())) for name, pairs in self._wanted().items()}
 
     def surprises(self) -> dict[str, list[Pair]]:
         """Return the pairs that were met though no cluster should make them, by machine."""
-        return {name: sorted(pairs & self.met.get(name, set())) for name, pairs in _excused().items()}
+        return {name: sorted(pairs & self.met.get(name, set())) for name, pairs in self._excused().items()}
 
     def share(self) -> float:
         """Return the part of the pairs that a cluster can make that was met, from 0 to 1."""
-        return 1 - sum(map(len, self.missing().values())) / sum(map(len, _wanted().values()))
+        return 1 - sum(map(len, self.missing().values())) / sum(map(len, self._wanted().values()))
 
+    def _wanted(self) -> dict[str, set[Pair]]:
+        excused = self._excused()
+        return {
+            watched.machine.__name__: {(row.state, row.event) for row in rows_of(watched.table or "")}
+            - excused.get(watched.machine.__name__, set())
+            for watched in self._watched
+        }
 
-def _wanted() -> dict[str, set[Pair]]:
-    excused = _excused()
-    return {
-        watched.machine.__name__: {(row.state, row.event) for row in rows_of(watched.table or "")}
-        - excused.get(watched.machine.__name__, set())
-        for watched in WATCHED
-    }
-
-
-def _excused() -> dict[str, set[Pair]]:
-    excused: dict[str, set[Pair]] = {}
-    for name, states, events, _ in _NOT_IN_A_CLUSTER:
-        excused.setdefault(name, set()).update(itertools.product(states, events))
-    return excused
+    def _excused(self) -> dict[str, set[Pair]]:
+        excused: dict[str, set[Pair]] = {}
+        for name, states, events, _ in self._excuses:
+            excused.setdefault(name, set()).update(itertools.product(states, events))
+        return excused

@@ -15,8 +15,9 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
 from pyspark.sql.types import StructType
 
-from headgate.operators.transform_with_state.keyed_store import KeyedStore, Kind, StateVariable, Stored
+from headgate.operators.transform_with_state.keyed_store import KeyedStore, StateVariable, Stored
 from headgate.operators.transform_with_state.row_codec import RowCodec, make_row
+from headgate.operators.transform_with_state.state_rows import Kind
 
 Row = tuple[Any, ...]
 ParseSchema = Callable[[str], StructType]

@@ -21,13 +21,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from headgate.operators.transform_with_state.state_rows import APPEND, CLEAR, REMOVE, SET, TIMERS, Rows
+from headgate.operators.transform_with_state.state_rows import APPEND, CLEAR, REMOVE, SET, TIMERS, Kind, Rows
 
-Kind = Literal["value", "list", "map"]
 Stored = tuple[bytes, int | None]
 """Bytes of a value, and when it expires."""
 

@@ -75,9 +75,9 @@ class RowCodec:
         Raises
         ------
         MisfitValueError
-            It is no row of the schema.
+            It is no tuple or list with the fields of the schema.
         """
-        if isinstance(row, (str, bytes, dict)) or not isinstance(row, Sequence):
+        if not isinstance(row, tuple | list):
             raise MisfitValueError(
                 f"{self._what}: {row!r} is no row: give a tuple with a value for each of {', '.join(self.schema.names)}"
             )

@@ -27,7 +27,7 @@ Rows apply in their order. Of rows that nothing lies below, tombstones and what 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -56,6 +56,7 @@ SCHEMA = pa.schema(
 )
 _METADATA = b"headgate.transform-with-state"
 _RESERVED = 2  # TIMERS and PROGRESS
+Kind = Literal["value", "list", "map"]
 Row = tuple[int, int, bytes, bytes | None, bytes | None, int | None]
 
 
@@ -172,7 +173,7 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     keys: str
-    states: tuple[tuple[str, str, str, str], ...]
+    states: tuple[tuple[str, Kind, str, str], ...]
 
 
 def write_chunk(table: pa.Table, header: ChunkHeader) -> bytes:

@@ -25,20 +25,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.errors import OptionError, StoredStateError, UserFunctionError
+from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, OperatorContext, RestoredChunk
 from headgate.operators.transform_with_state.key_codes import KeyCodes
-from headgate.operators.transform_with_state.keyed_store import Cell, KeyedStore, StateVariable
+from headgate.operators.transform_with_state.keyed_store import Cell, KeyedStore
 from headgate.operators.transform_with_state.runs import Runs
 from headgate.operators.transform_with_state.state_rows import (
     PROGRESS,
     SET,
-    ChunkHeader,
     compact,
     read_chunk,
     rows_of,
 )
+from headgate.operators.transform_with_state.stored_states import StoredStates
 from headgate.operators.transform_with_state.user_rows import Flavor, PandasFlavor, RowFlavor
 from headgate.source.event_time import UNITS_PER_SECOND, to_milliseconds
 from headgate.source.watermark import MIN_WATERMARK_MS, saturated_ms
@@ -108,6 +108,7 @@ class TransformWithState(KeyedOperator):
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._pickled = pickled(processor)
+        self._processor: StatefulProcessor | None = None
         self._definition = definition
         self._clock_ms = clock_ms
         self.schema = definition.output
@@ -133,8 +134,8 @@ class TransformWithState(KeyedOperator):
         """The watermark that the newest run tells of; None: there is no run."""
         self._handle = Handle(self._definition.time_mode, self._parse_schema)
         # One of its own for each deployment: what it keeps in its fields are states of that one.
-        self._processor: StatefulProcessor = pickle.loads(self._pickled)
-        self._processor.init(self._handle)
+        self._processor = pickle.loads(self._pickled)
+        self._user.init(self._handle)
 
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
         """Take on the state of this subtask's keys; what is new to the query gets its initial state.
@@ -148,15 +149,16 @@ class TransformWithState(KeyedOperator):
         """
         declared = self._handle.variables
         read = [read_chunk(chunk.read(), chunk.chunk_id) for chunk in chunks]
-        self._header = ChunkHeader(version=1, keys=self._codes.codec.schema.json(), states=())
-        variables = self._united(declared, [header for _, header in read])
-        self._header = msgspec.structs.replace(
-            self._header, states=tuple((each.name, each.kind, each.schema, each.key_schema) for each in variables)
+        states = StoredStates(
+            self._context.uid, self.function, self._codes.codec.schema.json(), declared, self._handle.deleted
         )
-        self._store = KeyedStore(variables)
+        for _, header in read:
+            states.take_on(header)
+        self._header = states.header
+        self._store = KeyedStore(states.variables)
         self._runs = Runs(self._name_chunk, self._context.spill_folder)
         now_ms = self._clock_ms()
-        tables = [self._renumbered(table, header) for table, header in read]
+        tables = [states.own_rows(table, header, self._context.key_groups) for table, header in read]
         keep = all(chunk.whole for chunk in chunks) and all(
             table.num_rows == before.num_rows for table, (before, _) in zip(tables, read, strict=True)
         )
@@ -248,9 +250,15 @@ class TransformWithState(KeyedOperator):
 
     def close(self) -> None:
         """Call the processor's ``close``."""
-        self._processor.close()
+        if self._processor is not None:
+            self._processor.close()
 
     # The user's methods.
+
+    @property
+    def _user(self) -> StatefulProcessor:
+        assert self._processor is not None, "open was not called"
+        return self._processor
 
     def _handle_rows(self, rows: pa.Table, emit: Emit, split_id: str) -> None:
         order, starts = self._codes.group(rows)
@@ -261,7 +269,7 @@ class TransformWithState(KeyedOperator):
         parts = self._flavor.groups(rows, list(self._definition.keys), starts)
         for key_bytes, group, (key, user_rows) in zip(self._codes.encode(first), groups, parts, strict=True):
             self._store.turn_to(key_bytes, group)
-            self._flavor.take(self._processor.handleInputRows(key, user_rows, times), "handleInputRows")
+            self._flavor.take(self._user.handleInputRows(key, user_rows, times), "handleInputRows")
             self._store.turn_over()
             if self._flavor.is_full:
                 self._flush(emit, split_id)
@@ -279,7 +287,7 @@ class TransformWithState(KeyedOperator):
             if at_ms in current.timers:
                 key = self._codes.key_of(cell.key)
                 # By name, as Spark does.
-                output = self._processor.handleExpiredTimer(
+                output = self._user.handleExpiredTimer(
                     key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(at_ms)
                 )
                 self._flavor.take(output, "handleExpiredTimer")
@@ -310,7 +318,7 @@ class TransformWithState(KeyedOperator):
         ):
             self._store.turn_to(key_bytes, group)
             for row in rows:
-                self._processor.handleInitialState(key, row, times)
+                self._user.handleInitialState(key, row, times)
             self._store.turn_over()
 
     def _times(self) -> Any:
@@ -401,43 +409,6 @@ class TransformWithState(KeyedOperator):
             )  # fmt: skip
         return StructType.fromJson(msgspec.json.decode(found))
 
-    def _united(self, declared: tuple[StateVariable, ...], headers: Sequence[ChunkHeader]) -> tuple[StateVariable, ...]:
-        """Return the states that are declared, and those that only checkpoints hold: they are kept."""
-        variables = {each.name: each for each in declared}
-        for header in headers:
-            if header.keys != self._header.keys:
-                raise StoredStateError(
-                    f"The state of {self._context.uid!r} was stored for other keys: {_columns(header.keys)}; the query "
-                    f"now groups by {_columns(self._header.keys)}. Group as before, or start without this state.",
-                    what=self._context.uid, expected=self._header.keys, found=header.keys,
-                )  # fmt: skip
-            for name, kind, schema, key_schema in header.states:
-                stored = StateVariable(name=name, kind=kind, schema=schema, key_schema=key_schema)  # type: ignore[arg-type]
-                if name in self._handle.deleted and name not in {each.name for each in declared}:
-                    continue
-                found = variables.setdefault(name, stored)
-                if (found.kind, found.schema, found.key_schema) != (kind, schema, key_schema):
-                    raise StoredStateError(
-                        f"The state {name!r} of {self._context.uid!r} was stored as {_described(stored)}; "
-                        f"{self.function} now declares {_described(found)}. Declare it as before, or give the new one "
-                        f"another name and call deleteIfExists({name!r}).",
-                        what=name, expected=_described(found), found=_described(stored),
-                    )  # fmt: skip
-        return tuple(variables.values())
-
-    def _renumbered(self, table: pa.Table, header: ChunkHeader) -> pa.Table:
-        """Return the rows of a chunk that are this subtask's, with the numbers that states have now."""
-        numbers = {name: number for number, (name, *_) in enumerate(self._header.states)}
-        deleted = len(numbers)
-        now = np.array([numbers.get(name, deleted) for name, *_ in header.states] + [0], np.int16)
-        state = table["state"].to_numpy()
-        state = np.where(state < 0, state, now[np.maximum(state, 0)]).astype(np.int16)
-        groups = self._context.key_groups
-        group = table["group"].to_numpy()
-        own = (group >= groups.first) & (group <= groups.last) & (state != deleted)
-        table = table.set_column(0, table.schema.field(0), pa.array(state))
-        return table if own.all() else table.filter(pa.array(own))
-
 
 def _bound(at_ms: int | None, kind: pa.TimestampType) -> int:
     """Return milliseconds in the unit of a timestamp type, rounded up."""
@@ -472,12 +443,3 @@ def pickled(processor: StatefulProcessor) -> bytes:
             "cannot be pickled is made in init.",
             option="statefulProcessor", value=type(processor).__name__,
         ) from error  # fmt: skip
-
-
-def _columns(schema: str) -> str:
-    return ", ".join(f"{field['name']} {field['type']}" for field in msgspec.json.decode(schema)["fields"])
-
-
-def _described(variable: StateVariable) -> str:
-    of_key = f" of ({_columns(variable.key_schema)})" if variable.key_schema else ""
-    return f"{variable.kind}{of_key} ({_columns(variable.schema)})"

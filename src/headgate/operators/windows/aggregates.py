@@ -43,6 +43,8 @@ from headgate.operators.key_hash import key_hash
 from headgate.operators.windows.groups import Groups
 
 Merging = Literal["sum", "min", "max", "first", "last", "first_valid", "last_valid", "lists", "registers"]
+ORDERED: tuple[Merging, ...] = ("first", "last", "first_valid", "last_valid")
+"""What depends on the order of arrival."""
 
 
 class Aggregate(msgspec.Struct, frozen=True):

@@ -111,16 +111,27 @@ class Buckets:
         """Return the last bucket of each event time."""
         return self._window.last_starts(times)
 
-    def earlier(self, last: Micros, times: Micros, horizon: Any) -> list[tuple[npt.NDArray[np.intp], Micros]]:
-        """Return the other buckets of rows, as (rows, bucket of each); those that ended by the horizon are left out."""
-        found = []
+    def all(self, last: Micros, times: Micros, horizon: Any) -> tuple[npt.NDArray[np.int64], Micros]:
+        """Return the buckets of rows that have not ended by a horizon, as rows, in their order, and the bucket of each.
+
+        Parameters
+        ----------
+        last
+            The last bucket of each row, which has not ended.
+        times
+            Their event times.
+        horizon
+            In microseconds: for all rows, or for each.
+        """
+        rows, buckets = [np.arange(len(last))], [last]
         for number in range(1, self.per_row):
             starts = last - number * self._window.slide_us
             ends = starts + self.size_us
-            (rows,) = np.nonzero((ends > times) & (ends > horizon))
-            if len(rows):
-                found.append((rows, starts[rows]))
-        return found
+            (those,) = np.nonzero((ends > times) & (ends > horizon))
+            rows.append(those)
+            buckets.append(starts[those])
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        return np.concatenate(rows)[order], np.concatenate(buckets)[order]
 
     def ended(self, buckets: Micros, horizon: int) -> list[int]:
         """Return the starts, in order, of windows with rows in these buckets that end by the horizon."""

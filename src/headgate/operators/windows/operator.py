@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.operators.operator import Emit, KeyedChunk, OperatorContext, RestoredChunk
-from headgate.operators.windows.aggregates import merge
+from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, TimeWindow
 from headgate.operators.windows.runs import BUCKET, Part, Runs
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
@@ -50,7 +50,9 @@ class WindowAggregate(WindowedAggregate):
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
         super().open(context, items)
-        self._buckets = Buckets(self._window, apart=self.output_mode == "update")
+        # What is shared by windows is merged in the order of time, and not of arrival.
+        in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
+        self._buckets = Buckets(self._window, apart=in_order or self.output_mode == "update")
         self._changed: list[Any] = []
         self._runs = Runs(
             keys=self._state_keys,
@@ -87,9 +89,10 @@ class WindowAggregate(WindowedAggregate):
         if batch.num_rows == 0:
             return
         lifted = pa.Table.from_arrays([pa.array(buckets), *self._lifted(batch)], names=self._stored_columns)
+        if self._buckets.per_row > 1:
+            rows, all_buckets = self._buckets.all(buckets, micros, horizon)
+            lifted = lifted.take(rows).set_column(0, BUCKET, pa.array(all_buckets))
         self._wait(lifted)
-        for rows, earlier in self._buckets.earlier(buckets, micros, horizon):
-            self._wait(lifted.take(rows).set_column(0, BUCKET, pa.array(earlier)))
 
     def _flush(self) -> None:
         """Merge what waits, and add it to the state."""

@@ -2,8 +2,9 @@
 
 Never: change anything.
 
-Checked: invariants 2 (exactly once, each key in its own subtask, order per key), 6 (how long a snapshot waits is bounded
-by links and one slice, whatever rows cost) and 7 (memory within credits); trap 30 (no row late, no window twice).
+Checked: invariants 2 (exactly once, each key in its own subtask, order per key), 6 (how long a snapshot waits is
+bounded by links and one slice, whatever rows cost) and 7 (memory within credits); trap 30 (no row late, no window
+twice).
 Not checked: how long aligned barriers wait for rows.
 """
 

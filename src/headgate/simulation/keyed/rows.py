@@ -85,7 +85,8 @@ class Routing:
     def owner(self, row: Row) -> int:
         """Return who gets a row, where the row decides."""
         if self.kind == "hash":
-            return subtask_of(key_group(row.key, self.salt, self._max_parallelism), self._parallelism, self._max_parallelism)
+            group = key_group(row.key, self.salt, self._max_parallelism)
+            return subtask_of(group, self._parallelism, self._max_parallelism)
         assert self.kind == "custom"
         return (row.key * 5 + row.split + self.salt) % self._parallelism
 

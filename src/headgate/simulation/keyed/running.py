@@ -8,11 +8,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable, Iterator
 
-from headgate.simulation.keyed.cluster import KeyedCluster
-from headgate.simulation.keyed.parts import KeyedParts
-from headgate.simulation.keyed.scenario import KeyedScenario
 from headgate.protocol.channels import Buffer, ChannelId
 from headgate.protocol.state import FileState, SplitState
+from headgate.simulation.coverage import Coverage
+from headgate.simulation.keyed.cluster import KeyedCluster
+from headgate.simulation.keyed.coverage import keyed_coverage
+from headgate.simulation.keyed.parts import KeyedParts
+from headgate.simulation.keyed.scenario import KeyedScenario
 from headgate.simulation.running import Known, Outcome, lines_of, spread
 
 
@@ -43,10 +45,13 @@ def shrink(scenario: KeyedScenario, parts: KeyedParts | None = None) -> KeyedSce
     return smallest
 
 
-def simulate_many(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
-    """Run seeds in several processes; yield outcomes in their order."""
-    for outcomes in spread(_run_chunk, seeds, processes):
-        yield from outcomes
+def simulate_many(seeds: Iterable[int], processes: int) -> Iterator[tuple[Outcome, Coverage]]:
+    """Run seeds in several processes; yield outcomes in their order, each chunk's coverage with its last one."""
+    for outcomes, coverage in spread(_run_chunk, seeds, processes):
+        for outcome in outcomes[:-1]:
+            yield outcome, keyed_coverage()
+        if outcomes:
+            yield outcomes[-1], coverage
 
 
 def _brief_buffer(buffer: Buffer) -> str:
@@ -62,5 +67,7 @@ _KNOWN: Known = {
 }
 
 
-def _run_chunk(seeds: list[int]) -> list[Outcome]:
-    return [simulate(KeyedScenario.of(seed))[0] for seed in seeds]
+def _run_chunk(seeds: list[int]) -> tuple[list[Outcome], Coverage]:
+    coverage = keyed_coverage()
+    with coverage.recording():
+        return [simulate(KeyedScenario.of(seed))[0] for seed in seeds], coverage

@@ -14,6 +14,7 @@ import msgspec
 from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.simulation.keyed.rows import Row
 
+
 class FaultKind(Enum):
     """What can go wrong, and what a user can do meanwhile."""
 

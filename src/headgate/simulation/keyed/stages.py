@@ -1,4 +1,4 @@
-"""What the subtasks of simulated pipelines do with rows: read them, hand them on, or count them in windows of event time.
+"""What subtasks of simulated pipelines do with rows: read them, hand them on, or gather them in windows of event time.
 
 Never: put right what a machine got wrong: a row that comes twice, late, out of order or to the wrong subtask is told at
 once.
@@ -21,6 +21,7 @@ from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from headgate.task import input_gate as ig
 
 if TYPE_CHECKING:
+    from headgate.simulation.keyed.cluster import KeyedCluster
     from headgate.simulation.keyed.subtask import KeyedSubtask
 
 PASS, WINDOWS = "pass", "windows"
@@ -56,9 +57,9 @@ class Stage:
     """
 
     def __init__(self, subtask: KeyedSubtask, restore: SubtaskState | None) -> None:
-        self.subtask = subtask
-        self.cluster = subtask.cluster
-        scenario, deployment = subtask.cluster.scenario, subtask.deployment
+        self.subtask: KeyedSubtask = subtask
+        self.cluster: KeyedCluster = subtask.cluster
+        scenario, deployment = self.cluster.scenario, subtask.deployment
         self.max_parallelism = scenario.max_parallelism
         self.key_groups: KeyGroupRange = key_group_range(
             subtask.id.subtask, deployment.parallelism, scenario.max_parallelism
@@ -93,7 +94,7 @@ class Stage:
         way = row.split, row.key, row.path
         before = last.get(way, -1)
         assert before < row.number, (
-            f"order: row {row.number} of split {row.split}, key {row.key} comes to {self.subtask.name} behind row {before}"
+            f"order: row {row.number} of split {row.split}, key {row.key} comes to {self.subtask.name} behind {before}"
         )
         last[way] = row.number
 
@@ -139,6 +140,7 @@ class SourceStage(Stage):
         self._reads = 0
 
     def open(self) -> None:
+        """Begin to read, or to be idle."""
         idle_ms = self.cluster.scenario.idle_ms
         if not self.positions and idle_ms:
             self.subtask.emit_event(ProducerIdle())
@@ -188,15 +190,15 @@ class SourceStage(Stage):
             self._later(self.cluster.scenario.read_ms)
 
     def on_room(self) -> None:
+        """Read on, if it waited for room."""
         if self._waits_for_room and not self.subtask.is_blocked:
             self._waits_for_room = False
             self._later(0)
 
     def snapshot(self, checkpoint_id: int) -> SubtaskState:
+        """Return the positions."""
         splits = tuple(SplitState(split_id, b"%d" % position) for split_id, position in self.positions.items())
-        return SubtaskState(
-            readers={self.uid: ReaderState(splits=splits)}, input_ended=self.subtask.input_ended
-        )
+        return SubtaskState(readers={self.uid: ReaderState(splits=splits)}, input_ended=self.subtask.input_ended)
 
 
 class _EventTime(msgspec.Struct):
@@ -227,6 +229,7 @@ class PassStage(Stage):
         self._watermark_ms = MIN_WATERMARK_MS
 
     def process(self, channel: ChannelId, rows: Sequence[Row]) -> None:
+        """Count rows, and hand them on."""
         uid = channel.exchange
         kind = self.uids[uid]
         keyed = kind == "hash"
@@ -245,6 +248,7 @@ class PassStage(Stage):
             self.subtask.emit(rows)
 
     def on_event_time(self, action: ig.Action) -> None:
+        """Combine the inputs, and tell what follows."""
         match action:
             case ig.AdvanceWatermark(exchange=uid, timestamp_ms=timestamp_ms):
                 assert timestamp_ms > self._inputs[uid].watermark_ms, f"{action} goes back"
@@ -276,6 +280,7 @@ class PassStage(Stage):
                 subtask.emit_event(WatermarkPassed(self._watermark_ms))
 
     def snapshot(self, checkpoint_id: int) -> SubtaskState:
+        """Return what was counted."""
         operators, keyed = {}, {}
         if self.seen:
             operators[PASS] = OperatorState(items=(self.cluster.storage.put(frozenset(self.seen), 1),))
@@ -304,6 +309,7 @@ class WindowStage(Stage):
         """By the checkpoint that took it: what no completed checkpoint is known to hold."""
 
     def process(self, channel: ChannelId, rows: Sequence[Row]) -> None:
+        """Put rows into their windows."""
         for row in rows:
             self.check_order(self.last, row)
             group = key_group(row.key, WINDOWS_SALT, self.max_parallelism)
@@ -314,6 +320,7 @@ class WindowStage(Stage):
             self.windows.setdefault((begins_ms, row.key), []).append(row)
 
     def on_event_time(self, action: ig.Action) -> None:
+        """Let windows fire."""
         match action:
             case ig.AdvanceWatermark(timestamp_ms=timestamp_ms):
                 assert timestamp_ms > self.watermark_ms, f"{action} goes back"
@@ -331,6 +338,7 @@ class WindowStage(Stage):
                 raise AssertionError(action)
 
     def snapshot(self, checkpoint_id: int) -> SubtaskState:
+        """Return the open windows, and what was staged for no completed checkpoint."""
         if self._fired:
             self._staged[checkpoint_id] = self.cluster.table.stage(tuple(self._fired))
             self._fired = []
@@ -346,4 +354,5 @@ class WindowStage(Stage):
         )
 
     def on_completed(self, checkpoint_id: int) -> None:
+        """Forget what is complete."""
         self._staged = {each: name for each, name in self._staged.items() if each > checkpoint_id}

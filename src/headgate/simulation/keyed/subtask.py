@@ -1,4 +1,4 @@
-"""A subtask of a simulated keyed pipeline: the production machines of its channels, and models of all that surrounds them.
+"""A subtask of a simulated keyed pipeline: the production machines of its channels, and models of all around them.
 
 Never: decide anything that a machine decides. While a slice of rows is being processed nothing else happens in it: what
 comes meanwhile waits, as in a mailbox.
@@ -59,7 +59,9 @@ class KeyedSubtask(Process):
         recovered: tuple[RecoveredChannel, ...],
     ) -> None:
         super().__init__(f"{subtask.stage}.{subtask.subtask} of deployment {deployment.number}")
-        self.cluster, self.deployment, self.id = cluster, deployment, subtask
+        self.cluster: KeyedCluster = cluster
+        self.deployment: Deployment = deployment
+        self.id: SubtaskId = subtask
         self.crash_in: int | None = None
         """After how many more actions it dies; None: it does not."""
         self.decline_next = False
@@ -74,14 +76,14 @@ class KeyedSubtask(Process):
         self.recovery_ended = self.recovered_processed = False
         self.opened = False
         self.input_ended = False
-        self._mail: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._mail: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._busy = self._pumping = False
         self._parts: dict[int, _Part] = {}
         self._turn = 0
         self._wake_ms: dict[str, int] = {}
         inputs = scenario.inputs_of(subtask.stage)
         self.output_uid = scenario.output_of(subtask.stage)
-        consumed = tuple(each for each in recovered if scenario.exchanges[each.state.exchange].consumer_stage == subtask.stage)
+        consumed = tuple(each for each in recovered if each.state.exchange in inputs)
         self._produced = tuple(each for each in recovered if each not in consumed)
         self.gate: ig.InputGate | None = None
         if inputs:
@@ -135,7 +137,7 @@ class KeyedSubtask(Process):
 
     # The mailbox.
 
-    def tell(self, what: Callable[..., None], *arguments: Any) -> None:
+    def tell(self, what: Callable[..., object], *arguments: Any) -> None:
         """Let something be done by the subtask's thread."""
         if not self.alive:
             return

@@ -18,6 +18,7 @@ from stateful_runs import INPUT, StatefulRun, Uploads, as_restored, definition, 
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import RestoredChunk
+from headgate.operators.transform_with_state import runs
 from headgate.operators.transform_with_state.state_rows import SCHEMA, ChunkHeader, read_chunk, write_chunk
 
 TOLD = definition([("user", pa.string()), ("told", pa.string())], time_mode="eventtime", event_time="at")
@@ -110,7 +111,7 @@ def subtask_of_user(user: str, parallelism: int) -> int:
 def test_one_percent_of_the_keys_is_a_few_percent_of_the_bytes() -> None:
     """What changed is uploaded, and nothing else; chunks of before keep their names."""
     stateful = StatefulRun(Scripted(add_all), TOLD)
-    users = [f"user-{number}" for number in range(10_000)]
+    users = [f"user-{number}" for number in range(5_000)]
     stateful.batch(many(users, 7))
     uploads = Uploads()
     everything = uploads.upload(stateful.snapshot())
@@ -170,14 +171,15 @@ def test_a_snapshot_stays_as_it_was() -> None:
     assert told(restored, "a", "b") == before
 
 
-def test_large_runs_wait_on_the_disk(tmp_path: Path) -> None:
+def test_large_runs_wait_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind their upload they take no memory, and can be uploaded and merged again; with the last name they go."""
+    monkeypatch.setattr(runs, "SPILL_BYTES", 1 << 14)
     stateful = StatefulRun(Scripted(add_all), TOLD, spill_folder=str(tmp_path / "spill"))
-    users = [f"user-{number}" for number in range(10_000)]
+    users = [f"user-{number}" for number in range(300)]
     stateful.batch(many(users, 1))
     (chunk,) = stateful.snapshot()
     first = chunk.serialize()
-    assert [path.stat().st_size > 1 << 20 for path in (tmp_path / "spill").iterdir()] == [True]
+    assert [path.stat().st_size > 1 << 14 for path in (tmp_path / "spill").iterdir()] == [True]
     assert chunk.serialize() == first
     stateful.batch(many(users, 2))
     stateful.batch(many(users, 3))

@@ -1,4 +1,4 @@
-"""Subtasks of a window operator, driven as the runtime drives them: rows by key group, watermarks, restores, rescales."""
+"""Subtasks of a window operator, driven as the runtime drives them: by key group, with restores and rescales."""
 
 from __future__ import annotations
 
