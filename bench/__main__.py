@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import align, coordinator, kafka, keyed, latency, passthrough, recover, scan, stream
+from bench import align, coordinator, kafka, keyed, latency, passthrough, recover, scan, stream, unaligned
 
 BENCHES = {
     "scan": scan,
@@ -17,6 +17,7 @@ BENCHES = {
     "coordinator": coordinator,
     "align": align,
     "keyed": keyed,
+    "unaligned": unaligned,
 }
 
 

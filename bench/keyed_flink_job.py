@@ -50,9 +50,9 @@ def run(job: dict[str, Any]) -> float:
     else:
         table.execute_sql(
             f"CREATE TABLE input (key BIGINT, v BIGINT, `at` TIMESTAMP_LTZ(3), WATERMARK FOR `at` AS {WATERMARK}) "
-            f"WITH ('connector' = 'kafka', 'properties.bootstrap.servers' = '{job['servers']}', 'topic' = '{job['topic']}', "
-            "'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset', 'format' = 'json', "
-            "'json.timestamp-format.standard' = 'ISO-8601')"
+            f"WITH ('connector' = 'kafka', 'properties.bootstrap.servers' = '{job['servers']}', "
+            f"'topic' = '{job['topic']}', 'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = "
+            "'latest-offset', 'format' = 'json', 'json.timestamp-format.standard' = 'ISO-8601')"
         )
     sink = "'connector' = 'blackhole'"
     if job["csv"] is not None:

@@ -1,1 +1,1 @@
-"""The demo: a year of real flights in batch, as a stream with a kill in the middle, and the proof."""
+"""The demo: a year of real flights in batch, as a stream and continuously, killed and rescaled, and the proof."""

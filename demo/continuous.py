@@ -27,9 +27,9 @@ PATIENCE_S = 180
 
 
 def session() -> SparkSession:
-    """Return a session with three cores, on which Spark tries a dead task again."""
+    """Return a session with four cores, on which Spark tries a dead task again."""
     spark = (
-        SparkSession.builder.master("local[3,4]")
+        SparkSession.builder.master("local[4,4]")
         .appName("demo-continuous")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

@@ -26,23 +26,28 @@ class Sessions(StatefulProcessor):
         self.session = handle.getValueState("session", "rides long, amount long, last long")
 
     def handleInputRows(self, key, rows, timerValues) -> Iterator[Row]:
-        """Add rides to the session, and put its end off."""
-        rides, amount, last = self.session.get() or (0, 0, 0)
-        before = last
-        for row in rows:
+        """Add rides to the session, and put its end off; a gap among them ends it at once."""
+        rides, amount, last = self.session.get() or (0, 0, None)
+        if last is not None:
+            self.handle.deleteTimer(last + GAP_MS)
+        for row in sorted(rows, key=lambda row: row.at):
+            at = int(row.at.timestamp() * 1000)
+            if last is not None and at > last + GAP_MS:
+                yield self.ended(key, rides, amount, last)
+                rides, amount, last = 0, 0, None
             rides, amount = rides + 1, amount + row.amount
-            last = max(last, int(row.at.timestamp() * 1000))
+            last = at if last is None else max(last, at)
         self.session.update((rides, amount, last))
-        if last > before:
-            self.handle.deleteTimer(before + GAP_MS)
-            self.handle.registerTimer(last + GAP_MS)
-        return iter(())
+        self.handle.registerTimer(last + GAP_MS)
 
     def handleExpiredTimer(self, key, timerValues, expiredTimerInfo) -> Iterator[Row]:
         """End the session."""
-        rides, amount, last = self.session.get()
+        yield self.ended(key, *self.session.get())
         self.session.clear()
-        yield Row(user=key[0], rides=rides, amount=amount, ended=datetime.fromtimestamp(last / 1000, UTC))
+
+    def ended(self, key, rides: int, amount: int, last: int) -> Row:
+        """Return the row of a session."""
+        return Row(user=key[0], rides=rides, amount=amount, ended=datetime.fromtimestamp(last / 1000, UTC))
 
 
 if __name__ == "__main__":

@@ -632,12 +632,18 @@ def avg(col: ColumnOrName) -> Aggregate:
 
 
 def first(col: ColumnOrName, ignorenulls: bool = False) -> Aggregate:
-    """Return the value of the row that came first, or with ``ignorenulls`` of the first one that has a value."""
+    """Return the value of the row that came first, or with ``ignorenulls`` of the first one that has a value.
+
+    In a session window the row with the earliest event time is the first.
+    """
     return Aggregate("first", _of(col).node, {"ignorenulls": bool(ignorenulls)})
 
 
 def last(col: ColumnOrName, ignorenulls: bool = False) -> Aggregate:
-    """Return the value of the row that came last, or with ``ignorenulls`` of the last one that has a value."""
+    """Return the value of the row that came last, or with ``ignorenulls`` of the last one that has a value.
+
+    In a session window the row with the latest event time is the last.
+    """
     return Aggregate("last", _of(col).node, {"ignorenulls": bool(ignorenulls)})
 
 
@@ -660,7 +666,7 @@ def approx_count_distinct(col: ColumnOrName, rsd: float | None = None) -> Aggreg
 
 
 def collect_list(col: ColumnOrName) -> Aggregate:
-    """Return the values that are not null as a list, in the order in which they came."""
+    """Return the values that are not null as a list, in no certain order."""
     return Aggregate("collect_list", _of(col).node)
 
 

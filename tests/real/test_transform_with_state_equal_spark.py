@@ -33,12 +33,12 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.shuffle.partitions": "1",
     }
-    before = {name: spark.conf.get(name) for name in changed}
+    before = {name: spark.conf.get(name, None) for name in changed}
     for name, value in changed.items():
         spark.conf.set(name, value)
     yield spark
     for name, value in before.items():
-        spark.conf.set(name, value)
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
 
 
 def everything() -> Any:

@@ -19,7 +19,7 @@ SCHEDULES = 5_000
 OFF = Switches(on_downstream=False, during_recovery=False)
 
 
-@pytest.mark.timeout(600)  # two minutes of both cores, which other tests may want as well
+@pytest.mark.timeout(1800)  # two minutes of both cores, which other tests may want as well
 def test_five_thousand_schedules_hold_and_converge() -> None:
     """Whatever fails, and however often the query is rescaled: each row is counted once, in order, in time."""
     coverage, events, faults, failed = keyed_coverage(), 0, 0, list[Outcome]()

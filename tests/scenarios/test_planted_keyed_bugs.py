@@ -23,7 +23,7 @@ from headgate.simulation.keyed.parts import KeyedParts
 from headgate.simulation.keyed.recovery import RecoveryThread
 from headgate.simulation.keyed.rows import Recovered, buffer_of
 from headgate.simulation.keyed.running import simulate
-from headgate.simulation.keyed.scenario import KeyedScenario, SplitScript, Switches
+from headgate.simulation.keyed.scenario import Fault, FaultKind, KeyedScenario, SplitScript, Switches
 from headgate.simulation.keyed.stages import WindowStage
 from headgate.simulation.keyed.subtask import KeyedSubtask
 from headgate.task import channel_recovery as cr
@@ -42,11 +42,15 @@ def first_found(
     parts: KeyedParts | None = None,
     seeds: Sequence[int] = SEEDS,
     change: Callable[[KeyedScenario], KeyedScenario] = lambda scenario: scenario,
+    kind: str = "hash",
 ) -> int:
-    """Return the first seed that fails with what the pattern says."""
+    """Return the first seed that fails with what the pattern says, of those with an exchange of a kind."""
     other: list[str] = []
     for seed in seeds:
-        error = simulate(change(KeyedScenario.of(seed)), parts)[0].error
+        scenario = change(KeyedScenario.of(seed))
+        if all(plan.kind != kind for plan in scenario.exchanges.values()):
+            continue
+        error = simulate(scenario, parts)[0].error
         if error is not None:
             if re.search(what, error):
                 return seed
@@ -130,7 +134,7 @@ def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
         ]
         return assign_channels(kept, exchanges, **options)
 
-    first_found(LOST, KeyedParts(assign=assign))
+    first_found(LOST, KeyedParts(assign=assign), kind="rebalance")
 
 
 def test_flink_35351_a_custom_partitioner_that_is_not_evaluated_again_is_found() -> None:
@@ -141,7 +145,7 @@ def test_flink_35351_a_custom_partitioner_that_is_not_evaluated_again_is_found()
         }
         return assign_channels(channels, as_rebalance, **options)
 
-    first_found(ANOTHERS, KeyedParts(assign=assign))
+    first_found(ANOTHERS, KeyedParts(assign=assign), kind="custom")
 
 
 def test_flink_38483_subtasks_without_state_is_found() -> None:
@@ -196,8 +200,16 @@ def test_flink_37870_one_aligned_connection_that_aligns_all_is_found() -> None:
             exchanges=exchanges,
             sources={stage: (SplitScript(number=stage, rows=40, keys=7, first_ms=0, step_ms=5),) for stage in (0, 1)},
             cost_ms={2: 8, 3: 0},
+            read_rows=8,
+            slice_ms=1,
+            link_ms=1,
+            credits=4,
             watermark_reads=100,
             unaligned=True,
+            alignment_timeout_ms=0,
+            parallelism=1 + scenario.seed % 3,
+            interval_ms=60,
+            faults=(),
         )
 
     assert all(simulate(slow_union(KeyedScenario.of(seed)))[0].error is None for seed in range(20))
@@ -262,20 +274,25 @@ class PassesWatermarks(Unchecked):
 
 def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> None:
     def with_one_that_ended(scenario: KeyedScenario) -> KeyedScenario:
-        """Return the same with a split that is read to its end, and another that is far ahead in event time."""
+        """Return the same with a split that is read to its end, and another that is far ahead, for other subtasks."""
         return msgspec.structs.replace(
             scenario,
+            parallelism=2 + scenario.seed % 3,
+            max_parallelism=8,
             exchanges={"windows": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1)},
             sources={
                 0: (
-                    SplitScript(number=0, rows=12, keys=1, first_ms=0, step_ms=5),
-                    SplitScript(number=1, rows=20, keys=5, first_ms=400, step_ms=50, first_key=3),
+                    SplitScript(number=0, rows=8, keys=1, first_ms=0, step_ms=5),
+                    SplitScript(number=1, rows=20, keys=4, first_ms=400, step_ms=50, first_key=4),
                 )
             },
             cost_ms={1: 20},
+            read_ms=1,
             read_rows=1,
             window_ms=40,
+            interval_ms=60,
             switches=(Switches(),),
+            faults=(Fault(100, FaultKind.RESCALE, parallelism=2 + scenario.seed % 2),),
         )
 
     assert all(simulate(with_one_that_ended(KeyedScenario.of(seed)))[0].error is None for seed in range(20))

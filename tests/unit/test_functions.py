@@ -60,3 +60,37 @@ def test_arguments_that_cannot_be() -> None:
         col("a").cast("array<int>")
     with pytest.raises(OptionError, match=r"follows functions.when"):
         col("a").otherwise(1)
+
+
+def test_aggregates_have_spark_s_names() -> None:
+    """Of their columns, as long as they have no alias."""
+    made = {
+        "count(1)": functions.count(),
+        "count(n)": functions.count("n"),
+        "sum((n * 2))": functions.sum(col("n") * 2),
+        "first(n)": functions.first("n", True),
+        "approx_count_distinct(n)": functions.approx_count_distinct("n", 0.01),
+        "collect_list(n)": functions.collect_list("n"),
+    }
+    for name, aggregate in made.items():
+        assert aggregate.name_in_output == name
+        assert aggregate.alias("x").name_in_output == "x"
+    assert repr(functions.avg("n").alias("x")) == "Aggregate<avg(n) AS x>"
+    assert [functions.count(each) for each in ("*", lit(1))] == [functions.count()] * 2
+    assert functions.count(lit(None)) != functions.count()
+
+
+def test_windows_that_cannot_be() -> None:
+    """Spark refuses them, too."""
+    for arguments in (("10 seconds", "0 seconds"), ("10 seconds", "11 seconds"), ("0 seconds",)):
+        with pytest.raises(OptionError, match="the slide is"):
+            functions.window("at", *arguments)
+    with pytest.raises(OptionError, match="must be below the slide"):
+        functions.window("at", "10 seconds", None, "10 seconds")
+    with pytest.raises(OptionError, match="the gap is '0 seconds'"):
+        functions.session_window("at", "0 seconds")
+    for make in (functions.window, functions.session_window):
+        with pytest.raises(OptionError, match="'often' is no interval"):
+            make("at", "often")
+    with pytest.raises(OptionError, match=r"from 0.0011 to 0.39"):
+        functions.approx_count_distinct("n", 0.5)

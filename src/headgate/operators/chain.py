@@ -238,11 +238,11 @@ class StageChain:
         UserFunctionError
             An ``open()`` of the user's raised.
         """
-        definition = self._definition
+        definition, late = self._definition, self._definition.late_rows
         for uid, operator in self._operators.items():
             self._opened.append(operator)
             try:
-                if isinstance(operator, KeyedOperator):
+                if isinstance(operator, KeyedOperator) and late is not None and late.uid == uid:
                     operator.on_late = self._write_late
                 operator.open(self._context_of(uid), self._items.get(uid, ()))
                 if isinstance(operator, KeyedOperator):
@@ -252,7 +252,6 @@ class StageChain:
         sinks = [(SINK_UID, definition.sink, definition.graph.schema)] if self._stage.has_sink else []
         if definition.bad_records_sink is not None:
             sinks.append((BAD_RECORDS_UID, definition.bad_records_sink, bad_records.SCHEMA))
-        late = definition.late_rows
         if late is not None and late.uid in self._operators:
             sinks.append((LATE_ROWS_UID, late.sink, late.schema))
         for uid, sink, schema in sinks:
@@ -428,9 +427,8 @@ class StageChain:
             output.on_ended()
 
     def _write_late(self, batch: pa.RecordBatch) -> None:
-        """Keep rows that came behind the watermark, if somebody wants them."""
-        if LATE_ROWS_UID in self._writers:
-            self._writers[LATE_ROWS_UID].write(batch)
+        """Keep rows that came behind the watermark."""
+        self._writers[LATE_ROWS_UID].write(batch)
 
     def _process(self, item: _Rows) -> None:
         """Give the first rows of an item to its operator, and put what comes of them before what is left of it."""

@@ -176,6 +176,11 @@ class KeyedOperator(Operator):
         """How many rows came behind the watermark since the deployment."""
         return 0
 
+    @property
+    def late_schema(self) -> pa.Schema | None:
+        """The columns of rows that came too late: those of its input; None: no row can."""
+        return None
+
     on_late: Callable[[pa.RecordBatch], None] = staticmethod(_nobody_wants)
     """Takes rows that came too late, with the columns of the operator's input; set before `open`."""
 

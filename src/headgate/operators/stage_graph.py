@@ -191,6 +191,15 @@ class StageGraph:
         return schemas | {each.uid: each.operator.schema for each in self.operators}
 
     @cached_property
+    def late_rows_of(self) -> tuple[str, pa.Schema] | None:
+        """The uid of the first operator to which rows can come too late, and their columns; None: there is none."""
+        for node in self.operators:
+            schema = node.operator.late_schema if isinstance(node.operator, KeyedOperator) else None
+            if schema is not None:
+                return node.uid, schema
+        return None
+
+    @cached_property
     def _stages_of(self) -> dict[str, int]:
         numbers = {source.uid: 0 for source in self.sources}
         for node in self.operators:
@@ -330,12 +339,11 @@ class QueryDefinition:
 
     @property
     def late_rows(self) -> LateRows | None:
-        """The operator whose late rows go to `late_rows_sink`: the first that can have any; None: nobody wants them."""
-        keyed = (node for node in self.graph.operators if isinstance(node.operator, KeyedOperator))
-        first = next(keyed, None)
-        if first is None or self.late_rows_sink is None:
+        """The operator whose late rows go to `late_rows_sink`; None: nobody wants them, or there are none."""
+        found = self.graph.late_rows_of
+        if found is None or self.late_rows_sink is None:
             return None
-        return LateRows(uid=first.uid, sink=self.late_rows_sink, schema=self.graph.schemas[first.inputs[0]])
+        return LateRows(uid=found[0], sink=self.late_rows_sink, schema=found[1])
 
     def make_chain(
         self,

@@ -28,9 +28,12 @@ def test_rows_are_added_up_over_subtasks() -> None:
     figures = figures_of(
         (0, 10, letter(rows_in={"a": 5, "b": 1}, rows_out={"s": 4}, skipped=1)),
         (1, 11, letter(rows_in={"a": 7}, rows_out={"s": 7})),
-        (0, 20, letter(rows_in={"a": 9, "b": 1}, rows_out={"s": 8}, skipped=3)),
+        (0, 20, letter(rows_in={"a": 9, "b": 1}, rows_out={"s": 8}, skipped=3, late=2)),
+        (1, 21, letter(rows_in={"a": 7}, rows_out={"s": 7}, late=1)),
+        (1, 22, letter(2, late=4)),
     )
     assert (figures.rows_in, figures.rows_out, figures.skipped) == ({"a": 16, "b": 1}, {"s": 15}, 3)
+    assert figures.late == 7, "of two subtasks, and of two deployments of one"
 
 
 def test_a_deployment_counts_from_zero_again() -> None:

@@ -57,7 +57,7 @@ def test_everything_of_an_interval() -> None:
     reporter.checkpoint_completed(statistics)
     last = letter(
         rows_in={"kafka": 400, "gen": 20}, rows_out={"sink": 310, "bad": 2}, splits={"kafka": 1},
-        positions=position(400), skipped=3, busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000,
+        positions=position(400), skipped=3, late=5, busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000,
     )  # fmt: skip
     reporter.take(0, last, 3000)
     reporter.take_lag("kafka", {"rowsBehind": 9})
@@ -84,7 +84,7 @@ def test_everything_of_an_interval() -> None:
             "operators": [{"uid": "map", "stage": 0, "subtask": 0, "busyPercent": 50}],
             "splits": {"kafka": 1, "gen": 0},
             "rowsRead": {"kafka": 400, "gen": 20}, "rowsWritten": {"sink": 310, "bad": 2}, "skippedRecords": 3,
-            "lateRows": 0,
+            "lateRows": 5,
             "eventTimes": {}, "alignmentGroups": {},
         },
     }  # fmt: skip

@@ -71,6 +71,7 @@ class World:
         self.gate = InputGate(
             CONSUMER, inputs, recovering=recovering, producers_recover=producers_recover, credits=credits
         )
+        self.most_credits = credits
         self.now_ms = 0
         self.recovered: dict[ChannelId, list[str]] = {each: [] for each in self.channels}
         self.sent: dict[ChannelId, list[str]] = {each: [] for each in self.channels}
@@ -190,6 +191,7 @@ class World:
                 assert self.done[where] == expected[: len(self.done[where])], "lost, doubled or out of order"
             case GrantCredit(where, credits):
                 self.credits[where] += credits
+                assert self.credits[where] <= self.most_credits
             case TakeSnapshot(barrier):
                 assert self.polled is None, "a snapshot amid a buffer"
                 assert barrier.checkpoint_id not in self.snapshots

@@ -248,6 +248,11 @@ class TransformWithState(KeyedOperator):
         """How many rows came behind the watermark since the deployment."""
         return self._late_rows
 
+    @property
+    def late_schema(self) -> pa.Schema | None:
+        """The columns of rows that came too late; None: without an event time no row does."""
+        return None if self._definition.event_time is None else self._definition.input
+
     def close(self) -> None:
         """Call the processor's ``close``."""
         if self._processor is not None:

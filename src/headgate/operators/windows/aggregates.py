@@ -42,7 +42,7 @@ from headgate.operators.expressions import Node, text_of
 from headgate.operators.key_hash import key_hash
 from headgate.operators.windows.groups import Groups
 
-Merging = Literal["sum", "min", "max", "first", "last", "first_valid", "last_valid", "lists", "registers"]
+Merging = Literal["sum", "min", "max", "first", "last", "first_valid", "last_valid", "time", "lists", "registers"]
 ORDERED: tuple[Merging, ...] = ("first", "last", "first_valid", "last_valid")
 """What depends on the order of arrival."""
 
@@ -440,6 +440,11 @@ _MADE = {
 # Merging.
 
 
+def time_of(name: str) -> str:
+    """Return the name of the column with the event times of first or last values, where these are in that order."""
+    return f"{name} at"
+
+
 def merge(table: Any, keys: Sequence[str], partials: dict[str, Partial]) -> Any:
     """Merge the partial results of rows with the same keys.
 
@@ -468,7 +473,9 @@ def merge(table: Any, keys: Sequence[str], partials: dict[str, Partial]) -> Any:
             case "sum" | "min" | "max":
                 groups.reduce(name, partial.merging)
             case "first" | "last" | "first_valid" | "last_valid":
-                groups.pick(name, last=partial.merging.startswith("last"), valid=partial.merging.endswith("valid"))
+                last, valid = partial.merging.startswith("last"), partial.merging.endswith("valid")
+                by = time_of(name)
+                groups.pick(name, last=last, valid=valid, by=by if by in partials else None)
             case "lists" | "registers":
                 groups.gather(name)
     merged = groups.result()

@@ -31,23 +31,30 @@ class Groups:
         self._keys = list(keys)
         self._wanted: list[tuple[str, str]] = []
         self._places: dict[str, int] = {}
-        self._picked: list[str] = []
+        self._picked: list[tuple[str, str | None, Any]] = []
         self._gathered: list[str] = []
 
     def reduce(self, name: str, function: Literal["sum", "min", "max"]) -> None:
         """Want the sum, the least or the greatest of a column's values; null if there is none."""
         self._want(name, name, function)
 
-    def pick(self, name: str, *, last: bool, valid: bool) -> None:
-        """Want a column's first or last value, in the order of rows; ``valid``: of those that are not null."""
+    def pick(self, name: str, *, last: bool, valid: bool, by: str | None = None) -> None:
+        """Want a column's first or last value; ``valid``: of those that are not null.
+
+        In the order of rows; with ``by`` in the order of that column, which is then wanted of the same row.
+        """
         place = f"{_ROW}{name}"
-        rows = self._rows()
+        order = None
+        ranks = np.arange(self._table.num_rows)
+        if by is not None:
+            order = np.argsort(self._table.column(by).to_numpy(), kind="stable")
+            ranks[order] = np.arange(len(order))
+        rows = pa.array(ranks)
         if valid:
-            there = self._table.column(name).is_valid()
-            rows = pc.if_else(there, rows, None)
+            rows = pc.if_else(_one(self._table.column(name).is_valid()), rows, None)
         self._table = self._table.append_column(place, rows)
         self._want(name, place, "max" if last else "min")
-        self._picked.append(name)
+        self._picked.append((name, by, order))
 
     def gather(self, name: str) -> None:
         """Want the concatenation of a column's lists, in the order of rows."""
@@ -62,8 +69,11 @@ class Groups:
         made = self._table.group_by(self._keys, use_threads=False).aggregate(self._wanted)
         found = {name: made.column(index) for index, name in enumerate(self._keys)}
         found |= {name: made.column(len(self._keys) + place) for name, place in self._places.items()}
-        for name in self._picked:
-            found[name] = self._table.column(name).take(found[name])
+        for name, by, order in self._picked:
+            rows = found[name] if order is None else pa.array(order).take(_one(found[name]))
+            found[name] = self._table.column(name).take(rows)
+            if by is not None:
+                found[by] = self._table.column(by).take(rows)
         if self._gathered:
             lists = found.pop(_ROW).combine_chunks()
             for name in self._gathered:
@@ -78,10 +88,13 @@ class Groups:
         self._wanted.append((column, function))
 
 
+def _one(column: Any) -> Any:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
 def _concatenated(column: Any, rows: Any) -> Any:
     """Return, for lists of rows, the concatenation of the lists that stand in those rows."""
-    taken = column.take(rows.flatten())
-    taken = taken.combine_chunks() if isinstance(taken, pa.ChunkedArray) else taken
+    taken = _one(column.take(rows.flatten()))
     inner = np.zeros(len(taken) + 1, np.int64)
     np.cumsum(pc.list_value_length(taken).to_numpy(zero_copy_only=False), out=inner[1:])
     outer = np.zeros(len(rows) + 1, np.int64)

@@ -17,6 +17,9 @@ marks, a bit per row, in its head. A piece of which more than half is dead is wr
 
 A row whose own window has ended is late, unless it touches a session of its key that has not fired.
 
+Rows of a session are in the order of their event times, as in Spark: the first value and the last one are those of the
+earliest and the latest row, and their times are kept beside them.
+
 Pieces are in the order of key groups, so that beyond ``memory_bytes`` they can be in local files, and be merged by
 slabs of key groups.
 
@@ -34,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.operator import Emit, KeyedChunk, OperatorContext, RestoredChunk
-from headgate.operators.windows.aggregates import Partial, merge
+from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_of
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
 from headgate.operators.windows.runs import FAN_IN, GROUP, PART_BYTES, Part, tier
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
@@ -107,6 +110,9 @@ class SessionAggregate(WindowedAggregate):
     ) -> None:
         super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
         self._gap_us = window.gap_us
+        timed = {time_of(name) for name, each in self._state_partials.items() if each.merging in ORDERED}
+        self._timed_values = sorted(timed)
+        self._state_partials |= {name: Partial(pa.int64(), "time", self.function) for name in self._timed_values}
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
@@ -138,7 +144,8 @@ class SessionAggregate(WindowedAggregate):
         if batch.num_rows == 0:
             return
         ends = micros + self._gap_us
-        arrays = [pa.array(micros), pa.array(ends), *self._lifted(batch)]
+        times = pa.array(micros)
+        arrays = [times, pa.array(ends), *self._lifted(batch), *([times] * len(self._timed_values))]
         lifted = pa.Table.from_arrays(arrays, names=self._stored_columns)
         late = ends <= self._horizon(batch)
         if not late.any():

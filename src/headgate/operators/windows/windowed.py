@@ -167,6 +167,11 @@ class WindowedAggregate(KeyedOperator):
         return self._late_rows
 
     @property
+    def late_schema(self) -> pa.Schema:
+        """The columns of rows that came too late."""
+        return self.input_schema
+
+    @property
     @abstractmethod
     def state_bytes(self) -> tuple[int, int]:
         """How many bytes of state are in memory, and how many in local files."""

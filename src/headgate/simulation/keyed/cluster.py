@@ -165,7 +165,6 @@ class KeyedCluster:
                     now_ms = self.clock.now_ms
                     deployment.connected_ms = max(deployment.connected_ms, now_ms + delay_ms)
                     link.down_ms = max(link.down_ms, now_ms + delay_ms)
-                    link.up_ms = max(link.up_ms, now_ms + delay_ms)
                     self.clock.after(delay_ms, process, process.tell, what, channel)
 
     # Runs and deployments.

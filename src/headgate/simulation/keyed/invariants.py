@@ -98,7 +98,7 @@ class Invariants:
             if plan.kind == "forward":  # its barrier keeps its place among the rows
                 link = deployment.links[ChannelId(uid, subtask.id.subtask, subtask.id.subtask)]
                 barrier = link.barriers.get(checkpoint_id)
-                if barrier is None or subtask.blocked_ms > barrier[0]:
+                if barrier is None or subtask.blocked_ms >= barrier[0]:
                     return
                 arrived_ms, rows = barrier
                 began_ms = max(began_ms, arrived_ms, link.processed_ms[rows - 1] if rows else 0)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.errors import OptionError
 from headgate.operators import bad_records
-from headgate.operators.operator import Sink
+from headgate.operators.operator import KeyedOperator, Sink
 from headgate.operators.plan import PlanNode, stage_graph
 from headgate.operators.query_options import parse_query_options, split_options
 from headgate.operators.sinks.registry import make_sink
-from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
+from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, StageGraph
+from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 from headgate.source import Options
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
@@ -76,6 +77,12 @@ class ContinuousStreamWriter:
                 f"The output mode is {outputMode!r}; an aggregation has 'append' and 'update'.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
+        if wanted == "update" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
+            raise OptionError(
+                "The output mode is 'update', and there are session windows: these have 'append' only, as in Spark, "
+                "since a session that grows would leave behind what was told of it.",
+                option="outputMode", value=outputMode,
+            )  # fmt: skip
         if wanted == "update" and many > 1:
             raise OptionError(
                 "The output mode is 'update', and there is more than one aggregation: the second would count what the "
@@ -88,7 +95,9 @@ class ContinuousStreamWriter:
     def lateRows(self, sink: str, **options: Any) -> ContinuousStreamWriter:
         """Keep rows that came behind the watermark and belong to no window any more.
 
-        They have the columns that the aggregation takes: keys, event time, what it computes of.
+        They have the columns that the aggregation takes: keys, event time, what it computes of; for
+        `GroupedStream.transformWithState` with event time, those of the rows. Of several such operators
+        these are the late rows of the first.
 
         Parameters
         ----------
@@ -97,10 +106,11 @@ class ContinuousStreamWriter:
         options
             Its options: ``lateRows("parquet", path="late")``.
         """
-        if not _aggregations(self._node):
+        if not any(each.late_schema is not None for each in _keyed(self._node)):
             raise OptionError(
-                "lateRows: the query has no windows, so that no row is late.", option="lateRows", value=sink
-            )
+                "lateRows: the query has no windows and no transformWithState with event time, so that no row is late.",
+                option="lateRows", value=sink,
+            )  # fmt: skip
         self._late_rows = sink, {}
         for key, value in options.items():
             set_option(self._late_rows[1], key, value)
@@ -188,7 +198,7 @@ class ContinuousStreamWriter:
             from_savepoint=from_savepoint,
             bad_records=handling,
             bad_records_sink=bad_sink,
-            late_rows_sink=self._late_rows_sink(),
+            late_rows_sink=self._late_rows_sink(graph),
             time_zone=session_time_zone(self._spark),
         )
 
@@ -205,11 +215,12 @@ class ContinuousStreamWriter:
         sink.uid = BAD_RECORDS_UID
         return "sink", sink
 
-    def _late_rows_sink(self) -> Sink | None:
-        if self._late_rows is None:
+    def _late_rows_sink(self, graph: StageGraph) -> Sink | None:
+        found = graph.late_rows_of
+        if self._late_rows is None or found is None:
             return None
         name, options = self._late_rows
-        sink = make_sink(name, options, _aggregations(self._node)[0].input_schema, spark=self._spark)
+        sink = make_sink(name, options, found[1], spark=self._spark)
         sink.uid = LATE_ROWS_UID
         return sink
 
@@ -221,12 +232,17 @@ class ContinuousStreamWriter:
 
 def _aggregations(node: PlanNode) -> list[WindowedAggregate]:
     """Return the aggregations that lead to a node, each once, in the order of the data."""
-    found: dict[int, WindowedAggregate] = {}
+    return [each for each in _keyed(node) if isinstance(each, WindowedAggregate)]
+
+
+def _keyed(node: PlanNode) -> list[KeyedOperator]:
+    """Return the operators with keyed state that lead to a node, each once, in the order of the data."""
+    found: dict[int, KeyedOperator] = {}
 
     def visit(each: PlanNode) -> None:
         for before in each.inputs:
             visit(before)
-        if isinstance(each.of, WindowedAggregate):
+        if isinstance(each.of, KeyedOperator):
             found[id(each.of)] = each.of
 
     visit(node)

@@ -1,0 +1,76 @@
+"""Output mode update: what a window holds so far, with every checkpoint. Rows that are too late are kept, elsewhere.
+
+python examples/continuous_updates.py
+"""
+
+import os
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate.functions import count, sum, window
+
+PAGES, PAGE_RIDES = 60, 100
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Rides(headgate.SimpleSource):
+    """Pages of ten seconds of rides; one ride of a page is told of half a minute after its window is over."""
+
+    name = "rides"
+    schema = "user string, amount long, at timestamp"
+
+    def splits(self):
+        return ["city"]
+
+    def read(self, split_id, position):
+        for page in range(position or 0, PAGES):
+            seconds = [page * 10 + ride / 10 for ride in range(PAGE_RIDES)]
+            if page >= 4:
+                seconds[50] -= 40
+            rides = [
+                {"user": f"user-{ride % 3}", "amount": ride, "at": BEGIN + timedelta(seconds=second)}
+                for ride, second in enumerate(seconds)
+            ]
+            time.sleep(0.05)  # it is a slow service
+            yield pa.RecordBatch.from_pylist(rides), page + 1
+
+
+def rides_of_groups(updates: pa.Table) -> list[int]:
+    """Return the rides of each group by its last update: those of a group come in their order."""
+    newest = {(row["window"]["start"], row["user"]): row["rides"] for row in updates.to_pylist()}
+    return list(newest.values())
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
+    spark = SparkSession.builder.master("local[2]").appName("continuous-updates").getOrCreate()
+    headgate.register(spark, Rides)
+
+    with tempfile.TemporaryDirectory() as folder:
+        query = (
+            headgate.continuous(spark, parallelism=2)
+            .read.format("rides")
+            .load()
+            .withWatermark("at", "5 seconds")
+            .groupBy(window("at", "10 seconds"), "user")
+            .agg(sum("amount").alias("total"), count().alias("rides"))
+            .writeStream.format("memory")
+            .outputMode("update")
+            .lateRows("parquet", path=f"{folder}/late")
+            .trigger(continuous="500 milliseconds")
+            .start()
+        )
+        query.awaitTermination()
+        updates = query.table()
+        rides = rides_of_groups(updates)
+        print(f"{updates.num_rows} updates of {len(rides)} groups, which have {pc.sum(rides)} rides")
+        late = spark.read.parquet(f"{folder}/late")
+        late.groupBy("user").count().show()
+    spark.stop()

@@ -1,0 +1,467 @@
+"""What the state of keyed queries goes through on real Spark, one function each; results equal Spark's own of the rows.
+
+Used by test_continuous_keyed.py, as keyed_scenarios.py is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import headgate
+from headgate.errors import HeadgateError, OptionError, StoredStateError
+from headgate.functions import collect_list, count, session_window, window
+from headgate.functions import max as greatest
+from headgate.functions import sum as total
+from headgate.spark.continuous.query import ContinuousQuery
+from headgate.spark.continuous.streams import ContinuousStream
+from keyed_scenarios import WITHIN_S, Slowly, newest, numbers, start, stop_what_is_left, wait_until
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+SPLITS = 3
+
+
+def events(split: int, rows: int) -> pa.RecordBatch:
+    """Return the rows of a split: times that are out of order by up to 1.5 seconds; a few keys have most rows."""
+    dice = np.random.default_rng(split)
+    n = np.arange(rows, dtype=np.int64)
+    at = n * 10_000 + dice.integers(-1_500_000, 0, rows)
+    k = (40 * dice.random(rows) ** 3).astype(np.int64)
+    arrays = [pa.array(n * SPLITS + split), pa.array(k), pa.array(at).cast(pa.timestamp("us", "UTC"))]
+    return pa.RecordBatch.from_arrays(arrays, names=["n", "k", "at"])
+
+
+class Events(headgate.SimpleSource):
+    """The rows of `events`, a few at a time until a file says that it can hurry."""
+
+    name = "keyed-events"
+    schema = "n bigint, k bigint, at timestamp"
+
+    def splits(self) -> list[str]:
+        return [str(split) for split in range(SPLITS)]
+
+    def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        folder = Path(self.options["folder"])
+        rows = events(int(split_id), int(self.options["rows"]))
+        for begin in range(position or 0, rows.num_rows, 100):
+            if not (folder / "hurry").exists():
+                time.sleep(0.05)
+            yield rows.slice(begin, 100), begin + 100
+
+
+def read_events(spark: SparkSession, folder: Path, parallelism: int, rows: int) -> ContinuousStream:
+    """Return the rows of `events`, with a watermark that none of them is behind."""
+    headgate.register(spark, Events)
+    return (
+        headgate.continuous(spark, parallelism=parallelism).read.format(Events.name)
+        .option("rows", rows).option("folder", str(folder)).load().withWatermark("at", "2 seconds")
+    )  # fmt: skip
+
+
+def frame_of(spark: SparkSession, rows: int) -> Any:
+    """Return all that `events` has, as Spark's own frame."""
+    return spark.createDataFrame(pa.Table.from_batches([events(split, rows) for split in range(SPLITS)])).coalesce(1)
+
+
+def counted(table: Any) -> Counter[Any]:
+    """Return how often each row stands in an Arrow table: lists as multisets, windows as their bounds."""
+    return Counter(tuple(_plain(each) for each in row.values()) for row in table.to_pylist())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(value.values())
+    return tuple(sorted(value)) if isinstance(value, list) else value
+
+
+def check_equal(found: Any, expected: Any) -> None:
+    """Check that two Arrow tables have the same rows, as often."""
+    ours, sparks = counted(found.select(expected.column_names)), counted(expected)
+    lost, more = sparks - ours, ours - sparks
+    assert not lost and not more, (
+        f"{lost.total()} of {sparks.total()} rows are lost, {more.total()} are too many: "
+        f"{list(lost.items())[:3]}, {list(more.items())[:3]}"
+    )
+
+
+def in_the_middle(query: ContinuousQuery, more: int = 1) -> None:
+    """Wait until the query has read some more rows."""
+    before = query.status["rowsIn"]
+    wait_until(lambda: query.status["message"] == "running" and query.status["rowsIn"] >= before + more, query)
+
+
+def kill_a_worker(query: ContinuousQuery, slot: int) -> None:
+    """Kill a slot's process, and wait until all runs again."""
+    pid = wait_until(lambda: query.status["slots"][slot]["pid"], query)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: query.status["slots"][slot]["pid"] not in (0, pid), query)
+    wait_until(lambda: query.status["message"] == "running", query)
+
+
+def end(query: ContinuousQuery, folder: Path) -> None:
+    """Let the source hurry, and wait for the end."""
+    (folder / "hurry").touch()
+    assert query.awaitTermination(WITHIN_S), query.status
+
+
+def raised(does: Callable[[], Any], kind: type[BaseException], *words: str) -> str:
+    """Check that something raises an error of a kind that says certain words, and return its message."""
+    try:
+        does()
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{missing} not in: {error}"
+        return str(error)
+    raise AssertionError("it did not raise")
+
+
+AGGREGATES = {"rows": "count(1)", "total": "sum(n)", "most": "max(n)", "all": "collect_list(n)"}
+
+
+def aggregated(grouped: Any) -> ContinuousStream:
+    """Aggregate as ``AGGREGATES`` says in SQL."""
+    stream: ContinuousStream = grouped.agg(
+        count().alias("rows"), total("n").alias("total"), greatest("n").alias("most"), collect_list("n").alias("all")
+    )
+    return stream
+
+
+def sparks(frame: Any, by: Any) -> pa.Table:
+    """Return Spark's own result."""
+    table: pa.Table = frame.groupBy(by, "k").agg(*(F.expr(f"{sql} as `{name}`") for name, sql in AGGREGATES.items())).toArrow()
+    return table
+
+
+def sliding_and_session_windows(spark: SparkSession, folder: Path) -> None:
+    """Rescaled, restored, and with most of their state in local files, they give what Spark gives in a batch."""
+    rows = 12_000
+    made = {
+        "sliding": (window("at", "10 seconds", "4 seconds"), F.window("at", "10 seconds", "4 seconds")),
+        "session": (session_window("at", "400 milliseconds"), F.session_window("at", "400 milliseconds")),
+    }
+    queries = {}
+    for name, (by, _) in made.items():
+        own = folder / name
+        own.mkdir(parents=True)
+        stream = aggregated(read_events(spark, own, 3, rows).groupBy(by, "k"))
+        queries[name] = start(stream, own, {"state.memory": "20k"})
+    for parallelism in (1, 4, 2):
+        for query in queries.values():
+            in_the_middle(query, 1000)
+            query.rescale(parallelism)
+    for query in queries.values():
+        in_the_middle(query)
+        query.checkpoint()
+        kill_a_worker(query, 1)
+    for name, (_, by) in made.items():
+        end(queries[name], folder / name)
+        check_equal(queries[name].table(), sparks(frame_of(spark, rows), by))
+
+
+def update_mode(spark: SparkSession, folder: Path) -> None:
+    """What a group had last is what ``append`` says of it, and there was more than that."""
+    rows = 5_000
+    folder.mkdir(parents=True)
+    stream = read_events(spark, folder, 3, rows).groupBy(window("at", "10 seconds"), "k")
+    query = (
+        stream.agg(count().alias("rows"), total("n").alias("total"))
+        .writeStream.queryName(folder.name).format("memory").outputMode("update").trigger(continuous="300 milliseconds")
+        .option("checkpointLocation", str(folder / "checkpoints")).start()
+    )  # fmt: skip
+    in_the_middle(query, 1000)
+    query.rescale(2)
+    in_the_middle(query)
+    kill_a_worker(query, 0)
+    end(query, folder)
+    table = query.table()
+    last = {(row["window"]["start"], row["k"]): row for row in table.to_pylist()}
+    expected = frame_of(spark, rows).groupBy(F.window("at", "10 seconds").alias("window"), "k").agg(
+        F.count("*").alias("rows"), F.sum("n").alias("total")
+    ).toArrow()  # fmt: skip
+    assert table.num_rows > len(last)
+    check_equal(pa.Table.from_pylist(list(last.values()), schema=table.schema), expected)
+
+
+def window_of_windows(spark: SparkSession, folder: Path) -> None:
+    """What a window emits comes in time for a second aggregation, rescaled or not."""
+    rows = 8_000
+    folder.mkdir(parents=True)
+    first = read_events(spark, folder, 3, rows).groupBy(window("at", "5 seconds"), "k").agg(count().alias("rows"))
+    second = first.groupBy(window("window.end", "20 seconds").alias("longer")).agg(
+        total("rows").alias("rows"), count().alias("groups")
+    )
+    query = start(second, folder)
+    for parallelism in (1, 2):
+        in_the_middle(query, 2000)
+        query.rescale(parallelism)
+    end(query, folder)
+    frame = frame_of(spark, rows).groupBy(F.window("at", "5 seconds").alias("window"), "k").agg(F.count("*").alias("rows"))
+    again = frame.groupBy(F.window("window.end", "20 seconds").alias("longer"))
+    check_equal(query.table(), again.agg(F.sum("rows").alias("rows"), F.count("*").alias("groups")).toArrow())
+
+
+class Lagging(headgate.SimpleSource):
+    """Two splits with a minute each; the third one says nothing until the others' rows have passed."""
+
+    name = "keyed-lagging"
+    schema = "n bigint, k bigint, at timestamp"
+
+    def splits(self) -> list[str]:
+        return ["0", "1", "2"]
+
+    def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        folder = Path(self.options["folder"])
+        lags = split_id == "2"
+        for begin in range(position or 0, 60, 10):
+            while lags and begin >= 10 and not (folder / "release").exists():
+                time.sleep(0.02)
+            n = pa.array(range(begin, begin + 10), pa.int64())
+            at = pc.cast(pc.multiply(n, 1_000_000 - 500_000 * lags), pa.timestamp("us", "UTC"))
+            number = pc.add(n, 1000 * int(split_id))
+            k = pa.array([each % 7 for each in range(begin, begin + 10)], pa.int64())
+            yield pa.RecordBatch.from_arrays([number, k, at], names=["n", "k", "at"]), begin + 10
+        while not (folder / "end").exists():
+            time.sleep(0.02)
+
+
+def late_rows(spark: SparkSession, folder: Path) -> None:
+    """A split that others did not wait for comes behind the watermark: its rows are counted and kept, each once."""
+    folder.mkdir(parents=True)
+    headgate.register(spark, Lagging)
+    stream = (
+        headgate.continuous(spark, parallelism=3).read.format(Lagging.name).option("folder", str(folder))
+        .option("scan.watermark.idle-timeout", "500 milliseconds").load()
+        .withWatermark("at", "2 seconds").groupBy(window("at", "10 seconds"), "k").agg(collect_list("n").alias("all"))
+    )  # fmt: skip
+    query = (
+        stream.writeStream.queryName(folder.name).format("memory").lateRows("parquet", path=str(folder / "late"))
+        .trigger(continuous="300 milliseconds").option("checkpointLocation", str(folder / "checkpoints")).start()
+    )  # fmt: skip
+    # The watermark is at 57 seconds: five windows are over.
+    wait_until(lambda: query.table().num_rows == 35, query)
+    query.rescale(2)
+    in_the_middle(query, 0)
+    (folder / "release").touch()
+    wait_until(lambda: query.status["rowsIn"] >= 180, query)
+    query.checkpoint()
+    progress = wait_until(lambda: _late(query) == 50 and query.lastProgress, query)
+    assert progress["headgate"]["lateRows"] == 50
+    kill_a_worker(query, 1)
+    query.checkpoint()
+    (folder / "end").touch()
+    assert query.awaitTermination(WITHIN_S), query.status
+    late = [row.n for row in spark.read.parquet(str(folder / "late")).collect()]
+    in_time = [n for each in query.table()["all"].to_pylist() for n in each]
+    assert sorted(late) == list(range(2010, 2060)), sorted(late)
+    assert sorted(in_time) == [*range(60), *range(1000, 1060), *range(2000, 2010)]
+
+
+def _late(query: ContinuousQuery) -> int:
+    return sum(each["headgate"]["lateRows"] for each in query.recentProgress)
+
+
+def savepoints_of_windows(spark: SparkSession, folder: Path) -> None:
+    """A savepoint, and a location, are resumed at other parallelisms; nothing needs the savepoint for long."""
+    rows = 8_000
+    folder.mkdir(parents=True)
+
+    def begin(parallelism: int, checkpoints: str, savepoint: str | None = None) -> ContinuousQuery:
+        stream = aggregated(read_events(spark, folder, parallelism, rows).groupBy(window("at", "10 seconds"), "k"))
+        return (
+            stream.writeStream.queryName(folder.name).format("parquet").option("path", str(folder / "out"))
+            .trigger(continuous="30 seconds").option("checkpointLocation", str(folder / checkpoints))
+            .start(fromSavepoint=savepoint)
+        )  # fmt: skip
+
+    query = begin(3, "first")
+    in_the_middle(query, 2000)
+    savepoint = str(folder / "savepoint")
+    query.stop(savepoint=savepoint)
+    shutil.rmtree(folder / "first")
+    query = begin(4, "checkpoints", savepoint)
+    in_the_middle(query)
+    query.checkpoint()
+    shutil.rmtree(savepoint)
+    kill_a_worker(query, 2)
+    in_the_middle(query)
+    query.checkpoint()
+    query.stop()
+    query = begin(1, "checkpoints")
+    in_the_middle(query)
+    end(query, folder)
+    found = spark.read.parquet(str(folder / "out")).toArrow()
+    check_equal(found, sparks(frame_of(spark, rows), F.window("at", "10 seconds").alias("window")))
+
+
+def drained_windows(spark: SparkSession, folder: Path) -> None:
+    """Drained, a query fires all its windows: every row that was read is in one."""
+    folder.mkdir(parents=True)
+    stream = read_events(spark, folder, 3, 50_000).groupBy(window("at", "1 hour"), "k").agg(count().alias("rows"))
+    query = start(stream, folder)
+    in_the_middle(query, 2000)
+    assert query.table().num_rows == 0
+    query.rescale(2)
+    in_the_middle(query, 100)
+    query.stop(drain=True)
+    assert pc.sum(query.table()["rows"]).as_py() == query.status["rowsIn"] < 3 * 50_000
+
+
+def _counting() -> Any:
+    """Return a processor that keeps the same in a value, a list and a map, and tells it when the input ends."""
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Counting(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+            self.rows = handle.getValueState("rows", "rows long")
+            self.numbers = handle.getListState("numbers", "n long")
+            self.last = handle.getMapState("last", "third long", "rows long")
+
+        def handleInitialState(self, key: Any, initial: Any, timerValues: Any) -> None:
+            before = self.rows.get() if self.rows.exists() else (0,)
+            self.rows.update((before[0] + initial.rows,))
+            self.handle.registerTimer(4_000_000_000_000)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            if not self.rows.exists():
+                self.handle.registerTimer(4_000_000_000_000)
+            known = self.rows.get()[0] if self.rows.exists() else 0
+            new = [row.n for row in rows]
+            if -7 in new:
+                raise ZeroDivisionError("a number that I do not like")
+            self.rows.update((known + len(new),))
+            self.numbers.appendList([(n,) for n in new])
+            for n in new:
+                third = (n % 3,)
+                times = self.last.getValue(third)[0] if self.last.containsKey(third) else 0
+                self.last.updateValue(third, (times + 1,))
+            yield from ()
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+            thirds = {third[0]: times[0] for third, times in self.last.iterator()}
+            numbers = [each[0] for each in self.numbers.get()] if self.numbers.exists() else []
+            yield Row(k=key[0], rows=self.rows.get()[0], numbers=numbers, thirds=[thirds.get(n, 0) for n in range(3)])
+
+        def close(self) -> None:
+            pass
+
+    return Counting()
+
+
+COUNTED = "k long, rows long, numbers array<long>, thirds array<long>"
+
+
+def stateful_processor(spark: SparkSession, folder: Path) -> None:
+    """Values, lists, maps and timers are exact behind rescales and a kill; the initial state came once."""
+    rows = 6_000
+    folder.mkdir(parents=True)
+    initial = pa.table({"k": pa.array(range(100, 130), pa.int64()), "rows": pa.array([1000] * 30, pa.int64())})
+    initial = pa.concat_tables([initial, pa.table({"k": pa.array(range(10)), "rows": pa.array([500] * 10)})])
+    stream = (
+        read_events(spark, folder, 3, rows).groupBy("k")
+        .transformWithState(_counting(), COUNTED, "append", "EventTime", initialState=initial)
+    )  # fmt: skip
+    query = start(stream, folder)
+    for parallelism in (4, 1, 3):
+        in_the_middle(query, 1500)
+        query.rescale(parallelism)
+    in_the_middle(query)
+    query.checkpoint()
+    kill_a_worker(query, 2)
+    end(query, folder)
+    expected: dict[int, list[int]] = {k: [] for k in range(100, 130)}
+    for split in range(SPLITS):
+        for row in events(split, rows).to_pylist():
+            expected.setdefault(row["k"], []).append(row["n"])
+    table = query.table().to_pylist()
+    assert sorted(row["k"] for row in table) == sorted(expected), "a timer did not fire once"
+    for row in table:
+        n = expected[row["k"]]
+        assert row["rows"] == len(n) + (1000 if row["k"] >= 100 else 500 if row["k"] < 10 else 0), row["k"]
+        assert sorted(row["numbers"]) == sorted(n), row["k"]
+        assert row["thirds"] == [sum(each % 3 == third for each in n) for third in range(3)]
+        for split in range(SPLITS):
+            own = [each for each in row["numbers"] if each % SPLITS == split]
+            assert own == sorted(own), f"rows of the key {row['k']} are out of order"
+
+
+def user_errors(spark: SparkSession, folder: Path) -> None:
+    """What a partitioner or a processor does wrong ends the query with words that help."""
+
+    def floats(batch: pa.RecordBatch, subtasks: int) -> Any:
+        return pa.array([0.0] * batch.num_rows)
+
+    def beyond(batch: pa.RecordBatch, subtasks: int) -> Any:
+        return pa.array([subtasks] * batch.num_rows)
+
+    def short(batch: pa.RecordBatch, subtasks: int) -> Any:
+        return pa.array([0])
+
+    def raises(batch: pa.RecordBatch, subtasks: int) -> Any:
+        raise LookupError("nobody lives there")
+
+    stream = numbers(spark, 2, 1000)
+    disliked = stream.mapInArrow(_minus_seven, "n long, k long").groupBy("k")
+    wrong: dict[str, tuple[ContinuousStream, tuple[str, ...]]] = {
+        "floats": (stream.partitionBy(floats), ("floats", "partitionBy", "double", "integers")),
+        "beyond": (stream.partitionBy(beyond), ("beyond", "partitionBy", "returned 2", "from 0 to 1")),
+        "short": (stream.partitionBy(short), ("short", "partitionBy", "returned 1 values", "rows")),
+        "raises": (stream.partitionBy(raises), ("raises", "partitionBy", "LookupError", "nobody lives there", "stage 0")),
+        "processor": (
+            disliked.transformWithState(_counting(), COUNTED, "append", "None"),
+            ("Counting", "ZeroDivisionError", "a number that I do not like", "stage 1, subtask", "handleInputRows"),
+        ),
+    }  # fmt: skip
+    queries = {
+        name: start(each, folder / f"{folder.name}-{name}", {"restart-strategy": "none"})
+        for name, (each, _) in wrong.items()
+    }
+    for name, (_, words) in wrong.items():
+        raised(lambda name=name: queries[name].awaitTermination(WITHIN_S), HeadgateError, *words)
+
+
+def _minus_seven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        n = pa.array([-7] * batch.num_rows, pa.int64())
+        yield pa.RecordBatch.from_arrays([n, batch["k"]], names=["n", "k"])
+
+
+def changed_programs(spark: SparkSession, folder: Path) -> None:
+    """What does not fit the checkpoint, or shares its place, is refused: the message names it, and what to do."""
+    folder.mkdir(parents=True)
+    stream = numbers(spark, 2, 20_000)
+    slow = Slowly(folder)
+    query = start(stream.repartition().name("spread").mapInArrow(slow, "n long, pid long").name("slow"), folder)
+    wait_until(lambda: query.status["rowsOut"] > 0, query)
+    raised(lambda: start(stream, folder), OptionError, str(folder / "checkpoints"), folder.name, "Stop that one first")
+    raised(lambda: query.rescale(200), OptionError, "200", "24")
+    raised(lambda: query.rescale(0), OptionError, "0")
+    query.checkpoint()
+    query.stop()
+    other = stream.broadcast().name("spread").mapInArrow(slow, "n long, pid long").name("slow")
+    raised(lambda: start(other, folder), StoredStateError, "'spread'", "'rebalance'", "'broadcast'", "savepoint")
+    again = stream.repartition().name("spread").mapInArrow(slow, "n long, pid long").name("slow")
+    raised(
+        lambda: start(again, folder, {"max-parallelism": 64}), OptionError, "'max-parallelism'", "128", "64", "Set them back"
+    )
+    renamed = stream.repartition().name("scattered").mapInArrow(slow, "n long, pid long").name("slow")
+    raised(lambda: start(renamed, folder), StoredStateError, "'spread'", "'scattered'", ".name(")
+    query = start(again, folder)
+    wait_until(lambda: query.status["message"] == "running", query)
+    query.stop()

@@ -1,0 +1,68 @@
+"""The demo's keyed part over few flights, slower ones: rescaled twice with rows under way, its totals are Spark's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demo import data
+from demo.keyed import Totals
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = 300  # of a file
+PROGRAM = """
+import dataclasses, json, pathlib, sys
+from rich.console import Console
+from demo import continuous, keyed
+
+keyed.ROW_MS, keyed.LOAD_S = 2.0, 0.2
+spark = continuous.session()
+rescales, totals = keyed.run(spark, pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), Console(stderr=True))
+spark.stop()
+print(json.dumps([[dataclasses.asdict(each) for each in rescales], dataclasses.asdict(totals)]))
+"""
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Path:
+    """Return a folder of a year's files, each with some flights, columns in the order of the real ones."""
+    folder = tmp_path / "flights"
+    folder.mkdir()
+    for month in data.MONTHS:
+        for airport in data.AIRPORTS:
+            lines = ["year,month,day,dep_delay,carrier,flight,origin,dest,distance,time_hour"]
+            for n in range(ROWS):
+                day, carrier = 1 + n * 28 // ROWS, ("UA", "AA", "DL")[n % 3]
+                at = f"2013-{month:02}-{day:02}T{n % 24:02}:00:00Z"
+                lines.append(f"2013,{month},{day},NA,{carrier},{n},{airport},SFO,{'NA' if n % 10 == 0 else n},{at}")
+            (folder / data.file_name(month, airport)).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_rescaled_under_load_the_totals_are_those_of_spark(flights: Path, tmp_path: Path) -> None:
+    """Each rescale takes rows along, and the first checkpoint behind it completes."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(flights)], cwd=ROOT, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    rescales, totals = json.loads(done.stdout.splitlines()[-1])
+    assert [(each["before"], each["after"]) for each in rescales] == [(2, 4), (4, 3)]
+    assert all(each["under_way"] > 0 for each in rescales)
+    assert "2 to 4" in done.stderr and "4 to 3" in done.stderr
+    assert Totals(**totals).hold
+    assert totals["flights_found"] == totals["flights_expected"] == ROWS * 36
+
+
+def test_totals_that_differ_do_not_hold() -> None:
+    """A group that is missing, one too many, and none at all fail the demo."""
+    right = Totals(groups_expected=2, groups_found=2, flights_expected=9, flights_found=9, missing=0, surplus=0)
+    assert right.hold
+    for wrong in ({"missing": 1}, {"surplus": 1}, {"groups_found": 3}, {"groups_expected": 0, "groups_found": 0}):
+        assert not replace(right, **wrong).hold

@@ -1,0 +1,168 @@
+"""Session windows: what is one session, what is late, what a checkpoint stores, and how much memory it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.functions import collect_list, count, first, last, session_window, sum
+from headgate.operators.windows import sessions
+from tests.unit.operators.windows.window_world import EPOCH, TIMESTAMP, Subtasks, made
+
+SCHEMA = pa.schema([("at", TIMESTAMP), ("k", pa.int64()), ("v", pa.int64())])
+GAP = session_window("at", "5 seconds")
+AGGREGATES = (sum("v"), count())
+
+
+def batch(*rows: tuple[float, int | None, int | None]) -> pa.RecordBatch:
+    """Return rows of (second, key, value)."""
+    times = pa.array([round(second * 1e6) for second, _, _ in rows]).cast(TIMESTAMP)
+    columns = [times, pa.array([row[1] for row in rows], pa.int64()), pa.array([row[2] for row in rows], pa.int64())]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def seconds(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a row with the bounds of its window in seconds."""
+    window = row["session_window"]
+    start, end = ((window[name] - EPOCH).total_seconds() for name in ("start", "end"))
+    return (start, end, *(value for name, value in row.items() if name != "session_window"))
+
+
+def subtasks(folder: Path, aggregates: Any = AGGREGATES, **options: Any) -> Subtasks:
+    return Subtasks(lambda: made(SCHEMA, GAP, ["k"], aggregates), folder, **options)
+
+
+def test_rows_without_a_gap_between_are_one_session(tmp_path: Path) -> None:
+    """Those that just touch, too, whatever the order in which they come; of each key alone."""
+    world = subtasks(tmp_path)
+    world.process(batch((10, 1, 1), (0, 1, 2), (0, None, 3)))
+    world.checkpoint()
+    world.process(batch((5, 1, 4), (15.001, 1, 5)))
+    assert sorted(map(seconds, world.finish()), key=repr) == [
+        (0, 15, 1, 7, 3), (0, 5, None, 3, 1), (15.001, 20.001, 1, 5, 1),
+    ]  # fmt: skip
+
+
+def test_a_session_fires_once_when_the_watermark_is_at_its_end(tmp_path: Path) -> None:
+    """A row of the same key behind that begins another, though it would have touched."""
+    world = subtasks(tmp_path)
+    world.process(batch((0, 1, 1), (4, 1, 2), (4, 2, 3)))
+    world.watermark(8_999)
+    assert world.rows() == []
+    world.watermark(9_000)
+    assert sorted(map(seconds, world.rows())) == [(0, 9, 1, 3, 2), (4, 9, 2, 3, 1)]
+    states = world.checkpoint()
+    world.restore(states, 2)
+    world.process(batch((5, 1, 4)))
+    assert [seconds(row) for row in world.finish()][2:] == [(5, 10, 1, 4, 1)]
+
+
+def test_a_late_row_is_taken_by_a_session_that_has_not_fired(tmp_path: Path) -> None:
+    """Also by way of another late row; else it is counted and handed over."""
+    world = subtasks(tmp_path)
+    world.process(batch((10, 1, 1), (10, 2, 1)))
+    world.watermark(12_000)
+    world.process(batch((6, 1, 2), (2, 1, 4), (1, 2, 8), (11, 3, 1), (6.5, 3, 2), (0, 3, 4)))
+    assert [rows.to_pylist() for rows in world.late] == [batch((1, 2, 8), (0, 3, 4)).to_pylist()]
+    assert world.late_rows == 2
+    assert sorted(map(seconds, world.finish())) == [(2, 15, 1, 7, 3), (6.5, 16, 3, 3, 2), (10, 15, 2, 1, 1)]
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.lists(
+        st.tuples(st.just("rows"), st.integers(0, 99))
+        | st.tuples(st.sampled_from(["checkpoint", "restore"]), st.integers(1, 4)),
+        max_size=25,
+    ),
+    memory_bytes=st.sampled_from([0, 500]),
+)
+def test_whatever_happens_the_result_is_that_of_an_undisturbed_run(
+    steps: list[tuple[str, int]], memory_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """First and last are by time, across merges, restores, rescales and files."""
+    aggregates = (*AGGREGATES, collect_list("v"), first("v"), last("v"))
+    folder = tmp_path_factory.mktemp("state")
+    world = subtasks(folder / "a", aggregates, memory_bytes=memory_bytes)
+    calm = subtasks(folder / "b", aggregates)
+    for number, (what, value) in enumerate(steps):
+        match what:
+            case "rows":
+                time = number * 3
+                rows = batch(*((time + n % 7 * 4, (value + n) % 5, number * 100 + n) for n in range(value // 3 + 1)))
+                world.process(rows)
+                calm.process(rows)
+                world.watermark(number * 3000)
+                calm.watermark(number * 3000)
+            case "checkpoint":
+                world.checkpoint()
+            case _:
+                world.restore(world.checkpoint(), value)
+    ours, theirs = world.finish(), calm.finish()
+    for row in (*ours, *theirs):
+        row["collect_list(v)"].sort()
+    assert sorted(ours, key=repr) == sorted(theirs, key=repr)
+
+
+def many(keys: Any, second: float) -> pa.RecordBatch:
+    keys = np.asarray(keys, np.int64)
+    times = pa.array(np.full(len(keys), round(second * 1e6))).cast(TIMESTAMP)
+    return pa.RecordBatch.from_arrays([times, pa.array(keys), pa.array(keys % 7)], schema=SCHEMA)
+
+
+def process(world: Subtasks, rows: pa.RecordBatch) -> None:
+    """Give rows to the one subtask, without looking at each."""
+    for begin in range(0, rows.num_rows, 20_000):
+        world.operators[0].process(rows.slice(begin, 20_000), "s", world._emit)
+
+
+def test_a_checkpoint_stores_what_came_since_the_last(tmp_path: Path) -> None:
+    """With 1 % of the keys touched, or fired, at most 5 % of the state; after a restore, too."""
+    world = subtasks(tmp_path)
+    process(world, many(np.arange(100_000), 10))
+    process(world, many(np.arange(100_000, 101_000), 1))
+    world.checkpoint()
+    process(world, many(np.arange(0, 100_000, 100), 11))
+    world.restore(world.checkpoint(), 1)
+    assert world.uploaded[-1] <= 0.05 * world.uploaded[0]
+    world.watermark(6_000)
+    assert len(world.rows()) == 1000
+    world.restore(world.checkpoint(), 1)
+    assert world.uploaded[-1] <= 0.05 * world.uploaded[0]
+    rows = world.finish()
+    assert int(np.sum([row["count(1)"] for row in rows])) == 102_000
+    assert len(rows) == 101_000
+
+
+def test_state_beyond_the_limit_is_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At four times the limit: as much memory as at one, and the same result."""
+    monkeypatch.setattr(sessions, "PART_BYTES", 100_000)
+    limit = 1 << 19
+    bounded, free = subtasks(tmp_path / "a", memory_bytes=limit), subtasks(tmp_path / "b")
+    operator = bounded.operators[0]
+    spilled = 0
+    for number in range(12):
+        rows = many(np.arange(number, 60_000, 3), 1 + 10 * (number % 2))
+        process(bounded, rows)
+        process(free, rows)
+        if number % 5 == 4:
+            bounded.restore(bounded.checkpoint(), 1)
+            operator = bounded.operators[0]
+        assert operator.state_bytes[0] <= limit
+        spilled = max(spilled, operator.state_bytes[1])
+    assert spilled >= 3 * limit
+    assert free.operators[0].state_bytes[0] >= 4 * limit
+    for world in (bounded, free):
+        world.watermark(10_000)
+        world.watermark(2**63 - 1)
+    tables = [pa.Table.from_batches(world.emitted).flatten() for world in (bounded, free)]
+    order = [("session_window.start", "ascending"), ("k", "ascending")]
+    assert tables[0].sort_by(order).equals(tables[1].sort_by(order))
+    operator.close()
+    assert not [path for path in (tmp_path / "a").rglob("*") if path.is_file()]

@@ -1,0 +1,63 @@
+"""Which windows a row is in: as counting them all says, on both sides of 1970."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.functions import window
+from headgate.operators.windows.assigner import LEAST_US, Buckets
+
+SPECS = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 11)).filter(
+    lambda spec: spec[2] < spec[1] <= spec[0]
+)
+
+
+def buckets(spec: tuple[int, int, int], *, apart: bool) -> Buckets:
+    return Buckets(window("at", *(f"{each} ms" for each in spec)), apart=apart)
+
+
+def counted(spec: tuple[int, int, int], time: int) -> set[int]:
+    """Return the starts of the windows of an event time, by trying them."""
+    size, slide, start = (each * 1000 for each in spec)
+    starts = range(start - 200_000 // slide * slide, 200_000, slide)
+    return {each for each in starts if each <= time < each + size}
+
+
+@given(
+    spec=SPECS,
+    times=st.lists(st.integers(-50_000, 50_000), min_size=1, max_size=9),
+    horizon=st.integers(-60_000, 60_000),
+    apart=st.booleans(),
+)
+def test_rows_are_in_the_windows_that_hold_their_time(
+    spec: tuple[int, int, int], times: list[int], horizon: int, apart: bool
+) -> None:
+    """Of buckets that are windows those that have not ended; else all windows that the bucket is part of."""
+    found = buckets(spec, apart=apart)
+    micros = np.array(times)
+    last = found.of(micros)
+    assert last.tolist() == [sorted(counted(spec, time))[-1] for time in times]
+    if found.per_row == 1:
+        for time, bucket in zip(times, last):
+            ended = found.ended(np.array([bucket]), 10**9)
+            assert {start for start in ended if bucket in found.parts(start)} == set(ended) == counted(spec, time)
+        return
+    kept = last + found.size_us > horizon
+    rows, starts = found.all(last[kept], micros[kept], horizon)
+    assert (np.diff(rows) >= 0).all()
+    pairs = list(zip(micros[kept][rows].tolist(), starts.tolist()))
+    wanted = [(time, start) for time in times for start in counted(spec, time) if start + found.size_us > horizon]
+    assert sorted(pairs) == sorted(wanted)
+
+
+@given(spec=SPECS, bucket=st.integers(-20, 20), horizon=st.integers(-60_000, 60_000))
+def test_windows_end_in_order(spec: tuple[int, int, int], bucket: int, horizon: int) -> None:
+    """Those that the watermark has passed, and no other."""
+    found = buckets(spec, apart=False)
+    starts = np.array([spec[2] * 1000 + bucket * spec[1] * 1000])
+    ended = found.ended(starts, horizon)
+    assert ended == sorted(ended)
+    assert all(start + found.size_us <= horizon for start in ended)
+    assert found.ended(starts, LEAST_US) == []

@@ -1,0 +1,157 @@
+"""``groupBy`` of the builder: the plan that it makes, and what is refused in the line that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.errors import OptionError
+from headgate.functions import avg, col, collect_list, count, lit, session_window, struct, sum, upper, window
+from headgate.operators.operator import OperatorContext
+from headgate.operators.windows.operator import WindowAggregate
+from headgate.operators.windows.windowed import WindowedAggregate
+from headgate.spark.continuous.streams import ContinuousStream
+from tests.unit.spark.continuous.test_streams import definition, numbers
+
+RIDES = pa.schema(
+    [
+        ("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("note", pa.string()),
+        ("local", pa.timestamp("us")),
+    ]
+)  # fmt: skip
+TEN = window("at", "10 seconds")
+
+
+def rides() -> ContinuousStream:
+    return numbers(RIDES).withWatermark("at", "5 seconds")
+
+
+def plan(stream: ContinuousStream) -> list[tuple[str, list[str]]]:
+    """Return the operators behind the source, and their columns."""
+    return [(node.uid, list(node.operator.schema.names)) for node in definition(stream).graph.operators]
+
+
+def aggregate_of(stream: ContinuousStream) -> WindowedAggregate:
+    operator = definition(stream).graph.operators[-1].operator
+    assert isinstance(operator, WindowedAggregate)
+    return operator
+
+
+def test_the_program_of_the_manual() -> None:
+    """Only the columns that are needed go through the exchange, by key."""
+    stream = rides().groupBy(TEN, "user").agg(sum("amount").alias("total"), count().alias("rides"))
+    assert stream.columns == ["window", "user", "total", "rides"]
+    assert stream.schema.simpleString() == (
+        "struct<window:struct<start:timestamp,end:timestamp>,user:string,total:bigint,rides:bigint>"
+    )
+    assert plan(stream) == [
+        ("datagen.1.select", ["user", "at", "amount"]),
+        ("datagen.2.key-by", ["user", "at", "amount"]),
+        ("datagen.3.window", ["window", "user", "total", "rides"]),
+    ]
+    graph = definition(stream).graph
+    assert graph.exchanges["datagen.2.key-by"].keys == ("user",)
+    assert [stage.number for stage in graph.stages] == [0, 1]
+
+
+def test_columns_are_in_the_order_of_the_program() -> None:
+    """Expressions are computed before the exchange, each once; an alias names the column."""
+    stream = (
+        rides()
+        .groupBy([upper("user").alias("name"), TEN.alias("w"), col("AMOUNT").alias("a")])
+        .agg(sum(col("amount") + 1), count(col("amount") + 1), avg("amount"))
+    )
+    assert stream.columns == ["name", "w", "a", "sum((amount + 1))", "count((amount + 1))", "avg(amount)"]
+    assert plan(stream)[0][1] == ["name", "amount", "at", "(amount + 1)"]
+    operator = aggregate_of(stream)
+    assert [(key.column, key.name) for key in operator._keys] == [("name", "name"), ("amount", "a")]
+
+
+def test_a_made_key_with_the_name_of_a_column_does_not_hide_it() -> None:
+    """Both are there."""
+    stream = rides().groupBy(TEN, upper("user").alias("user")).agg(count("user"))
+    assert plan(stream)[0][1] == ["user 2", "at", "user"]
+    assert stream.columns == ["window", "user", "count(user)"]
+
+
+def test_without_keys_all_rows_meet_in_one_subtask() -> None:
+    """They have a constant in common, which is not in the output."""
+    stream = rides().groupBy(TEN).agg(count())
+    assert stream.columns == ["window", "count(1)"]
+    assert plan(stream)[1] == ("datagen.2.key-by", ["at", "all"])
+    out: list[dict[str, Any]] = []
+    operator = aggregate_of(stream)
+    operator.open(OperatorContext(uid="w", subtask=0, parallelism=1), [])
+    operator.restore_keyed([])  # type: ignore[attr-defined]
+    batch = pa.RecordBatch.from_pydict({"at": [0, 1, 2], "all": [0, 0, 0]}, schema=operator.input_schema)
+    operator.process(batch, "s", lambda rows, split: None)
+    operator.process_watermark(10_000, lambda rows, split: out.extend(rows.to_pylist()))
+    assert [row["count(1)"] for row in out] == [3]
+
+
+def test_columns_that_are_all_needed_are_not_copied() -> None:
+    """No projection is made."""
+    stream = rides().select("user", "at", "amount").groupBy(TEN, "user").agg(sum("amount"))
+    assert [uid for uid, _ in plan(stream)] == ["datagen.1.select", "datagen.2.key-by", "datagen.3.window"]
+
+
+def test_sessions_and_local_times() -> None:
+    """The window's bounds have the type of the event time."""
+    stream = rides().groupBy("user", session_window("at", "1 minute")).agg(collect_list("note"))
+    assert stream.columns == ["user", "session_window", "collect_list(note)"]
+    local = rides().groupBy(window("local", "1 hour")).agg(count())
+    assert local.schema["window"].dataType.simpleString() == "struct<start:timestamp_ntz,end:timestamp_ntz>"
+
+
+def test_output_modes_and_late_rows() -> None:
+    """They are the writer's, and reach the operator in the slots."""
+    stream = rides().groupBy(TEN, "user").agg(count())
+    assert aggregate_of(stream).output_mode == "append"
+    made = stream.writeStream.format("memory").outputMode("Update").lateRows("noop").definition()
+    operator = made.graph.operators[-1].operator
+    assert isinstance(operator, WindowAggregate)
+    assert operator.output_mode == "update"
+    assert aggregate_of(stream).output_mode == "append"
+    assert made.late_rows is not None
+    assert (made.late_rows.uid, made.late_rows.sink.uid) == ("datagen.3.window", "late-rows")
+    assert made.late_rows.schema.names == ["user", "at"]
+    assert definition(stream).late_rows is None
+
+
+def late(stream: ContinuousStream, mode: str = "append") -> Any:
+    return stream.writeStream.outputMode(mode)
+
+
+TWICE = rides().groupBy(TEN, "user").agg(count().alias("n")).select("user", "n", col("window.start").alias("at"))
+WRONG: dict[str, tuple[str, Any]] = {
+    "no window": ("groupBy has 0 windows", lambda: rides().groupBy("user").agg(count())),
+    "two windows": ("groupBy has 2 windows", lambda: rides().groupBy(TEN, TEN.alias("w")).agg(count())),
+    "nothing to compute": ("at least one aggregate", lambda: rides().groupBy(TEN).agg()),
+    "no aggregate": ("is no aggregate", lambda: rides().groupBy(TEN).agg(col("amount"))),  # type: ignore[arg-type]
+    "key": ("no column 'usr'", lambda: rides().groupBy(TEN, "usr").agg(count())),
+    "argument": ("no column 'x'", lambda: rides().groupBy(TEN).agg(sum("x"))),
+    "no column": ("A column or its name", lambda: rides().groupBy(TEN, 5)),  # type: ignore[arg-type]
+    "event time": ("must be a timestamp", lambda: rides().groupBy(window("user", "1 hour")).agg(count())),
+    "sum of texts": ("there is no sum of string", lambda: rides().groupBy(TEN).agg(sum("user"))),
+    "names": ("'user' stands more than once", lambda: rides().groupBy(TEN, "user").agg(count().alias("user"))),
+    "key of a struct": ("a key is no struct", lambda: rides().groupBy(TEN, struct("user").alias("s")).agg(count())),
+    "aggregate elsewhere": ("A column or its name", lambda: rides().select(sum("amount"))),  # type: ignore[arg-type]
+    "complete": ("has 'append' and 'update'", lambda: late(rides().groupBy(TEN).agg(count()), "complete")),
+    "update of sessions": (
+        "session windows", lambda: late(rides().groupBy(session_window("at", "1 hour")).agg(count()), "update"),
+    ),
+    "update twice": ("more than one aggregation", lambda: late(TWICE.groupBy(TEN).agg(sum("n")), "update")),
+    "late rows of none": ("has no windows", lambda: late(rides()).lateRows("noop")),
+    "late rows' sink": ("'path'", lambda: late(TWICE).lateRows("parquet").format("memory").definition()),
+    "constant": ("must be a timestamp", lambda: rides().groupBy(window(lit(1), "1 hour")).agg(count())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused_where_it_stands(name: str) -> None:
+    """With a message that says what to do."""
+    message, build = WRONG[name]
+    with pytest.raises(OptionError, match=message):
+        build()
