@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -105,6 +106,43 @@ def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_pat
     assert "is behind 600 rides" in shown
     assert "resumed on 2 slots; 0 rides were new" in shown
     assert "has 120 large rides" in shown
+
+
+def test_continuous_windows(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
+    """Suspended and resumed with twice the slots, each window holds its rides once."""
+    shown = run("continuous_windows.py", kafka.plain, topic_name, tmp_path / "out")
+    assert "of rides is behind 600 rides" in shown
+    assert "its watermark is 2026-01-01T00:00:54.900Z" in shown
+    assert "active: False, error: None" in shown
+    assert "resumed on 2 slots; 600 rides were new" in shown
+    assert rows_of(shown) == [
+        [f"2026-01-01 00:{second // 60:02}:{second % 60:02}", "7", "100", str(sum(n % 50 for n in range(100)))]
+        for second in range(0, 120, 10)
+    ]
+
+
+def test_continuous_updates(run: Run) -> None:
+    """Groups are updated as they grow; what came too late is in the other sink, and nowhere else."""
+    shown = run("continuous_updates.py")
+    (found,) = re.findall(r"^(\d+) updates of (\d+) groups, which have (\d+) rides$", shown, re.MULTILINE)
+    updates, groups, rides = map(int, found)
+    assert (groups, rides) == (30, 6000 - 12)
+    assert updates > groups
+    assert rows_of(shown) == [["user-0", "4"], ["user-1", "4"], ["user-2", "4"]]
+
+
+def test_continuous_exchanges(run: Run) -> None:
+    """Repartitioned rows come to all slots, broadcast ones are all there in each, and a function has its way."""
+    found = re.findall(
+        r"^(.+): (\[.*\]) rows, of the thousands (\[.*\])$", run("continuous_exchanges.py"), re.MULTILINE
+    )
+    rows = {name: json.loads(counts) for name, counts, _ in found}
+    thousands = {name: json.loads(of_slots) for name, _, of_slots in found}
+    assert rows["as it is"] == [10_000]
+    assert len(rows["repartition"]) == 3 and sum(rows["repartition"]) == 10_000
+    assert rows["broadcast"] == [10_000] * 3
+    assert rows["partitionBy"] == [3000, 3000, 4000]
+    assert thousands["partitionBy"] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
 def test_event_time_alignment(run: Run) -> None:

@@ -20,8 +20,8 @@ A channel holds, in this order: recovered buffers, those that recovery spilled t
   spilled ones, then what else stands before the barrier. An aligned barrier waits for all of them.
 - Until `RecoveryEnded` no credit is granted, and events of producers wait behind recovered buffers (but unaligned
   barriers are seen at once), so that no new row and no watermark comes before a recovered one (trap 30).
-- A barrier of an older checkpoint than the newest seen, or of an aborted one, is dropped; a newer one replaces an
-  older, whose `StoreChannels` then never comes.
+- A barrier of an older checkpoint than the newest seen, or of an aborted one, is dropped, also where the newer one has
+  passed it in its channel; a newer one replaces an older, whose `StoreChannels` then never comes.
 - The watermark of an exchange is that of `headgate.task.watermark_valve`; its end is followed by `EndInput`.
 - `Polled` takes turns among channels; a buffer that was put back is its channel's next one. A credit is granted when a
   producer's buffer was processed to its end (the next poll tells), never for a recovered one.
@@ -462,8 +462,10 @@ class InputGate:
         if not channel.connected:
             raise self._invalid(event, "it is not connected")
         if isinstance(element, Barrier):
-            if element.checkpoint_id <= channel.last_barrier:
-                raise self._invalid(event, "the channel's last barrier was not older")
+            if element.checkpoint_id == channel.last_barrier:
+                raise self._invalid(event, "the channel has had this barrier")
+            if element.checkpoint_id < channel.last_barrier:
+                return []  # a newer one has passed it on the producer's side
             return self._on_barrier(channel, element, now_ms)
         if channel.ended:
             raise self._invalid(event, "the producer has ended")

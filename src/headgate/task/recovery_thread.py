@@ -183,7 +183,7 @@ class RecoveryThread:
         pool: BufferPool,
         spill_folder: str,
         post: Callable[[Told], None],
-        on_error: Callable[[Exception], None],
+        on_error: Callable[[BaseException], None],
         target_bytes: int = TARGET_BYTES,
     ) -> None:
         self._recovered = tuple(recovered)
@@ -242,7 +242,7 @@ class RecoveryThread:
                     if self._closed.is_set():
                         return
                     event = self._do(action)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() of a partitioner's, too, would end the thread without a word
             if not self._closed.is_set():
                 self._on_error(error)
         finally:

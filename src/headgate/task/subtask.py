@@ -54,6 +54,12 @@ before. Events of readers and operators are those of the execution that was depl
     running                  TriggerCheckpoint         running    TakeSnapshot
     running                  TriggerCheckpoint         suspended  TakeSnapshot       SUSPEND
     running                  TriggerCheckpoint         drained    TakeSnapshot       DRAIN
+    suspended                TriggerCheckpoint newer   running    ResumeReading,     its own one was aborted, which
+                                                                  TakeSnapshot       it is told later
+    suspended                TriggerCheckpoint newer   same       ResumeReading,     SUSPEND
+                                                                  TakeSnapshot
+    suspended                TriggerCheckpoint newer   drained    ResumeReading,     DRAIN
+                                                                  TakeSnapshot
     drained, ended           TriggerCheckpoint         same       TakeSnapshot       whoever ended still takes part
     running, suspended       SnapshotMade              same       Post
     drained, ended           SnapshotMade              same       Post
@@ -485,16 +491,24 @@ class SubtaskMachine:
 
     def _on_trigger(self, letter: msg.TriggerCheckpoint) -> list[Action]:
         """Fix the ends that belong to the checkpoint now: those that follow do not."""
-        checkpoint_id, reading = letter.checkpoint_id, self.state == "running"
+        actions: list[Action] = []
+        checkpoint_id = letter.checkpoint_id
         if checkpoint_id in self._snapshots:
             raise self._invalid(LetterCame(letter))
+        if self.state == "suspended":
+            # A barrier of a channel may be faster than the letter that the checkpoint before it was aborted.
+            if self._stopped_by is None or checkpoint_id <= self._stopped_by:
+                raise self._invalid(LetterCame(letter))
+            self.state, self._stopped_by = "running", None
+            actions.append(ResumeReading())
+        reading = self.state == "running"
         drain = reading and letter.kind is CheckpointKind.DRAIN
         suspend = reading and letter.kind is CheckpointKind.SUSPEND
         finished = {uid: tuple(reader.finished) for uid, reader in self._readers.items()}
         self._snapshots[checkpoint_id] = _Barrier(finished, input_ended=drain or not reading)
         if suspend or drain:
             self.state, self._stopped_by = "suspended" if suspend else "drained", checkpoint_id
-        return [TakeSnapshot(checkpoint_id, drain=drain, suspend=suspend, location=letter.location)]
+        return [*actions, TakeSnapshot(checkpoint_id, drain=drain, suspend=suspend, location=letter.location)]
 
     def _on_snapshot_made(self, event: SnapshotMade) -> list[Action]:
         barrier = self._snapshots.pop(event.checkpoint_id, None)
@@ -582,7 +596,7 @@ class SubtaskMachine:
             (_READING, msg.EventToReader, _on_event_to_reader),
             (_DONE, msg.EventToReader, _ignore),
             (_OPEN, msg.ReportSource, _on_report),
-            (("running", *_DONE), msg.TriggerCheckpoint, _on_trigger),
+            (_OPEN, msg.TriggerCheckpoint, _on_trigger),
             (_NOT_OPEN, SnapshotMade, _ignore),
             (_OPEN, SnapshotMade, _on_snapshot_made),
             (_NOT_OPEN, SnapshotFailed, _ignore),

@@ -159,6 +159,16 @@ def test_a_barrier_behind_what_is_being_processed_is_not_reached() -> None:
     assert world.poll() == [GrantCredit(A, 1), TakeSnapshot(aligned()), StoreChannels(1, {})]
 
 
+def test_a_barrier_elsewhere_does_not_end_what_is_being_processed() -> None:
+    """While its own channel's barrier is behind it: its rest may be put back still."""
+    world = World(2)
+    world.arrive(A, rows("a", "b"), aligned())
+    world.gate.handle(Polled(), 0)
+    assert world.gate.handle(ElementArrived(B, aligned()), 0) == []
+    assert world.gate.handle(RowsPutBack(rows("b")), 0) == []
+    assert world.gate.handle(Polled(), 0) == [ProcessRows(A, rows("b"))]
+
+
 @pytest.mark.parametrize("kind", CheckpointKind)
 def test_a_barrier_is_aligned_or_not_whatever_it_is_for(kind: CheckpointKind) -> None:
     """What a kind asks for beside is the subtask's affair: the barrier is handed on as it came."""
@@ -526,7 +536,7 @@ def test_a_recovered_buffer_that_was_put_back_is_stored_in_front() -> None:
         ((ChannelConnected(A), ElementArrived(A, rows("a"))), ElementArrived(A, rows("b")), "no credit"),
         ((ChannelConnected(A), ElementArrived(A, ProducerEnded())), ElementArrived(A, rows("b")), "has ended"),
         ((ChannelConnected(A),), ElementArrived(A, ProducerRecovered()), "does not recover"),
-        ((ChannelConnected(A), ElementArrived(A, aligned(2))), ElementArrived(A, aligned(2)), "not older"),
+        ((ChannelConnected(A), ElementArrived(A, aligned(2))), ElementArrived(A, aligned(2)), "has had"),
         ((), RowsPutBack(rows("a")), "nothing is being processed"),
         ((), RowsRecovered(A, rows("a")), "all of the checkpoint is read"),
         ((), RowsSpilled(A, 1), "all of the checkpoint is read"),

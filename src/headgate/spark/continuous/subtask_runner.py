@@ -362,12 +362,14 @@ class _Execution:
         self._outputs: dict[str, OutputExchange] = {}
         self._gate: InputExchanges | None = None
         self._suspended = runner._deployed.suspended
+        self._finishing = False
         self._inputs_recovered = True
         self._timer_ms: int | None = None  # when the timer of exchanges is due
         self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
         self._stage = runner._definition.graph.stages[runner._stage]
         services = runner._services
-        self._spill_folder = os.path.join(services.spill_folder, f"{runner._stage}-{runner._place.slot}-{self.number}")
+        own_folder = f"{runner._stage}-{runner._place.slot}-{self.number}"
+        self._spill_folder = services.spill_folder and os.path.join(services.spill_folder, own_folder)
         self._room: Future[None] | None = None
         self._turn = 0
         self._looked_ms: int | None = None  # when positions were told last
@@ -603,7 +605,7 @@ class _Execution:
             self._runner._mailbox.run_after(_BROKEN_PATIENCE_MS, Letter(lambda: self._fail_broken(error)))
 
     def _fail_broken(self, error: TransportError) -> None:
-        if not self.is_over and not self._ended:
+        if not (self.is_over or self._ended or self._finishing):
             raise error
 
     def _on_exchange_time(self) -> None:
@@ -625,13 +627,17 @@ class _Execution:
 
     def _arm_timers(self) -> None:
         """Have the timers of exchanges and operators run when they are due."""
+        if self.is_over:
+            return
         mailbox, now_ms = self._runner._mailbox, self._runner._now_ms()
         parts = (*self._outputs.values(), *(() if self._gate is None else (self._gate,)))
         due_ms = min((due for each in parts if (due := each.due_ms()) is not None), default=None)
         if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
             self._timer_ms = due_ms
             mailbox.run_after(max(0, due_ms - now_ms), Letter(self._on_exchange_time))
-        wanted_ms = None if self._chain is None or not self.reading else self._chain.due_ms()
+        chain, wanted_ms = self._chain, None
+        if chain is not None and self.reading and not (self._ended or chain.waits):
+            wanted_ms = chain.due_ms()  # while something waits, an operator may not have been told the time yet
         if wanted_ms is not None and (self._clock_timer_ms is None or wanted_ms < self._clock_timer_ms):
             self._clock_timer_ms = wanted_ms
             mailbox.run_after(max(0, wanted_ms - _wall_clock_ms()), Letter(self._on_clock_time))
@@ -835,6 +841,7 @@ class _Execution:
 
     def finish(self) -> Future[None] | None:
         """Return a future that is done when the sinks have published what they owe; None: they owe nothing."""
+        self._finishing = True  # other slots may end before that
         return None if self._chain is None else self._chain.finish()
 
     def progress(self, splits: Mapping[str, tuple[SplitState, ...]] | None = None) -> msg.SubtaskProgress:
