@@ -48,10 +48,10 @@ FULL_CHANNEL_BYTES = 7 << 20
 CORES = 4
 """For two queries of two slots at a time; slots of a slow function sleep."""
 BACKLOGS, QUICK_BACKLOGS = (1, 10, 100), (10,)
-CHECKPOINT_UNITS, QUICK_CHECKPOINT_UNITS = 20, 3
-GIVEN_UP_S, QUICK_GIVEN_UP_S = 30.0, 4.0
+CHECKPOINT_UNITS, QUICK_CHECKPOINT_UNITS = 20, 2
+GIVEN_UP_S, QUICK_GIVEN_UP_S = 30.0, 3.0
 """Recovery with the switches off takes as long as the backlog; nobody waits for all of it."""
-RESCALES, QUICK_RESCALES = 10, 4
+RESCALES, QUICK_RESCALES = 10, 3
 HELD_ROWS, HELD_ROW_BYTES, HELD_ROW_MS = 200_000, 48, 50.0
 REQUIRED_INTERVALS = 2.0
 REQUIRED_INFLATION = 1.05
@@ -93,7 +93,7 @@ class Running:
             headgate.continuous(spark, parallelism=slots).readStream.format("headgate.datagen")
             .option("rowsPerSecond", 1_000_000_000).option("numPartitions", slots)
             .option("fields.k.min", 0).option("fields.k.max", 1_000_000)
-            .option("fields.payload.length", row_bytes).option("fields.payload.cardinality", 100)
+            .option("fields.payload.length", row_bytes).option("fields.payload.cardinality", 4)
             .schema("k long, payload string")
         )  # fmt: skip
         if rows is not None:

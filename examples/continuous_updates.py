@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as folder:
         query = (
-            headgate.continuous(spark, parallelism=2)
+            headgate.continuous(spark, parallelism=1)
             .read.format("rides")
             .load()
             .withWatermark("at", "5 seconds")

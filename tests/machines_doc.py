@@ -13,7 +13,17 @@ from headgate.checkpoint import coordinator as checkpoint_coordinator
 from headgate.coordinator import alignment as group_alignment
 from headgate.coordinator import scheduler, slots, source_coordinator
 from headgate.spark.alignment import rendezvous
-from headgate.task import alignment, channel_recovery, result_partition, slot, subtask, watchdog, watermarks
+from headgate.task import (
+    alignment,
+    channel_recovery,
+    input_gate,
+    result_partition,
+    slot,
+    subtask,
+    watchdog,
+    watermark_valve,
+    watermarks,
+)
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/machines.md"
 
@@ -28,6 +38,8 @@ MACHINES: dict[str, ModuleType] = {
     "SplitWatermarks": watermarks,
     "SplitAlignment": alignment,
     "ChannelRecovery": channel_recovery,
+    "InputGate": input_gate,
+    "WatermarkValve": watermark_valve,
     "ResultPartition": result_partition,
     "ProgressMachine": watchdog,
     "Rendezvous": rendezvous,

@@ -1,6 +1,6 @@
-"""Runs scenarios of a module in a session of its own; prints a JSON object of what went wrong in each.
+"""Runs scenarios of modules in a session of its own; prints a JSON object of what went wrong in each.
 
-Arguments: the module, Spark's master, a folder, how many at a time, and the names of the scenarios.
+Arguments: the modules (with commas between), Spark's master, a folder, how many at a time, and the scenarios' names.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 import sys
 import time
 import traceback
-from importlib import import_module
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(message)s")
 logging.getLogger("py4j").setLevel(logging.WARNING)
-module, master, folder, at_a_time, *names = sys.argv[1:]
-scenarios = import_module(module)
+modules, master, folder, at_a_time, *names = sys.argv[1:]
+all_scenarios = [import_module(each) for each in modules.split(",")]
 os.environ["PYSPARK_PYTHON"] = sys.executable
 spark = (
     SparkSession.builder.master(master)
@@ -33,6 +33,7 @@ spark.sparkContext.setLogLevel("OFF")
 
 def run(name: str) -> str:
     began = time.monotonic()
+    scenarios = next(each for each in all_scenarios if hasattr(each, name))
     try:
         getattr(scenarios, name)(spark, Path(folder) / name)
     except BaseException:

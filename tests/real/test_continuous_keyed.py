@@ -1,6 +1,7 @@
 """Queries with exchanges on real Spark: rescaled with rows under way, killed and restored, and the output is exact.
 
-The scenarios are functions of keyed_scenarios.py; they have a session of their own, since ten slots want ten cores.
+The scenarios are functions of keyed_scenarios.py and keyed_state_scenarios.py; they have a session of their own, since
+ten slots want ten cores.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ SCENARIOS = (
     "switches_that_contradict",
     "aligned_only",
     "windows_through_rescales",
+    "sliding_and_session_windows",
+    "update_mode",
+    "window_of_windows",
+    "late_rows",
+    "savepoints_of_windows",
+    "drained_windows",
+    "stateful_processor",
+    "little_changes",
+    "user_errors",
+    "changed_programs",
 )
 
 
@@ -37,7 +48,8 @@ SCENARIOS = (
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run all scenarios, some at a time, and return what went wrong in each; empty: nothing."""
     folder = tmp_path_factory.mktemp("keyed")
-    program = [sys.executable, str(HERE / "scenario_program.py"), "keyed_scenarios", "local[24,3]", str(folder), "3"]
+    modules = "keyed_scenarios,keyed_state_scenarios"
+    program = [sys.executable, str(HERE / "scenario_program.py"), modules, "local[24,3]", str(folder), "3"]
     with (folder / "log").open("w") as log:
         ended = subprocess.run(
             [*program, *SCENARIOS], stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S

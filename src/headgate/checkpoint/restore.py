@@ -69,7 +69,7 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
             ".name(...), or set the option 'allowNonRestoredState' to true to drop that state.",
             what="a checkpoint", left_over=tuple(left_over), checkpoint_id=manifest.checkpoint_id,
         )  # fmt: skip
-    stages = [_restored_stage(manifest, plan, stage) for stage in plan.stages]
+    stages = [_restored_stage(manifest, plan, number) for number in range(len(plan.stages))]
     return msgspec.structs.replace(
         manifest,
         parallelism=plan.parallelism,
@@ -148,14 +148,14 @@ def _of(uids: set[str], by_uid: dict[str, tuple[bytes, ...]]) -> dict[str, tuple
     return {uid: each for uid, each in by_uid.items() if uid in uids}
 
 
-def _restored_stage(manifest: Manifest, plan: QueryPlan, stage: tuple[str, ...]) -> tuple[SubtaskState, ...]:
+def _restored_stage(manifest: Manifest, plan: QueryPlan, number: int) -> tuple[SubtaskState, ...]:
     """Return the states of a stage's subtasks."""
     readers: list[dict[str, ReaderState]] = [{} for _ in range(plan.parallelism)]
     operators: list[dict[str, OperatorState]] = [{} for _ in range(plan.parallelism)]
     keyed: list[dict[str, KeyedState]] = [{} for _ in range(plan.parallelism)]
     ended: list[list[bool]] = [[] for _ in range(plan.parallelism)]
-    for uid in stage:
-        old = _subtasks_of(manifest, uid)
+    for uid in plan.stages[number]:
+        old = _subtasks_of(manifest, plan, uid, number)
         old_readers = [subtask.readers.get(uid, _NO_READER) for subtask in old]
         old_operators = [subtask.operators.get(uid, _NO_OPERATOR) for subtask in old]
         old_keyed = [_own_chunks(manifest, plan, subtask.keyed.get(uid, _NO_KEYED)) for subtask in old]
@@ -242,9 +242,13 @@ def _read_on_behind_readers(
     return tuple(stages)
 
 
-def _subtasks_of(manifest: Manifest, uid: str) -> tuple[SubtaskState, ...]:
-    """Return the states of the stage that an operator was in."""
-    for stage, subtasks in zip(manifest.stages, manifest.subtasks):
-        if uid in stage:
-            return subtasks
-    return ()
+def _subtasks_of(manifest: Manifest, plan: QueryPlan, uid: str, number: int) -> tuple[SubtaskState, ...]:
+    """Return the states of the stage that an operator of this stage was in.
+
+    The sink of bad records is in all stages: each gets its own, and the last what is left of those that are no more.
+    """
+    found = [subtasks for stage, subtasks in zip(manifest.stages, manifest.subtasks) if uid in stage]
+    homes = [n for n, stage in enumerate(plan.stages) if uid in stage]
+    place = homes.index(number)
+    own = found[place:] if number == homes[-1] else found[place : place + 1]
+    return tuple(subtask for subtasks in own for subtask in subtasks)

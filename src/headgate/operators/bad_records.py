@@ -51,17 +51,18 @@ def is_of_the_record(error: Exception) -> bool:
     return not isinstance(error, HeadgateError) or isinstance(error, UserFunctionError)
 
 
-def explain(error: BaseException, call: FailedCall) -> HeadgateError:
-    """Return the error to raise, from the original, for one of a call: of the same kind if it was one of ours."""
+def explain(error: BaseException, call: FailedCall, *, can_be_skipped: bool = False) -> HeadgateError:
+    """Return the error to raise, from the original, for one of a call: of the same kind if it was one of ours.
+
+    ``can_be_skipped``: the option ``badRecords`` could have helped.
+    """
     facts: dict[str, Any] = {**msgspec.to_builtins(call), **getattr(error, "facts", {})}
     where = f"(operator {call.operator}, subtask {call.subtask}, source {call.source}, split {call.split!r})"
     if isinstance(error, HeadgateError):
         return type(error)(f"{error.message} {where}", **facts)
-    return UserFunctionError(
-        f"{call.function} raised {type(error).__name__}: {error} {where}. The option badRecords skips such records "
-        "('skip') or writes them elsewhere (the format of a sink).",
-        **facts,
-    )
+    hint = " The option badRecords skips such records ('skip') or writes them elsewhere (the format of a sink)."
+    raised = f"{call.function} raised {type(error).__name__}: {error} {where}."
+    return UserFunctionError(raised + hint if can_be_skipped else raised, **facts)
 
 
 def describe(record: pa.RecordBatch, error: Exception, call: FailedCall, position: str | None) -> pa.RecordBatch:

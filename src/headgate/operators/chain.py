@@ -297,7 +297,9 @@ class StageChain:
 
     def end_input(self) -> None:
         """Let each operator emit what it holds, behind what waits; `process_some` does it."""
-        self._waiting.append(_Step(0, lambda operator, emit: operator.end_input(emit), self._tell_end))
+        # What waits may queue watermarks when its turn comes, the final one too: the end is behind those as well.
+        end = _Step(0, lambda operator, emit: operator.end_input(emit), self._tell_end)
+        self.take_note(lambda: self._waiting.append(end))
 
     def prepare_snapshot(self) -> None:
         """Let each operator emit what is to stand before the barrier, behind what waits; `process_some` does it."""
@@ -479,7 +481,7 @@ class StageChain:
         call = self._call(item.uid, item.source, item.split)
         once = isinstance(self._operators[item.uid], KeyedOperator)
         if once or self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
-            raise bad_records.explain(error, call) from error
+            raise bad_records.explain(error, call, can_be_skipped=not once) from error
         rows = item.batch.num_rows
         if rows > 1:
             halves = (item.batch.slice(0, rows // 2), item.batch.slice(rows // 2))

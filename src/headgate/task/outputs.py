@@ -24,7 +24,7 @@ from headgate.errors import OptionError
 from headgate.protocol.messages import SplitEventTime
 from headgate.source.event_time import UNITS_PER_SECOND
 from headgate.source.reader import ReaderOutput, SourceOutput
-from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
+from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
 from headgate.task import alignment as al
 from headgate.task import watermarks as wm
 
@@ -294,8 +294,9 @@ class StreamingOutput(TaskOutput):
 
     def set_unassigned(self, event_time_ms: int | None) -> None:
         """Take note of what is not assigned: `headgate.protocol.messages.UnassignedWork`."""
-        if self._behind_rows is not None and event_time_ms != MIN_WATERMARK_MS:
-            event_time_ms = None  # the enumerator knows another column's times
+        if self._behind_rows is not None and event_time_ms is not None:
+            # The enumerator knows another column's times: of this one anything may be in what is not assigned.
+            event_time_ms = None if event_time_ms == MAX_WATERMARK_MS else MIN_WATERMARK_MS
         self.handle(wm.UnassignedChanged(event_time_ms))
         if self._strategy is not None:
             disorder_ms = self._strategy.max_out_of_orderness_ms

@@ -126,6 +126,32 @@ def test_one_of_two_has_ended() -> None:
     assert [state.input_ended for state in restore(half, plan(1)).subtasks[0]] == [False]
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_what_the_writers_of_bad_records_owe_is_lost_by_no_stage(parallelism: int, stages: int) -> None:
+    """Every stage has some, which may publish on the slots."""
+
+    def owing(item: bytes) -> SubtaskState:
+        return SubtaskState(operators={"bad-records": OperatorState(items=(InlineState(item),))})
+
+    stored = manifest(
+        parallelism=2,
+        stages=(("rides", "parse", "bad-records"), ("sink", "bad-records")),
+        subtasks=((owing(b"a"), owing(b"b")), (owing(b"c"), owing(b"d"))),
+    )
+    uids = [("rides", "parse"), ("count",), ("more",)][:stages]
+    planned = tuple((*uid, *(("sink",) if n == stages - 1 else ()), "bad-records") for n, uid in enumerate(uids))
+    restored = restore(stored, plan(parallelism, planned))
+    found = [
+        [item.data for subtask in stage for item in subtask.operators["bad-records"].items]  # type: ignore[union-attr]
+        for stage in restored.subtasks
+        if any("bad-records" in subtask.operators for subtask in stage)
+    ]
+    assert sorted(item for stage in found for item in stage) == [b"a", b"b", b"c", b"d"]
+    if stages > 1:
+        assert found == [[b"a", b"b"], [b"c", b"d"]]
+
+
 def test_what_is_left_over_is_named_unless_it_may_be_dropped() -> None:
     other = plan(2, (("taxis", "other"),))
     with pytest.raises(StoredStateError, match="'parse', 'rides', 'sink'") as caught:

@@ -331,6 +331,15 @@ def test_a_newer_barrier_replaces_a_checkpoint_that_waits_for_late_ones() -> Non
     assert world.arrive(B, unaligned(2)) == [StoreChannels(2, {B: (rows("b"),)})]
 
 
+def test_an_older_barrier_that_a_newer_one_passed_is_dropped() -> None:
+    """An aligned one that is given up waits behind rows on the producer's side, and comes last."""
+    world = World(2)
+    barriers(world, unaligned(2))
+    assert world.arrive(A, rows("a"), aligned(1), rows("b")) == []
+    world.poll_all()
+    assert world.done[A] == ["a", "b"]
+
+
 def test_a_checkpoint_that_is_given_up_blocks_nothing() -> None:
     """Neither where its barrier is, nor where it is still to come."""
     world = World(2)

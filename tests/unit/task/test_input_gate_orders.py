@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import pytest
 
-from headgate.protocol.channels import Barrier, Buffer, Element, ProducerEnded, WatermarkPassed
+from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element, ProducerEnded, WatermarkPassed
 from headgate.task.input_gate import RecoveredProcessed
 from tests.machines import _clone as copy_of
 from tests.machines import _key as key_of
@@ -42,6 +43,38 @@ def _barrier(barrier: Barrier, checkpoint_id: int) -> Barrier:
     )
 
 
+def _arrival(where: ChannelId, element: Element) -> Move:
+    return lambda world: world.arrive(where, element)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A world, how many elements of each script have arrived, how many steps recovery took, and what led here."""
+
+    world: World
+    at: tuple[int, ...]
+    recovered: int
+    told: str
+    before: Place | None = None
+
+    def key(self) -> object:
+        """Return what makes it a different one: turns count, what is over and done does not."""
+        gate = self.world.gate
+        snapshot = None if gate._checkpoint is None else self.world.snapshots.get(gate._checkpoint.id)
+        return (
+            self.at,
+            self.recovered,
+            tuple(gate._ready),
+            key_of(gate, {"_history"}),
+            tuple(map(len, self.world.done.values())),
+            None if snapshot is None else tuple(snapshot.values()),
+            tuple(self.world.given_up),
+        )
+
+    def trace(self) -> str:
+        """Return what led here, oldest first, for errors."""
+        return f"{'' if self.before is None else self.before.trace()}\n{self.told}"
+
+
 class Explorer:
     """Goes through all worlds that a script leads to."""
 
@@ -52,48 +85,56 @@ class Explorer:
         self.put_back = put_back
         self.give_up = give_up
         self.recovery = recovery
-        self.seen: set[object] = set()
-        self.ends = 0
 
-    def explore(self, first: World) -> int:
-        """Return how many worlds there were."""
-        todo = [((first, (0,) * len(self.scripts), 0), None)]
+    def explore(self, world: World) -> None:
+        """Assert what must hold in all of them."""
+        seen: set[object] = set()
+        ended = False
+        todo: list[tuple[Place, object]] = [(Place(world, (0,) * len(self.scripts), 0, "connected"), None)]
         while todo:
-            node, known = todo.pop()
-            stuck = True
-            for move, *moved in self._moves(*node):
-                after = copy_of(node[0], {})
-                move(after)
-                key = _key(after, *moved)
-                stuck = stuck and key == known
-                if key not in self.seen:
-                    self.seen.add(key)
-                    todo.append(((after, *moved), key))
-            if stuck:
-                self._assert_ended(*node)
-        assert self.ends
-        return len(self.seen)
+            place, key = todo.pop()
+            reached = [self._after(place, *each) for each in self._moves(place)]
+            keys = [each.key() for each in reached]
+            if all(each == key for each in keys):
+                self._assert_ended(place)
+                ended = True
+            for after, each in zip(reached, keys):
+                if each not in seen:
+                    seen.add(each)
+                    todo.append((after, each))
+        assert ended
 
-    def _moves(self, world: World, at: tuple[int, ...], recovered: int) -> Iterator[tuple[Move, tuple[int, ...], int]]:
-        for place, (where, elements) in enumerate(zip(world.channels, self.scripts)):
-            if at[place] == len(elements):
-                continue
-            element = elements[at[place]]
-            if not isinstance(element, Buffer) or world.credits[where]:
-                moved = (*at[:place], at[place] + 1, *at[place + 1 :])
-                yield (lambda w, where=where, element=element: w.arrive(where, element)), moved, recovered
-        if recovered < len(self.recovery):
-            yield self._recovery_move(world, self.recovery[recovered], recovered), at, recovered + 1
-        yield World.poll, at, recovered
+    def _after(self, place: Place, told: str, move: Move, arrived: int | None = None, recovered: int = 0) -> Place:
+        at = tuple(count + (number == arrived) for number, count in enumerate(place.at))
+        after = Place(copy_of(place.world, {}), at, place.recovered + recovered, told, place)
+        try:
+            move(after.world)
+        except Exception as error:
+            error.add_note(after.trace())
+            raise
+        after.world.gate._history.clear()  # or it would be copied with every step
+        return after
+
+    def _moves(self, place: Place) -> Iterator[tuple[str, Move] | tuple[str, Move, int | None, int]]:
+        world = place.world
+        for number, (where, elements) in enumerate(zip(world.channels, self.scripts)):
+            if place.at[number] < len(elements):
+                element = elements[place.at[number]]
+                if not isinstance(element, Buffer) or world.credits[where]:
+                    yield f"{where}: {element}", _arrival(where, element), number, 0
+        if place.recovered < len(self.recovery):
+            step = self.recovery[place.recovered]
+            yield step, self._recovery_move(step, place.recovered), None, 1
+        yield "poll", World.poll
         if self.put_back:
-            yield (lambda w: w.poll(put_back=1)), at, recovered
+            yield "poll, put back", lambda w: w.poll(put_back=1)
         due_ms = world.gate.next_time_ms()
         if due_ms is not None:
-            yield (lambda w: w.pass_time(due_ms)), at, recovered
+            yield "time", lambda w: w.pass_time(due_ms)
         if self.give_up and self.give_up not in world.given_up:
-            yield (lambda w: w.give_up(self.give_up)), at, recovered
+            yield "give up", lambda w: w.give_up(self.give_up)
 
-    def _recovery_move(self, world: World, step: str, number: int) -> Move:
+    def _recovery_move(self, step: str, number: int) -> Move:
         kind, _, place = step.partition(" ")
         match kind:
             case "recover":
@@ -107,12 +148,13 @@ class Explorer:
             case _:
                 return World.end_recovery
 
-    def _assert_ended(self, world: World, at: tuple[int, ...], recovered: int) -> None:
+    def _assert_ended(self, place: Place) -> None:
         """Nothing can move: then everything came, was processed, and no checkpoint is left behind."""
-        assert at == tuple(map(len, self.scripts)), "an element has no credit, and never will"
-        assert recovered == len(self.recovery)
+        world = place.world
+        assert place.at == tuple(map(len, self.scripts)), f"an element has no credit: {place.trace()}"
+        assert place.recovered == len(self.recovery)
         for where in world.channels:
-            assert world.done[where] == world.expected(where), "a channel is blocked for ever"
+            assert world.done[where] == world.expected(where), f"a channel is blocked for ever: {place.trace()}"
         assert not world.recovered[world.channels[0]] or RecoveredProcessed() in world.told
         last = max(world.before)
         assert last in world.stored or last in world.given_up
@@ -120,22 +162,6 @@ class Explorer:
             everywhere = {each for each, where in world.before.items() if len(where) == len(world.channels)}
             assert world.stored.keys() | world.given_up >= everywhere, "in its turn each is complete"
         assert (world.gate.recovery, world.gate.checkpoint) == ("running", "none")
-        self.ends += 1
-
-
-def _key(world: World, at: tuple[int, ...], recovered: int) -> object:
-    """Return what makes a world a different one: turns count, what is over and done does not."""
-    gate = world.gate
-    snapshot = None if gate._checkpoint is None else world.snapshots.get(gate._checkpoint.id)
-    return (
-        at,
-        recovered,
-        tuple(gate._ready),
-        key_of(gate, {"_history"}),
-        tuple(map(len, world.done.values())),
-        None if snapshot is None else tuple(snapshot.values()),
-        tuple(world.given_up),
-    )
 
 
 def explored(
@@ -146,13 +172,11 @@ def explored(
     give_up: int = 0,
     recovery: Sequence[str] = (),
     credits: int = 2,
-) -> Explorer:
+) -> None:
     """Go through all orders of these scripts; the last ``aligned`` ones have no unaligned barriers."""
     scripts = [script(text, producer, barrier) for producer, text in enumerate(texts)]
     world = World(len(texts) - aligned, aligned=aligned, credits=credits, recovering=bool(recovery))
-    explorer = Explorer(scripts, put_back=put_back, give_up=give_up, recovery=recovery)
-    explorer.explore(world)
-    return explorer
+    Explorer(scripts, put_back=put_back, give_up=give_up, recovery=recovery).explore(world)
 
 
 MODES = {

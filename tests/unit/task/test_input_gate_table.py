@@ -118,7 +118,9 @@ class AnyGate:
                 self.gate.handle(each, now_ms)
             return []
         assert self.gate is not None
-        return [each for each in self.gate.handle(event, now_ms) if isinstance(each, self.told)]
+        actions = self.gate.handle(event, now_ms)
+        self.gate._history.clear()  # or it would be copied with every step
+        return [each for each in actions if isinstance(each, self.told)]
 
     def check(self) -> None:
         if self.gate is not None:

@@ -51,7 +51,7 @@ class Subtask:
     ) -> None:
         self.folder = tmp_path / "spill"
         self.pool = BufferPool(pool_bytes)
-        self.told: queue.Queue[Told | Exception] = queue.Queue()
+        self.told: queue.Queue[Told | BaseException] = queue.Queue()
         self.recovery = RecoveryThread(
             "1-0",
             list(recovered),
@@ -74,7 +74,7 @@ class Subtask:
         told: list[Told] = []
         while not told or type(told[-1]) is not last:
             event = self.told.get(timeout=WAIT_S)
-            if isinstance(event, Exception):
+            if isinstance(event, BaseException):
                 raise event
             told.append(event)
             if release and isinstance(event, RowsRecovered):
@@ -198,15 +198,18 @@ def test_whatever_room_there_is_rows_come_once_and_in_order(
     assert subtask.pool.used_bytes == 0
 
 
-def test_an_error_ends_the_recovery_and_is_told(tmp_path: Path) -> None:
-    """Damaged channel state, or a user's partitioner that raises: nothing follows."""
+@pytest.mark.parametrize(
+    "error", [CorruptStateError("The input state of channel 'keys' cannot be read.", what="it"), SystemExit(1)]
+)
+def test_an_error_ends_the_recovery_and_is_told(tmp_path: Path, error: BaseException) -> None:
+    """Damaged channel state, or a user's partitioner that raises, or calls sys.exit(): nothing follows."""
 
     def read() -> Iterator[pa.RecordBatch]:
         yield batch(0, 1)
-        raise CorruptStateError("The input state of channel 'keys' cannot be read.", what="it")
+        raise error
 
     with Subtask(tmp_path, [RecoveredInput(X, read)]) as subtask:
-        with pytest.raises(CorruptStateError):
+        with pytest.raises(type(error)):
             subtask.until(RecoveryEnded)
         assert subtask.told.empty()
 

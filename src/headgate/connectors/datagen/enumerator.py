@@ -87,10 +87,12 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         return DatagenState(pending=tuple(self._pending.values()))
 
     def unassigned_event_time_ms(self) -> int | None:
-        """Return the time of the earliest row that no reader has; None where event times are drawn at random."""
-        if not self._tells_event_times:
-            return None
-        if self._fresh:
+        """Return the time of the earliest row that no reader has.
+
+        Where it is not known, because event times are drawn at random or made by an operator of the query, nobody may
+        go on in event time before all rows are assigned.
+        """
+        if self._fresh or (self._pending and not self._tells_event_times):
             return MIN_WATERMARK_MS
         return next(map(self._next_event_ms, self._pending.values()), None)
 

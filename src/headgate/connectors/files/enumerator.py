@@ -181,9 +181,10 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         return FilesState(seen=seen, pending=tuple([split for _, _, split in sorted(self._pending)]))
 
     def unassigned_event_time_ms(self) -> int | None:
-        """Return a lower bound of the rows of all files not assigned; None without event times."""
+        """Return a lower bound of the rows of all files not assigned; None: not known, and files come for ever."""
         if self._event_times is None:
-            return None
+            is_left = self._pending or self._backlog or not self._discovered_once
+            return MIN_WATERMARK_MS if self._bounded and is_left else None
         if self._looking or not self._discovered_once:
             return MIN_WATERMARK_MS
         pending_ms = self._pending[0][0] if self._pending else MAX_WATERMARK_MS

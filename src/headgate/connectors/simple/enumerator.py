@@ -104,12 +104,8 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
         )
 
     def unassigned_event_time_ms(self) -> int | None:
-        """Hold all watermarks until the splits are listed, and those of an unbounded read pushed.
-
-        Their times are not known. Those of a bounded read are pulled, and would hold them for too long.
-        """
-        is_over = self._listed and (self._bounded or not self._pending)
-        return None if is_over else MIN_WATERMARK_MS
+        """Hold all watermarks until the splits are listed and assigned: their times are not known."""
+        return None if self._listed and not self._pending else MIN_WATERMARK_MS
 
     def close(self) -> None:
         """Nothing to release."""

@@ -380,19 +380,21 @@ class SessionAggregate(WindowedAggregate):
         """Take on the state of a checkpoint."""
         for head, parts in self._heads(chunks):
             for names in head.runs:
-                found = [each for _ in names if (each := self._restored(next(parts), head.dead)) is not None]
+                # By the names that the head knows: restored for another query, chunks have others.
+                dead = [(next(parts), head.dead.get(name)) for name in names]
+                found = [each for chunk, bits in dead if (each := self._restored(chunk, bits)) is not None]
                 if found:
                     alive = np.concatenate([alive for _, alive in found])
                     self._pieces.append(Piece([part for part, _ in found], alive))
                     self._spill()
 
-    def _restored(self, chunk: RestoredChunk, dead: dict[str, bytes]) -> tuple[Part, Any] | None:
+    def _restored(self, chunk: RestoredChunk, dead: bytes | None) -> tuple[Part, Any] | None:
         """Return a part with what is this subtask's, and which rows of it count; None: there are none."""
         own = self._context.key_groups
         table = read_part(chunk)
         alive = np.ones(table.num_rows, bool)
-        if chunk.chunk_id in dead:
-            bits = np.unpackbits(np.frombuffer(dead[chunk.chunk_id], np.uint8), count=table.num_rows)
+        if dead is not None:
+            bits = np.unpackbits(np.frombuffer(dead, np.uint8), count=table.num_rows)
             alive = bits == 0
         groups = self._groups_of(table)
         table = table.append_column(GROUP, pa.array(groups))

@@ -505,7 +505,8 @@ def _stages(definition: QueryDefinition) -> tuple[tuple[str, ...], ...]:
     """Return the uids of what may have state, by stage; the sinks beside the query's own among them."""
     stages = [list(stage.uids) for stage in definition.graph.stages]
     if definition.bad_records_sink is not None:
-        stages[0].append(BAD_RECORDS_UID)
+        for stage in stages:
+            stage.append(BAD_RECORDS_UID)
     if definition.late_rows is not None:
         stages[definition.graph.stage_of(definition.late_rows.uid)].append(LATE_ROWS_UID)
     return tuple(map(tuple, stages))

@@ -14,10 +14,10 @@ from headgate.operators.operator import KeyedOperator, Sink
 from headgate.operators.plan import PlanNode, stage_graph
 from headgate.operators.query_options import parse_query_options, split_options
 from headgate.operators.sinks.registry import make_sink
-from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, StageGraph
+from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
-from headgate.source import Options
+from headgate.source import Boundedness, Options
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class ContinuousStreamWriter:
         ----------
         outputMode
             ``append``, the default: a window's groups are emitted once, when it is over. ``update``: also before every
-            checkpoint, those that changed. Without an aggregation there is ``append`` only.
+            checkpoint, those that changed. Without an aggregation there is ``append`` only, but for
+            ``transformWithState``: its processor says which rows there are, so both are the same.
         """
         wanted = outputMode.lower()
-        many = len(_aggregations(self._node))
-        if many == 0 and wanted != "append":
+        if not _keyed(self._node) and wanted != "append":
             raise OptionError(
                 f"The output mode is {outputMode!r}; a query without an aggregation has only 'append'.",
                 option="outputMode", value=outputMode,
@@ -83,10 +83,10 @@ class ContinuousStreamWriter:
                 "since a session that grows would leave behind what was told of it.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
-        if wanted == "update" and many > 1:
+        if wanted == "update" and _is_counted_again(self._node):
             raise OptionError(
-                "The output mode is 'update', and there is more than one aggregation: the second would count what the "
-                "first one updates again. Use 'append'.",
+                "The output mode is 'update', and there is an aggregation or transformWithState behind an aggregation: "
+                "it would count what the first one updates again. Use 'append'.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
         self._output_mode = "append" if wanted == "append" else "update"
@@ -181,6 +181,8 @@ class ContinuousStreamWriter:
                 "before the query first runs: it cannot change later.",
                 option="parallelism", value=self._parallelism,
             )  # fmt: skip
+        if self._output_mode == "append":
+            _check_windows_end(self._node)
         handling, bad_sink = self._bad_records(options)
         graph = stage_graph(self._node)
         for each in graph.operators:
@@ -237,13 +239,41 @@ def _aggregations(node: PlanNode) -> list[WindowedAggregate]:
 
 def _keyed(node: PlanNode) -> list[KeyedOperator]:
     """Return the operators with keyed state that lead to a node, each once, in the order of the data."""
-    found: dict[int, KeyedOperator] = {}
+    return [each.of for each in _nodes(node) if isinstance(each.of, KeyedOperator)]
+
+
+def _nodes(node: PlanNode) -> list[PlanNode]:
+    """Return a node and those that lead to it, each once, in the order of the data."""
+    found: dict[int, PlanNode] = {}
 
     def visit(each: PlanNode) -> None:
         for before in each.inputs:
             visit(before)
-        if isinstance(each.of, KeyedOperator):
-            found[id(each.of)] = each.of
+        found.setdefault(id(each.of), each)
 
     visit(node)
     return list(found.values())
+
+
+def _is_counted_again(node: PlanNode) -> bool:
+    """Return whether rows of an aggregation go to another operator with state."""
+    stateful = (each for each in _nodes(node) if isinstance(each.of, KeyedOperator))
+    return any(_aggregations(before) for each in stateful for before in each.inputs)
+
+
+def _check_windows_end(node: PlanNode) -> None:
+    """Refuse an aggregation of which nothing would ever come."""
+    for aggregation in _nodes(node):
+        if not isinstance(aggregation.of, WindowedAggregate):
+            continue
+        for each in _nodes(aggregation):
+            source = each.of
+            if not isinstance(source, SourceDefinition) or source.watermark_strategy is not None:
+                continue
+            if source.boundedness is Boundedness.CONTINUOUS_UNBOUNDED:
+                raise OptionError(
+                    f"{aggregation.of.function} in the output mode 'append' needs a watermark, and the source "
+                    f"{source.uid!r} has none: no window would ever end. Call withWatermark(column, delay) before "
+                    "groupBy, or outputMode('update').",
+                    option="outputMode", value="append", source=source.uid,
+                )  # fmt: skip

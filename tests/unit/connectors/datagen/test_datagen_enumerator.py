@@ -90,9 +90,13 @@ def test_an_unbounded_read_holds_watermarks_until_all_readers_are_there() -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"eventTimeColumn": "Timestamp", "fields.timestamp.kind": "random"}])
-def test_without_event_times_nobody_is_held(options) -> None:
+def test_without_event_times_watermarks_are_held_until_all_splits_are_assigned(options) -> None:
     harness = drive(source(numPartitions=2, **options), UNBOUNDED, 2)
+    assert harness.enumerator.unassigned_event_time_ms() == MIN_WATERMARK_MS
     harness.start()
+    harness.register_reader(0)
+    assert harness.enumerator.unassigned_event_time_ms() == MIN_WATERMARK_MS
+    harness.register_reader(1)
     assert harness.enumerator.unassigned_event_time_ms() is None
 
 

@@ -171,11 +171,17 @@ def test_watermarks_wait_until_splits_are_listed_and_pushed() -> None:
     assert unassigned() is None
 
 
-def test_splits_that_are_pulled_hold_no_watermark_once_they_are_listed() -> None:
+def test_watermarks_wait_until_splits_are_pulled() -> None:
+    """Of a bounded read, too: a split may hold rows of any time, which a watermark would make late."""
     harness = drive(Pages, Boundedness.BOUNDED)
     harness.start()
     assert harness.enumerator.unassigned_event_time_ms() == MIN_WATERMARK_MS
+    harness.register_reader(0)
     harness.run_next_call()
+    for _ in range(2):
+        harness.request_split(0)
+        assert harness.enumerator.unassigned_event_time_ms() == MIN_WATERMARK_MS
+    harness.request_split(0)
     assert harness.enumerator.unassigned_event_time_ms() is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -138,6 +139,19 @@ def test_a_checkpoint_stores_what_came_since_the_last(tmp_path: Path) -> None:
     rows = world.finish()
     assert int(np.sum([row["count(1)"] for row in rows])) == 102_000
     assert len(rows) == 101_000
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_sessions_that_fired_do_not_come_back_under_other_names(tmp_path: Path, parallelism: int) -> None:
+    """A query that starts from the savepoint of another gets its chunks under names that no chunk of its own has."""
+    world = subtasks(tmp_path)
+    world.process(batch(*((0 if key == 3 else 10, key, 1) for key in range(10))))
+    world.watermark(8_000)
+    (chunks,) = world.checkpoint()
+    renamed = [msgspec.structs.replace(chunk, chunk_id=f"other.{chunk.chunk_id}") for chunk in chunks]
+    world.files |= {f"other.{name}": data for name, data in world.files.items()}
+    world.restore([renamed], parallelism)
+    assert sorted(row["k"] for row in world.finish()) == list(range(10))
 
 
 def test_state_beyond_the_limit_is_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Two stages in one process, wired by a data plane: what is under way is in a checkpoint once, whatever happens to it."""
+"""Two stages in one process, wired by a data plane: what is under way is in a checkpoint once, whatever happens."""
 
 from __future__ import annotations
 

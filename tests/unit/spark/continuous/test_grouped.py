@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming import StatefulProcessor
 
 from headgate.errors import OptionError
 from headgate.functions import avg, col, collect_list, count, lit, session_window, struct, sum, upper, window
@@ -120,6 +122,43 @@ def test_output_modes_and_late_rows() -> None:
     assert definition(stream).late_rows is None
 
 
+def test_windows_without_a_watermark_have_updates_only() -> None:
+    """As in Spark: a changed group is told, and no window ends."""
+    stream = numbers(RIDES).groupBy(TEN).agg(count())
+    made = stream.writeStream.format("memory").outputMode("update").definition()
+    assert [each.uid for each in made.sources.values()] == ["datagen"]
+
+
+class Silent(StatefulProcessor):  # type: ignore[misc]
+    """Keeps and says nothing."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def test_late_rows_of_a_processor() -> None:
+    """With event time there are some; without, those of the windows behind it are kept."""
+
+    def silent(mode: str) -> ContinuousStream:
+        said = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+        return rides().groupBy("user").transformWithState(Silent(), said, "update", mode)
+
+    made = silent("EventTime").writeStream.format("memory").outputMode("update").lateRows("noop").definition()
+    assert made.late_rows is not None
+    assert (made.late_rows.uid, made.late_rows.schema.names) == (made.graph.operators[-1].uid, list(rides().columns))
+    with pytest.raises(OptionError, match="no row is late"):
+        late(silent("None")).lateRows("noop")
+    behind = silent("None").groupBy(TEN).agg(count()).writeStream.format("memory").lateRows("noop").definition()
+    assert behind.late_rows is not None
+    assert behind.late_rows.uid == behind.graph.operators[-1].uid
+
+
 def late(stream: ContinuousStream, mode: str = "append") -> Any:
     return stream.writeStream.outputMode(mode)
 
@@ -142,9 +181,12 @@ WRONG: dict[str, tuple[str, Any]] = {
     "update of sessions": (
         "session windows", lambda: late(rides().groupBy(session_window("at", "1 hour")).agg(count()), "update"),
     ),
-    "update twice": ("more than one aggregation", lambda: late(TWICE.groupBy(TEN).agg(sum("n")), "update")),
-    "late rows of none": ("has no windows", lambda: late(rides()).lateRows("noop")),
+    "update twice": ("behind an aggregation", lambda: late(TWICE.groupBy(TEN).agg(sum("n")), "update")),
+    "late rows of none": ("has no windows and no transform", lambda: late(rides()).lateRows("noop")),
     "late rows' sink": ("'path'", lambda: late(TWICE).lateRows("parquet").format("memory").definition()),
+    "no watermark": (
+        "needs a watermark, and the source 'datagen'", lambda: definition(numbers(RIDES).groupBy(TEN).agg(count())),
+    ),
     "constant": ("must be a timestamp", lambda: rides().groupBy(window(lit(1), "1 hour")).agg(count())),
 }  # fmt: skip
 
