@@ -5,9 +5,9 @@ seconds (10 million rows are 1.7 million groups), at parallelism 2, with a check
 a million rows, which takes about as long. json-window does the same with JSON records of Kafka. Structured Streaming
 runs with the better of its two state stores. Groups and totals are checked on every run (Flink's on its first one).
 
-Rows are counted from when an engine is running: for Headgate from its first windows to its last ones, for Structured
-Streaming from the end of its first micro-batch to the end of that with the last row. For Flink, whose jobs are asked
-for their time, it is the whole job, in a Java that is warm.
+Rows are counted from when an engine is running: for Headgate from when all its subtasks run to its last window, for
+Structured Streaming from the end of its first micro-batch to the end of that with the last row. For Flink, whose jobs
+are asked for their time, it is the whole job, in a Java that is warm.
 
 exchange-p99 is the time from produce to consume as in the bench latency, with an exchange between: beside the same with
 exchange.buffer-timeout 0, that is without coalescing.
@@ -46,7 +46,7 @@ JSON_ROWS, QUICK_JSON_ROWS = 2_000_000, 300_000
 CASES = ("window", "json-window", "exchange-p99")
 BATCH_ROWS = 1_000_000
 PATIENCE_S = 300
-_NOTE = "<qqqq"
+_NOTE = "<qqq"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -60,8 +60,7 @@ class Tally:
     Parameters
     ----------
     folder
-        Where each subtask writes its notes: the time of the machine's monotonic clock, groups, total, and the last
-        window's end in microseconds.
+        Where each subtask writes its notes: the time of the machine's monotonic clock, groups, total.
     over
         Only windows count that end by this time, in microseconds since 1970-01-01 UTC.
     """
@@ -82,11 +81,8 @@ class Tally:
         """Note the windows of a call."""
         for batch in batches:
             ends = pc.struct_field(batch.column("window"), "end").cast(pa.int64())
-            in_time = pc.less_equal(ends, self._over)
-            totals, last = batch.column("total").filter(in_time), pc.max(ends.filter(in_time)).as_py()
-            if last is not None:
-                note = (time.monotonic_ns(), len(totals), pc.sum(totals).as_py(), last)
-                self._file.write(struct.pack(_NOTE, *note))
+            totals = batch.column("total").filter(pc.less_equal(ends, self._over))
+            self._file.write(struct.pack(_NOTE, time.monotonic_ns(), len(totals), pc.sum(totals).as_py() or 0))
         return iter(())
 
 
@@ -127,15 +123,16 @@ def _rate(windows: Any, rows: int, over: int) -> float:
             tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as notes:  # fmt: skip
         writer = windows.mapInArrow(Tally(notes, over), "groups long").writeStream.format("noop")
         query = writer.option("checkpointLocation", checkpoints).trigger(continuous="1 second").start()
+        while query.status["message"] == "starting":
+            time.sleep(0.002)
+        began_ns = time.monotonic_ns()
         ended = query.awaitTermination(PATIENCE_S)
         if not ended or query.exception() is not None:
             query.stop()
             raise SystemExit(f"the query {'failed' if ended else 'did not end'}: {query.exception()}")
         found = [note for path in Path(notes).iterdir() for note in struct.iter_unpack(_NOTE, path.read_bytes())]
     check("the continuous query", rows, Answer(_sum(note[1] for note in found), _sum(note[2] for note in found)))
-    found.sort()
-    rows_between = (over - found[0][3]) / ROW_US
-    return rows_between / (found[-1][0] - found[0][0]) * 1e9
+    return rows / (max(note[0] for note in found) - began_ns) * 1e9
 
 
 def _sum(numbers: Iterator[int]) -> int:

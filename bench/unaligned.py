@@ -87,7 +87,9 @@ class Running:
         rows: int | None = None, options: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._stack = contextlib.ExitStack()
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-"))
+        # A stopped query's last uploads may still be under way.
+        kept = tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-", ignore_cleanup_errors=True)
+        folder = self._stack.enter_context(kept)
         self._storage = CheckpointStorage(folder)
         source = (
             headgate.continuous(spark, parallelism=slots).readStream.format("headgate.datagen")

@@ -5,7 +5,7 @@ Never: keep rows, change their order for a consumer, or look at a value in Pytho
     kind       rows go to
     ---------  ---------------------------------------------------------------------------------------------------
     hash       the subtask of their key group; with one subtask nothing is computed
-    rebalance  one of the first ``targets`` subtasks, batch by batch in turn, each producer beginning with another
+    rebalance  the first ``targets`` subtasks, an equal part of each batch to each, each producer beginning with another
     broadcast  every subtask
     custom     the subtask that the user's function says, which is asked again for rows that a checkpoint recovered
     forward    the subtask of the producer's number
@@ -29,8 +29,6 @@ from headgate.operators.exchange import Exchange, Partition, Partitioner
 from headgate.operators.key_hash import check_key_type, key_groups
 from headgate.protocol.key_groups import subtask_of
 
-REBALANCED_ROWS = 1 << 14
-"""A larger batch is shared among subtasks, in pieces of this many rows: else it would keep one of them busy."""
 _MOST_TAKES = 8
 """For up to so many consumers it is faster to look for each one's rows than to sort all."""
 
@@ -105,7 +103,7 @@ class _Hash(Partitioner):
 
 
 class _Rebalance(Partitioner):
-    """Batches in turn."""
+    """An equal part of each batch for everybody; who gets a row more takes turns."""
 
     def __init__(self, producer: int, targets: int) -> None:
         self._targets = targets
@@ -113,10 +111,13 @@ class _Rebalance(Partitioner):
         self._next = producer % targets
 
     def split(self, batch: pa.RecordBatch) -> Parts:
-        found = []
-        for begin in range(0, batch.num_rows, REBALANCED_ROWS):
-            found.append((self._next, batch.slice(begin, REBALANCED_ROWS)))
-            self._next = (self._next + 1) % self._targets
+        least, more = divmod(batch.num_rows, self._targets)
+        found, begin = [], 0
+        for n in range(min(self._targets, batch.num_rows)):
+            rows = least + (n < more)
+            found.append(((self._next + n) % self._targets, batch.slice(begin, rows)))
+            begin += rows
+        self._next = (self._next + more) % self._targets
         return found
 
     def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
