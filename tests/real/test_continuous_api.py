@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from pyspark.sql.types import StructType
 import headgate
 from headgate.errors import OptionError, TransportError, UserFunctionError
 from headgate.functions import col, lit
+from headgate.spark.continuous import driver
 from headgate.transport.control_client import ControlClient
 from tests.real.running_queries import is_running, numbers, read_values, stop_all, wait_until
 
@@ -252,6 +254,35 @@ def test_bad_records(spark: SparkSession, tmp_path: Path, handling: str) -> None
         (bad,) = [row.asDict() for row in spark.read.json(str(tmp_path / "bad")).collect()]
         assert bad["error"] == "ValueError: seven is not allowed" and json.loads(bad["record"]) == {"value": 7}
         assert bad["source"] == "datagen" and bad["split"] and json.loads(bad["position"])
+
+
+@pytest.mark.parametrize(("parallelism", "error"), [(1, None), (2, "Only [01] of the 2 slots .* got a core")])
+def test_cores_that_other_work_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, error: str | None
+) -> None:
+    """A query whose slots get no core ends; one whose slots have theirs, and are slow to come, does not."""
+    monkeypatch.setattr(driver, "_SLOTS_COME_MS", 1)
+    begun, ends = tmp_path / "begun", tmp_path / "ends"
+
+    def wait(rows: Iterator[int]) -> Iterator[int]:
+        begun.touch()
+        while not ends.exists():
+            time.sleep(0.05)
+        yield from rows
+
+    other = threading.Thread(target=spark.sparkContext.parallelize([1], 1).mapPartitions(wait).count)
+    other.start()
+    try:
+        wait_until(begun.exists)
+        query = numbers(spark, parallelism).writeStream.format("noop").start()
+        if error is None:
+            wait_until(lambda: is_running(query), query)
+        else:
+            with pytest.raises(OptionError, match=error):
+                query.awaitTermination(60)
+    finally:
+        ends.touch()
+        other.join()
 
 
 def test_too_few_cores(spark: SparkSession) -> None:

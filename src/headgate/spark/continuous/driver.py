@@ -45,7 +45,7 @@ from headgate.protocol.messages import CheckpointKind, Envelope
 from headgate.spark.continuous.alignment_hub import HUB, Membership
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
 from headgate.spark.continuous.error_reports import error_of, report_of
-from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs
+from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs, running_tasks
 from headgate.spark.continuous.slot import ADDRESS_FILE, SlotSettings
 from headgate.spark.continuous.worker import Worker
 from headgate.task.mailbox import monotonic_ms
@@ -152,7 +152,7 @@ class QueryDriver:
         }
         self._log_workers = {uid: Worker(f"headgate-log-{uid}") for uid in plan.sources}
         self._started_ms = monotonic_ms()
-        self._looked_at_cores = False
+        self._slots_came = False
         self._thread = threading.Thread(target=self._run, name=f"headgate-query-{self._name}", daemon=True)
 
     def start(self) -> None:
@@ -266,17 +266,20 @@ class QueryDriver:
 
     def _watch_the_start(self) -> None:
         """End the run when slots do not come because other work has the cores."""
-        if self._looked_at_cores or monotonic_ms() - self._started_ms < _SLOTS_COME_MS:
+        if self._slots_came or monotonic_ms() - self._started_ms < _SLOTS_COME_MS:
             return
-        self._looked_at_cores = True
         status = self._master.status()
         come = sum(slot.pid != 0 for slot in status.slots)
         if status.state != "starting" or come == self._plan.parallelism:
+            self._slots_came = True
             return
         cores, others = cores_of(self._spark), other_jobs(self._spark)
-        if others and cores is not None:
+        if not others or cores is None or running_tasks(self._spark) < cores:
+            return
+        running = sum(job.running_slots for job in self._jobs.values())
+        if running < self._plan.parallelism:  # else they have cores, and are slow to come
             self._error = OptionError(
-                f"Only {come} of the {self._plan.parallelism} slots of the query {self._name!r} got a core within "
+                f"Only {running} of the {self._plan.parallelism} slots of the query {self._name!r} got a core within "
                 f"{_SLOTS_COME_MS // 1000} seconds: Spark has {cores} cores, and {others} other jobs run on them. Ask "
                 "for a smaller parallelism, or start the query when they have ended.",
                 option="parallelism", value=self._plan.parallelism, cores=cores,

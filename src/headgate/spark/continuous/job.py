@@ -109,6 +109,14 @@ def other_jobs(spark: SparkSession) -> int:
     return len(active - ours)
 
 
+def running_tasks(spark: SparkSession, group: str | None = None) -> int:
+    """Return how many tasks have a core: those of a job group; None: all."""
+    tracker = spark.sparkContext.statusTracker()
+    jobs = tracker.getActiveJobsIds() if group is None else tracker.getJobIdsForGroup(group)
+    stages = {stage for job in jobs if (known := tracker.getJobInfo(job)) is not None for stage in known.stageIds}
+    return sum(info.numActiveTasks for stage in stages if (info := tracker.getStageInfo(stage)) is not None)
+
+
 def _grows(spark: SparkSession) -> bool:
     """Return whether Spark asks for more executors when it has work for them."""
     return spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
@@ -167,6 +175,11 @@ class SlotJob:
         self._on_ended = on_ended
         self._thread = threading.Thread(target=self._run, name=f"headgate-job-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def running_slots(self) -> int:
+        """How many slots have a core, whether they have come yet or not."""
+        return running_tasks(self._spark, self._group)
 
     def cancel(self) -> None:
         """Let Spark kill the slots."""
