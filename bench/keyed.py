@@ -195,8 +195,8 @@ def _cases(
     if name == "window":
         rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
         ours = partial(_generated, spark, rows)
-        few = min(rows // 4, QUICK_ROWS)
-        store = _better_store(lambda store: keyed_spark.generated(spark, few, few // 2, store))
+        few, parts = (rows // 4, 2) if quick else (rows // 2, 5)  # the stores differ once they are full
+        store = _better_store(lambda store: keyed_spark.generated(spark, few, few // parts, store))
         peer = partial(keyed_spark.generated, spark, rows, min(rows // 2, BATCH_ROWS), store)
         flinks = partial(flink.rate, rows) if flink is not None else None
     else:

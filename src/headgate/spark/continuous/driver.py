@@ -61,7 +61,7 @@ _MAX_WAIT_S = 1.0
 _COMMIT_ENDS_S = 60.0
 """How long the end of a run waits for a commit under way."""
 _SLOTS_COME_MS = 9_000
-"""After this time without all slots it is looked whether other work has the cores."""
+"""From then on it is looked, while there are not all slots, whether other work has the cores."""
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +271,7 @@ class QueryDriver:
         status = self._master.status()
         come = sum(slot.pid != 0 for slot in status.slots)
         if status.state != "starting" or come == self._plan.parallelism:
-            self._slots_came = True
+            self._slots_came = status.state != "created"
             return
         cores, others = cores_of(self._spark), other_jobs(self._spark)
         if not others or cores is None or running_tasks(self._spark) < cores:
