@@ -273,8 +273,16 @@ def test_other_kinds_lose_nothing_either(tmp_path: Path, kind: ExchangeKind) -> 
     world.close()
 
 
+def test_no_rows_are_asked_for_before_the_first_credit(hashed: World) -> None:
+    """A consumer grants none while it recovers: else every rescale would add rows to what is under way."""
+    assert all(producer.output.ready() is not None for producer in hashed.producers)
+    hashed.run_until(lambda: all(producer.output.ready() is None for producer in hashed.producers), slices=0)
+    hashed.finish()
+
+
 def test_an_unaligned_barrier_passes_rows_that_nobody_processes(hashed: World) -> None:
     """What it passed, in the producers' and the consumers' queues, is in the checkpoint once, and processed later."""
+    hashed.run_until(lambda: all(each.output.ready() is None for each in hashed.producers), slices=0)
     for producer in hashed.producers:
         producer.write_until_full()
     hashed.run_until(lambda: all(each.buffers == each.credits and each.buffers for each in hashed.planes), slices=0)
@@ -293,6 +301,7 @@ def test_an_unaligned_barrier_passes_rows_that_nobody_processes(hashed: World) -
 
 
 def test_an_aligned_barrier_waits_for_the_rows_before_it(hashed: World) -> None:
+    hashed.run_until(lambda: all(each.output.ready() is None for each in hashed.producers), slices=0)
     for producer in hashed.producers:
         producer.write_until_full()
     before = hashed.written()
@@ -309,6 +318,7 @@ def test_an_aligned_barrier_waits_for_the_rows_before_it(hashed: World) -> None:
 
 def test_a_barrier_with_a_timeout_passes_when_it_is_over(hashed: World) -> None:
     """It kept its place for 50 ms, in vain."""
+    hashed.run_until(lambda: all(each.output.ready() is None for each in hashed.producers), slices=0)
     for producer in hashed.producers:
         producer.write_until_full()
     before = hashed.written()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -117,12 +118,15 @@ class StateUploader:
                 )
             )
 
-    def close(self) -> None:
-        """Begin nothing any more: what waits fails, and what is under way ends by itself."""
+    def close(self, timeout_s: float = 0) -> None:
+        """Begin nothing any more: what waits fails. What is under way is waited for at most this long, in seconds."""
         with self._lock:
             self._closed = True
         for _ in self._threads:
             self._work.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0, deadline - time.monotonic()))
 
     def _upload(self, uid: str, chunk: Chunk) -> ChunkState:
         handle = self._storage.write_shared(uid, chunk.chunk_id, chunk.serialize(), _INLINE_CHUNK_BYTES)

@@ -5,6 +5,9 @@ what links tell is posted to its mailbox.
 
     write -> Partitioner (whose rows) -> Coalescer (buffers) -> ResultPartition (queues) -> ProducerLink per consumer
 
+Until each consumer has granted credit for the first time, which it does when all that it recovers is in its memory, no
+rows are asked for: else every rescale would add what the queues hold to what is under way.
+
 A watermark waits for the rows before it, and so for the coalescer: of several that come meanwhile the last one counts.
 
 Follows design, "Data plane"; FLIP-547, sections 2.1 and 4.2.
@@ -97,6 +100,7 @@ class OutputExchange:
         self._watermark_ms: int | None = None  # that waits to be sent
         self._watermark_due_ms = 0
         self._room: Future[None] | None = None
+        self._without_credit = set(consumers)  # which have never granted any
         self._closed = False
         self._links: dict[int, ProducerLink] = {}
         for consumer in consumers:
@@ -201,14 +205,15 @@ class OutputExchange:
         self._handle(rp.EventEmitted(event))
 
     def _has_room(self) -> bool:
-        partition = self._partition
-        return partition.queued_bytes < MAX_QUEUED_BYTES and partition.queued_buffers < MAX_QUEUED_BUFFERS * len(
-            self._links
-        )
+        partition, most = self._partition, MAX_QUEUED_BUFFERS * len(self._links)
+        waits = partition.queued_bytes >= MAX_QUEUED_BYTES or partition.queued_buffers >= most
+        return not (waits or self._without_credit)
 
     def _handle(self, event: rp.Event) -> None:
         if self._closed:
             return
+        if isinstance(event, rp.CreditGranted):
+            self._without_credit.discard(event.consumer)
         for action in self._partition.handle(event, self._now_ms()):
             match action:
                 case rp.Transmit(consumer=consumer, element=element):

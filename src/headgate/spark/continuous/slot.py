@@ -310,7 +310,7 @@ class SlotRuntime:
         if services.plane is not None:
             services.plane.close()
         if services.uploader is not None:
-            services.uploader.close()
+            services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written behind the end of the query
         if services.spill_folder:
             shutil.rmtree(services.spill_folder, ignore_errors=True)
 
