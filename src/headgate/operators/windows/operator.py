@@ -209,7 +209,7 @@ class WindowAggregate(WindowedAggregate):
         for head, parts in self._heads(chunks):
             low, high = min(fired for _, _, fired in head.fired), max(fired for _, _, fired in head.fired)
             for names in head.runs:
-                restored = (self._restored(next(parts), low, high) for _ in names)
+                restored = (self._restored(parts[name], low, high) for name in names if name in parts)
                 run = self._runs.adopt(part for part in restored if part is not None)
                 if run is not None:
                     run.drop(max(LEAST_US, low - self._buckets.size_us))

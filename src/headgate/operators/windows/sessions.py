@@ -380,8 +380,7 @@ class SessionAggregate(WindowedAggregate):
         """Take on the state of a checkpoint."""
         for head, parts in self._heads(chunks):
             for names in head.runs:
-                # By the names that the head knows: restored for another query, chunks have others.
-                dead = [(next(parts), head.dead.get(name)) for name in names]
+                dead = [(parts[name], head.dead.get(name)) for name in names if name in parts]
                 found = [each for chunk, bits in dead if (each := self._restored(chunk, bits)) is not None]
                 if found:
                     alive = np.concatenate([alive for _, alive in found])

@@ -17,6 +17,7 @@ Follows Spark 4.3's ``groupBy(window)``; design, "Keyed exchange"; trap 30.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -263,14 +264,22 @@ class WindowedAggregate(KeyedOperator):
     def _stored_columns(self) -> list[str]:
         """The columns of the state that are stored."""
 
-    def _heads(self, chunks: Sequence[RestoredChunk]) -> Iterator[tuple[Head, Iterator[RestoredChunk]]]:
-        """Yield the head of each former subtask, and its parts, all of which are to be taken before the next."""
-        pending = iter(chunks)
-        for chunk in pending:
-            head = msgspec.msgpack.decode(read_part(chunk).column("head")[0].as_py(), type=Head)
+    def _heads(self, chunks: Sequence[RestoredChunk]) -> Iterator[tuple[Head, dict[str, RestoredChunk]]]:
+        """Yield the head of each former subtask, and those of its parts that are given, by the names that it knows.
+
+        A part may be missing: one that was stored before a rescale is of fewer key groups than the head, and none of
+        them may be this subtask's. Restored for another query, chunks have a name before their own.
+        """
+        left = deque(chunks)
+        while left:
+            head = msgspec.msgpack.decode(read_part(left.popleft()).column("head")[0].as_py(), type=Head)
             for first, last, fired in head.fired:
                 self._fired[first : last + 1] = fired
-            yield head, pending
+            parts = {}
+            for name in (name for names in head.runs for name in names):
+                if left and (left[0].chunk_id == name or left[0].chunk_id.endswith(f".{name}")):
+                    parts[name] = left.popleft()
+            yield head, parts
         own = self._context.key_groups
         mine = self._fired[own.first : own.last + 1]
         self._watermark_us, self._most_fired_us = int(mine.min()), int(mine.max())

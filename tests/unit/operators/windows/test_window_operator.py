@@ -144,6 +144,16 @@ def test_a_row_that_was_late_is_late_behind_a_rescale(tmp_path: Path) -> None:
     assert sorted((row["k"], row["sum(v)"]) for row in rows) == [(key, 1 if key in fired else 3) for key in keys]
 
 
+def test_parts_from_before_a_rescale_are_of_fewer_key_groups(tmp_path: Path) -> None:
+    """They are named by a head of more key groups, and given only to subtasks that they concern."""
+    keys = range(40)
+    world = subtasks(tmp_path, parallelism=3)
+    world.process(batch(*((1, key, 1) for key in keys)))
+    for parallelism in (1, 2, 4, 1, 3):
+        world.restore(world.checkpoint(), parallelism)
+    assert sorted((row["k"], row["sum(v)"]) for row in world.finish()) == [(key, 1) for key in keys]
+
+
 def test_sliding_windows_fire_once_behind_a_rescale(tmp_path: Path) -> None:
     """Rows that windows share are still there when some of these have fired for some of the keys."""
     keys = range(20)

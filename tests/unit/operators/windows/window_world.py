@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from headgate.functions import Column
@@ -17,7 +18,7 @@ from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import Aggregated, Key, OutputMode, WindowedAggregate
-from headgate.protocol.key_groups import key_group_range, subtask_of
+from headgate.protocol.key_groups import KeyGroupRange, key_group_range, subtask_of
 from headgate.source.watermark import MAX_WATERMARK_MS
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -70,6 +71,7 @@ class Subtasks:
         self._deployments = 0
         self._checkpoints = 0
         self.files: dict[str, bytes] = {}
+        self._key_groups: dict[str, KeyGroupRange] = {}
         self.uploaded: list[int] = []
         self.emitted: list[pa.RecordBatch] = []
         self.late: list[pa.RecordBatch] = []
@@ -96,12 +98,12 @@ class Subtasks:
             chunks = [
                 RestoredChunk(
                     chunk_id=chunk.chunk_id,
-                    whole=own.first <= chunk.first_key_group and chunk.last_key_group <= own.last,
+                    whole=all(group in own for group in msgspec.structs.astuple(self._key_groups[chunk.chunk_id])),
                     read=lambda name=chunk.chunk_id: self.files[name],  # type: ignore[misc]
                 )
                 for state in states
                 for chunk in state
-                if chunk.first_key_group <= own.last and own.first <= chunk.last_key_group
+                if self._key_groups[chunk.chunk_id].overlaps(own)
             ]
             operator.restore_keyed(chunks)
             self.operators.append(operator)
@@ -139,6 +141,8 @@ class Subtasks:
             assert len({chunk.chunk_id for chunk in chunks}) == len(chunks)
             for chunk in chunks:
                 if chunk.chunk_id not in self.files:
+                    # What is known of a stored chunk stays what it was when it was stored, at another parallelism, too.
+                    self._key_groups[chunk.chunk_id] = KeyGroupRange(chunk.first_key_group, chunk.last_key_group)
                     self.files[chunk.chunk_id] = chunk.serialize()
                     uploaded += len(self.files[chunk.chunk_id])
             states.append(chunks)
