@@ -98,15 +98,18 @@ class Subtasks:
             chunks = [
                 RestoredChunk(
                     chunk_id=chunk.chunk_id,
-                    whole=all(group in own for group in msgspec.structs.astuple(self._key_groups[chunk.chunk_id])),
+                    whole=all(group in own for group in msgspec.structs.astuple(self._groups_of(chunk))),
                     read=lambda name=chunk.chunk_id: self.files[name],  # type: ignore[misc]
                 )
                 for state in states
                 for chunk in state
-                if self._key_groups[chunk.chunk_id].overlaps(own)
+                if self._groups_of(chunk).overlaps(own)
             ]
             operator.restore_keyed(chunks)
             self.operators.append(operator)
+
+    def _groups_of(self, chunk: KeyedChunk) -> KeyGroupRange:
+        return self._key_groups.get(chunk.chunk_id, KeyGroupRange(chunk.first_key_group, chunk.last_key_group))
 
     def _emit(self, batch: pa.RecordBatch, split: str) -> None:
         batch.validate(full=True)
