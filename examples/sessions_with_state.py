@@ -67,7 +67,6 @@ if __name__ == "__main__":
         .groupBy("user")
         .transformWithState(Sessions(), SESSION, "append", "EventTime")
         .writeStream.format("memory")
-        .option("checkpointLocation", "checkpoints/sessions")
         .trigger(continuous="1 second")
         .start()
     )
