@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace) -> None:
         for name in wanted:
             for case in _cases(name, arguments, spark, broker, flink):
                 rounds = 1 if arguments.quick else arguments.rounds
-                results.append(measure(case, rounds, memory, warm_up=name != "exchange-p99"))
+                results.append(measure(case, rounds, memory))
     report(
         "keyed", results, memory,
         f"local[{CORES}], parallelism {CORES}, {KEYS:,} keys, windows of 10 s, a checkpoint every second in a local "
