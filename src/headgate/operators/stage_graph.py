@@ -229,6 +229,15 @@ class StageGraph:
         behind = (self.stage_of(node.uid) for node in self.operators if exchange in node.inputs)
         return next(behind, self.stage_of(exchange) + 1)  # the sink's stage has no operator for its own
 
+    def idles_together(self, exchange: str) -> bool:
+        """Return whether all producers of an exchange are told the same watermarks: they stand behind exchanges, too.
+
+        Who stands behind a `forward` one is told what its only producer is.
+        """
+        inputs = [uid for uid in self.exchanges if self.consumer_stage(uid) == self.stage_of(exchange)]
+        kinds = {uid: self.exchanges[uid].exchange_kind for uid in inputs}
+        return bool(inputs) and all(kinds[uid] != "forward" or self.idles_together(uid) for uid in inputs)
+
     def _stage(self, number: int, last: bool) -> Stage:
         sources = self.sources if number == 0 else ()
         inputs = {uid: each for uid, each in self.exchanges.items() if self.consumer_stage(uid) == number}

@@ -4,7 +4,8 @@ Never: read a clock or look at a row. Nothing of it is stored.
 
 Each source has one watermark in a subtask, made where the source is read, also if its event times are found behind an
 operator (`headgate.operators.with_watermark`); an exchange has that of its slowest producer. An input that nothing was
-heard of holds the stage's.
+heard of holds the stage's. The final watermark passes no input that has it not, idle or not: what fired by it would
+take no row of one that is heard of again. So the stage is idle when all inputs that are not at their end are.
 
 Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
 """
@@ -31,21 +32,26 @@ class WatermarkFlow:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The stage's watermark, in milliseconds; None while one that is waited for has none."""
-        votes = [vote for uid, vote in self._inputs.items() if uid not in self._idle]
+        """The stage's watermark, in milliseconds; None while one that is waited for has none, or all are idle."""
+        left = self._left()
+        votes = [self._inputs[uid] for uid in left if uid not in self._idle]
         known = [vote for vote in votes if vote is not None]
+        if not left:
+            return MAX_WATERMARK_MS
         return min(known) if known and len(known) == len(votes) else None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody should wait for it: all inputs are idle."""
-        return len(self._idle) == len(self._inputs)
+        """Whether nobody should wait for it: all inputs that have not ended are idle."""
+        left = self._left()
+        return bool(left) and self._idle.issuperset(left)
+
+    def _left(self) -> list[str]:
+        return [uid for uid, watermark_ms in self._inputs.items() if watermark_ms != MAX_WATERMARK_MS]
 
     def on_watermark(self, uid: str, timestamp_ms: int) -> None:
         """Take an input's watermark, in milliseconds."""
         self._inputs[uid] = timestamp_ms
-        if timestamp_ms == MAX_WATERMARK_MS:
-            self._idle.discard(uid)
 
     def on_idle(self, uid: str) -> None:
         """Wait no longer for an input."""

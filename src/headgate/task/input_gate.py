@@ -149,10 +149,13 @@ class GateInput(msgspec.Struct, frozen=True, kw_only=True):
         The producing subtasks: one channel each.
     supports_unaligned
         Whether barriers may pass its rows.
+    idle_together
+        Whether the producers stand behind exchanges that tell all of them the same.
     """
 
     producers: tuple[int, ...]
     supports_unaligned: bool
+    idle_together: bool = False
 
 
 # What happened.
@@ -339,7 +342,7 @@ class InputGate:
         self._channels: dict[ChannelId, _Channel] = {}
         self._valves: dict[str, WatermarkValve] = {}
         for exchange, each in inputs.items():
-            self._valves[exchange] = WatermarkValve(exchange, each.producers)
+            self._valves[exchange] = WatermarkValve(exchange, each.producers, idle_together=each.idle_together)
             for producer in each.producers:
                 channel = ChannelId(exchange, producer, consumer)
                 self._channels[channel] = _Channel(

@@ -164,6 +164,7 @@ class StreamingOutput(TaskOutput):
         *,
         control: ReaderControl | None = None,
         held: bool = False,
+        bounded: bool = False,
         behind_rows: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._strategy = strategy
@@ -184,7 +185,9 @@ class StreamingOutput(TaskOutput):
         self._source_paused = False
         self._expects_splits = held  # nobody knows yet whether there are any for this reader
         self._owes_report = False  # that it has no vote, if so it is when that is known
-        self._machine = wm.SplitWatermarks(strategy, held=held, tells_votes=self._alignment is not None)
+        self._machine = wm.SplitWatermarks(
+            strategy, held=held, bounded=bounded, tells_votes=self._alignment is not None
+        )
         if strategy is not None and strategy.idle_timeout_ms is not None:
             self.timer_period_ms = max(1, strategy.idle_timeout_ms // 4)
 

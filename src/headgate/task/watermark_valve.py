@@ -2,43 +2,58 @@
 
 Never: read a clock, look at a row. Nothing of it is stored: after a restart producers send their watermarks anew.
 
-A producer is *active* (it has a vote: its watermark, or none yet, which holds all), *idle* (nobody waits for it) or
-*ended* (the same, for ever). The states are those of the exchange: *moving* when what was told is the minimum, *held*
-when nothing was told yet or an active producer is behind it, *idle* when all that have not ended are idle, *ended*.
+A producer is *active* (it has a vote: its watermark, or none yet, which holds all), *idle* (nobody waits for it),
+*final* (its watermark is the final one; it holds nobody) or *ended* (the same, for ever). The final watermark passes
+nobody else, idle or not: windows that fired by it would take no row of one that is heard of again. The states are those
+of the exchange: *moving* when what was told is the minimum, *held* when nothing was told yet or an active producer is
+behind it, *idle* when all that are not final are idle, *ended*.
 
     state         event            next    actions            why
     ------------  ---------------  ------  -----------------  ---------------------------------------------------------
-    held, moving  WatermarkPassed  same                       another one is behind it
+    held          WatermarkPassed  same                       another one is behind it
     held          WatermarkPassed  moving  AdvanceWatermark?  the slowest one; none: it caught up with what was told
-    moving        WatermarkPassed  same    AdvanceWatermark   the slowest one
+    moving        WatermarkPassed  same    AdvanceWatermark?  the slowest one; none: others hold the watermark
     moving        WatermarkPassed  held                       it was idle, and is behind what was told
-    idle          WatermarkPassed  held    MarkActive         the same
+    held, moving  WatermarkPassed  idle    MarkIdle           it is final, and those that are not are idle
+    idle          WatermarkPassed  same                       the same
+    idle          WatermarkPassed  held    MarkActive         it is behind what was told
     idle          WatermarkPassed  moving  MarkActive,
                                            AdvanceWatermark?
-    held, moving  ProducerIdle     same                       others hold the watermark
+    held          ProducerIdle     same                       others hold the watermark
     held          ProducerIdle     moving  AdvanceWatermark?  it held the watermark
-    moving        ProducerIdle     same    AdvanceWatermark   the same
+    moving        ProducerIdle     same    AdvanceWatermark?  the same
     held, moving  ProducerIdle     idle    MarkIdle           the last one with a vote
     idle          ProducerIdle     same
     held, moving  ProducerActive   same
     moving        ProducerActive   held                       it is behind what was told
-    idle          ProducerActive   held    MarkActive         the same
+    idle          ProducerActive   same                       it is final
+    idle          ProducerActive   held    MarkActive         it is behind what was told
     idle          ProducerActive   moving  MarkActive,
                                            AdvanceWatermark?
-    held, moving  ProducerEnded    same                       others hold the watermark
+    held          ProducerEnded    same                       others hold the watermark
     held          ProducerEnded    moving  AdvanceWatermark?  it held the watermark
-    moving        ProducerEnded    same    AdvanceWatermark   the same
+    moving        ProducerEnded    same    AdvanceWatermark?  the same
     held, moving  ProducerEnded    idle    MarkIdle           those that are left are idle
     idle          ProducerEnded    same                       the same
-    held, moving  ProducerEnded    ended   AdvanceWatermark?, the last one; the final watermark, if it is not out yet,
-                                           EndInput           and nothing behind it
-    idle          ProducerEnded    ended   MarkActive,
-                                           AdvanceWatermark?,
+    idle          ProducerEnded    held    MarkActive         idle together: the others are about to end
+    idle          ProducerEnded    moving  MarkActive,        the same, or those that are left are final
+                                           AdvanceWatermark?
+    held          ProducerEnded    ended   AdvanceWatermark,  the last one: the final watermark, and nothing behind it
                                            EndInput
+    moving        ProducerEnded    ended   AdvanceWatermark?, the same; the final one may be out
+                                           EndInput
+    idle          ProducerEnded    ended   MarkActive,
+                                           AdvanceWatermark,
+                                           EndInput
+
+Producers that stand behind exchanges themselves are told the same, though not at the same time: they are idle
+*together*. One that is idle before the others are, or for longer, may keep what is older than what they have sent, and
+is waited for: only when all are idle the exchange is, and none is final (or else all are about to be).
 
 The watermark that is told never goes back: a producer that becomes active behind it holds it where it is.
 
-Follows Flink's StatusWatermarkValve, which, other than this one, does not wait for a producer that comes back behind.
+Follows Flink's StatusWatermarkValve, which, other than this one, does not wait for a producer that comes back behind,
+nor keeps the final watermark behind idle ones.
 """
 
 from __future__ import annotations
@@ -108,6 +123,8 @@ class WatermarkValve:
         Its uid.
     producers
         The producing subtasks.
+    idle_together
+        Whether they stand behind exchanges that tell all of them the same.
 
     Examples
     --------
@@ -120,9 +137,11 @@ class WatermarkValve:
     [AdvanceWatermark(exchange='words', timestamp_ms=7)]
     """
 
-    def __init__(self, exchange: str, producers: Iterable[int]) -> None:
+    def __init__(self, exchange: str, producers: Iterable[int], *, idle_together: bool = False) -> None:
         self._exchange = exchange
         self._producers = {each: _Producer() for each in producers}  # those that have not ended
+        self._idle_together = idle_together
+        self._any_final = False
         self._told_ms = MIN_WATERMARK_MS  # this: nothing
         self._idle = False
         self._history: deque[tuple[int | None, ProducerTold]] = deque(maxlen=_HISTORY)
@@ -134,7 +153,7 @@ class WatermarkValve:
             return "ended"
         if self._idle:
             return "idle"
-        return "moving" if MIN_WATERMARK_MS < self._told_ms == self._minimum_ms() else "held"
+        return "moving" if MIN_WATERMARK_MS < self._told_ms == self._vote_ms() else "held"
 
     def handle(self, event: ProducerTold, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
@@ -148,44 +167,55 @@ class WatermarkValve:
         if producer is None:
             raise self._invalid(event)
         self._history.append((now_ms, event))
-        held = not producer.idle and producer.watermark_ms <= self._told_ms
+        # Most watermarks change nothing: those of who was in front already.
+        changes = self._idle or producer.idle or producer.watermark_ms <= self._told_ms
         match event.event:
             case WatermarkPassed(timestamp_ms):
                 producer.watermark_ms = max(producer.watermark_ms, timestamp_ms)
                 producer.idle = False
             case ProducerIdle():
-                producer.idle = True
+                producer.idle = changes = True
             case ProducerActive():
                 producer.idle = False
             case ProducerEnded():
                 del self._producers[event.producer]
-        return self._look() if held or self._idle or not self._producers else []
+                self._any_final = changes = True
+        if producer.watermark_ms == MAX_WATERMARK_MS:
+            self._any_final = changes = True
+        return self._look() if changes else []
 
     def check(self) -> None:
         """Assert what always holds: nothing that is due is left untold."""
-        if self._producers:
-            assert self._idle == all(each.idle for each in self._producers.values())
-            assert self._idle or self._minimum_ms() <= self._told_ms
-        else:
-            assert self._told_ms == MAX_WATERMARK_MS
-            assert not self._idle
+        vote_ms = self._vote_ms()
+        assert self._idle == (vote_ms is None)
+        assert vote_ms is None or vote_ms <= self._told_ms
+        assert self._told_ms < MAX_WATERMARK_MS or all(
+            each.watermark_ms == MAX_WATERMARK_MS for each in self._producers.values()
+        )
 
     def _look(self) -> list[Action]:
-        """Tell what changed, after a producer that held the exchange moved."""
+        """Tell what changed."""
         actions: list[Action] = []
-        idle = bool(self._producers) and all(each.idle for each in self._producers.values())
-        if idle != self._idle:
-            self._idle = idle
-            actions.append(MarkIdle(self._exchange) if idle else MarkActive(self._exchange))
-        if not idle and self._minimum_ms() > self._told_ms:
-            self._told_ms = self._minimum_ms()
-            actions.append(AdvanceWatermark(self._exchange, self._told_ms))
+        vote_ms = self._vote_ms()
+        if (vote_ms is None) != self._idle:
+            self._idle = vote_ms is None
+            actions.append(MarkIdle(self._exchange) if self._idle else MarkActive(self._exchange))
+        if vote_ms is not None and vote_ms > self._told_ms:
+            self._told_ms = vote_ms
+            actions.append(AdvanceWatermark(self._exchange, vote_ms))
         if not self._producers:
             actions.append(EndInput(self._exchange))
         return actions
 
-    def _minimum_ms(self) -> int:
-        return min((each.watermark_ms for each in self._producers.values() if not each.idle), default=MAX_WATERMARK_MS)
+    def _vote_ms(self) -> int | None:
+        """Return the lowest watermark of those with a vote, in milliseconds; None: the exchange is idle."""
+        left = [each for each in self._producers.values() if each.watermark_ms < MAX_WATERMARK_MS]
+        if not left:
+            return MAX_WATERMARK_MS
+        awake = [each for each in left if not each.idle]
+        if self._idle_together and (awake or self._any_final):
+            awake = left
+        return min((each.watermark_ms for each in awake), default=None)
 
     def _invalid(self, event: ProducerTold) -> InvalidTransitionError:
         history = told_before(self._history, event)

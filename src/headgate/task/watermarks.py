@@ -166,6 +166,8 @@ class SplitWatermarks:
         The rule for splits whose source emits none; None: such splits have no watermark.
     held
         Whether the reader is waited for, without a watermark, until the first `UnassignedChanged`.
+    bounded
+        Whether the input ends by itself.
     tells_votes
         Whether `SplitVoteChanged` is ordered, behind everything else.
 
@@ -178,8 +180,16 @@ class SplitWatermarks:
     ([], [EmitWatermark(timestamp_ms=60)])
     """
 
-    def __init__(self, strategy: WatermarkStrategy | None, *, held: bool = False, tells_votes: bool = False) -> None:
+    def __init__(
+        self,
+        strategy: WatermarkStrategy | None,
+        *,
+        held: bool = False,
+        bounded: bool = False,
+        tells_votes: bool = False,
+    ) -> None:
         self._strategy = strategy
+        self._bounded = bounded
         self._tells_votes = tells_votes
         self._splits: dict[str, _SplitState] = {}
         self._emitted_ms: int | None = None
@@ -235,7 +245,8 @@ class SplitWatermarks:
         if self._ended:
             assert self._emitted_ms == MAX_WATERMARK_MS
         elif not self._begins:
-            assert self._idle == (not self._holds and all(split.idle for split in self._splits.values()))
+            waits = self._holds or (self._bounded and not self._splits)
+            assert self._idle == (not waits and all(split.idle for split in self._splits.values()))
 
     def _combine(self) -> list[Action]:
         """Find the minimum anew."""
@@ -243,11 +254,11 @@ class SplitWatermarks:
         voting = [split.watermark_ms for split in self._splits.values() if not split.idle]
         if self._holds:
             voting.append(self._unassigned_ms)
-        self._idle = not voting
-        if not voting:
+        self._idle = not voting and not (self._bounded and not self._splits)
+        if self._idle:
             return [] if was_idle else [EmitIdle()]
         actions: list[Action] = [EmitActive()] if was_idle else []
-        if None not in voting:
+        if voting and None not in voting:
             lowest_ms = min(cast(list[int], voting))
             if self._emitted_ms is None or lowest_ms > self._emitted_ms:
                 self._emitted_ms = lowest_ms

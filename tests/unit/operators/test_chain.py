@@ -405,6 +405,27 @@ def test_the_slowest_input_of_a_union_counts() -> None:
     assert watermark() == 500
 
 
+def test_the_final_watermark_passes_no_idle_input() -> None:
+    """A bounded source that is read to its end must not fire the windows of a live one that is silent for a while."""
+    left, right = source(uid="left"), source(uid="right")
+    chain, _ = chain_of(PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(left, right)))
+    flow = chain.watermarks
+    for uid in ("left", "right"):
+        chain.input(uid).on_active()
+        chain.input(uid).on_watermark(300)
+    chain.input("right").on_idle()
+    chain.input("left").on_watermark(MAX_WATERMARK_MS)
+    drain(chain)
+    assert (flow.watermark_ms, flow.is_idle) == (None, True)
+    chain.input("right").on_active()
+    chain.input("right").on_watermark(400)
+    drain(chain)
+    assert (flow.watermark_ms, flow.is_idle) == (400, False)
+    chain.input("right").on_watermark(MAX_WATERMARK_MS)
+    drain(chain)
+    assert (flow.watermark_ms, flow.is_idle) == (MAX_WATERMARK_MS, False)
+
+
 SECONDS = pa.schema([("at", pa.timestamp("us", "UTC"))])
 
 

@@ -40,9 +40,14 @@ class Machine:
     """A machine that is checked after each event."""
 
     def __init__(
-        self, strategy: WatermarkStrategy | None = STRATEGY, *, held: bool = False, tells_votes: bool = False
+        self,
+        strategy: WatermarkStrategy | None = STRATEGY,
+        *,
+        held: bool = False,
+        bounded: bool = False,
+        tells_votes: bool = False,
     ) -> None:
-        self.machine = SplitWatermarks(strategy, held=held, tells_votes=tells_votes)
+        self.machine = SplitWatermarks(strategy, held=held, bounded=bounded, tells_votes=tells_votes)
 
     def __call__(self, event: Event, now_ms: int = 0) -> list[Action]:
         actions = self.machine.handle(event, now_ms)
@@ -307,6 +312,20 @@ def test_a_held_reader_without_a_split_or_unassigned_work_becomes_idle() -> None
 
     told_at_once = Machine(held=True)
     assert told_at_once(UnassignedChanged(None)) == []  # nobody waits for it yet
+
+
+def test_a_bounded_reader_keeps_its_place_until_it_ends_once_it_has_no_split() -> None:
+    """Between its last split and its end others would take the final watermark of those that ended for theirs."""
+    machine = Machine(held=True, bounded=True)
+    machine(SplitAdded("a"))
+    machine(RowsEmitted("a", 100))
+    assert machine(UnassignedChanged(None)) == [EmitWatermark(90)]
+    assert machine(SplitFinished("a")) == []
+    assert machine(SplitAdded("b")) == []
+    assert machine(RowsEmitted("b", 120)) == [EmitWatermark(110)]
+    assert machine(TimePassed(), 100) == [EmitIdle()]  # a split that falls silent is another matter
+    assert machine(SplitFinished("b"), 100) == [EmitActive()]
+    assert machine(InputEnded(), 100) == [EmitWatermark(MAX_WATERMARK_MS)]
 
 
 def test_a_held_reader_that_ends_before_it_is_told_still_emits_its_final_watermark() -> None:

@@ -91,6 +91,8 @@ class InputExchanges:
         Where the recovery thread puts what does not fit into memory.
     producers_recover
         Whether the producers send recovered buffers first.
+    idle_together
+        The exchanges of which `headgate.operators.stage_graph.StageGraph.idles_together` holds.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class InputExchanges:
         spill_folder: str,
         *,
         producers_recover: bool,
+        idle_together: frozenset[str],
     ) -> None:
         self._consumer = consumer
         self._producers = producers
@@ -124,7 +127,11 @@ class InputExchanges:
         self._gate = ig.InputGate(
             consumer,
             {
-                uid: ig.GateInput(producers=producers[uid], supports_unaligned=exchange.supports_unaligned)
+                uid: ig.GateInput(
+                    producers=producers[uid],
+                    supports_unaligned=exchange.supports_unaligned,
+                    idle_together=uid in idle_together,
+                )
                 for uid, exchange in exchanges.items()
             },
             recovering=bool(recovered),

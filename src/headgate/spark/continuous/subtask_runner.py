@@ -60,7 +60,7 @@ from headgate.protocol.state import (
     SubtaskState,
 )
 from headgate.readers import SourceReaderBase
-from headgate.source import InputStatus, SourceEvent, SourceReader, SourceReaderContext
+from headgate.source import Boundedness, InputStatus, SourceEvent, SourceReader, SourceReaderContext
 from headgate.spark.continuous.error_reports import report_of
 from headgate.spark.continuous.exchange import OutputExchange
 from headgate.spark.continuous.input_exchanges import InputExchanges
@@ -472,6 +472,7 @@ class _Execution:
                 [self._recovered_input(each, partitioners[each.state.exchange]) for each in mine],
                 os.path.join(self._spill_folder, "channels"),
                 producers_recover=from_producers,
+                idle_together=frozenset(filter(runner._definition.graph.idles_together, self._stage.inputs)),
             )
             self._inputs_recovered = not (mine or from_producers)
             self.recovers_first = waits and not self._inputs_recovered
@@ -1189,6 +1190,7 @@ class _Output(StreamingOutput):
             now_ms,
             control=of,
             held=True,
+            bounded=source.boundedness is Boundedness.BOUNDED,
             behind_rows=behind_rows,
         )
         behind.rows_passed = self.rows_passed
