@@ -12,17 +12,18 @@ __version__ = "0.5.0"
 if TYPE_CHECKING:
     from headgate.source.simple import SimpleSource
     from headgate.spark.continuous.query import ContinuousQuery
-    from headgate.spark.continuous.streams import continuous
+    from headgate.spark.continuous.streams import ContinuousStream, continuous
     from headgate.spark.registration import register
 
 _HOMES = {
     "ContinuousQuery": "headgate.spark.continuous.query",
+    "ContinuousStream": "headgate.spark.continuous.streams",
     "continuous": "headgate.spark.continuous.streams",
     "SimpleSource": "headgate.source.simple",
     "register": "headgate.spark.registration",
 }
 
-__all__ = ["ContinuousQuery", "SimpleSource", "__version__", "continuous", "register"]
+__all__ = ["ContinuousQuery", "ContinuousStream", "SimpleSource", "__version__", "continuous", "register"]
 
 
 def __getattr__(name: str) -> Any:

@@ -941,8 +941,9 @@ class JobMaster:
         self._out.append(ShowCheckpoint(action.checkpoint_id, action.epoch, action.duration_ms, action.size_bytes))
 
     def _notify_aborted(self, action: cp.NotifyAborted) -> None:
-        if action.put_off:
-            self._log("info", f"Checkpoint {action.checkpoint_id} is put off: {_sentence(action.reason)}")
+        if action.put_off or self._scheduler.state == "ending":
+            became = "is put off" if action.put_off else "is given up"
+            self._log("info", f"Checkpoint {action.checkpoint_id} {became}: {_sentence(action.reason)}")
         else:
             self._log("warning", f"Checkpoint {action.checkpoint_id} failed: {_sentence(action.reason)}")
         for status in self._scheduler.deployed() if not action.put_off else ():  # then no barrier is out

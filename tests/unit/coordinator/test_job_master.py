@@ -360,6 +360,16 @@ def test_when_one_source_cannot_take_part_the_others_hear_that_the_checkpoint_is
     assert kinds(master(TimePassed(), 300)) == ["Log", "SnapshotEnumerator"]  # they are asked anew
 
 
+def test_a_checkpoint_that_the_end_of_the_query_cuts_off_is_no_warning() -> None:
+    """Whoever stops a query has nothing to look into."""
+    master = Master()
+    master.run()
+    master(TimePassed(), 100)
+    master.said(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=110)
+    logged = [action for action in master(StopRequested(), 120) if isinstance(action, Log)]
+    assert [(each.level, each.text[:24]) for each in logged] == [("info", "Checkpoint 1 is given up")]
+
+
 def test_what_the_driver_reports_of_a_failed_commit_ends_the_query_if_only_the_user_can_help() -> None:
     master = Master(1, restored=manifest(9, SubtaskState()))
     master(sch.QueryStarted())

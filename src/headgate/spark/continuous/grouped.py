@@ -2,7 +2,7 @@
 
 Never: start anything: it adds nodes to the plan, and what is wrong is an `OptionError` in the line that is wrong.
 
-The names are PySpark's: ``agg``, ``transformWithState``.
+The names are PySpark's: ``agg``, ``count`` ..., ``transformWithState``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headgate import functions
 from headgate.errors import OptionError
 from headgate.operators.exchange import Exchange
 from headgate.operators.expressions import Column, Constant, Name, Node, index_of, text_of
 from headgate.operators.key_hash import check_key_type
-from headgate.operators.plan import PlanNode
+from headgate.operators.plan import PlanNode, source_column
 from headgate.operators.project import Project
+from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
@@ -76,8 +78,8 @@ class GroupedStream:
         Raises
         ------
         OptionError
-            There is not one window among what is grouped by, a column is missing or has the wrong type, or two columns
-            of the output have the same name.
+            There is not one window among what is grouped by, a column is missing or has the wrong type, two columns of
+            the output have the same name, or the window's times are not those of the watermark.
         """
         windows = [each for each in self._by if isinstance(each, TimeWindow | SessionWindow)]
         if len(windows) != 1:
@@ -117,6 +119,7 @@ class GroupedStream:
                 "timestamp.",
                 option="groupBy", value=text_of(window.time),
             )  # fmt: skip
+        self._check_is_event_time(window)
         aggregates = [
             Aggregated(each.name_in_output, accumulator_of(each, None if c is None else node.schema.field(c).type), c)
             for each, c in zip(exprs, taken)
@@ -132,6 +135,45 @@ class GroupedStream:
             )
         exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
         return self._stream.with_node(exchanged.then(operator))
+
+    def count(self) -> ContinuousStream:
+        """Count the rows of each group, as the column ``count``: see `agg`."""
+        return self.agg(functions.count().alias("count"))
+
+    def sum(self, *cols: str) -> ContinuousStream:
+        """Add up columns for each group, as ``sum(NAME)``: see `agg`."""
+        return self.agg(*(functions.sum(each).alias(f"sum({each})") for each in cols))
+
+    def avg(self, *cols: str) -> ContinuousStream:
+        """Average columns for each group, as ``avg(NAME)``: see `agg`."""
+        return self.agg(*(functions.avg(each).alias(f"avg({each})") for each in cols))
+
+    def min(self, *cols: str) -> ContinuousStream:
+        """Find the least value of columns for each group, as ``min(NAME)``: see `agg`."""
+        return self.agg(*(functions.min(each).alias(f"min({each})") for each in cols))
+
+    def max(self, *cols: str) -> ContinuousStream:
+        """Find the greatest value of columns for each group, as ``max(NAME)``: see `agg`."""
+        return self.agg(*(functions.max(each).alias(f"max({each})") for each in cols))
+
+    def _check_is_event_time(self, window: TimeWindow | SessionWindow) -> None:
+        """Check that a window's times are not another column of the source than its watermarks are of."""
+        node, column = self._node, None
+        if isinstance(window.time, Name):
+            column = source_column(node, window.time.path)
+        if column is None:
+            return  # an operator made it; who made it knows
+        while node.inputs:
+            node = node.inputs[0]
+        assert isinstance(node.of, SourceDefinition)
+        strategy = node.of.watermark_strategy
+        if strategy is not None and strategy.event_time_column.lower() != column.lower():
+            raise OptionError(
+                f"groupBy: the windows are of {column!r}, and the watermark is of {strategy.event_time_column!r}, "
+                f"which does not tell when they end. Call withWatermark({column!r}, ...), or group by windows of "
+                f"{strategy.event_time_column!r}.",
+                option="groupBy", value=column,
+            )  # fmt: skip
 
     def transformWithState(
         self,

@@ -41,7 +41,7 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
         arrow = to_arrow_schema(columns, timezone="UTC")
     except (PySparkException, AttributeError, TypeError, ValueError) as error:
         raise OptionError(
-            f"The schema is {str(schema)!r}, which cannot be used: {str(error).partition(chr(10))[0]}. "
+            f"The schema is {str(schema)!r}, which cannot be used: {str(error).strip().partition(chr(10))[0]}. "
             'Write it like "user string, amount long, at timestamp".',
             option="schema", value=str(schema),
         ) from error  # fmt: skip

@@ -103,7 +103,7 @@ def test_sessions_and_local_times() -> None:
     """The window's bounds have the type of the event time."""
     stream = rides().groupBy("user", session_window("at", "1 minute")).agg(collect_list("note"))
     assert stream.columns == ["user", "session_window", "collect_list(note)"]
-    local = rides().groupBy(window("local", "1 hour")).agg(count())
+    local = numbers(RIDES).withWatermark("local", "5 seconds").groupBy(window("local", "1 hour")).agg(count())
     assert local.schema["window"].dataType.simpleString() == "struct<start:timestamp_ntz,end:timestamp_ntz>"
 
 
@@ -187,6 +187,13 @@ WRONG: dict[str, tuple[str, Any]] = {
     "no watermark": (
         "needs a watermark, and the source 'datagen'", lambda: definition(numbers(RIDES).groupBy(TEN).agg(count())),
     ),
+    "another column than the watermark's": (
+        "the windows are of 'at', and the watermark is of 'local'",
+        lambda: (
+            numbers(RIDES).withWatermark("local", "5 seconds").select(col("at").alias("when"))
+            .groupBy(window("when", "1 hour")).agg(count())
+        ),
+    ),
     "constant": ("must be a timestamp", lambda: rides().groupBy(window(lit(1), "1 hour")).agg(count())),
 }  # fmt: skip
 
@@ -214,3 +221,15 @@ def test_who_stands_behind_exchanges_is_idle_together_with_its_neighbours() -> N
         "rebalance": False,
         "forward": False,
     }
+
+
+def test_the_short_forms_of_spark() -> None:
+    """Their columns are called as in Spark."""
+    grouped = rides().groupBy(TEN, "user")
+    assert grouped.count().columns == ["window", "user", "count"]
+    assert grouped.sum("amount").columns == ["window", "user", "sum(amount)"]
+    assert grouped.avg("amount").columns == ["window", "user", "avg(amount)"]
+    assert grouped.min("amount", "at").columns == ["window", "user", "min(amount)", "min(at)"]
+    assert grouped.max("note").schema["max(note)"].dataType.simpleString() == "string"
+    with pytest.raises(OptionError, match="at least one aggregate"):
+        grouped.sum()
