@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600
+pytestmark = pytest.mark.timeout(PATIENCE_S + 60)  # all scenarios run in the first test's name
 SCENARIOS = (
     "the_documents_example",
     "repartition",

@@ -663,6 +663,7 @@ class CheckpointCoordinator:
             commits=self._commits.for_manifest(new),
             uncommitted=self._commits.epochs,
             exchanges=dict(self._plan.exchanges),
+            signatures=dict(self._plan.signatures),
             channels=tuple(channel for _, state in sorted(pending.subtasks.items()) for channel in state.channels),
             channels_parallelism=self._plan.parallelism,
         )

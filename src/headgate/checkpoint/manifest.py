@@ -78,6 +78,10 @@ class QueryPlan(Protocol):
         """The exchanges between its stages, by uid."""
 
     @property
+    def signatures(self) -> Mapping[str, str]:
+        """What keyed state, and rows on their way by key, are of."""
+
+    @property
     def parallelism(self) -> int:
         """How many subtasks each stage has."""
 
@@ -159,6 +163,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         Older epochs that may not be committed either, oldest first: to be committed before it, each under its number.
     exchanges
         By uid, as they were when it was taken.
+    signatures
+        By the uid of an operator or an exchange: by what it is keyed, and what its state is of, as text. State of
+        another signature is not taken on.
     channels
         The rows that its barriers passed. Those of ``subtasks`` are empty: they stand here.
     channels_parallelism
@@ -179,6 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     commits: Committables = {}
     uncommitted: tuple[UncommittedEpoch, ...] = ()
     exchanges: dict[str, ExchangePlan] = {}
+    signatures: dict[str, str] = {}
     channels: tuple[ChannelState, ...] = ()
     channels_parallelism: int = 0
 
@@ -314,6 +322,7 @@ class _StoredManifest(msgspec.Struct, frozen=True):
     subtasks: tuple[tuple[_StoredSubtask, ...], ...]
     # Since version 2.
     exchanges: dict[str, ExchangePlan] = {}
+    signatures: dict[str, str] = {}
     channels_parallelism: int = 0
     channels: tuple[_StoredChannel, ...] = ()
 
@@ -455,6 +464,7 @@ def _to_stored(manifest: Manifest) -> _StoredManifest:
         ),
         subtasks=tuple(tuple(map(_to_subtask, stage)) for stage in manifest.subtasks),
         exchanges=manifest.exchanges,
+        signatures=manifest.signatures,
         channels_parallelism=manifest.channels_parallelism,
         channels=tuple(map(_to_channel, manifest.channels)),
     )
@@ -481,6 +491,7 @@ def _from_stored(stored: _StoredManifest) -> Manifest:
         ),
         subtasks=tuple(tuple(map(_from_subtask, stage)) for stage in stored.subtasks),
         exchanges=stored.exchanges,
+        signatures=stored.signatures,
         channels=tuple(map(_from_channel, stored.channels)),
         channels_parallelism=stored.channels_parallelism,
     )

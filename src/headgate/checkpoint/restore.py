@@ -16,7 +16,8 @@ Never: read a file, or drop state that the user did not allow to be dropped.
 
 A source or operator whose uid is not in the checkpoint starts afresh. State of a uid that the query does not have is
 left over: an error that names it, unless ``allowNonRestoredState`` is set. An exchange that has become one of another
-kind is an error if rows were on their way through it: who gets them now cannot be told.
+kind is an error if rows were on their way through it: who gets them now cannot be told. So is one of other keys, and
+keyed state of other keys, windows or aggregates than the operator has: it would mean something else.
 
 Chunks of another query (its savepoint) get names of their own, since that one named its chunks as this one does.
 
@@ -56,10 +57,11 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
     OptionError
         An option that may not change has changed; all that did are named.
     StoredStateError
-        State is left over, or belongs to another kind of source or exchange.
+        State is left over, or belongs to another kind of source or exchange, or to other keys, windows or aggregates.
     """
     _check_options(manifest, plan)
     _check_exchanges(manifest, plan)
+    _check_signatures(manifest, plan)
     uids = {uid for stage in plan.stages for uid in stage} | set(plan.sources) | set(plan.exchanges)
     left_over = sorted(_with_state(manifest) - uids)
     if left_over and not allow_non_restored_state:
@@ -79,6 +81,7 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
         commits=_of(uids, manifest.commits),
         uncommitted=tuple(UncommittedEpoch(each.epoch, _of(uids, each.committables)) for each in manifest.uncommitted),
         exchanges=dict(plan.exchanges),
+        signatures=dict(plan.signatures),
         channels=tuple(each for each in manifest.channels if each.exchange in plan.exchanges),
     )
 
@@ -92,6 +95,19 @@ def _check_exchanges(manifest: Manifest, plan: QueryPlan) -> None:
                 f"Checkpoint {manifest.checkpoint_id} holds rows that were on their way through the exchange {uid!r} "
                 f"of the kind {was!r}; now it is of the kind {now!r}. End the query as it was with a savepoint, which "
                 "holds no rows on their way, and start the changed one from that.",
+                what="a checkpoint", uid=uid, expected=now, found=was,
+            )  # fmt: skip
+
+
+def _check_signatures(manifest: Manifest, plan: QueryPlan) -> None:
+    """Refuse state that the query would take for something else."""
+    keyed = {uid for stage in manifest.subtasks for state in stage for uid, each in state.keyed.items() if each.chunks}
+    for uid in sorted((keyed | {each.exchange for each in manifest.channels}) & manifest.signatures.keys()):
+        was, now = manifest.signatures[uid], plan.signatures.get(uid)
+        if now is not None and was != now:
+            raise StoredStateError(
+                f"Checkpoint {manifest.checkpoint_id} holds state of {uid!r}, which was {was}; now it is {now}. Set it "
+                "back, or give the changed one another name with .name(...), so that it starts without state.",
                 what="a checkpoint", uid=uid, expected=now, found=was,
             )  # fmt: skip
 

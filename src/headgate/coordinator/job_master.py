@@ -90,6 +90,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         Whose it is.
     exchanges
         The exchanges between its stages, by uid; what a stage consumes comes from stages of lower numbers.
+    signatures
+        By uid: what keyed state, and rows on their way by key, are of.
     """
 
     sources: dict[str, SourcePlan]
@@ -99,6 +101,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     query_id: str
     run: int
     exchanges: dict[str, ExchangePlan] = {}
+    signatures: dict[str, str] = {}
 
     @property
     def is_connected(self) -> bool:

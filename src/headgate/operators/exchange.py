@@ -62,6 +62,11 @@ class Exchange(Operator):
         self.partition = partition
 
     @property
+    def signature(self) -> str:
+        """With ``hash``: by what rows are dealt out, else empty."""
+        return f"by {', '.join(f'{key} {self.schema.field(key).type}' for key in self.keys)}" if self.keys else ""
+
+    @property
     def supports_unaligned(self) -> bool:
         """Whether barriers may pass its rows (per connection: FLINK-37870)."""
         return self.exchange_kind != "forward"

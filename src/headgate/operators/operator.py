@@ -157,6 +157,9 @@ class RestoredChunk(msgspec.Struct, frozen=True):
 class KeyedOperator(Operator):
     """An operator behind a keyed exchange, with state that is partitioned by key group."""
 
+    signature: str
+    """What its state is of, for people to read: an operator of another signature would take it for something else."""
+
     @abstractmethod
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
         """Take on the state of a checkpoint. Called once after `open`, also without any.

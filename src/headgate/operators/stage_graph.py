@@ -215,6 +215,16 @@ class StageGraph:
         """The exchanges, by uid."""
         return {node.uid: node.operator for node in self.operators if isinstance(node.operator, Exchange)}
 
+    @property
+    def signatures(self) -> dict[str, str]:
+        """What keyed state, and rows on their way by key, are of, by the uid of the operator or exchange."""
+        parts = {node.uid: node.operator for node in self.operators}
+        return {
+            uid: each.signature
+            for uid, each in parts.items()
+            if isinstance(each, KeyedOperator | Exchange) and each.signature
+        }
+
     def _is_exchange(self, uid: str) -> bool:
         return uid in self.exchanges
 

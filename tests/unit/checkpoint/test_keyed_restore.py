@@ -105,6 +105,18 @@ def test_rows_on_their_way_through_an_exchange_that_is_another_now_are_an_error(
     assert restored.exchanges == {"by-user": exchange("broadcast")}
 
 
+@pytest.mark.parametrize("uid", ["by-user", "window"])
+def test_state_of_other_keys_windows_or_aggregates_is_an_error(uid: str) -> None:
+    """What it was and what it is are in the message; without such state, or a word of it, nothing is refused."""
+    was, now = {uid: "sum(n) by user string"}, {uid: "sum(n) by city string"}
+    with pytest.raises(StoredStateError, match=f"'{uid}', which was sum.n. by user string; now it is sum.n. by city"):
+        restore(manifest(2, signatures=was), plan(2, signatures=now))
+    assert restore(manifest(2, signatures=was), plan(2, signatures=was)).signatures == was
+    assert restore(manifest(2), plan(2, signatures=now)).signatures == now
+    nothing = tuple((SubtaskState(), SubtaskState()) for _ in STAGES)
+    restore(manifest(2, signatures=was, subtasks=nothing, channels=()), plan(2, signatures=now))
+
+
 def test_keyed_and_channel_state_of_names_that_are_gone_is_left_over() -> None:
     """It is dropped only if that is allowed."""
     other = plan(2, stages=(("rides", "parse"), ("other", "sink")), exchanges={"by-hour": exchange("hash")})

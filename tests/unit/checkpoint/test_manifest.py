@@ -98,6 +98,7 @@ VERSION_2 = msgspec.structs.replace(
         "by-user": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1),
         "spread": ExchangePlan(kind="rebalance", producer_stage=0, consumer_stage=1, targets=3),
     },
+    signatures={"by-user": "by user string"},
     channels=(
         ChannelState(
             exchange="by-user",

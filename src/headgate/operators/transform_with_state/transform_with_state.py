@@ -113,6 +113,8 @@ class TransformWithState(KeyedOperator):
         self._clock_ms = clock_ms
         self.schema = definition.output
         self.function = type(processor).__name__
+        keys = ", ".join(f"{key} {definition.input.field(key).type}" for key in definition.keys)
+        self.signature = f"transformWithState by {keys} in time mode {definition.time_mode}"
         self._late_rows = 0
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:

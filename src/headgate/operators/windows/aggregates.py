@@ -77,6 +77,11 @@ class Aggregate(msgspec.Struct, frozen=True):
         """What it is, as Spark writes it."""
         return f"{self.function}({'1' if self.argument is None else text_of(self.argument)})"
 
+    def state_text(self, kind: pa.DataType | None) -> str:
+        """Return what is kept of values of a type, for people to read."""
+        parameters = "".join(f", {name}={value!r}" for name, value in sorted(self.parameters.items()))
+        return f"{self.text}{'' if kind is None else f' of {kind}'}{parameters}"
+
     def alias(self, name: str) -> Aggregate:
         """Name its column."""
         return msgspec.structs.replace(self, name=name)

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headgate.operators.expressions import Node
+from headgate.operators.expressions import Node, text_of
 
 Micros = npt.NDArray[np.int64]
 """Event times."""
@@ -51,6 +51,12 @@ class TimeWindow(msgspec.Struct, frozen=True):
     slide_us: int
     start_us: int = 0
     name: str = "window"
+
+    @property
+    def text(self) -> str:
+        """What it is, for people to read."""
+        sizes = (f"{each / 1_000_000:g} s" for each in (self.size_us, self.slide_us, self.start_us))
+        return f"window({', '.join((text_of(self.time), *sizes))})"
 
     def alias(self, name: str) -> TimeWindow:
         """Name its column."""
@@ -80,6 +86,11 @@ class SessionWindow(msgspec.Struct, frozen=True):
     time: Node
     gap_us: int
     name: str = "session_window"
+
+    @property
+    def text(self) -> str:
+        """What it is, for people to read."""
+        return f"session_window({text_of(self.time)}, {self.gap_us / 1_000_000:g} s)"
 
     def alias(self, name: str) -> SessionWindow:
         """Name its column."""

@@ -43,8 +43,17 @@ class WindowAggregate(WindowedAggregate):
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
+        signature: str = "",
     ) -> None:
-        super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
+        super().__init__(
+            input_schema,
+            window.name,
+            time=time,
+            keys=keys,
+            aggregates=aggregates,
+            columns=columns,
+            signature=signature,
+        )
         self._window = window
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:

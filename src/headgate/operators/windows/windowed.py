@@ -111,6 +111,8 @@ class WindowedAggregate(KeyedOperator):
         What is computed.
     columns
         The names of the output's columns, in order: the window's, of keys, of aggregates.
+    signature
+        What its state is of.
     """
 
     kind = "window"
@@ -125,8 +127,10 @@ class WindowedAggregate(KeyedOperator):
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
+        signature: str = "",
     ) -> None:
         self.input_schema = input_schema
+        self.signature = signature
         self.function = f"groupBy({', '.join(columns[: len(columns) - len(aggregates)])}).agg(...)"
         self._window_name = window
         self._time = time

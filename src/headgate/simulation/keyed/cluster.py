@@ -50,6 +50,7 @@ class _Plan(msgspec.Struct, frozen=True):
     max_parallelism: int
     run: int
     query_id: str = "simulated"
+    signatures: dict[str, str] = {}
 
 
 class KeyedCluster:

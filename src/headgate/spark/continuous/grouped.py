@@ -124,14 +124,18 @@ class GroupedStream:
             Aggregated(each.name_in_output, accumulator_of(each, None if c is None else node.schema.field(c).type), c)
             for each, c in zip(exprs, taken)
         ]
+        types = {field.name: field.type for field in node.schema}
+        kept = [each.state_text(None if column is None else types[column]) for each, column in zip(exprs, taken)]
+        by = ", ".join(f"{key.column} {types[key.column]}" for key in keyed_by)
+        signature = f"{', '.join(kept)} in {window.text} by {by}"
         operator: WindowedAggregate
         if isinstance(window, SessionWindow):
             operator = SessionAggregate(
-                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
+                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names, signature=signature
             )
         else:
             operator = WindowAggregate(
-                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
+                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names, signature=signature
             )
         exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
         return self._stream.with_node(exchanged.then(operator))

@@ -494,6 +494,7 @@ def _plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
             )
             for uid, exchange in definition.graph.exchanges.items()
         },
+        signatures=definition.graph.signatures,
         parallelism=definition.parallelism,
         max_parallelism=definition.options["max-parallelism"],
         query_id=query_id,

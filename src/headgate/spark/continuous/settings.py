@@ -40,8 +40,9 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
                 columns = schema
         arrow = to_arrow_schema(columns, timezone="UTC")
     except (PySparkException, AttributeError, TypeError, ValueError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
         raise OptionError(
-            f"The schema is {str(schema)!r}, which cannot be used: {str(error).strip().partition(chr(10))[0]}. "
+            f"The schema is {str(schema)!r}, which cannot be used: {why}. "
             'Write it like "user string, amount long, at timestamp".',
             option="schema", value=str(schema),
         ) from error  # fmt: skip

@@ -10,7 +10,19 @@ import pytest
 from pyspark.sql.streaming import StatefulProcessor
 
 from headgate.errors import OptionError
-from headgate.functions import avg, col, collect_list, count, lit, session_window, struct, sum, upper, window
+from headgate.functions import (
+    approx_count_distinct,
+    avg,
+    col,
+    collect_list,
+    count,
+    lit,
+    session_window,
+    struct,
+    sum,
+    upper,
+    window,
+)
 from headgate.operators.operator import OperatorContext
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.windowed import WindowedAggregate
@@ -233,3 +245,22 @@ def test_the_short_forms_of_spark() -> None:
     assert grouped.max("note").schema["max(note)"].dataType.simpleString() == "string"
     with pytest.raises(OptionError, match="at least one aggregate"):
         grouped.sum()
+
+
+def test_what_the_state_is_of_is_told_for_checkpoints() -> None:
+    """Names of the output say nothing of it; everything else does."""
+    amounts = rides().groupBy(TEN, "user").agg(sum("amount"), approx_count_distinct("note", rsd=0.1))
+    keyed, of = "by user string", "sum(amount) of int64, approx_count_distinct(note) of string, rsd=0.1"
+    assert definition(amounts).graph.signatures == {
+        "datagen.2.key-by": keyed,
+        "datagen.3.window": f"{of} in window(at, 10 s, 10 s, 0 s) {keyed}",
+    }
+    aliased = rides().groupBy(TEN, col("user").alias("who")).agg(sum("amount").alias("a"))
+    sessions = rides().groupBy(session_window("at", "5 seconds")).agg(count())
+    state = rides().groupBy("user").transformWithState(Silent(), RIDES, "update", "None")
+    assert [list(definition(each).graph.signatures.values())[-1] for each in (aliased, sessions, state)] == [
+        "sum(amount) of int64 in window(at, 10 s, 10 s, 0 s) by user string",
+        "count(1) in session_window(at, 5 s) by all int32",
+        "transformWithState by user string in time mode none",
+    ]
+    assert definition(rides().repartition(2)).graph.signatures == {}
