@@ -17,6 +17,7 @@ import pytest
 
 from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
 from headgate.checkpoint.coordinator import CheckpointCoordinator
+from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.protocol.channels import Buffer, ProducerActive, ProducerIdle, WatermarkPassed
 from headgate.simulation.keyed.cluster import KeyedCluster
 from headgate.simulation.keyed.parts import KeyedParts
@@ -26,12 +27,14 @@ from headgate.simulation.keyed.running import simulate
 from headgate.simulation.keyed.scenario import Fault, FaultKind, KeyedScenario, SplitScript, Switches
 from headgate.simulation.keyed.stages import WindowStage
 from headgate.simulation.keyed.subtask import KeyedSubtask
+from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task import channel_recovery as cr
 from headgate.task import input_gate as ig
 from headgate.task import result_partition as rp
 from headgate.task.channel_recovery import ChannelRecovery
 from headgate.task.input_gate import InputGate
 from headgate.task.result_partition import ResultPartition
+from headgate.task.watermark_valve import WatermarkValve
 
 SEEDS = range(400)
 LOST, TWICE, ANOTHERS, SLOW = "rows are lost", "are there twice|is published twice", "another's", "slow: "
@@ -297,6 +300,70 @@ def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> Non
 
     assert all(simulate(with_one_that_ended(KeyedScenario.of(seed)))[0].error is None for seed in range(20))
     first_found("late: ", KeyedParts(gate=PassesWatermarks), change=with_one_that_ended)
+
+
+def windows_of_windows(scenario: KeyedScenario) -> KeyedScenario:
+    """Return the same with readers that are idle before they end, and a stage that holds rows before the windows."""
+    exchanges = {
+        "first": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1),
+        "windows": ExchangePlan(kind="hash", producer_stage=1, consumer_stage=2),
+    }
+    return msgspec.structs.replace(
+        scenario,
+        exchanges=exchanges,
+        sources={0: next(iter(scenario.sources.values()))},
+        cost_ms={1: 0, 2: 0},
+        idle_ms=50,
+        holds=True,
+    )
+
+
+def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that holds rows is idle when another one has heard the end of all: what it still fires comes late."""
+    vote_ms = WatermarkValve._vote_ms
+
+    def passing(valve: WatermarkValve) -> int | None:
+        left = [each for each in valve._producers.values() if each.watermark_ms < MAX_WATERMARK_MS]
+        if valve._any_final and all(each.idle for each in left):
+            return MAX_WATERMARK_MS
+        return vote_ms(valve)
+
+    def passing_together(valve: WatermarkValve) -> int | None:
+        return passing(valve) if valve._idle_together else vote_ms(valve)
+
+    monkeypatch.setattr(WatermarkValve, "_vote_ms", passing)
+    first_found(f"late: .* is at {MAX_WATERMARK_MS}", KeyedParts(gate=Unchecked))
+    monkeypatch.setattr(WatermarkValve, "_vote_ms", passing_together)
+    first_found(f"late: .* is at {MAX_WATERMARK_MS}", KeyedParts(gate=Unchecked), change=windows_of_windows)
+
+
+class IdleOneByOne(InputGate):
+    """Nobody waits for a producer that is idle, though those beside it are not, and it holds rows as they do."""
+
+    def __init__(self, consumer: int, inputs: Any, **options: Any) -> None:
+        alone = {uid: msgspec.structs.replace(each, idle_together=False) for uid, each in inputs.items()}
+        super().__init__(consumer, alone, **options)
+
+
+def test_a_valve_that_waits_for_nobody_who_is_idle_together_is_found() -> None:
+    """The sources were idle, and one of them is heard of again: first by one subtask, then by the others."""
+    first_found("late: ", KeyedParts(gate=IdleOneByOne))
+    first_found("late: ", KeyedParts(gate=IdleOneByOne), change=windows_of_windows)
+
+
+class PassesIdleInputs(WatermarkFlow):
+    """The final watermark of one input passes another one that is idle."""
+
+    @property
+    def watermark_ms(self) -> int | None:
+        votes = [vote for uid, vote in self._inputs.items() if vote == MAX_WATERMARK_MS or uid not in self._idle]
+        known = [vote for vote in votes if vote is not None]
+        return min(known) if known and len(known) == len(votes) else None
+
+
+def test_a_final_watermark_that_passes_an_idle_input_is_found() -> None:
+    """One exchange of a union has ended, the other one is idle for a while."""
+    first_found("late: ", KeyedParts(flow=PassesIdleInputs))
 
 
 def test_output_before_input_is_found() -> None:

@@ -54,6 +54,8 @@ def test_seeds_meet_all_that_there_is() -> None:
     assert {fault.kind for scenario in scenarios for fault in scenario.faults} == set(FaultKind)
     assert len({switches for scenario in scenarios for switches in scenario.switches}) == 3
     assert {scenario.parallelism for scenario in scenarios} == set(range(1, 9))
+    held = [any(map(each.holds_at, range(each.stages))) for each in scenarios]
+    assert 0 < sum(each.idle_ms > 0 for each, holds in zip(scenarios, held) if holds) < sum(held)
     clusters = [simulate(scenario)[1] for scenario in scenarios[:25]]
     assert any(cluster.filtered for cluster in clusters) and any(cluster.spilled for cluster in clusters)
     stored = [rows for cluster in clusters for _, _, rows, _ in cluster.invariants.checkpoints]

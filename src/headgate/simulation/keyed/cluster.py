@@ -24,7 +24,7 @@ from headgate.simulation.keyed.durable import Storage, Table
 from headgate.simulation.keyed.invariants import Invariants
 from headgate.simulation.keyed.parts import KeyedParts
 from headgate.simulation.keyed.scenario import Fault, FaultKind, KeyedScenario
-from headgate.simulation.keyed.stages import PASS, WINDOWS, source_uid
+from headgate.simulation.keyed.stages import source_uid, uids_of
 from headgate.simulation.keyed.subtask import KeyedSubtask
 
 _MAX_STEPS, _MAX_MS = 60_000, 120_000  # then it does not converge
@@ -180,13 +180,9 @@ class KeyedCluster:
         self.driver = Process(f"driver of run {self.run_number}")
         self.era += parallelism != self.parallelism
         self.parallelism = parallelism
-        last = scenario.stages - 1
         self._plan = _Plan(
             sources={source_uid(stage): _Source() for stage in scenario.sources},
-            stages=tuple(
-                (source_uid(stage) if stage in scenario.sources else WINDOWS if stage == last else PASS,)
-                for stage in range(scenario.stages)
-            ),
+            stages=tuple(uids_of(scenario, stage) for stage in range(scenario.stages)),
             exchanges=scenario.exchanges,
             parallelism=parallelism,
             max_parallelism=scenario.max_parallelism,

@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.protocol.channels import Barrier
 from headgate.simulation.coverage import Coverage, Excuse, Pair, Watched
-from headgate.task import channel_recovery, input_gate, result_partition
+from headgate.task import channel_recovery, input_gate, result_partition, watermark_valve
 
 
 def _of_gate(machine: Any, event: Any) -> Iterable[Pair]:
@@ -25,16 +25,29 @@ def _of_consumers(machine: Any, event: Any) -> Iterable[Pair]:
     return [(machine.state_of(consumer), type(event).__name__) for consumer in about]
 
 
+def _of_valve(machine: Any, event: Any) -> Iterable[Pair]:
+    return [(machine.state, type(event.event).__name__)]
+
+
 def _of_recovery(machine: Any, event: Any) -> Iterable[Pair]:
     return [(machine.state, type(event).__name__)]
 
 
 WATCHED = (
     Watched(input_gate.InputGate, input_gate.__doc__, _of_gate),
+    Watched(watermark_valve.WatermarkValve, watermark_valve.__doc__, _of_valve),
     Watched(result_partition.ResultPartition, result_partition.__doc__, _of_consumers),
     Watched(channel_recovery.ChannelRecovery, channel_recovery.__doc__, _of_recovery),
 )
-_NOT_IN_A_PIPELINE: tuple[Excuse, ...] = ()
+# Rows that no pipeline makes: they stand in the table because the machine does not rely on what producers do.
+_NOT_IN_A_PIPELINE: tuple[Excuse, ...] = (
+    (
+        "WatermarkValve",
+        ("idle",),
+        ("ProducerIdle", "WatermarkPassed"),
+        "a producer is idle once, and says that it is active before it sends a watermark",
+    ),
+)
 
 
 def keyed_coverage() -> Coverage:

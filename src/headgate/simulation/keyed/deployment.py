@@ -14,6 +14,7 @@ from headgate.protocol.state import SubtaskState
 from headgate.simulation.keyed.scenario import Switches
 from headgate.simulation.keyed.stages import (
     PASS,
+    HoldStage,
     PassStage,
     SourceStage,
     Stage,
@@ -130,6 +131,8 @@ class Deployment:
             return SourceStage(subtask, restore)
         if stage == self.cluster.scenario.stages - 1:
             return WindowStage(subtask, restore)
+        if self.cluster.scenario.holds_at(stage):
+            return HoldStage(subtask, restore)
         return PassStage(subtask, restore)
 
     def seen_of(self, subtask: SubtaskId) -> set[tuple[int, int]]:

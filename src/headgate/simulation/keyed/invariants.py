@@ -4,22 +4,23 @@ Never: change anything.
 
 Checked: invariants 2 (exactly once, each key in its own subtask, order per key), 6 (how long a snapshot waits is
 bounded by links and one slice, whatever rows cost) and 7 (memory within credits); trap 30 (no row late, no window
-twice).
+twice), also where a stage before it holds rows until the watermark is past them.
 Not checked: how long aligned barriers wait for rows.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from headgate.checkpoint.manifest import Manifest
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.messages import SubtaskId
-from headgate.protocol.state import ChannelState, FileState, RecoveredChannel
+from headgate.protocol.state import ChannelState, ChunkState, FileState, RecoveredChannel
 from headgate.simulation.keyed.rows import Recovered, Row, key_group
 from headgate.simulation.keyed.scenario import Switches
-from headgate.simulation.keyed.stages import PASS, WINDOWS, WINDOWS_SALT, routing_of, source_uid
+from headgate.simulation.keyed.stages import HOLD, PASS, PASS_SALT, WINDOWS, WINDOWS_SALT, routing_of, source_uid
 
 if TYPE_CHECKING:
     from headgate.simulation.keyed.cluster import KeyedCluster
@@ -166,7 +167,7 @@ class Invariants:
         )
         self._take_fired(manifest, about)
         read = {stage: self._read(manifest, stage, about) for stage in scenario.sources}
-        behind = [*self._fired_rows, *self._in_windows(manifest, about)]
+        behind = [*self._fired_rows, *self._in_windows(manifest, about), *self._held(manifest, about)]
         on_the_way = {uid: self._on_the_way(manifest, uid, about) for uid in scenario.exchanges}
         for uid, plan in scenario.exchanges.items():
             by_consumer = on_the_way[uid]
@@ -217,10 +218,18 @@ class Invariants:
             for chunk in subtask.keyed[WINDOWS].chunks:
                 windows, _, _ = self._cluster.storage.get(chunk.handle)
                 for (_, key), rows in windows.items():
-                    group = key_group(key, WINDOWS_SALT, manifest.max_parallelism)
-                    owned = chunk.first_key_group <= group <= chunk.last_key_group
-                    assert owned, f"{about}: subtask {number} has the key {key} of group {group}"
+                    _assert_owned(chunk, number, key, key_group(key, WINDOWS_SALT, manifest.max_parallelism), about)
                     yield from map(_name, rows)
+
+    def _held(self, manifest: Manifest, about: str) -> Iterable[_Name]:
+        for number, subtask in itertools.chain.from_iterable(map(enumerate, manifest.subtasks)):
+            for chunk in subtask.keyed[HOLD].chunks if HOLD in subtask.keyed else ():
+                rows, _ = self._cluster.storage.get(chunk.handle)
+                for row in rows:
+                    _assert_owned(
+                        chunk, number, row.key, key_group(row.key, PASS_SALT, manifest.max_parallelism), about
+                    )
+                    yield _name(row)
 
     def _on_the_way(self, manifest: Manifest, uid: str, about: str) -> list[list[Row]]:
         """Return the channel state of an exchange, by consumer."""
@@ -287,6 +296,11 @@ class Invariants:
             _name(row) for name in cluster.table.published for _, _, rows in cluster.table.staged[name] for row in rows
         ]
         _assert_same(published, wanted, "in the end")
+
+
+def _assert_owned(chunk: ChunkState, number: int, key: int, group: int, about: str) -> None:
+    owned = chunk.first_key_group <= group <= chunk.last_key_group
+    assert owned, f"{about}: subtask {number} has the key {key} of group {group}"
 
 
 def _name(row: Row) -> _Name:

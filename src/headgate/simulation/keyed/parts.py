@@ -11,6 +11,7 @@ from typing import Any
 
 from headgate.checkpoint.channel_assignment import assign_channels
 from headgate.checkpoint.coordinator import CheckpointCoordinator
+from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.simulation.keyed.subtask import KeyedSubtask
 from headgate.task.channel_recovery import ChannelRecovery
 from headgate.task.input_gate import InputGate
@@ -25,5 +26,6 @@ class KeyedParts:
     partition: type[ResultPartition] = ResultPartition
     recovery: type[ChannelRecovery] = ChannelRecovery
     coordinator: type[CheckpointCoordinator] = CheckpointCoordinator
+    flow: type[WatermarkFlow] = WatermarkFlow
     assign: Callable[..., dict[Any, Any]] = assign_channels
     subtask: type[KeyedSubtask] = KeyedSubtask

@@ -141,7 +141,9 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
     faults
         In the order of their times.
     idle_ms
-        How long a reader without splits is idle before it ends.
+        How long a reader without rows is idle before it ends, and one that stands before a pause of its split.
+    holds
+        Whether a stage behind nothing but ``hash`` exchanges keeps rows until its watermark is past them.
     held_ms
         Until when nothing that comes through an exchange is processed, as behind a function that hangs.
     """
@@ -171,6 +173,7 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[Switches, ...] = (Switches(),)
     faults: tuple[Fault, ...] = ()
     idle_ms: int = 0
+    holds: bool = False
     held_ms: int = 0
 
     @property
@@ -185,6 +188,28 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
     def output_of(self, stage: int) -> str | None:
         """Return the exchange that a stage produces for; the last one produces for none."""
         return next((uid for uid, each in self.exchanges.items() if each.producer_stage == stage), None)
+
+    def holds_at(self, stage: int) -> bool:
+        """Return whether a stage keeps rows until its watermark is past them, before it hands them on."""
+        kinds = [each.kind for each in self.inputs_of(stage).values()]
+        return self.holds and stage < self.stages - 1 and bool(kinds) and set(kinds) == {"hash"}
+
+    def idles_together(self, uid: str) -> bool:
+        """Return whether all producers of an exchange are told the same watermarks, as `StageGraph` does."""
+        inputs = self.inputs_of(self.exchanges[uid].producer_stage)
+        return bool(inputs) and all(
+            plan.kind != "forward" or self.idles_together(each) for each, plan in inputs.items()
+        )
+
+    def pause_of(self, script: SplitScript) -> int | None:
+        """Return the number of the row before which a split may be idle; None: there is none.
+
+        Nobody waits for an idle split. So what is left of it must not be earlier than any row of another one.
+        """
+        others = (each for scripts in self.sources.values() for each in scripts if each.number != script.number)
+        latest_ms = max((each.row(each.rows - 1).event_ms for each in others), default=script.first_ms)
+        number = max(script.rows // 2, -((script.first_ms - latest_ms) // script.step_ms))
+        return number if number < script.rows else None
 
     def switches_of(self, run: int) -> Switches:
         """Return the options of a run, counted from 1."""
@@ -249,7 +274,8 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
             alignment_timeout_ms=draw.choice((0, 0, 0, 3, 30)),
             switches=_switches(draw),
             faults=_faults(draw, 50 + rows * (read_ms // read_rows + max(costs_ms.values()))),
-            idle_ms=draw.choice((0, 50)),
+            idle_ms=draw.choice((0, 0, 0, 50)),
+            holds=draw.random() < 0.7,
         )
 
 

@@ -1,4 +1,4 @@
-"""What subtasks of simulated pipelines do with rows: read them, hand them on, or gather them in windows of event time.
+"""What subtasks of simulated pipelines do with rows: read, hand on, hold, or gather them in windows of event time.
 
 Never: put right what a machine got wrong: a row that comes twice, late, out of order or to the wrong subtask is told at
 once.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headgate.simulation.keyed.cluster import KeyedCluster
     from headgate.simulation.keyed.subtask import KeyedSubtask
 
-PASS, WINDOWS = "pass", "windows"
+PASS, HOLD, WINDOWS = "pass", "hold", "windows"
 """The uids of operators."""
 WINDOWS_SALT, PASS_SALT = 0, 1
 """Of the exchanges before them."""
@@ -43,6 +43,15 @@ def routing_of(scenario: KeyedScenario, uid: str, parallelism: int) -> Routing:
 def source_uid(stage: int) -> str:
     """Return the uid of a stage's source."""
     return f"source-{stage}"
+
+
+def uids_of(scenario: KeyedScenario, stage: int) -> tuple[str, ...]:
+    """Return the uids of what stands in a stage."""
+    if stage in scenario.sources:
+        return (source_uid(stage),)
+    if stage == scenario.stages - 1:
+        return (WINDOWS,)
+    return (PASS, HOLD) if scenario.holds_at(stage) else (PASS,)
 
 
 class Stage:
@@ -104,11 +113,11 @@ class Stage:
             return []
         return [self.cluster.storage.get(chunk.handle) for chunk in restore.keyed[uid].chunks]
 
-    def keyed(self, checkpoint_id: int, content: Any) -> KeyedState:
+    def keyed(self, uid: str, checkpoint_id: int, content: Any) -> KeyedState:
         """Return keyed state as a chunk."""
         stage, number = self.subtask.id.stage, self.subtask.id.subtask
         chunk = ChunkState(
-            chunk_id=f"{checkpoint_id}-{self.subtask.deployment.number}-{stage}-{number}",
+            chunk_id=f"{uid}-{checkpoint_id}-{self.subtask.deployment.number}-{stage}-{number}",
             handle=self.cluster.storage.put(content, 1),
             first_key_group=self.key_groups.first,
             last_key_group=self.key_groups.last,
@@ -121,7 +130,7 @@ class Stage:
 
 
 class SourceStage(Stage):
-    """Reads splits in turn."""
+    """Reads splits in turn; is idle where nothing but pauses is left, and at the end."""
 
     def __init__(self, subtask: KeyedSubtask, restore: SubtaskState | None) -> None:
         super().__init__(subtask, restore)
@@ -135,18 +144,17 @@ class SourceStage(Stage):
             reader = restore.readers.get(self.uid, ReaderState())
             self.positions = {split.split_id: int(split.data) for split in reader.splits}
         self._turn = list(self.positions)
+        self._pauses: dict[str, int | None] = {}
+        if scenario.idle_ms:
+            self._pauses = {split_id: scenario.pause_of(self.scripts[split_id]) for split_id in self.positions}
+        self._idle = False
         self._watermark_ms = MIN_WATERMARK_MS
         self._waits_for_room = False
         self._reads = 0
 
     def open(self) -> None:
-        """Begin to read, or to be idle."""
-        idle_ms = self.cluster.scenario.idle_ms
-        if not self.positions and idle_ms:
-            self.subtask.emit_event(ProducerIdle())
-            self._later(idle_ms)
-        else:
-            self._later(self.cluster.scenario.read_ms)
+        """Begin to read."""
+        self._later(self.cluster.scenario.read_ms)
 
     def _later(self, delay_ms: int) -> None:
         self.cluster.clock.after(delay_ms, self.subtask, self.subtask.tell, self._read)
@@ -163,12 +171,20 @@ class SourceStage(Stage):
             self._waits_for_room = True
             return
         self._turn = [split_id for split_id in self._turn if self._left(split_id)]
-        if not self._turn:
-            self.subtask.input_ended = True
-            self.subtask.emit_event(ProducerEnded())
-            self.cluster.input_ended(self.subtask)
+        if self._idle:
+            self._idle = False
+            self._pauses.clear()
+            self.subtask.emit_event(ProducerActive())
+        elif self.cluster.scenario.idle_ms and all(map(self._pauses_at, self._turn)):
+            self._idle = True
+            self.subtask.emit_event(ProducerIdle())
+            self._later(self.cluster.scenario.idle_ms)
             return
-        split_id = self._turn.pop(0)
+        if not self._turn:
+            self._end()
+            return
+        split_id = next(split_id for split_id in self._turn if not self._pauses_at(split_id))
+        self._turn.remove(split_id)
         self._turn.append(split_id)
         script, position = self.scripts[split_id], self.positions[split_id]
         stop = min(script.rows, position + self.cluster.scenario.read_rows)
@@ -189,6 +205,17 @@ class SourceStage(Stage):
         if self.subtask.alive:
             self._later(self.cluster.scenario.read_ms)
 
+    def _pauses_at(self, split_id: str) -> bool:
+        """Return whether a split waits until no other one of the reader has rows left, to be idle with them."""
+        return self.positions[split_id] == self._pauses.get(split_id)
+
+    def _end(self) -> None:
+        """Say that nothing follows, as a reader does: its watermark is the final one."""
+        self.subtask.input_ended = True
+        self.subtask.emit_event(WatermarkPassed(MAX_WATERMARK_MS))
+        self.subtask.emit_event(ProducerEnded())
+        self.cluster.input_ended(self.subtask)
+
     def on_room(self) -> None:
         """Read on, if it waited for room."""
         if self._waits_for_room and not self.subtask.is_blocked:
@@ -199,14 +226,6 @@ class SourceStage(Stage):
         """Return the positions."""
         splits = tuple(SplitState(split_id, b"%d" % position) for split_id, position in self.positions.items())
         return SubtaskState(readers={self.uid: ReaderState(splits=splits)}, input_ended=self.subtask.input_ended)
-
-
-class _EventTime(msgspec.Struct):
-    """What is known of an exchange."""
-
-    watermark_ms: int = MIN_WATERMARK_MS
-    idle: bool = False
-    ended: bool = False
 
 
 class PassStage(Stage):
@@ -224,9 +243,11 @@ class PassStage(Stage):
             self.last |= {way: number for way, number in last.items() if self.owns(way[1], PASS_SALT)}
         self._unkeyed_last: Order = {}
         self.seen: set[tuple[int, int]] = subtask.deployment.seen_of(subtask.id)
-        self._inputs = {uid: _EventTime() for uid in self.uids}
+        self.watermark_ms = MIN_WATERMARK_MS
+        self._flow = self.cluster.parts.flow(self.uids)
+        self._inputs_ms = dict.fromkeys(self.uids, MIN_WATERMARK_MS)
+        self._left = set(self.uids)
         self._idle = False
-        self._watermark_ms = MIN_WATERMARK_MS
 
     def process(self, channel: ChannelId, rows: Sequence[Row]) -> None:
         """Count rows, and hand them on."""
@@ -245,39 +266,46 @@ class PassStage(Stage):
             wrong = [row for row in rows if self.subtask.deployment.routings[uid].owner(row) != self.subtask.id.subtask]
             assert not wrong, f"{wrong} are processed by {self.subtask.name}: another's rows"
         if rows and (kind != "broadcast" or self.subtask.id.subtask == 0):
-            self.subtask.emit(rows)
+            self.hand_on(rows)
+
+    def hand_on(self, rows: Sequence[Row]) -> None:
+        """Let rows go on."""
+        self.subtask.emit(rows)
+
+    def fire(self) -> None:
+        """Emit what belongs before the watermark, which goes on next."""
 
     def on_event_time(self, action: ig.Action) -> None:
         """Combine the inputs, and tell what follows."""
         match action:
             case ig.AdvanceWatermark(exchange=uid, timestamp_ms=timestamp_ms):
-                assert timestamp_ms > self._inputs[uid].watermark_ms, f"{action} goes back"
-                self._inputs[uid].watermark_ms = timestamp_ms
+                assert timestamp_ms > self._inputs_ms[uid], f"{action} goes back"
+                self._inputs_ms[uid] = timestamp_ms
+                self._flow.on_watermark(uid, timestamp_ms)
             case ig.MarkIdle(exchange=uid):
-                self._inputs[uid].idle = True
+                self._flow.on_idle(uid)
             case ig.MarkActive(exchange=uid):
-                self._inputs[uid].idle = False
+                self._flow.on_active(uid)
             case ig.EndInput(exchange=uid):
-                self._inputs[uid].ended = True
+                self._left.remove(uid)
             case _:
                 raise AssertionError(action)
-        self._combine()
+        self._follow()
+        if not self._left:
+            self.subtask.input_ended = True
+            self.subtask.emit_event(ProducerEnded())
+            self.cluster.input_ended(self.subtask)
 
-    def _combine(self) -> None:
-        subtask, inputs = self.subtask, list(self._inputs.values())
-        if all(each.ended for each in inputs):
-            subtask.input_ended = True
-            subtask.emit_event(ProducerEnded())
-            self.cluster.input_ended(subtask)
-            return
-        counting = [each.watermark_ms for each in inputs if not (each.idle or each.ended)]
-        if (not counting) != self._idle:
-            self._idle = not counting
-            subtask.emit_event(ProducerIdle() if self._idle else ProducerActive())
-        if counting and min(counting) > self._watermark_ms and subtask.alive:
-            self._watermark_ms = min(counting)
-            if self._watermark_ms < MAX_WATERMARK_MS:  # the end says so
-                subtask.emit_event(WatermarkPassed(self._watermark_ms))
+    def _follow(self) -> None:
+        """Let idleness and the watermark go on, if they moved, as `headgate.operators.chain` does."""
+        if self._flow.is_idle != self._idle:
+            self._idle = self._flow.is_idle
+            self.subtask.emit_event(ProducerIdle() if self._idle else ProducerActive())
+        watermark_ms = self._flow.watermark_ms
+        if watermark_ms is not None and watermark_ms > self.watermark_ms and self.subtask.alive:
+            self.watermark_ms = watermark_ms
+            self.fire()
+            self.subtask.emit_event(WatermarkPassed(watermark_ms))
 
     def snapshot(self, checkpoint_id: int) -> SubtaskState:
         """Return what was counted."""
@@ -285,8 +313,42 @@ class PassStage(Stage):
         if self.seen:
             operators[PASS] = OperatorState(items=(self.cluster.storage.put(frozenset(self.seen), 1),))
         if self.counts:
-            keyed[PASS] = self.keyed(checkpoint_id, (dict(self.counts), dict(self.last)))
+            keyed[PASS] = self.keyed(PASS, checkpoint_id, (dict(self.counts), dict(self.last)))
         return SubtaskState(operators=operators, keyed=keyed, input_ended=self.subtask.input_ended)
+
+
+class HoldStage(PassStage):
+    """Holds rows until the watermark is past them, then hands them on in the order of their event times."""
+
+    def __init__(self, subtask: KeyedSubtask, restore: SubtaskState | None) -> None:
+        super().__init__(subtask, restore)
+        self.held: list[Row] = []
+        self.fired_ms: dict[int, int] = {}
+        """By key group: up to where rows were handed on before."""
+        for held, fired_ms in self.chunks(HOLD, restore):
+            self.held += (row for row in held if self.owns(row.key, PASS_SALT))
+            self.fired_ms |= {group: at_ms for group, at_ms in fired_ms.items() if group in self.key_groups}
+
+    def hand_on(self, rows: Sequence[Row]) -> None:
+        """Keep rows."""
+        for row in rows:
+            group = key_group(row.key, PASS_SALT, self.max_parallelism)
+            fired_ms = max(self.watermark_ms, self.fired_ms.get(group, MIN_WATERMARK_MS))
+            assert row.event_ms >= fired_ms, f"late: {row} at {self.subtask.name}, which is at {fired_ms}"
+        self.held += rows
+
+    def fire(self) -> None:
+        """Emit the rows that the watermark is past."""
+        due = [row for row in self.held if row.event_ms < self.watermark_ms]
+        if due:
+            self.held = [row for row in self.held if row.event_ms >= self.watermark_ms]
+            self.subtask.emit(sorted(due, key=lambda row: row.event_ms))
+
+    def snapshot(self, checkpoint_id: int) -> SubtaskState:
+        """Return what was counted, and what is held."""
+        state = super().snapshot(checkpoint_id)
+        content = tuple(self.held), _fired_ms(self.key_groups, self.watermark_ms, self.fired_ms)
+        return msgspec.structs.replace(state, keyed=state.keyed | {HOLD: self.keyed(HOLD, checkpoint_id, content)})
 
 
 class WindowStage(Stage):
@@ -342,17 +404,22 @@ class WindowStage(Stage):
         if self._fired:
             self._staged[checkpoint_id] = self.cluster.table.stage(tuple(self._fired))
             self._fired = []
-        fired_ms = {
-            group: max(self.watermark_ms, self.fired_ms.get(group, MIN_WATERMARK_MS))
-            for group in range(self.key_groups.first, self.key_groups.last + 1)
-        }
+        fired_ms = _fired_ms(self.key_groups, self.watermark_ms, self.fired_ms)
         windows = {each: tuple(rows) for each, rows in self.windows.items()}
         return SubtaskState(
             operators={WINDOWS: OperatorState(committables=tuple(self._staged.values()))},
-            keyed={WINDOWS: self.keyed(checkpoint_id, (windows, fired_ms, dict(self.last)))},
+            keyed={WINDOWS: self.keyed(WINDOWS, checkpoint_id, (windows, fired_ms, dict(self.last)))},
             input_ended=self.subtask.input_ended,
         )
 
     def on_completed(self, checkpoint_id: int) -> None:
         """Forget what is complete."""
         self._staged = {each: name for each, name in self._staged.items() if each > checkpoint_id}
+
+
+def _fired_ms(key_groups: KeyGroupRange, watermark_ms: int, before_ms: dict[int, int]) -> dict[int, int]:
+    """Return up to where each key group has fired, now or before it was restored."""
+    return {
+        group: max(watermark_ms, before_ms.get(group, MIN_WATERMARK_MS))
+        for group in range(key_groups.first, key_groups.last + 1)
+    }

@@ -91,7 +91,9 @@ class KeyedSubtask(Process):
                 subtask.subtask,
                 {
                     uid: ig.GateInput(
-                        producers=deployment.producers(uid, subtask.subtask), supports_unaligned=plan.kind != "forward"
+                        producers=deployment.producers(uid, subtask.subtask),
+                        supports_unaligned=plan.kind != "forward",
+                        idle_together=scenario.idles_together(uid),
                     )
                     for uid, plan in inputs.items()
                 },
