@@ -188,6 +188,37 @@ def union_of_stages(spark: SparkSession, folder: Path) -> None:
     finish(query, folder, rows, each=2)
 
 
+def union_before_an_exchange(spark: SparkSession, folder: Path) -> None:
+    """A rescale stops who comes behind; rows before a barrier that stays aligned are processed without their room."""
+    rows = 100_000
+    fast = folder / "fast"
+    fast.mkdir(parents=True)
+    (fast / "hurry").touch()
+    source = ticks(spark, fast, rows)
+    stream = source.repartition().union(source).repartition(1).mapInArrow(Slowly(folder, 0.3), "n long, pid long")
+    query = start(stream, folder)
+    wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
+    time.sleep(2)  # all queues are full
+    query.checkpoint()
+    for parallelism in (3, 1, 2):
+        query.rescale(parallelism, timeout=WITHIN_S)
+        wait_until(lambda: query.status["message"] == "running", query)
+    finish(query, folder, rows, each=6)
+
+
+def union_of_far_stages(spark: SparkSession, folder: Path) -> None:
+    """A branch without an exchange goes through every stage that another one has."""
+    rows = 20_000
+    folder.mkdir(parents=True)
+    source = ticks(spark, folder, rows)
+    stream = source.repartition().repartition().union(source).mapInArrow(Slowly(folder, 0.2), "n long, pid long")
+    query = start(stream, folder)
+    for parallelism in (3, 1):
+        wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
+        query.rescale(parallelism)
+    finish(query, folder, rows, each=6)
+
+
 def broadcast(spark: SparkSession, folder: Path) -> None:
     """Every subtask gets each row once, through a failure with rows under way."""
     rows = 3_000
@@ -439,6 +470,13 @@ class Ticks(headgate.SimpleSource):
             k = pa.array([(each * 7 + int(split_id)) % 50 for each in range(begin, begin + 100)], pa.int64())
             at = pc.cast(pc.multiply(n, 1000), pa.timestamp("us", "UTC"))
             yield pa.RecordBatch.from_arrays([n, k, at], names=["n", "k", "at"]), begin + 100
+
+
+def ticks(spark: SparkSession, folder: Path, rows: int) -> ContinuousStream:
+    """Return the numbers of three splits of `Ticks`, each of so many rows, at a parallelism of 2."""
+    headgate.register(spark, Ticks)
+    streams = headgate.continuous(spark, parallelism=2)
+    return streams.read.format(Ticks.name).option("rows", rows).option("folder", str(folder)).load()
 
 
 def windows_through_rescales(spark: SparkSession, folder: Path) -> None:

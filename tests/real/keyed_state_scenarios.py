@@ -191,6 +191,23 @@ def sliding_and_session_windows(spark: SparkSession, folder: Path) -> None:
         check_equal(queries[name].table(), sparks(frame_of(spark, rows), by))
 
 
+def two_windows_in_one_stage(spark: SparkSession, folder: Path) -> None:
+    """Each spills to files of its own."""
+    rows = 16_000
+    folder.mkdir(parents=True)
+    events = read_events(spark, folder, 2, rows)
+    first, second = (aggregated(events.groupBy(window("at", size), "k")) for size in ("1 hour", "40 seconds"))
+    third = aggregated(events.groupBy(session_window("at", "1 minute").alias("window"), "k"))
+    query = start(first.union(second).union(third), folder, {"state.memory": "4k"})
+    in_the_middle(query, 1000)
+    query.rescale(3)
+    end(query, folder)
+    frame = frame_of(spark, rows)
+    by = (F.window("at", "1 hour"), F.window("at", "40 seconds"), F.session_window("at", "1 minute"))
+    tables = [sparks(frame, each.alias("window")) for each in by]
+    check_equal(query.table(), pa.concat_tables([table.cast(tables[0].schema) for table in tables]))
+
+
 def update_mode(spark: SparkSession, folder: Path) -> None:
     """What a group had last is what ``append`` says of it, and there was more than that."""
     rows = 16_000

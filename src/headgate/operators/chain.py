@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -514,7 +515,8 @@ class StageChain:
         subtask = self._context.subtask
         if uid == BAD_RECORDS_UID:  # which every stage writes to: files are named after the subtask
             subtask += self._stage.number * self._context.max_parallelism
-        return msgspec.structs.replace(self._context, uid=uid, subtask=subtask)
+        spill_folder = self._context.spill_folder and os.path.join(self._context.spill_folder, "operators", uid)
+        return msgspec.structs.replace(self._context, uid=uid, subtask=subtask, spill_folder=spill_folder)
 
     def _call(self, uid: str, source: str, split: str) -> bad_records.FailedCall:
         function = getattr(self._operators[uid], "function", type(self._operators[uid]).__name__)

@@ -134,20 +134,21 @@ def stage_graph(output: PlanNode) -> StageGraph:
 
 
 def _with_forwards(sources: dict[str, pa.Schema], operators: list[OperatorNode]) -> list[OperatorNode]:
-    """Return the operators, with a forward exchange wherever one would be fed by several stages."""
+    """Return the operators, with forward exchanges, from stage to stage, wherever one would be fed by several."""
     stage = dict.fromkeys(sources, 0)  # the stage in which a node's rows are when they leave it
     schemas = dict(sources)
     made: list[OperatorNode] = []
     for node in operators:
         number = max(stage[uid] for uid in node.inputs)
-        inputs = list(node.inputs)
-        for n, uid in enumerate(inputs):
-            if stage[uid] < number:
+        forwarded: dict[str, str] = {}
+        for uid in dict.fromkeys(node.inputs):
+            forwarded[uid] = uid
+            for left in reversed(range(number - stage[uid])):
                 forward = Exchange(schemas[uid], "forward")
-                forward.uid = f"{node.uid}.from.{uid}"
-                made.append(OperatorNode(operator=forward, inputs=(uid,)))
-                inputs[n] = forward.uid
-        made.append(replace(node, inputs=tuple(inputs)))
+                forward.uid = f"{node.uid}.from.{uid}" + (f".{left}" if left else "")
+                made.append(OperatorNode(operator=forward, inputs=(forwarded[uid],)))
+                forwarded[uid] = forward.uid
+        made.append(replace(node, inputs=tuple(forwarded[uid] for uid in node.inputs)))
         stage[node.uid] = number + isinstance(node.operator, Exchange)
         schemas[node.uid] = node.operator.schema
     return made

@@ -12,6 +12,9 @@ A channel holds, in this order: recovered buffers, those that recovery spilled t
 - `TakeSnapshot` is due when a barrier of the checkpoint has been seen and every aligned channel has its barrier at its
   head. Ended channels still deliver barriers, and are waited for. Until it is taken, unaligned channels are read up to
   their barriers, and those without one as before.
+- Who comes behind takes no rows any more once a barrier that passes rows has stopped it (a rescale, a savepoint); so
+  what an aligned channel holds before such a barrier is processed though there is no room for what becomes of it: it is
+  little, and stored by those whom the barrier passes it at (`waits_for_aligned`, `Polled.overdraft`).
 - Unaligned channels whose barrier has not come when the snapshot is taken are read on; all that arrives on them until
   it comes is stored, too (a copy: it is processed all the same). `StoreChannels` follows when the last barrier is in,
   at once for an aligned checkpoint (empty).
@@ -207,7 +210,12 @@ class RowsPutBack(msgspec.Struct, frozen=True):
 
 
 class Polled(msgspec.Struct, frozen=True):
-    """The subtask can process something; what was polled before is done, snapshots included."""
+    """The subtask can process something; what was polled before is done, snapshots included.
+
+    ``overdraft``: there is no room for what becomes of rows, so that only those are wanted that the snapshot waits for.
+    """
+
+    overdraft: bool = False
 
 
 class CheckpointGivenUp(msgspec.Struct, frozen=True):
@@ -376,6 +384,12 @@ class InputGate:
             return "none"
         return "aligning" if self._checkpoint.missing is None else "storing"
 
+    @property
+    def waits_for_aligned(self) -> bool:
+        """Whether a barrier passes rows that has not come through those of channels that are always aligned."""
+        checkpoint = self._checkpoint
+        return checkpoint is not None and checkpoint.passing and checkpoint.missing is None
+
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
 
@@ -533,9 +547,21 @@ class InputGate:
             channel = self._polled[0]
             actions = [*self._finish_polled(), *self._proceed_behind(channel)]
         asked: list[Action] = []
-        while self._ready and not asked and not (actions and type(actions[-1]) in (TakeSnapshot, StoreChannels)):
-            asked = self._process(self._channels[next(iter(self._ready))], now_ms)
+        while not asked and not (actions and type(actions[-1]) in (TakeSnapshot, StoreChannels)):
+            next_one = self._next_channel(overdraft=event.overdraft)
+            if next_one is None:
+                break
+            asked = self._process(next_one, now_ms)
         return [*actions, *asked]
+
+    def _next_channel(self, *, overdraft: bool) -> _Channel | None:
+        """Return the channel whose turn it is; with ``overdraft`` of those that the snapshot waits for."""
+        # During recovery it waits for all: aligned channels get no row before that is over.
+        if overdraft and not self.waits_for_aligned:
+            return None
+        if overdraft and self._recovery == "running":
+            return next((self._channels[each] for each in self._ready if each in self._always_aligned), None)
+        return next((self._channels[each] for each in self._ready), None)
 
     def _process(self, channel: _Channel, now_ms: int) -> list[Action]:
         """Take the next element of a channel that has one."""

@@ -152,10 +152,10 @@ class World:
         self.now_ms = until_ms
         return self.tell(GateTimePassed())
 
-    def poll(self, put_back: int = 0) -> list[Action]:
+    def poll(self, put_back: int = 0, *, overdraft: bool = False) -> list[Action]:
         """Process what is next, and put so many rows back, if there are as many."""
         self.polled = None
-        actions = self.tell(Polled())
+        actions = self.tell(Polled(overdraft))
         if put_back and self.polled is not None:
             where, buffer = self.polled
             rest = buffer.rows[-put_back:]

@@ -159,6 +159,34 @@ def test_a_barrier_behind_what_is_being_processed_is_not_reached() -> None:
     assert world.poll() == [GrantCredit(A, 1), TakeSnapshot(aligned()), StoreChannels(1, {})]
 
 
+def test_without_room_only_what_an_unaligned_barrier_waits_for_is_processed() -> None:
+    """Who comes behind may have been stopped by that barrier, and take nothing before this snapshot is taken, too."""
+    world = World(1, aligned=1)
+    world.send(A, "a")
+    world.send(Y, "x", "y")
+    assert not world.gate.waits_for_aligned
+    assert world.poll(overdraft=True) == []
+    world.arrive(A, unaligned())
+    world.arrive(Y, unaligned())
+    assert world.gate.waits_for_aligned
+    told = [world.poll(overdraft=True) for _ in range(3)]
+    assert [actions[-1] for actions in told[:2]] == [ProcessRows(Y, rows("x")), ProcessRows(Y, rows("y"))]
+    assert TakeSnapshot(unaligned()) in told[2]
+    assert world.stored[1] == {A: ["a"]}
+    assert not world.gate.waits_for_aligned
+    assert world.poll(overdraft=True) == []
+    assert world.poll() == [ProcessRows(A, rows("a"))]
+
+
+def test_without_room_recovered_rows_are_processed_while_an_aligned_channel_waits_for_them() -> None:
+    """It gets no credit before recovery is over, and recovery may have more than fits into memory."""
+    world = World(1, aligned=1, recovering=True)
+    world.recover(A, "r")
+    world.end_phase_one()
+    world.arrive(A, unaligned())
+    assert world.poll(overdraft=True) == [ProcessRows(A, rows("r"), recovered=True)]
+
+
 def test_a_barrier_elsewhere_does_not_end_what_is_being_processed() -> None:
     """While its own channel's barrier is behind it: its rest may be put back still."""
     world = World(2)

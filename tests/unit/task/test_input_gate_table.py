@@ -132,6 +132,7 @@ def events(machine: AnyGate) -> Iterator[Event | Started | Later]:
         yield from map(Started, STARTS)
         return
     yield Polled()
+    yield Polled(overdraft=True)
     yield RowsPutBack(rows("a"))
     yield PhaseOneEnded()
     yield RecoveryEnded()

@@ -169,9 +169,17 @@ class InputExchanges:
         """What recovery has done so far."""
         return RecoveryFigures() if self._recovery is None else self._recovery.figures
 
-    def poll(self) -> bool:
-        """Give the chain the next slice, or what else is next; return whether there was anything."""
-        actions = self._gate.handle(ig.Polled(), self._now_ms())
+    @property
+    def waits_for_aligned(self) -> bool:
+        """Whether a snapshot waits for rows that need no room: `headgate.task.input_gate.InputGate`."""
+        return self._gate.waits_for_aligned
+
+    def poll(self, *, overdraft: bool) -> bool:
+        """Give the chain the next slice, or what else is next; return whether there was anything.
+
+        ``overdraft``: only what a snapshot waits for.
+        """
+        actions = self._gate.handle(ig.Polled(overdraft), self._now_ms())
         self._carry_out(actions)
         return bool(actions)
 

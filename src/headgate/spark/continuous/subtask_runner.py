@@ -666,10 +666,15 @@ class _Execution:
             self._arm_timers()
 
     def _step(self, now_ms: int) -> bool:
-        chain, due = self._chain, bool(self._orders)
-        if chain is None or not self._has_room(due):
+        chain, overdraft = self._chain, bool(self._orders)
+        if chain is None:
             return False
-        if chain.process_some(overdraft=due):
+        if not self._has_room(overdraft):
+            # Of those behind nobody takes rows any more, perhaps, and the snapshot waits for some.
+            overdraft = self._gate is not None and self._gate.waits_for_aligned and self._has_room(True)
+            if not overdraft:
+                return False
+        if chain.process_some(overdraft=overdraft):
             return True
         for each in self.inputs.values():
             each.align()  # what event times behind an operator gave rise to
@@ -681,7 +686,7 @@ class _Execution:
         if not (self.reading or self.recovers_first) or self._ended:
             self._set_readable(False)
             return False
-        return self._poll(now_ms) if self._gate is None else self._gate.poll()
+        return self._poll(now_ms) if self._gate is None else self._gate.poll(overdraft=overdraft)
 
     def _carry_out_orders(self) -> None:
         while self._orders and not isinstance(self._orders[0], machine.TakeSnapshot):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -264,3 +265,16 @@ def test_what_the_state_is_of_is_told_for_checkpoints() -> None:
         "transformWithState by user string in time mode none",
     ]
     assert definition(rides().repartition(2)).graph.signatures == {}
+
+
+def test_rows_that_skip_several_stages_are_forwarded_through_each() -> None:
+    """Once, however often they are used there."""
+    rows = rides().select("user")
+    far = rows.repartition().repartition()
+    graph = definition(far.union(rows).union(rows).union(rows.repartition())).graph
+    kinds = Counter((each.exchange_kind, graph.stage_of(uid)) for uid, each in graph.exchanges.items())
+    assert kinds == {("rebalance", 0): 2, ("rebalance", 1): 1, ("forward", 0): 2, ("forward", 1): 3}
+    assert [len(stage.inputs) for stage in graph.stages] == [0, 4, 4]
+    last = graph.stages[-1]
+    twice = far.union(rows.union(rows))
+    assert len(definition(twice).graph.stages) == len(graph.stages) == last.number + 1 == 3
