@@ -209,7 +209,7 @@ class StageChain:
         self._rows_in = dict.fromkeys(schemas, 0)
         self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
         schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
-        self._watermarks = WatermarkFlow(schemas)
+        self._watermarks = WatermarkFlow(schemas, told_to_all=filter(graph.is_told_to_all, self._stage.inputs))
         self._told_ms: int | None = None  # the watermark that went through the operators last
         self._told_idle = False
         self._slices = {uid: SliceController() for uid in (*self._operators, *self._outputs, SINK_UID)}

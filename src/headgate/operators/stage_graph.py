@@ -239,14 +239,20 @@ class StageGraph:
         behind = (self.stage_of(node.uid) for node in self.operators if exchange in node.inputs)
         return next(behind, self.stage_of(exchange) + 1)  # the sink's stage has no operator for its own
 
-    def idles_together(self, exchange: str) -> bool:
-        """Return whether all producers of an exchange are told the same watermarks: they stand behind exchanges, too.
+    def is_told_to_all(self, exchange: str) -> bool:
+        """Return whether all subtasks behind an exchange are told the same watermarks, sooner or later.
 
-        Who stands behind a `forward` one is told what its only producer is.
+        All but those behind a ``forward`` one are, which tells each what its only producer is; unless these are told
+        the same themselves.
         """
-        inputs = [uid for uid in self.exchanges if self.consumer_stage(uid) == self.stage_of(exchange)]
-        kinds = {uid: self.exchanges[uid].exchange_kind for uid in inputs}
-        return bool(inputs) and all(kinds[uid] != "forward" or self.idles_together(uid) for uid in inputs)
+        return self.exchanges[exchange].exchange_kind != "forward" or self.idles_together(self.stage_of(exchange))
+
+    def idles_together(self, stage: int) -> bool:
+        """Return whether no subtask of a stage stays idle unless all do: something is told to all of them.
+
+        All sources are in stage 0: while one of its subtasks is not idle, nothing behind it that is told to all is.
+        """
+        return any(self.is_told_to_all(uid) for uid in self.exchanges if self.consumer_stage(uid) == stage)
 
     def _stage(self, number: int, last: bool) -> Stage:
         sources = self.sources if number == 0 else ()

@@ -7,12 +7,15 @@ operator (`headgate.operators.with_watermark`); an exchange has that of its slow
 heard of holds the stage's. The final watermark passes no input that has it not, idle or not: what fired by it would
 take no row of one that is heard of again. So the stage is idle when all inputs that are not at their end are.
 
+An exchange that all subtasks are told of does not stay idle alone, since somewhere a source is not: it is waited for
+while another input is not idle, or has ended where all are told of it.
+
 Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headgate.source.watermark import MAX_WATERMARK_MS
 
@@ -24,30 +27,39 @@ class WatermarkFlow:
     ----------
     inputs
         The uids of its sources, or of the exchanges that it consumes.
+    told_to_all
+        Those of them of which `headgate.operators.stage_graph.StageGraph.is_told_to_all` holds.
     """
 
-    def __init__(self, inputs: Iterable[str]) -> None:
+    def __init__(self, inputs: Iterable[str], *, told_to_all: Iterable[str] = ()) -> None:
         self._inputs: dict[str, int | None] = dict.fromkeys(inputs)
+        self._told_to_all = frozenset(told_to_all)
         self._idle: set[str] = set()
 
     @property
     def watermark_ms(self) -> int | None:
         """The stage's watermark, in milliseconds; None while one that is waited for has none, or all are idle."""
         left = self._left()
-        votes = [self._inputs[uid] for uid in left if uid not in self._idle]
-        known = [vote for vote in votes if vote is not None]
         if not left:
             return MAX_WATERMARK_MS
+        votes = [self._inputs[uid] for uid in self._voting(left)]
+        known = [vote for vote in votes if vote is not None]
         return min(known) if known and len(known) == len(votes) else None
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody should wait for it: all inputs that have not ended are idle."""
         left = self._left()
-        return bool(left) and self._idle.issuperset(left)
+        return bool(left) and not self._voting(left)
 
     def _left(self) -> list[str]:
         return [uid for uid, watermark_ms in self._inputs.items() if watermark_ms != MAX_WATERMARK_MS]
+
+    def _voting(self, left: Sequence[str]) -> list[str]:
+        awake = [uid for uid in left if uid not in self._idle]
+        if awake or not self._told_to_all.issubset(left):
+            return [uid for uid in left if uid not in self._idle or uid in self._told_to_all]
+        return awake
 
     def on_watermark(self, uid: str, timestamp_ms: int) -> None:
         """Take an input's watermark, in milliseconds."""

@@ -153,7 +153,7 @@ class GateInput(msgspec.Struct, frozen=True, kw_only=True):
     supports_unaligned
         Whether barriers may pass its rows.
     idle_together
-        Whether the producers stand behind exchanges that tell all of them the same.
+        Whether no producer stays idle unless all do, since all are told the same.
     """
 
     producers: tuple[int, ...]

@@ -124,7 +124,7 @@ class WatermarkValve:
     producers
         The producing subtasks.
     idle_together
-        Whether they stand behind exchanges that tell all of them the same.
+        Whether none stays idle unless all do, since all are told the same.
 
     Examples
     --------

@@ -37,7 +37,7 @@ def chain(*kinds: str, **changes: int) -> KeyedScenario:
 def test_who_is_idle_together(kinds: tuple[str, ...], together: list[bool]) -> None:
     """Whoever stands behind exchanges that tell all the same; sources do not."""
     scenario = chain(*kinds)
-    assert [scenario.idles_together(uid) for uid in scenario.exchanges] == together
+    assert [scenario.idles_together(each.producer_stage) for each in scenario.exchanges.values()] == together
 
 
 def test_only_stages_behind_nothing_but_keys_hold_rows() -> None:

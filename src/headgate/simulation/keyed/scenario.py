@@ -194,12 +194,17 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
         kinds = [each.kind for each in self.inputs_of(stage).values()]
         return self.holds and stage < self.stages - 1 and bool(kinds) and set(kinds) == {"hash"}
 
-    def idles_together(self, uid: str) -> bool:
-        """Return whether all producers of an exchange are told the same watermarks, as `StageGraph` does."""
-        inputs = self.inputs_of(self.exchanges[uid].producer_stage)
-        return bool(inputs) and all(
-            plan.kind != "forward" or self.idles_together(each) for each, plan in inputs.items()
-        )
+    def is_told_to_all(self, uid: str) -> bool:
+        """Return whether all subtasks behind an exchange are told the same watermarks, as `StageGraph` does."""
+        exchange = self.exchanges[uid]
+        return exchange.kind != "forward" or self.idles_together(exchange.producer_stage)
+
+    def idles_together(self, stage: int) -> bool:
+        """Return whether no subtask of a stage stays idle unless all do, as `StageGraph` does.
+
+        It says so too where sources are in several stages, and one may stay idle longer: that is waited for.
+        """
+        return any(map(self.is_told_to_all, self.inputs_of(stage)))
 
     def pause_of(self, script: SplitScript) -> int | None:
         """Return the number of the row before which a split may be idle; None: there is none.

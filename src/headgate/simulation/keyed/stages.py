@@ -244,7 +244,8 @@ class PassStage(Stage):
         self._unkeyed_last: Order = {}
         self.seen: set[tuple[int, int]] = subtask.deployment.seen_of(subtask.id)
         self.watermark_ms = MIN_WATERMARK_MS
-        self._flow = self.cluster.parts.flow(self.uids)
+        told_to_all = filter(self.cluster.scenario.is_told_to_all, self.uids)
+        self._flow = self.cluster.parts.flow(self.uids, told_to_all=told_to_all)
         self._inputs_ms = dict.fromkeys(self.uids, MIN_WATERMARK_MS)
         self._left = set(self.uids)
         self._idle = False

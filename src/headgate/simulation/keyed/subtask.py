@@ -93,7 +93,7 @@ class KeyedSubtask(Process):
                     uid: ig.GateInput(
                         producers=deployment.producers(uid, subtask.subtask),
                         supports_unaligned=plan.kind != "forward",
-                        idle_together=scenario.idles_together(uid),
+                        idle_together=scenario.idles_together(plan.producer_stage),
                     )
                     for uid, plan in inputs.items()
                 },

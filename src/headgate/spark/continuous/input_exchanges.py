@@ -92,7 +92,7 @@ class InputExchanges:
     producers_recover
         Whether the producers send recovered buffers first.
     idle_together
-        The exchanges of which `headgate.operators.stage_graph.StageGraph.idles_together` holds.
+        The exchanges of stages of which `headgate.operators.stage_graph.StageGraph.idles_together` holds.
     """
 
     def __init__(

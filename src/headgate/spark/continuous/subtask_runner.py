@@ -459,6 +459,7 @@ class _Execution:
             assert plane is not None, "a slot of a query with an exchange has a data plane"
             partitioners = {uid: self._partitioner(exchange) for uid, exchange in self._stage.inputs.items()}
             mine = [each for each in deployed.recovered if each.state.exchange in self._stage.inputs]
+            graph = runner._definition.graph
             self._gate = InputExchanges(
                 runner._place.slot,
                 {uid: self._neighbours(exchange) for uid, exchange in self._stage.inputs.items()},
@@ -472,7 +473,7 @@ class _Execution:
                 [self._recovered_input(each, partitioners[each.state.exchange]) for each in mine],
                 os.path.join(self._spill_folder, "channels"),
                 producers_recover=from_producers,
-                idle_together=frozenset(filter(runner._definition.graph.idles_together, self._stage.inputs)),
+                idle_together=frozenset(uid for uid in self._stage.inputs if graph.idles_together(graph.stage_of(uid))),
             )
             self._inputs_recovered = not (mine or from_producers)
             self.recovers_first = waits and not self._inputs_recovered

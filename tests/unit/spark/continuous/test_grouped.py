@@ -220,20 +220,18 @@ def test_what_is_wrong_is_refused_where_it_stands(name: str) -> None:
 
 
 def test_who_stands_behind_exchanges_is_idle_together_with_its_neighbours() -> None:
-    """But not behind a forward one of a source's: that tells each what one reader is."""
+    """Not behind nothing but a forward one of a source's: that tells each what one reader is."""
     rows = rides()
     first = rows.groupBy(TEN, "user").agg(count().alias("rides"))
     second = first.groupBy(window("window.end", "1 hour").alias("hour")).agg(count().alias("users"))
     graph = definition(second).graph
-    of_sources, of_windows = graph.exchanges
-    assert (graph.idles_together(of_sources), graph.idles_together(of_windows)) == (False, True)
+    assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
+    assert all(map(graph.is_told_to_all, graph.exchanges))
 
     both = rows.select("user").union(rows.select("user").repartition()).repartition()
     graph = definition(both).graph
-    assert {graph.exchanges[uid].exchange_kind: graph.idles_together(uid) for uid in graph.exchanges} == {
-        "rebalance": False,
-        "forward": False,
-    }
+    assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
+    assert [each.exchange_kind for uid, each in graph.exchanges.items() if not graph.is_told_to_all(uid)] == ["forward"]
 
 
 def test_the_short_forms_of_spark() -> None:
