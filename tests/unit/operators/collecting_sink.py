@@ -92,6 +92,7 @@ def chain_of(
     sink: CollectingSink | None = None,
     clock_ms: Callable[[], float] = lambda: 0.0,
     items: dict[str, Sequence[bytes]] | None = None,
+    stage: int = 0,
 ) -> tuple[StageChain, CollectingSink]:
     """Return an opened chain and its sink."""
     sink = sink or CollectingSink()
@@ -106,7 +107,8 @@ def chain_of(
         bad_records=handling,
         bad_records_sink=bad,
     )
-    chain = StageChain(definition, OperatorContext(uid="", subtask=3, parallelism=4), items or {}, clock_ms=clock_ms)
+    context = OperatorContext(uid="", subtask=3, parallelism=4)
+    chain = StageChain(definition, context, items or {}, stage=stage, clock_ms=clock_ms)
     chain.open()
     return chain, sink
 

@@ -14,6 +14,7 @@ import pytest
 from headgate.errors import BadDataError, ConnectorContractError, OptionError, UserFunctionError
 from headgate.functions import col
 from headgate.operators import bad_records
+from headgate.operators.exchange import Exchange, ExchangeKind
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.operator import Emit, Operator, OperatorContext
@@ -424,6 +425,29 @@ def test_the_final_watermark_passes_no_idle_input() -> None:
     chain.input("right").on_watermark(MAX_WATERMARK_MS)
     drain(chain)
     assert (flow.watermark_ms, flow.is_idle) == (MAX_WATERMARK_MS, False)
+
+
+def test_an_exchange_that_all_are_told_of_is_not_idle_alone() -> None:
+    """Another one from the same readers was heard of first, after a silence; a forward one may be idle alone."""
+
+    def exchanged(kind: ExchangeKind) -> PlanNode:
+        keys = ("n",) if kind == "hash" else ()
+        return source().then(Exchange(NUMBERS, kind, keys=keys)).named(kind)
+
+    def heard(other: ExchangeKind) -> tuple[int | None, bool]:
+        union = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(exchanged("hash"), exchanged(other)))
+        chain, _ = chain_of(union, stage=1)
+        for uid in ("hash", other):
+            chain.input(uid).on_active()
+            chain.input(uid).on_watermark(10)
+            chain.input(uid).on_idle()
+        chain.input("hash").on_active()
+        chain.input("hash").on_watermark(500)
+        drain(chain)
+        return chain.watermarks.watermark_ms, chain.watermarks.is_idle
+
+    assert heard("rebalance") == (10, False)
+    assert heard("forward") == (500, False)
 
 
 SECONDS = pa.schema([("at", pa.timestamp("us", "UTC"))])
