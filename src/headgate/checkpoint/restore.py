@@ -102,14 +102,25 @@ def _check_exchanges(manifest: Manifest, plan: QueryPlan) -> None:
 def _check_signatures(manifest: Manifest, plan: QueryPlan) -> None:
     """Refuse state that the query would take for something else."""
     keyed = {uid for stage in manifest.subtasks for state in stage for uid, each in state.keyed.items() if each.chunks}
-    for uid in sorted((keyed | {each.exchange for each in manifest.channels}) & manifest.signatures.keys()):
-        was, now = manifest.signatures[uid], plan.signatures.get(uid)
-        if now is not None and was != now:
-            raise StoredStateError(
-                f"Checkpoint {manifest.checkpoint_id} holds state of {uid!r}, which was {was}; now it is {now}. Set it "
-                "back, or give the changed one another name with .name(...), so that it starts without state.",
-                what="a checkpoint", uid=uid, expected=now, found=was,
-            )  # fmt: skip
+    for uid in (*sorted(keyed), *sorted({each.exchange for each in manifest.channels})):
+        was, now = manifest.signatures.get(uid), plan.signatures.get(uid)
+        if was is None or now is None or was == now:
+            continue
+        if uid in keyed:
+            told = f"holds state of {uid!r}, which was {was}; now it is {now}"
+            fix = (
+                "Set it back; or give the changed one another name with .name(...), and set the option "
+                "'allowNonRestoredState' to true, so that it starts without state."
+            )
+        else:
+            told = f"holds rows that were on their way through the exchange {uid!r}, {was}; now it is {now}"
+            fix = (
+                "Set it back; or end the query as it was with a savepoint, which holds no rows on their way, and start "
+                "the changed one from that."
+            )
+        raise StoredStateError(
+            f"Checkpoint {manifest.checkpoint_id} {told}. {fix}", what="a checkpoint", uid=uid, expected=now, found=was
+        )
 
 
 def _check_options(manifest: Manifest, plan: QueryPlan) -> None:

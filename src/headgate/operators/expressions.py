@@ -95,7 +95,7 @@ class Column:
             return self._name
         node = self.node.argument if isinstance(self.node, CastTo) else self.node
         if isinstance(node, Name):
-            return _split_path(node.path)[-1]
+            return split_path(node.path)[-1]
         if isinstance(node, Call) and node.function == "getfield":
             return str(node.parameters["name"])
         return text_of(self.node)
@@ -132,7 +132,11 @@ class Column:
 
     def isin(self, *choices: Any) -> Column:
         """Whether it is one of the values."""
-        values: Any = choices[0] if len(choices) == 1 and isinstance(choices[0], list | set | tuple) else choices
+        values: Any = choices
+        if len(choices) == 1 and isinstance(choices[0], list | set | frozenset | tuple):
+            values = choices[0]
+            if isinstance(values, set | frozenset):
+                values = sorted(values, key=repr)  # the text of the expression must not change from run to run
         return call("in", self, *values)
 
     def between(self, lowerBound: Any, upperBound: Any) -> Column:
@@ -434,7 +438,7 @@ def _evaluate_branches(node: Branches, batch: pa.RecordBatch, time_zone: str) ->
 
 
 def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
-    first, *fields = _split_path(path)
+    first, *fields = split_path(path)
     column = batch.column(index_of(batch.schema, first))
     for field in fields:
         if not pa.types.is_struct(column.type) or column.type.get_field_index(field) < 0:
@@ -463,8 +467,8 @@ def index_of(schema: pa.Schema, name: str) -> int:
     return matching[0]
 
 
-def _split_path(path: str) -> list[str]:
-    """Split ``a.b`` into its names; what stands in backticks is one name."""
+def split_path(path: str) -> list[str]:
+    """Return the names in ``a.b``; what stands in backticks is one name."""
     parts, rest = [], path
     while rest:
         if rest.startswith("`") and "`" in rest[1:]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headgate.errors import OptionError
 from headgate.operators.exchange import Exchange
-from headgate.operators.expressions import Name
+from headgate.operators.expressions import Name, index_of, split_path
 from headgate.operators.filter import Filter
 from headgate.operators.operator import Operator
 from headgate.operators.project import Project
@@ -81,13 +81,19 @@ class PlanNode:
             yield from each.sources()
 
 
-def source_column(node: PlanNode, column: str) -> str | None:
-    """Return which column of its source a column is, unchanged; None: an operator made it, or there are two sources."""
+def source_column(node: PlanNode, path: str) -> str | None:
+    """Return which column of its source is at a path, unchanged.
+
+    None: it is a field of one, an operator made it, or there are two sources.
+    """
+    column, *fields = split_path(path)
+    if fields:
+        return None
     match node.of:
         case SourceDefinition():
-            return column
+            return str(node.schema.names[index_of(node.schema, column)])
         case Filter():
-            return source_column(node.inputs[0], column)
+            return source_column(node.inputs[0], path)
         case Project() as project:
             made_of = project.expression_of(column)
             return source_column(node.inputs[0], made_of.path) if isinstance(made_of, Name) else None

@@ -13,8 +13,9 @@ A channel holds, in this order: recovered buffers, those that recovery spilled t
   head. Ended channels still deliver barriers, and are waited for. Until it is taken, unaligned channels are read up to
   their barriers, and those without one as before.
 - Who comes behind takes no rows any more once a barrier that passes rows has stopped it (a rescale, a savepoint); so
-  what an aligned channel holds before such a barrier is processed though there is no room for what becomes of it: it is
-  little, and stored by those whom the barrier passes it at (`waits_for_aligned`, `Polled.overdraft`).
+  what an aligned channel holds before such a barrier is processed though there is no room for what becomes of it, which
+  that checkpoint stores as output: a few buffers, and in recovery what is recovered (`waits_for_aligned`,
+  `Polled.overdraft`).
 - Unaligned channels whose barrier has not come when the snapshot is taken are read on; all that arrives on them until
   it comes is stored, too (a copy: it is processed all the same). `StoreChannels` follows when the last barrier is in,
   at once for an aligned checkpoint (empty).
@@ -388,7 +389,9 @@ class InputGate:
     def waits_for_aligned(self) -> bool:
         """Whether a barrier passes rows that has not come through those of channels that are always aligned."""
         checkpoint = self._checkpoint
-        return checkpoint is not None and checkpoint.passing and checkpoint.missing is None
+        if checkpoint is None or not checkpoint.passing or checkpoint.missing is not None:
+            return False
+        return not self._always_aligned <= checkpoint.at_head
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.

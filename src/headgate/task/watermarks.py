@@ -194,7 +194,8 @@ class SplitWatermarks:
         self._splits: dict[str, _SplitState] = {}
         self._emitted_ms: int | None = None
         self._idle = True
-        self._holds = self._begins = held  # whether unassigned work has a vote; whether nobody was told that yet
+        self._holds = held  # whether unassigned work has a vote
+        self._begins = held or bounded  # whether it is waited for, and nobody was told yet
         self._unassigned_ms: int | None = None  # where it begins; None: not known
         self._ended = False
         self._blocked = False

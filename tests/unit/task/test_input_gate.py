@@ -187,6 +187,15 @@ def test_without_room_recovered_rows_are_processed_while_an_aligned_channel_wait
     assert world.poll(overdraft=True) == [ProcessRows(A, rows("r"), recovered=True)]
 
 
+def test_without_an_aligned_channel_nothing_is_processed_without_room() -> None:
+    """Phase 1 of recovery needs no room for what becomes of rows: it spills them."""
+    world = World(1, recovering=True)
+    world.recover(A, "r")
+    world.arrive(A, unaligned())
+    assert not world.gate.waits_for_aligned
+    assert world.poll(overdraft=True) == []
+
+
 def test_a_barrier_elsewhere_does_not_end_what_is_being_processed() -> None:
     """While its own channel's barrier is behind it: its rest may be put back still."""
     world = World(2)

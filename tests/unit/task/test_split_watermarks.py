@@ -328,6 +328,12 @@ def test_a_bounded_reader_keeps_its_place_until_it_ends_once_it_has_no_split() -
     assert machine(InputEnded(), 100) == [EmitWatermark(MAX_WATERMARK_MS)]
 
 
+def test_a_bounded_reader_is_waited_for_from_its_first_event_on() -> None:
+    machine = Machine(bounded=True)
+    machine.machine.check()
+    assert machine(TimePassed()) == [EmitActive()]
+
+
 def test_a_held_reader_that_ends_before_it_is_told_still_emits_its_final_watermark() -> None:
     machine = Machine(held=True)
     assert machine(InputEnded()) == [EmitActive(), EmitWatermark(MAX_WATERMARK_MS)]

@@ -126,7 +126,8 @@ class GroupedStream:
         ]
         types = {field.name: field.type for field in node.schema}
         kept = [each.state_text(None if column is None else types[column]) for each, column in zip(exprs, taken)]
-        by = ", ".join(f"{key.column} {types[key.column]}" for key in keyed_by)
+        said = [text_of(each.node) for each in self._by if isinstance(each, Column)] or ["all"]
+        by = ", ".join(f"{text} {types[key.column]}" for text, key in zip(said, keyed_by))
         signature = f"{', '.join(kept)} in {window.text} by {by}"
         operator: WindowedAggregate
         if isinstance(window, SessionWindow):
@@ -162,9 +163,8 @@ class GroupedStream:
 
     def _check_is_event_time(self, window: TimeWindow | SessionWindow) -> None:
         """Check that a window's times are not another column of the source than its watermarks are of."""
-        node, column = self._node, None
-        if isinstance(window.time, Name):
-            column = source_column(node, window.time.path)
+        node = self._node
+        column = source_column(node, window.time.path) if isinstance(window.time, Name) else None
         if column is None:
             return  # an operator made it; who made it knows
         while node.inputs:

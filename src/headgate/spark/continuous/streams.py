@@ -404,7 +404,7 @@ class ContinuousStream:
         delay_ms = interval_ms("withWatermark", delayThreshold)
         name = self.columns[index_of(self._node.schema, eventTime)]
         operator = WithWatermark(self._node.schema, name)
-        column = source_column(self._node, name)
+        column = source_column(self._node, f"`{name}`")
 
         def delayed(source: SourceDefinition) -> WatermarkStrategy:
             before = source.watermark_strategy

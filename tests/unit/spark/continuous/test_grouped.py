@@ -22,6 +22,7 @@ from headgate.functions import (
     struct,
     sum,
     upper,
+    when,
     window,
 )
 from headgate.operators.operator import OperatorContext
@@ -276,3 +277,37 @@ def test_rows_that_skip_several_stages_are_forwarded_through_each() -> None:
     last = graph.stages[-1]
     twice = far.union(rows.union(rows))
     assert len(definition(twice).graph.stages) == len(graph.stages) == last.number + 1 == 3
+
+
+def test_windows_of_the_watermark_s_column_however_it_is_said() -> None:
+    """Behind operators that leave it alone, too, and of what an operator made, which is its own affair."""
+    nested = pa.schema([("at", pa.timestamp("us")), ("p", pa.struct([("at", pa.timestamp("us"))]))])
+    timed = numbers(nested).withWatermark("at", "5 seconds")
+    twice = rides().groupBy(TEN, "user").agg(count()).select("window", "user")
+    for stream, time in (
+        (rides().withColumn("z", lit(1)), "at"),
+        (rides().select("*").drop("user"), "AT"),
+        (rides(), "`at`"),
+        (timed, "p.at"),
+        (timed.select("p", "at"), "p.at"),
+        (timed.select(col("p.at").alias("t")), "t"),
+        (twice, "window.end"),
+        (numbers(RIDES).withColumn("z", lit(1)).withWatermark("at", "5 seconds").drop("z"), "at"),
+    ):
+        definition(stream.groupBy(window(time, "1 hour")).count())
+
+
+def test_a_watermark_behind_other_operators_is_of_the_source_s_column() -> None:
+    """Or of what an operator made of it."""
+    behind = numbers(RIDES).withColumn("z", lit(1)).drop("user").withWatermark("at", "5 seconds")
+    (source,) = definition(behind).graph.sources
+    assert source.watermark_strategy is not None and source.watermark_strategy.event_time_column == "at"
+    made = numbers(RIDES).withColumn("at", col("local").cast("timestamp")).withWatermark("at", "5 seconds")
+    assert definition(made).graph.event_time_operator("datagen") is not None
+
+
+def test_a_set_of_values_has_one_text_in_every_run() -> None:
+    """It may be part of a column's name, and of what checkpoints know of state."""
+    names = {"d", "b", "a", "c"}
+    said = [sum(when(col("user").isin(each), 1)) for each in (names, frozenset(names), ["a", "b", "c", "d"])]
+    assert len({each.text for each in said}) == 1 and "user, a, b, c, d" in said[0].text
