@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -193,14 +194,29 @@ class Broker:
 def running_broker(folder: Path | None = None, port: int | None = None, **settings: object) -> Iterator[Broker]:
     """Run a broker; without a folder, in a temporary one that goes with it."""
     home = folder or Path(tempfile.mkdtemp(prefix="headgate-kafka-"))
-    broker = Broker(home, port, **settings)  # type: ignore[arg-type]
     try:
-        broker.start()
-        yield broker
+        broker = _started(home, port, **settings)
+        try:
+            yield broker
+        finally:
+            broker.stop()
     finally:
-        broker.stop()
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def _started(home: Path, port: int | None, **settings: object) -> Broker:
+    """Start a broker: with other ports if somebody took a free one meanwhile."""
+    for attempt in itertools.count(1):
+        broker = Broker(home, port, **settings)  # type: ignore[arg-type]
+        try:
+            broker.start()
+            break
+        except BaseException as error:
+            broker.stop()
+            if attempt == 3 or "Address already in use" not in str(error):
+                raise
+    return broker
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ class ConsumerSubtask:
         self.inputs = InputExchanges(
             number, {UID: SLOTS}, {UID: exchange},
             {UID: partitioner_of(exchange, producer=number, parallelism=len(SLOTS), max_parallelism=128)},
-            1, plane, self.mailbox, monotonic_ms, self, (), folder, producers_recover=False,
+            1, plane, self.mailbox, monotonic_ms, self, (), folder, producers_recover=False, idle_together=frozenset(),
         )  # type: ignore[arg-type]  # fmt: skip
         self.inputs.start()
         self.inputs.connect(addresses)
@@ -168,7 +168,7 @@ class ConsumerSubtask:
         self.mailbox.run_letters()
         self.inputs.on_time()
         for _ in range(slices):
-            if not self.inputs.poll():
+            if not self.inputs.poll(overdraft=False):
                 break
 
 

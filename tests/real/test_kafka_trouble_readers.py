@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +16,7 @@ import pytest
 from headgate.connectors.kafka import bulk, consumers, split_reader
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.errors import SourceError
 from headgate.readers import MultiplexedReader, ReaderOptions
@@ -84,30 +86,8 @@ def test_a_forked_child_reads_with_a_consumer_of_its_own(
 ) -> None:
     create_topic(kafka.plain, topic_name)
     produce(kafka.plain, topic_name, [Message(b"%d" % each) for each in range(50)])
-    source = TopicPartition(topic_name, 0)
-
-    def read() -> int:
-        lease, count = consumers.acquire(client(kafka), SETTINGS, decoder), 0
-        lease.consumer.assign({source: 0})
-        while count < 50:
-            count += sum(len(each.offsets) for each in lease.consumer.consume(Wanted(), 1000, 500).records)
-        lease.release(assigned=[source], failed=False)
-        return count
-
-    read()
-    held = consumers.acquire(client(kafka), SETTINGS | {"fetch.wait.max.ms": 7}, decoder)  # in use, not idle
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if read() == 50 else 1)
-
-    def wait() -> None:
-        statuses.append(os.waitpid(child, 0)[1])
-
-    statuses: list[int] = []
-    ends(wait)
-    assert statuses == [0]
-    assert read() == 50
-    held.release(assigned=[], failed=True)
+    program = [sys.executable, str(Path(__file__).parent / "kafka_fork_program.py"), kafka.plain, topic_name, decoder]
+    assert subprocess.run(program, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("decoder", ["auto", "plain"])

@@ -17,7 +17,6 @@ import pytest
 
 from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
 from headgate.checkpoint.coordinator import CheckpointCoordinator
-from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.protocol.channels import Buffer, ProducerActive, ProducerIdle, WatermarkPassed
 from headgate.simulation.keyed.cluster import KeyedCluster
 from headgate.simulation.keyed.parts import KeyedParts
@@ -34,6 +33,7 @@ from headgate.task import result_partition as rp
 from headgate.task.channel_recovery import ChannelRecovery
 from headgate.task.input_gate import InputGate
 from headgate.task.result_partition import ResultPartition
+from headgate.task.watermark_flow import WatermarkFlow
 from headgate.task.watermark_valve import WatermarkValve
 
 SEEDS = range(400)

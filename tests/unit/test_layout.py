@@ -47,6 +47,7 @@ PURE = (
     "checkpoint/commits.py", "checkpoint/manifest.py", "checkpoint/restore.py", "checkpoint/channel_assignment.py",
     "task/slot.py", "task/subtask.py",
     "task/watermarks.py", "task/alignment.py", "task/input_gate.py", "task/watermark_valve.py",
+    "task/watermark_flow.py",
     "task/result_partition.py", "task/channel_recovery.py", "coordinator/alignment.py",
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py",
     "spark/alignment/votes.py", "spark/alignment/rendezvous.py", "spark/alignment/letters.py",
@@ -172,7 +173,14 @@ def test_shims_import_pyspark_and_headgate_only() -> None:
 
 def test_public_names_of_the_package() -> None:
     """A name that users may rely on appears or goes only together with this line."""
-    assert sorted(headgate.__all__) == ["ContinuousQuery", "SimpleSource", "__version__", "continuous", "register"]
+    assert sorted(headgate.__all__) == [
+        "ContinuousQuery",
+        "ContinuousStream",
+        "SimpleSource",
+        "__version__",
+        "continuous",
+        "register",
+    ]
 
 
 def test_public_names_of_the_contract() -> None:

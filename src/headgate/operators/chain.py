@@ -54,9 +54,9 @@ from headgate.operators.operator import (
 )
 from headgate.operators.slices import SliceController
 from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
-from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.state import OperatorState
+from headgate.task.watermark_flow import WatermarkFlow
 
 ArrivedT = TypeVar("ArrivedT")
 MadeT = TypeVar("MadeT")

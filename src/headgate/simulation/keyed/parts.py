@@ -11,11 +11,11 @@ from typing import Any
 
 from headgate.checkpoint.channel_assignment import assign_channels
 from headgate.checkpoint.coordinator import CheckpointCoordinator
-from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.simulation.keyed.subtask import KeyedSubtask
 from headgate.task.channel_recovery import ChannelRecovery
 from headgate.task.input_gate import InputGate
 from headgate.task.result_partition import ResultPartition
+from headgate.task.watermark_flow import WatermarkFlow
 
 
 @dataclass(frozen=True)

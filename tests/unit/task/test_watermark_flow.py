@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.operators.watermark_flow import WatermarkFlow
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.task.watermark_flow import WatermarkFlow
 
 
 def told(flow: WatermarkFlow) -> tuple[int | None, bool]:
