@@ -157,8 +157,11 @@ class RestoredChunk(msgspec.Struct, frozen=True):
 class KeyedOperator(Operator):
     """An operator behind a keyed exchange, with state that is partitioned by key group."""
 
-    signature: str
-    """What its state is of, for people to read: an operator of another signature would take it for something else."""
+    signature = ""
+    """What its state is of, for people to read: an operator of another signature would take it for something else.
+
+    Set by who builds the program.
+    """
 
     @abstractmethod
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:

@@ -218,11 +218,10 @@ class StageGraph:
     @property
     def signatures(self) -> dict[str, str]:
         """What keyed state, and rows on their way by key, are of, by the uid of the operator or exchange."""
-        parts = {node.uid: node.operator for node in self.operators}
         return {
-            uid: each.signature
-            for uid, each in parts.items()
-            if isinstance(each, KeyedOperator | Exchange) and each.signature
+            node.uid: node.operator.signature
+            for node in self.operators
+            if isinstance(node.operator, KeyedOperator | Exchange) and node.operator.signature
         }
 
     def _is_exchange(self, uid: str) -> bool:

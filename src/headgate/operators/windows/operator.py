@@ -43,17 +43,8 @@ class WindowAggregate(WindowedAggregate):
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
-        signature: str = "",
     ) -> None:
-        super().__init__(
-            input_schema,
-            window.name,
-            time=time,
-            keys=keys,
-            aggregates=aggregates,
-            columns=columns,
-            signature=signature,
-        )
+        super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
         self._window = window
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:

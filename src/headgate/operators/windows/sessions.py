@@ -107,17 +107,8 @@ class SessionAggregate(WindowedAggregate):
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
-        signature: str = "",
     ) -> None:
-        super().__init__(
-            input_schema,
-            window.name,
-            time=time,
-            keys=keys,
-            aggregates=aggregates,
-            columns=columns,
-            signature=signature,
-        )
+        super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
         self._gap_us = window.gap_us
         timed = {time_of(name) for name, each in self._state_partials.items() if each.merging in ORDERED}
         self._timed_values = sorted(timed)

@@ -111,8 +111,6 @@ class WindowedAggregate(KeyedOperator):
         What is computed.
     columns
         The names of the output's columns, in order: the window's, of keys, of aggregates.
-    signature
-        What its state is of.
     """
 
     kind = "window"
@@ -127,10 +125,8 @@ class WindowedAggregate(KeyedOperator):
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
-        signature: str = "",
     ) -> None:
         self.input_schema = input_schema
-        self.signature = signature
         self.function = f"groupBy({', '.join(columns[: len(columns) - len(aggregates)])}).agg(...)"
         self._window_name = window
         self._time = time

@@ -120,24 +120,25 @@ class GroupedStream:
                 option="groupBy", value=text_of(window.time),
             )  # fmt: skip
         self._check_is_event_time(window)
-        aggregates = [
-            Aggregated(each.name_in_output, accumulator_of(each, None if c is None else node.schema.field(c).type), c)
-            for each, c in zip(exprs, taken)
-        ]
         types = {field.name: field.type for field in node.schema}
-        kept = [each.state_text(None if column is None else types[column]) for each, column in zip(exprs, taken)]
-        said = [text_of(each.node) for each in self._by if isinstance(each, Column)] or ["all"]
-        by = ", ".join(f"{text} {types[key.column]}" for text, key in zip(said, keyed_by))
-        signature = f"{', '.join(kept)} in {window.text} by {by}"
+        kinds = [None if column is None else types[column] for column in taken]
+        aggregates = [
+            Aggregated(each.name_in_output, accumulator_of(each, kind), column)
+            for each, kind, column in zip(exprs, kinds, taken)
+        ]
         operator: WindowedAggregate
         if isinstance(window, SessionWindow):
             operator = SessionAggregate(
-                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names, signature=signature
+                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
             )
         else:
             operator = WindowAggregate(
-                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names, signature=signature
+                node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
             )
+        kept = ", ".join(each.state_text(kind) for each, kind in zip(exprs, kinds))
+        said = [text_of(each.node) for each in self._by if isinstance(each, Column)] or ["all"]
+        by = ", ".join(f"{text} {types[key.column]}" for text, key in zip(said, keyed_by))
+        operator.signature = f"{kept} in {window.text} by {by}"
         exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
         return self._stream.with_node(exchanged.then(operator))
 
@@ -147,19 +148,19 @@ class GroupedStream:
 
     def sum(self, *cols: str) -> ContinuousStream:
         """Add up columns for each group, as ``sum(NAME)``: see `agg`."""
-        return self.agg(*(functions.sum(each).alias(f"sum({each})") for each in cols))
+        return self.agg(*map(functions.sum, cols))
 
     def avg(self, *cols: str) -> ContinuousStream:
         """Average columns for each group, as ``avg(NAME)``: see `agg`."""
-        return self.agg(*(functions.avg(each).alias(f"avg({each})") for each in cols))
+        return self.agg(*map(functions.avg, cols))
 
     def min(self, *cols: str) -> ContinuousStream:
         """Find the least value of columns for each group, as ``min(NAME)``: see `agg`."""
-        return self.agg(*(functions.min(each).alias(f"min({each})") for each in cols))
+        return self.agg(*map(functions.min, cols))
 
     def max(self, *cols: str) -> ContinuousStream:
         """Find the greatest value of columns for each group, as ``max(NAME)``: see `agg`."""
-        return self.agg(*(functions.max(each).alias(f"max({each})") for each in cols))
+        return self.agg(*map(functions.max, cols))
 
     def _check_is_event_time(self, window: TimeWindow | SessionWindow) -> None:
         """Check that a window's times are not another column of the source than its watermarks are of."""
