@@ -59,7 +59,7 @@ def main() -> None:
             .option("checkpointLocation", f"{folder}/checkpoint")
             .trigger(processingTime="1 second").start()
         )  # fmt: skip
-        deadline, rows = time.monotonic() + 60, 0
+        deadline, rows = time.monotonic() + 180, 0
         while rows < ROWS and query.isActive and time.monotonic() < deadline:
             time.sleep(0.5)
             rows = 0

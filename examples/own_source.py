@@ -76,7 +76,7 @@ def main() -> None:
             .option("checkpointLocation", f"{folder}/checkpoint")
             .trigger(availableNow=True).start()
         )  # fmt: skip
-        query.awaitTermination(60)
+        query.awaitTermination()
         written = spark.read.parquet(f"{folder}/ticks")
         stream = {row["symbol"]: row["count"] for row in written.groupBy("symbol").count().collect()}
         distinct = written.distinct().count()

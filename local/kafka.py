@@ -129,7 +129,7 @@ class Broker:
         """What the broker printed."""
         return self.folder / "broker.log"
 
-    def start(self, timeout_s: float = 60) -> None:
+    def start(self, timeout_s: float = 120) -> None:
         """Start it, and wait until it answers."""
         identity = self.folder / "cluster-id"
         if not identity.exists():
@@ -142,7 +142,7 @@ class Broker:
                  "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        self._wait(timeout_s)
+        self._wait(identity.read_text(), timeout_s)
 
     def kill(self) -> None:
         """End it by SIGKILL, in the middle of whatever it does."""
@@ -164,7 +164,7 @@ class Broker:
             self.process.wait()
         self.process = None
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait(self, cluster_id: str, timeout_s: float) -> None:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -175,7 +175,8 @@ class Broker:
             if self.process.poll() is not None:
                 break
             with contextlib.suppress(KafkaException):
-                if admin.list_topics(timeout=1).brokers:
+                found = admin.list_topics(timeout=1)
+                if found.brokers and found.cluster_id == cluster_id:  # not another one that got the port first
                     return
         tail = self.log.read_text(errors="replace")[-2000:]
         self.kill()

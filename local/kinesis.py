@@ -43,7 +43,7 @@ class MotoServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: dict[str, Any] = {}
 
-    def start(self, timeout_s: float = 60) -> None:
+    def start(self, timeout_s: float = 120) -> None:
         """Start it, and wait until it answers."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "local.kinesis", "--port", str(self.port)],
@@ -188,6 +188,10 @@ class FaultyProxy:
         """How many of the faults have not happened yet."""
         with self._lock:
             return sum(map(len, self._faults.values()))
+
+    def let_pass(self, operation: str, times: int = 1) -> None:
+        """Let the next calls of an operation succeed, before the faults that are ordered from here on."""
+        self._add(operation, ("", None), times)
 
     def forgive(self) -> None:
         """Let nothing fail any longer."""

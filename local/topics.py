@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 
 @dataclass(frozen=True)
@@ -28,23 +28,43 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
     """Make a topic and return its name. Names of settings have ``_`` for ``.``."""
     settings = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=30)[topic].result(30)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=30)[topic].result(60)
     # The controller has it; the broker, which clients ask, hears of it later on a busy machine.
     _wait(lambda: _leaders(admin, topic) == partitions)
     return topic
 
 
+def add_partitions(address: str, topic: str, partitions: int) -> None:
+    """Let a topic have so many partitions."""
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(60)
+    _wait(lambda: _leaders(admin, topic) == partitions)
+
+
 def delete_topic(address: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
     admin = AdminClient({"bootstrap.servers": address})  # held: without it nothing is answered any more
-    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
     _wait(lambda: _leaders(admin, topic) is None)
+
+
+def wait_for_transactions(address: str, topic: str) -> None:
+    """Wait until none is open. A commit or an abort returns before partitions have its marker, and readers see it."""
+    admin = AdminClient({"bootstrap.servers": address})
+    described = admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60)
+    latest = {TopicPartition(topic, each.id): OffsetSpec.latest() for each in described.partitions}
+
+    def ends(isolation: IsolationLevel) -> list[int]:
+        asked = admin.list_offsets(latest, isolation_level=isolation, request_timeout=60)
+        return [each.result(60).offset for each in asked.values()]
+
+    _wait(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
 
 
 def _leaders(admin: AdminClient, topic: str) -> int | None:
     """Return how many partitions of a topic can be read and written; None: there is no such topic."""
     try:
-        described = admin.describe_topics(TopicCollection([topic]), request_timeout=30)[topic].result(30)
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
@@ -71,6 +91,6 @@ def produce(address: str, topic: str, messages: Iterable[Message], **config: str
             on_delivery=lambda error, _: failed.append(str(error)) if error else None,
         )  # fmt: skip
         producer.poll(0)
-    left = producer.flush(60)
+    left = producer.flush(240)
     if left or failed:
         raise RuntimeError(f"{topic}: {left} records were not written, {len(failed)} failed: {failed[:3]}")

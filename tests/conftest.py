@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# No example has a time limit: on a machine that others use as well any may take long.
-hypothesis.settings.register_profile("headgate", deadline=None)
+# No example has a time limit, nor has making it: on a machine that others use as well any may take long. Examples are
+# the same in each run, so that what passes here passes there; other ones: pytest --hypothesis-profile explore.
+_unhurried = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("explore", _unhurried, derandomize=False)
+hypothesis.settings.register_profile("headgate", _unhurried, derandomize=True, database=None)
 hypothesis.settings.load_profile("headgate")
 
 

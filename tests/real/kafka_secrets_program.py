@@ -41,7 +41,7 @@ query = (
     .writeStream.format("headgate.kafka").options(**options).option("topic", f"{topic}-copy")
     .option("checkpointLocation", str(out / "checkpoint")).queryName("copy").start()
 )  # fmt: skip
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 120
 while not any(progress["numInputRows"] for progress in query.recentProgress):
     assert query.isActive and time.monotonic() < deadline, query.exception()
     time.sleep(0.1)
@@ -53,7 +53,7 @@ pages = ["environment/", "jobs/", "stages/", "SQL/", "StreamingQuery/", "executo
 pages += [f"SQL/execution/?id={number}" for number in range(3)]
 pages += [f"api/v1/applications/{application}/{each}" for each in ("environment", "sql?details=true", "stages", "jobs")]
 for number, page in enumerate(pages):
-    with urllib.request.urlopen(f"{address}/{page}", timeout=30) as answer:
+    with urllib.request.urlopen(f"{address}/{page}", timeout=60) as answer:
         (out / f"page-{number}.html").write_bytes(answer.read())
 query.stop()
 for name, wrong in {

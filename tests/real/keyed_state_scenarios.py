@@ -5,10 +5,12 @@ Used by test_continuous_keyed.py, as keyed_scenarios.py is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -49,7 +51,10 @@ def events(split: int, rows: int) -> pa.RecordBatch:
 
 
 class Events(headgate.SimpleSource):
-    """The rows of `events`, a few at a time until a file says that it can hurry."""
+    """The rows of `events`, a few at a time until a file says that it can hurry.
+
+    The second half takes ten times as long: a query is not at its end before that file is there.
+    """
 
     name = "keyed-events"
     schema = "n bigint, k bigint, at timestamp"
@@ -62,7 +67,7 @@ class Events(headgate.SimpleSource):
         rows = events(int(split_id), int(self.options["rows"]))
         for begin in range(position or 0, rows.num_rows, 100):
             if not (folder / "hurry").exists():
-                time.sleep(0.05)
+                time.sleep(0.05 if begin < rows.num_rows // 2 else 0.5)
             yield rows.slice(begin, 100), begin + 100
 
 
@@ -253,7 +258,10 @@ def window_of_windows(spark: SparkSession, folder: Path) -> None:
 
 
 class Lagging(headgate.SimpleSource):
-    """Two splits with a minute each, and then its end again and again; a third one that pauses behind them."""
+    """Two splits with a minute each, and then its end again and again; a third one that pauses behind them.
+
+    Those two wait behind their first ten rows for the ten of the third one: who is slow to begin would be late.
+    """
 
     name = "keyed-lagging"
     schema = "n bigint, k bigint, at timestamp"
@@ -266,13 +274,16 @@ class Lagging(headgate.SimpleSource):
         begin, lags = position or 0, split_id == "2"
         while not (folder / "end").exists():
             rows = range(min(begin, 60), min(begin + 10, 60))
-            if lags and begin == 10 and not (folder / "release").exists():
+            if lags and begin == 10:
+                (folder / "begun").touch()
+            waits = begin == 10 and not (folder / ("release" if lags else "begun")).exists()
+            if waits:
                 rows = range(0)  # others of this subtask go on
-            seconds = list(rows) or ([] if lags else [59])
+            seconds = list(rows) or ([] if lags else [9] if waits else [59])
             n = pa.array([each + 1000 * int(split_id) for each in rows] or [-1] * len(seconds), pa.int64())
             at = pc.cast(pc.multiply(pa.array(seconds, pa.int64()), 500_000 if lags else 1_000_000), TIMESTAMP)
             k = pa.array([each % 7 for each in seconds], pa.int64())
-            begin += len(rows) or len(seconds)
+            begin += 0 if waits else len(rows) or len(seconds)
             yield pa.RecordBatch.from_arrays([n, k, at], names=["n", "k", "at"]), begin
             time.sleep(0 if len(rows) else 0.05)
 
@@ -283,7 +294,7 @@ def late_rows(spark: SparkSession, folder: Path) -> None:
     headgate.register(spark, Lagging)
     stream = (
         headgate.continuous(spark, parallelism=3).read.format(Lagging.name).option("folder", str(folder))
-        .option("scan.watermark.idle-timeout", "500 milliseconds").load()
+        .option("scan.watermark.idle-timeout", "4 seconds").load()
         .withWatermark("at", "2 seconds").groupBy(window("at", "10 seconds"), "k").agg(collect_list("n").alias("all"))
     )  # fmt: skip
     query = (
@@ -324,6 +335,8 @@ def savepoints_of_windows(spark: SparkSession, folder: Path) -> None:
     in_the_middle(query, 2000)
     savepoint = str(folder / "savepoint")
     query.stop(savepoint=savepoint)
+    # A query that has ended may still delete what is old.
+    wait_until(lambda: f"headgate-storage-{folder.name}" not in [each.name for each in threading.enumerate()])
     shutil.rmtree(folder / "first")
     query = begin(4, "checkpoints", savepoint)
     in_the_middle(query)
@@ -385,8 +398,11 @@ def little_changes(spark: SparkSession, folder: Path) -> None:
     def stored() -> dict[str, int]:
         """Take a checkpoint, and return the sizes of the files that it shares with others."""
         query.checkpoint()
-        shared = (folder / "checkpoints" / "shared").rglob("*")
-        return {path.name: path.stat().st_size for path in shared if path.is_file()}
+        sizes = {}
+        for path in (folder / "checkpoints" / "shared").rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # what is old is deleted meanwhile
+                sizes |= {path.name: path.stat().st_size} if path.is_file() else {}
+        return sizes
 
     (folder / "begin").touch()
     wait_until(lambda: query.status["rowsIn"] == 60_000, query)
@@ -521,7 +537,7 @@ def _minus_seven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def changed_programs(spark: SparkSession, folder: Path) -> None:
     """What does not fit the checkpoint, or shares its place, is refused: the message names it, and what to do."""
     folder.mkdir(parents=True)
-    stream = numbers(spark, 2, 20_000)
+    stream = numbers(spark, 2, 60_000)
     slow = Slowly(folder)
     query = start(stream.repartition().name("spread").mapInArrow(slow, "n long, pid long").name("slow"), folder)
     wait_until(lambda: query.status["rowsOut"] > 0, query)

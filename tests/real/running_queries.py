@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import headgate
@@ -16,7 +19,9 @@ from headgate.checkpoint.storage import CheckpointStorage
 from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.streams import ContinuousStream
 
-PATIENCE_S = 60.0
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+PATIENCE_S = 240.0
 """How long anything may take on a machine that others use as well; nothing is asserted about it."""
 
 
@@ -33,6 +38,33 @@ def numbers(
         .schema("value long")
         .load()
     )
+
+
+class Held(headgate.SimpleSource):
+    """The numbers from 0, a few at a time; the last of a split, and all without delay, once a file is there."""
+
+    name = "held-numbers"
+    schema = "value bigint"
+
+    def splits(self) -> list[str]:
+        return ["0", "1", "2", "3"]
+
+    def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
+        may_end, rows = Path(self.options["mayEnd"]), int(self.options["rows"])
+        for begin in range(position or int(split_id), rows, 20):
+            while begin + 20 >= rows and not may_end.exists():
+                time.sleep(0.01)
+                yield pa.record_batch({"value": pa.array([], pa.int64())}), begin
+            if not may_end.exists():
+                time.sleep(0.01)
+            yield pa.record_batch({"value": pa.array(range(begin, min(begin + 20, rows), 4), pa.int64())}), begin + 20
+
+
+def held_numbers(spark: SparkSession, may_end: Path, parallelism: int = 2, *, rows: int) -> ContinuousStream:
+    """Return the numbers from 0 in the column ``value``; a query of them does not end before a file is there."""
+    headgate.register(spark, Held)
+    reader = headgate.continuous(spark, parallelism=parallelism).read.format(Held.name)
+    return reader.option("mayEnd", str(may_end)).option("rows", rows).load()
 
 
 def wait_until(condition: Callable[[], Any], query: headgate.ContinuousQuery | None = None) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -29,6 +30,12 @@ spark = (
     .getOrCreate()
 )  # fmt: skip
 spark.sparkContext.setLogLevel("OFF")
+if (cluster := re.match(r"local-cluster\[(\d+),", master)) is not None:
+    # A query waits for its executors for some seconds only, and each is a Java that has to start.
+    deadline = time.monotonic() + 120
+    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1 < int(cluster[1]):
+        assert time.monotonic() < deadline, "executors do not come"
+        time.sleep(0.1)
 
 
 def run(name: str) -> str:

@@ -27,6 +27,7 @@ from headgate.errors import OptionError, TransportError, UserFunctionError
 from headgate.functions import col, lit
 from headgate.spark.continuous import driver
 from headgate.transport.control_client import ControlClient
+from local.ports import free_ports
 from tests.real.running_queries import is_running, numbers, read_values, stop_all, wait_until
 
 if TYPE_CHECKING:
@@ -180,6 +181,11 @@ def own_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("headgate")}
 
 
+def active_jobs(spark: SparkSession) -> int:
+    """Return how many jobs run, as Spark's store has it: it hears of a job's begin and end a moment later."""
+    return len(spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
 @pytest.mark.parametrize("end", ["input", "stop", "drain", "failure"])
 def test_a_query_that_ends_leaves_nothing(spark: SparkSession, tmp_path: Path, end: str) -> None:
     """Behind its last checkpoint: no thread, no port, no job of Spark's."""
@@ -194,7 +200,7 @@ def test_a_query_that_ends_leaves_nothing(spark: SparkSession, tmp_path: Path, e
             assert len(query.table()) == 1000
         case "stop":
             wait_until(lambda: query.status["rowsIn"] > 0, query)
-            assert own_threads() > threads and listening_sockets() > sockets
+            assert own_threads() - threads and listening_sockets() - sockets
             query.stop()
         case "drain":
             wait_until(lambda: query.status["rowsIn"] > 0, query)
@@ -204,7 +210,7 @@ def test_a_query_that_ends_leaves_nothing(spark: SparkSession, tmp_path: Path, e
                 query.awaitTermination(90)
     assert not query.isActive and (query.exception() is not None) == (end == "failure")
     wait_until(lambda: own_threads() <= threads and listening_sockets() <= sockets)
-    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+    wait_until(lambda: not active_jobs(spark))
 
 
 # Errors, as a user meets them.
@@ -263,6 +269,7 @@ def test_cores_that_other_work_has(
     """A query whose slots get no core ends; one whose slots have theirs, and are slow to come, does not."""
     monkeypatch.setattr(driver, "_SLOTS_COME_MS", 1)
     begun, ends = tmp_path / "begun", tmp_path / "ends"
+    wait_until(lambda: not active_jobs(spark))  # of queries before this one
 
     def wait(rows: Iterator[int]) -> Iterator[int]:
         begun.touch()
@@ -273,13 +280,13 @@ def test_cores_that_other_work_has(
     other = threading.Thread(target=spark.sparkContext.parallelize([1], 1).mapPartitions(wait).count)
     other.start()
     try:
-        wait_until(begun.exists)
+        wait_until(lambda: begun.exists() and active_jobs(spark) == 1)
         query = numbers(spark, parallelism).writeStream.format("noop").start()
         if error is None:
             wait_until(lambda: is_running(query), query)
         else:
             with pytest.raises(OptionError, match=error):
-                query.awaitTermination(60)
+                query.awaitTermination(90)
     finally:
         ends.touch()
         other.join()
@@ -334,9 +341,13 @@ def test_the_name_stands_where_spark_shows_jobs(spark: SparkSession) -> None:
     wait_until(lambda: is_running(query), query)
     context: Any = spark.sparkContext
     store = context._jsc.sc().statusStore()
-    jobs = store.jobsList(None)
-    shown = [jobs.apply(n).description().get() for n in range(jobs.size()) if jobs.apply(n).description().isDefined()]
-    assert "large-rides" in shown
+
+    def shown() -> list[str]:
+        jobs = store.jobsList(None)
+        descriptions = [jobs.apply(n).description() for n in range(jobs.size())]
+        return [each.get() for each in descriptions if each.isDefined()]
+
+    wait_until(lambda: "large-rides" in shown(), query)  # the store hears of jobs a moment later
     assert query.name == "large-rides"
 
 
@@ -358,6 +369,8 @@ class Recorder(StreamingQueryListener):
 
 
 def test_progress_and_listeners(spark: SparkSession) -> None:
+    # A query before this one may still tell of its end.
+    wait_until(lambda: not any(name.startswith("headgate-listeners") for name in own_threads()))
     streams, recorder = headgate.continuous(spark, parallelism=2).streams, Recorder()
     streams.addListener(recorder)
     try:
@@ -406,7 +419,7 @@ def test_tls_and_secrets_of_a_running_query(
     assert address.startswith("127.0.0.1:"), "only loopback in local mode"
 
     def knock(secret: str, tls: Any) -> None:
-        ControlClient(address, secret, tls, on_letter=lambda _: None, on_closed=lambda _: None, timeout_s=5)
+        ControlClient(address, secret, tls, on_letter=lambda _: None, on_closed=lambda _: None, timeout_s=60)
 
     with caplog.at_level(logging.WARNING), pytest.raises(TransportError) as refused:
         knock("a secret of another query", settings.tls)
@@ -426,9 +439,8 @@ def test_a_certificate_that_clients_do_not_trust(spark: SparkSession, certificat
 
 
 def test_the_port_can_be_chosen(spark: SparkSession) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(TransportError, match=str(port)):
-            numbers(spark).writeStream.format("noop").option("transport.port", port).start()
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(TransportError, match=str(port)):
+        numbers(spark).writeStream.format("noop").option("transport.port", port).start()
     query = numbers(spark).writeStream.format("noop").option("transport.port", port).start()
     wait_until(lambda: query.status["rowsIn"] > 0, query)

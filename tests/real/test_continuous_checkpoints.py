@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from headgate.errors import CorruptStateError, HeadgateError, OptionError, Store
 from headgate.protocol.messages import CheckpointKind
 from headgate.spark.continuous.streams import ContinuousStream
 from headgate.spark.continuous.writer import ContinuousStreamWriter
-from tests.real.running_queries import is_running, newest, numbers, read_values, stop_all, wait_until
+from tests.real.running_queries import held_numbers, is_running, newest, numbers, read_values, stop_all, wait_until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
 LONG = 9000
-"""So many rows take some seconds: a query of them has not ended before it is stopped."""
+"""So many rows have queries that a test lets end: not before `Place.let_end`."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ class Place:
     """A checkpoint location and a folder of output of a test's own."""
 
     def __init__(self, folder: Path) -> None:
-        self.checkpoints, self.out = folder / "checkpoints", folder / "out"
+        self.checkpoints, self.out, self.may_end = folder / "checkpoints", folder / "out", folder / "may-end"
 
     def writer(self, stream: ContinuousStream, interval: str = "300 milliseconds") -> ContinuousStreamWriter:
         """Write a stream here, as soon as it is committed."""
@@ -51,6 +52,18 @@ class Place:
             .option("checkpointLocation", str(self.checkpoints))
             .trigger(continuous=interval)
         )
+
+    def held(self, spark: SparkSession, parallelism: int = 2) -> ContinuousStream:
+        """Return `LONG` numbers, the last of which come when the query may end."""
+        return held_numbers(spark, self.may_end, parallelism, rows=LONG)
+
+    def let_end(self) -> None:
+        self.may_end.touch()
+
+    def delete_checkpoints(self) -> None:
+        """Delete them when nobody of ours does so any longer: a query that has ended may still delete what is old."""
+        wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("headgate-storage")])
+        shutil.rmtree(self.checkpoints)
 
     def ids(self) -> tuple[int, ...]:
         """Return the checkpoints that are complete."""
@@ -95,19 +108,19 @@ def test_a_savepoint_needs_nothing_but_itself(
     spark: SparkSession, place: Place, tmp_path: Path, before: int, after: int
 ) -> None:
     """It is copied to another place, and all the query wrote beside its output is deleted."""
-    rows = LONG
-    query = place.writer(numbers(spark, before, rows=rows)).queryName("moves").start()
+    query = place.writer(place.held(spark, before)).queryName("moves").start()
     has_read(query, 500)
     query.stop(savepoint=str(tmp_path / "savepoint"))
     assert not query.isActive and query.exception() is None
     emitted = read_values(spark, place.out)
-    assert len(emitted) < rows and newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SUSPEND
+    assert len(emitted) < LONG and newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SUSPEND
 
     shutil.move(tmp_path / "savepoint", tmp_path / "elsewhere")
-    shutil.rmtree(place.checkpoints)
-    again = place.writer(numbers(spark, after, rows=rows)).start(fromSavepoint=str(tmp_path / "elsewhere"))
+    place.delete_checkpoints()
+    place.let_end()
+    again = place.writer(place.held(spark, after)).start(fromSavepoint=str(tmp_path / "elsewhere"))
     assert again.awaitTermination(90)
-    assert read_values(spark, place.out) == list(range(rows))
+    assert read_values(spark, place.out) == list(range(LONG))
 
 
 def newest_savepoint(folder: Path) -> Manifest:
@@ -142,31 +155,32 @@ def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, t
 
 def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:
     """After a plain stop, from the newest checkpoint: what was read behind it is read again, and written once."""
-    rows, ids = LONG, set()
+    ids = set()
     for _ in range(2):
-        query = place.writer(numbers(spark, rows=rows)).start()
+        query = place.writer(place.held(spark)).start()
         ids.add(query.id)
         has_read(query, 300)
         query.checkpoint()
         has_read(query, query.status["rowsIn"] + 100)  # behind the checkpoint, at least some
         query.stop()
-    query = place.writer(numbers(spark, rows=rows)).start()
+    place.let_end()
+    query = place.writer(place.held(spark)).start()
     assert query.awaitTermination(90)
-    assert read_values(spark, place.out) == list(range(rows))
+    assert read_values(spark, place.out) == list(range(LONG))
     assert ids == {query.id}
 
 
 def test_a_live_query_is_rescaled(spark: SparkSession, place: Place) -> None:
-    rows = LONG
-    query = place.writer(numbers(spark, 1, rows=rows)).start()
+    query = place.writer(place.held(spark, 1)).start()
     has_read(query, 200)
     query.rescale(2)
     wait_until(lambda: is_running(query) and len(query.status["slots"]) == 2, query)
     query.rescale(1)
     with pytest.raises(OptionError, match=r"parallelism 3 needs 3 cores.* has 2"):
         query.rescale(3)
+    place.let_end()
     assert query.awaitTermination(90)
-    assert read_values(spark, place.out) == list(range(rows))
+    assert read_values(spark, place.out) == list(range(LONG))
 
 
 def test_the_first_checkpoint_after_a_restore_does_not_wait_for_its_interval(spark: SparkSession, place: Place) -> None:
@@ -184,14 +198,14 @@ def unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 def test_a_changed_program_restores_what_has_the_same_name(spark: SparkSession, place: Place) -> None:
     """Operators are put before and behind; the source is found by its name, so no number comes twice."""
-    rows = LONG
-    query = place.writer(numbers(spark, rows=rows).name("in")).start()
+    query = place.writer(place.held(spark).name("in")).start()
     has_read(query, 300)
     query.checkpoint()
     query.stop()
-    changed = numbers(spark, rows=rows).name("in").mapInArrow(unchanged, "value long").filter("value >= 0")
+    place.let_end()
+    changed = place.held(spark).name("in").mapInArrow(unchanged, "value long").filter("value >= 0")
     assert place.writer(changed).start().awaitTermination(90)
-    assert read_values(spark, place.out) == list(range(rows))
+    assert read_values(spark, place.out) == list(range(LONG))
 
 
 def test_state_that_is_left_over_is_refused_unless_it_may_be_dropped(spark: SparkSession, place: Place) -> None:
@@ -235,7 +249,8 @@ def test_as_many_are_kept_as_the_option_says(spark: SparkSession, place: Place) 
     taken = [query.checkpoint() for _ in range(5)]
     wait_until(lambda: place.ids() == tuple(taken[-3:]), query)
     query.stop()
-    assert sorted(path.name for path in place.checkpoints.glob("chk-*")) == sorted(f"chk-{n}" for n in taken[-3:])
+    kept = {f"chk-{n}" for n in taken[-3:]}
+    wait_until(lambda: {path.name for path in place.checkpoints.glob("chk-*")} == kept)  # folders go behind manifests
 
 
 def test_a_live_query_owns_its_location(spark: SparkSession, place: Place) -> None:

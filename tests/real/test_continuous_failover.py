@@ -19,7 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-PATIENCE_S = 280
+PATIENCE_S = 600
+pytestmark = pytest.mark.timeout(2 * PATIENCE_S + 120)  # all scenarios of a master run in the first test's name
 
 IN_THIS_SESSION = (
     "a_killed_worker_ends_a_job_without_retries",

@@ -27,7 +27,7 @@ from headgate.source import SourceReaderContext
 from headgate.spark.continuous.settings import arrow_schema
 from headgate.spark.continuous.streams import ContinuousStream
 from headgate.spark.continuous.writer import ContinuousStreamWriter
-from local.topics import Message, create_topic, produce
+from local.topics import Message, add_partitions, create_topic, produce
 from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def values(kafka: Broker, topic: str) -> list[int]:
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     found = []
     while True:
-        message = consumer.poll(30)
+        message = consumer.poll(60)
         assert message is not None, "the broker did not answer"
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
@@ -136,7 +136,7 @@ def test_a_read_with_an_end_ends(spark: SparkSession, kafka: Broker, topic_name:
         .option("kafka.bootstrap.servers", kafka.plain).option("subscribe", topic_name).load(),
     ):  # fmt: skip
         query = stream.select("value").writeStream.format("memory").start()
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(120)
         assert sorted(int(value) for value in query.table()["value"].to_pylist()) == list(range(500))
 
 
@@ -156,7 +156,7 @@ def test_what_kafka_s_tools_and_progress_say(
 
     def committed() -> dict[int, int]:
         asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        return {each.partition: each.offset for each in asked[group].result(30).topic_partitions}
+        return {each.partition: each.offset for each in asked[group].result(60).topic_partitions}
 
     wait_until(lambda: committed() == {0: 50, 1: 50}, query)
     send(kafka, topic_name, range(100, 200), 2)
@@ -263,8 +263,6 @@ def test_owners_topics_and_rescaling(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path, assigner: str
 ) -> None:
     """FLIP-537: unchanged at the same parallelism; a topic less, a topic more, and partitions more move no other."""
-    from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
-
     first, second, third = (create_topic(kafka.plain, f"{topic_name}-{n}", 3) for n in range(3))
     reading = Reading(spark, kafka, tmp_path, assigner)
     query = reading.start([first, second], 2)
@@ -284,8 +282,7 @@ def test_owners_topics_and_rescaling(
     query = reading.start([first, third], 2)
     added = reading.owners(query, 6)
     assert only_first.items() <= added.items()
-    admin = AdminClient({"bootstrap.servers": kafka.plain})
-    admin.create_partitions([NewPartitions(first, 5)])[first].result(30)
+    add_partitions(kafka.plain, first, 5)
     more = reading.owners(query, 8)
     assert added.items() <= more.items()
     query.stop()

@@ -22,7 +22,7 @@ from headgate.operators.operator import OperatorContext, SinkWriter
 from headgate.operators.sinks.kafka import make_kafka_sink
 from headgate.operators.sinks.kafka_staging import RowsEncoder, StagingFolder, folder_of
 from headgate.protocol.state import InlineState
-from local.topics import create_topic
+from local.topics import create_topic, wait_for_transactions
 
 if TYPE_CHECKING:
     from local.kafka import Broker
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema({"value": pa.string()})
 
 
-def values(kafka: Broker, topic: str, isolation: str = "read_committed") -> list[str]:
-    """Return the values that a consumer sees, sorted."""
+def values(kafka: Broker, topic: str, isolation: str = "read_committed", *, settled: bool = True) -> list[str]:
+    """Return the values that a consumer sees, sorted; once all transactions have ended, if ``settled``."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+    if settled and isolation == "read_committed":
+        wait_for_transactions(kafka.plain, topic)
     settings = {"bootstrap.servers": kafka.plain, "group.id": "reads-nothing-else", "isolation.level": isolation}
     consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
     found = []
     while True:
-        message = consumer.poll(30)
+        message = consumer.poll(60)
         assert message is not None, "the broker did not answer"
         if message.error() is not None:
             assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
@@ -270,7 +272,7 @@ def test_a_slot_killed_in_the_publication_is_made_good_once(query: Query) -> Non
     died = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     assert values(query.kafka, query.topic, "read_uncommitted") == ["a", "b"], "it was in the middle"
-    assert values(query.kafka, query.topic) == []
+    assert values(query.kafka, query.topic, settled=False) == []
     for _ in range(2):
         published(query.start(1, [died.stdout]))
     assert values(query.kafka, query.topic) == ["a", "b"]
@@ -411,7 +413,7 @@ def test_records_have_all_that_the_rows_say(query: Query, guarantee: str) -> Non
     writer.close()
     consumer = Consumer({"bootstrap.servers": query.kafka.plain, "group.id": "reads-nothing-else"})
     consumer.assign([TopicPartition(query.topic, 0, 0)])
-    messages = consumer.consume(2, 30)
+    messages = consumer.consume(2, 60)
     consumer.close()
     assert [(each.key(), each.value(), each.headers()) for each in messages] == [
         ("ü".encode(), b"\xff", [("k", b"v"), ("", None)]),

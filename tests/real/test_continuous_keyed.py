@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-PATIENCE_S = 600
+PATIENCE_S = 1500
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)  # all scenarios run in the first test's name
 SCENARIOS = (
     "the_documents_example",

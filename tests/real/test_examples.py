@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Run:
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         done = subprocess.run(
             [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)],
-            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
+            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
         return done.stdout
@@ -93,6 +93,7 @@ def test_continuous_flights(run: Run, flights: Path, tmp_path: Path) -> None:
     assert rows_of(shown) == means
 
 
+@pytest.mark.timeout(1800)
 def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     shown = run("kafka_windows.py", kafka.plain, topic_name)
     assert rows_of(shown) == [

@@ -18,6 +18,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "id bigint, name string"
+SOON_S = 30
+"""An error comes at once: whoever tries again and again, or waits for a time limit, needs longer."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +35,7 @@ def fails_soon(pattern: str) -> Iterator[None]:
         yield
     # A machine that runs four jobs at once on two cores gets twice the time.
     slow_down = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    assert time.monotonic() - began < 10 * slow_down, "an error must come within 10 s"
+    assert time.monotonic() - began < SOON_S * slow_down, "an error must come soon"
 
 
 def files(spark: SparkSession, file_format: str, path: Path, schema: str | None = SCHEMA, **options: str) -> DataFrame:
@@ -148,13 +150,13 @@ def test_a_file_deleted_between_plan_and_read(
         )
         if sink is fail:
             with pytest.raises(Exception, match="the sink is down"):
-                query.awaitTermination(30)
+                query.awaitTermination(100)
             (folder / "goes.csv").unlink()
         elif expected is None:
             with fails_soon(r"DataLossError: .*goes\.csv"):
-                query.awaitTermination(30)
+                query.awaitTermination(100)
         else:
-            query.awaitTermination(30)
+            assert query.awaitTermination(100)
     assert counts == ([] if expected is None else [expected])
 
 
@@ -173,7 +175,7 @@ def test_a_file_that_shrank_is_named(spark: SparkSession, tmp_path: Path) -> Non
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()
-            .awaitTermination(30)
+            .awaitTermination(100)
         )
 
     with pytest.raises(Exception, match="the sink is down"):
@@ -200,7 +202,7 @@ def test_a_full_disk_under_the_checkpoint_fails_the_query_and_a_larger_one_compl
         def start():
             return frame.writeStream.format("parquet").option("path", {str(tmp_path / "out")!r}) \\
                 .option("checkpointLocation", {str(small / "checkpoint")!r}).trigger(availableNow=True).start()
-        start().awaitTermination(60)
+        start().awaitTermination()
         fill = open({str(small / "fill")!r}, "wb", buffering=0)
         try:
             while True:
@@ -212,13 +214,13 @@ def test_a_full_disk_under_the_checkpoint_fails_the_query_and_a_larger_one_compl
         os.rename({str(folder / "_b")!r}, {str(folder / "b.csv")!r})
         began = time.monotonic()
         try:
-            start().awaitTermination(60)
+            start().awaitTermination()
             print("no error")
         except Exception as error:
-            print("failed after", round(time.monotonic() - began) < 10, "No space left" in str(error))
+            print("failed after", round(time.monotonic() - began) < {SOON_S}, "No space left" in str(error))
         fill.close()
         os.unlink({str(small / "fill")!r})
-        start().awaitTermination(60)
+        start().awaitTermination()
         print(sorted(row.id for row in spark.read.parquet({str(tmp_path / "out")!r}).collect()) == list(range(200)))
         """
     )
@@ -227,6 +229,6 @@ def test_a_full_disk_under_the_checkpoint_fails_the_query_and_a_larger_one_compl
     script = f"mount -t tmpfs -o size=200k tmpfs {small} && exec {sys.executable} {tmp_path / 'program.py'}"
     assert shutil.which("unshare"), "this test needs unshare (package util-linux)"
     done = subprocess.run(
-        [*unshare, "sh", "-c", script], capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL
+        [*unshare, "sh", "-c", script], capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
     )
     assert done.stdout.splitlines() == ["failed after True True", "True"], done.stdout + done.stderr[-3000:]

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 from local.kafka import Broker
-from local.topics import Message, create_topic, produce
+from local.topics import Message, create_topic, produce, wait_for_transactions
 
 PARTITIONS = 3
 COUNT = 300
@@ -175,6 +175,7 @@ def test_aborted_records_are_seen_where_sparks_source_sees_them(
         producer.produce(topic_name, end.encode())
         producer.flush(30)  # what is aborted must have been written
         getattr(producer, f"{end}_transaction")(30)
+    wait_for_transactions(kafka.plain, topic_name)
     options = {"subscribe": topic_name} | ({} if isolation is None else {"kafka.isolation.level": isolation})
     found = read(spark, "headgate.kafka", kafka, **options)
     assert found == read(spark, "kafka", kafka, **options)

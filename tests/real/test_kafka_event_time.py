@@ -25,7 +25,7 @@ from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.spark.planner import PlannerContext
 from local.kafka import PASSWORD, USER, Broker
 from local.ports import free_ports
-from local.topics import Message, create_topic, delete_topic, produce
+from local.topics import Message, create_topic, delete_topic, produce, wait_for_transactions
 
 CLOCK_MS = itertools.count(0, 10_000)
 """Each plan asks the brokers anew."""
@@ -288,6 +288,7 @@ def transaction(kafka: Broker, topic: str, stamps: Sequence[int], end: str) -> N
         producer.produce(topic, b"x", partition=0, timestamp=each)
     producer.flush(30)
     getattr(producer, f"{end}_transaction")(30)
+    wait_for_transactions(kafka.plain, topic)
 
 
 def test_only_what_readers_see_counts_and_markers_do_not_stop_a_plan(
@@ -380,7 +381,7 @@ def test_compacted_records_are_passed_over(kafka: Broker, topic_name: str, sourc
         return found
 
     answers: tuple[object, ...] = ()
-    for _ in range(100):
+    for _ in range(300):
         first = first_record()
         answers = (
             times(source, split(topic_name, 0, 1)),

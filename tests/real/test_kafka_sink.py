@@ -20,11 +20,12 @@ from pyspark.sql.streaming import StreamingQuery
 from headgate.connectors.kafka.sink import _idle, write_batches, write_epoch
 from headgate.connectors.kafka.sink_options import KafkaSink
 from headgate.connectors.kafka.transactions import Marker, TransactionalWriter
+from headgate.connectors.kafka.writer import KafkaWriter
 from headgate.errors import SinkError, SinkUnavailableError
-from local.topics import create_topic
+from local.topics import create_topic, wait_for_transactions
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
+    from confluent_kafka import Message, Producer
 
     from local.kafka import Broker, Certificates
 
@@ -36,13 +37,15 @@ def read(kafka: Broker, topic: str, isolation: str = "read_committed") -> list[M
     """Return what a consumer sees: all records up to the end, by partition and offset."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+    if isolation == "read_committed":
+        wait_for_transactions(kafka.plain, topic)
     settings = {"bootstrap.servers": kafka.plain, "group.id": "reads-nothing-else", "isolation.level": isolation}
     consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
-    partitions = sorted(consumer.list_topics(topic, 10).topics[topic].partitions)
+    partitions = sorted(consumer.list_topics(topic, 60).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
     found, ended = [], 0
     while ended < len(partitions):
-        message = consumer.poll(30)
+        message = consumer.poll(60)
         assert message is not None, "the broker did not answer"
         if message.error() is None:
             found.append(message)
@@ -173,7 +176,19 @@ def test_a_row_too_large_for_the_client_or_the_broker_is_an_error(kafka: Broker,
         write_batches(sink(kafka, topic, max_request_size="5000000", buffer_memory="1000000"), [rows("x" * 2_000_000)])
 
 
-def test_brokers_that_do_not_answer_are_an_error_after_the_configured_time(kafka: Broker, topic_name: str) -> None:
+def test_brokers_that_do_not_answer_are_an_error_after_the_configured_time(
+    kafka: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_producer = KafkaWriter._make_producer
+
+    def make_refused_producer(writer: KafkaWriter) -> Producer:
+        """Wait until the client knows why nobody answers, which on a busy machine is later than the 300 ms."""
+        producer = make_producer(writer)
+        while "Connection refused" not in writer._trouble.last:
+            producer.poll(0.1)
+        return producer
+
+    monkeypatch.setattr(KafkaWriter, "_make_producer", make_refused_producer)
     nobody = {"bootstrap_servers": "127.0.0.1:9", "delivery_timeout_ms": "300", "default_api_timeout_ms": "300"}
     with pytest.raises(SinkUnavailableError, match=r"127\.0\.0\.1:9 did not answer in time.*Connection refused"):
         write_batches(sink(kafka, topic_name, **nobody), [rows("x")])
@@ -334,7 +349,7 @@ class Stream:
         )
         frame = frame.selectExpr(f"IF({failing}, raise_error('broken'), value) AS value")
         query = frame.writeStream.format("headgate.kafka").options(**self.options).trigger(availableNow=True).start()
-        assert query.awaitTermination(60), "the query did not end"
+        assert query.awaitTermination(120), "the query did not end"
         return query
 
     def forget_commit(self, batch: int) -> None:
@@ -381,5 +396,5 @@ def test_the_output_mode_complete_appends_every_batch(
     frame = spark.readStream.option("maxFilesPerTrigger", 1).text(str(tmp_path / "in")).groupBy("value").count()
     frame = frame.selectExpr("concat(value, count) AS value")
     writer = frame.writeStream.format("headgate.kafka").options(**stream.options).outputMode("complete")
-    assert writer.trigger(availableNow=True).start().awaitTermination(60)
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert values(kafka, topic_name) == ["a2", "a3", "b1"]

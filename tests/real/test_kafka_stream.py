@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from local.kafka import Broker, running_broker
-from local.topics import Message, create_topic, delete_topic, produce
+from local.topics import Message, add_partitions, create_topic, delete_topic, produce
 
 
 class Stream:
@@ -78,7 +78,7 @@ def send(broker: Broker, topic: str, *numbers: int, partitions: int = 1) -> None
     produce(broker.plain, topic, [Message(b"%d" % number, partition=number % partitions) for number in numbers])
 
 
-def until(condition: Callable[[], Any], query: StreamingQuery | None = None, seconds: float = 60) -> None:
+def until(condition: Callable[[], Any], query: StreamingQuery | None = None, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if query is not None and not query.isActive:
@@ -114,8 +114,7 @@ def test_new_partitions_are_read_from_their_start(stream: Stream, kafka: Broker,
     create_topic(kafka.plain, topic_name, 1)
     query = stream.start(subscribe=topic_name, partition__discovery__interval="200 ms")
     until(lambda: query.lastProgress, query)
-    admin = AdminClient({"bootstrap.servers": kafka.plain})
-    admin.create_partitions([NewPartitions(topic_name, 3)])[topic_name].result(30)
+    add_partitions(kafka.plain, topic_name, 3)
     send(kafka, topic_name, *range(12), partitions=3)
     until(lambda: len(stream.values()) == 12, query)
     assert stream.values() == values(*range(12))
@@ -179,7 +178,7 @@ def test_a_topic_that_was_made_again_is_data_loss_unless_allowed(
     options = {"subscribe": topic_name, "startingOffsets": "earliest"}
     stream.run(**options)
     delete_topic(kafka.plain, topic_name)
-    until(lambda: topic_name not in AdminClient({"bootstrap.servers": kafka.plain}).list_topics(timeout=10).topics)
+    until(lambda: topic_name not in AdminClient({"bootstrap.servers": kafka.plain}).list_topics(timeout=60).topics)
     create_topic(kafka.plain, topic_name)
     send(kafka, topic_name, *range(10, 10 + rows_after))
     with pytest.raises(StreamingQueryException, match=f"(?s)DataLossError.*{topic_name}.*failOnDataLoss"):
@@ -200,7 +199,7 @@ def test_records_deleted_before_they_were_read_are_data_loss_unless_allowed(
     send(kafka, topic_name, *range(5, 20))
     admin = AdminClient({"bootstrap.servers": kafka.plain})
     for future in admin.delete_records([TopicPartition(topic_name, 0, 12)]).values():
-        future.result(30)
+        future.result(60)
     with pytest.raises(StreamingQueryException, match=f"(?s)DataLossError.*{topic_name}.*failOnDataLoss"):
         stream.run(**options)
     stream.run(**options, failOnDataLoss="false")
@@ -255,7 +254,9 @@ def test_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
         stream = Stream(spark, broker, tmp_path)
         create_topic(broker.plain, topic_name, 2)
         send(broker, topic_name, *range(2000), partitions=2)
-        query = stream.start(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=100)
+        # As long as the broker may take to come back.
+        patience = {"kafka__default__api__timeout__ms": 150_000}
+        query = stream.start(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=100, **patience)
         try:
             until(lambda: len(query.recentProgress) > 3, query)
             broker.kill()
@@ -275,11 +276,11 @@ def test_an_unreachable_broker_fails_in_time_and_the_query_can_be_started_again(
         stream = Stream(spark, broker, tmp_path)
         create_topic(broker.plain, topic_name)
         send(broker, topic_name, 1)
-        options = {"subscribe": topic_name, "startingOffsets": "earliest", "kafka__default__api__timeout__ms": "3000"}
+        options = {"subscribe": topic_name, "startingOffsets": "earliest"}
         stream.run(**options)
         broker.stop()
         with pytest.raises(StreamingQueryException, match=f"(?s)SourceUnavailableError.*{broker.plain}"):
-            stream.run(**options)
+            stream.run(**options, kafka__default__api__timeout__ms="3000")
         broker.start()
         send(broker, topic_name, 2)
         stream.run(**options)

@@ -21,7 +21,7 @@ def run(*arguments: str, stdin_closed: bool = False, folder: Path = ROOT) -> sub
     command = [str(ROOT / "run"), *arguments]
     if stdin_closed:
         command = ["bash", "-c", 'exec "$@" <&-', "bash", *command]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
@@ -58,9 +58,9 @@ def test_kafka_runs_until_ctrl_c_and_leaves_nothing_behind(tmp_path: Path) -> No
         assert process.stdout is not None
         assert f"Kafka listens on 127.0.0.1:{port}" in process.stdout.readline()
         (broker,) = psutil.Process(process.pid).children()
-        assert AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=30).brokers
+        assert AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=60).brokers
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(90) == 0
         assert not broker.is_running()
     finally:
         process.kill()

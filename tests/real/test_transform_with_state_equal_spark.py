@@ -173,7 +173,7 @@ def by_spark(
 
 def wait_for_rows(spark: SparkSession, query: Any, rows: int) -> None:
     """Wait until a running query has given so many rows."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while spark.table("stateful").count() < rows and query.isActive and time.monotonic() < deadline:
         time.sleep(0.2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
@@ -23,11 +25,14 @@ from headgate.transport.control_client import ControlClient
 from headgate.transport.control_server import ControlServer
 from headgate.transport.endpoint import close_quietly, connect
 from headgate.transport.options import TlsOptions, transport_options
+from local.ports import free_ports
 
 if TYPE_CHECKING:
     from local.kafka import Certificates
 
 SECRET = "a-secret-of-this-query"
+LONG_S = 60.0
+"""For what happens: a machine that others use as well may take long."""
 
 
 def letter(number: int, text: str = "kafka") -> Envelope:
@@ -35,8 +40,8 @@ def letter(number: int, text: str = "kafka") -> Envelope:
     return Envelope(run=1, slot=0, attempt=0, number=number, received=0, message=request)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
-    """Wait until it holds; a machine that others use as well may take long."""
+def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
+    """Wait until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -59,14 +64,19 @@ def own_threads() -> list[str]:
     return [
         thread.name
         for thread in threading.enumerate()
-        if thread not in _others and thread.name.startswith(("headgate", "Dummy", "Timer"))
+        if thread not in _others and thread.name.startswith(("headgate-control", "headgate-refusal", "Dummy", "Timer"))
     ]
 
 
 class Driver:
-    """A server with a record of its calls; it answers each letter with the same letter while ``echo`` is set."""
+    """A server with a record of its calls; it answers each letter with the same letter while ``echo`` is set.
 
-    def __init__(self, port: int = 0, *, secret: str = SECRET, tls: TlsOptions | None = None) -> None:
+    It does not break a connection because the machine is slow, unless ``goodbye_s`` is short.
+    """
+
+    def __init__(
+        self, port: int = 0, *, secret: str = SECRET, tls: TlsOptions | None = None, goodbye_s: float = LONG_S
+    ) -> None:
         self.opened: list[int] = []
         self.letters: list[tuple[int, Envelope]] = []
         self.closed: list[int] = []
@@ -76,6 +86,7 @@ class Driver:
             on_opened=lambda number, peer: self.opened.append(number),
             on_letter=self.on_letter,
             on_closed=self.closed.append,
+            goodbye_s=goodbye_s,
         )  # fmt: skip
         self.port = int(self.server.address.rpartition(":")[2])
 
@@ -94,16 +105,26 @@ class Slot:
         self.letters: list[Envelope] = []
         self.closed: list[TransportError | None] = []
         self.client = ControlClient(
-            driver.server.address, secret, tls, on_letter=self.letters.append, on_closed=self.closed.append
-        )
+            driver.server.address, secret, tls, on_letter=self.letters.append, on_closed=self.closed.append,
+            timeout_s=LONG_S, goodbye_s=LONG_S,
+        )  # fmt: skip
 
 
 @pytest.fixture
-def driver() -> Iterator[Driver]:
-    made = Driver()
+def goodbye_s() -> float:
+    """Return how long the driver waits for a client that does not end its connection; a test may ask for another."""
+    return LONG_S
+
+
+@pytest.fixture
+def driver(goodbye_s: float) -> Iterator[Driver]:
+    made = Driver(goodbye_s=goodbye_s)
     yield made
     made.server.close()
     wait_for(lambda: not own_threads())
+
+
+impatient = pytest.mark.parametrize("goodbye_s", [0.5], ids=["impatient"])
 
 
 def test_letters_keep_their_order_both_ways(driver: Driver) -> None:
@@ -182,6 +203,10 @@ def test_closing_the_server_ends_all_streams_and_threads() -> None:
 
 def test_threads_do_not_add_up_over_many_servers() -> None:
     """Also not those that Python does not know of; gRPC keeps a few for the whole process."""
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
     counts = []
     for _ in range(12):
         driver = Driver()
@@ -189,13 +214,14 @@ def test_threads_do_not_add_up_over_many_servers() -> None:
         for slot in slots:
             slot.client.close()
         driver.server.close()
-        counts.append(len(os.listdir("/proc/self/task")))
-    assert max(counts[-3:]) <= max(counts[:6]) + 2, counts
+        counts.append(threads())
+    # gRPC lets go of threads that it needed when the machine was busy, only some time later.
+    wait_for(lambda: threads() <= max(counts[:6]) + 4, 120)
 
 
 def test_a_killed_server_starts_again_on_the_same_port() -> None:
     """A slot that loses the endpoint learns of it at once, and finds it again at its address."""
-    first = Driver()
+    first = Driver(*free_ports(1))  # which nobody else is given between the two
     slot = Slot(first)
     wait_for(lambda: first.opened == [1])
     first.server.kill()
@@ -219,8 +245,7 @@ def test_a_wrong_secret_is_refused_and_logged(driver: Driver, secret: str, caplo
         Slot(driver, secret=secret)
     assert raised.value.reason == "refused"
     assert isinstance(raised.value.__cause__, fl.FlightUnauthenticatedError)
-    wait_for(lambda: bool(caplog.records))
-    assert f"at {driver.server.address}: its secret is not that of this query" in caplog.text
+    wait_for(lambda: f"at {driver.server.address}: its secret is not that of this query" in caplog.text)
     assert SECRET not in caplog.text
     assert not driver.opened
 
@@ -248,6 +273,7 @@ def raw_stream(driver: Driver) -> tuple[fl.FlightClient, fl.FlightStreamWriter, 
     return client, writer, reader
 
 
+@impatient
 @pytest.mark.parametrize("frame", [b"nonsense", b"\xff" * 1000, encode(letter(1))[:-3], b"\x81\xa3run\x01"])
 def test_what_is_no_letter_closes_the_connection(
     driver: Driver, frame: bytes, caplog: pytest.LogCaptureFixture
@@ -257,7 +283,8 @@ def test_what_is_no_letter_closes_the_connection(
     wait_for(lambda: driver.opened == [1])
     client, writer, _ = raw_stream(driver)
     writer.write_metadata(frame)
-    writer.write_metadata(encode(letter(7)))
+    with contextlib.suppress(pa.ArrowException, OSError):  # it may be broken already
+        writer.write_metadata(encode(letter(7)))
     wait_for(lambda: driver.closed == [2])
     assert "are no letter" in caplog.text
     assert not driver.letters, "nothing behind it is read"
@@ -286,7 +313,9 @@ def test_a_slot_that_cannot_take_a_letter_loses_its_connection(
         raise ValueError("a letter that the slot cannot take")
 
     closed: list[TransportError | None] = []
-    client = ControlClient(driver.server.address, SECRET, on_letter=on_letter, on_closed=closed.append)
+    client = ControlClient(
+        driver.server.address, SECRET, on_letter=on_letter, on_closed=closed.append, timeout_s=LONG_S
+    )
     client.send(letter(1))
     wait_for(lambda: bool(closed))
     assert "a letter that the slot cannot take" in str(closed[0])
@@ -315,14 +344,16 @@ def test_nobody_closes_an_end_from_its_own_thread() -> None:
         on_closed=lambda number: None,
     )  # fmt: skip
     client = ControlClient(
-        server.address, SECRET, on_letter=lambda envelope: close(client), on_closed=lambda error: None
-    )
+        server.address, SECRET, on_letter=lambda envelope: close(client), on_closed=lambda error: None,
+        timeout_s=LONG_S,
+    )  # fmt: skip
     client.send(letter(1))
     wait_for(lambda: len(errors) == 2)
     client.close()
     server.close()
 
 
+@impatient
 def test_a_client_that_does_not_read_holds_up_nobody_else(driver: Driver) -> None:
     """A full window blocks the writer of that connection only, and no sender; closing breaks it."""
     driver.echo = False
@@ -348,7 +379,9 @@ def test_a_slot_that_reads_slowly_gets_every_letter(driver: Driver) -> None:
         time.sleep(0.0005)
         letters.append(envelope.number)
 
-    client = ControlClient(driver.server.address, SECRET, on_letter=on_letter, on_closed=lambda error: None)
+    client = ControlClient(
+        driver.server.address, SECRET, on_letter=on_letter, on_closed=lambda error: None, timeout_s=LONG_S
+    )
     wait_for(lambda: driver.opened == [1])
     for number in range(1, 501):
         driver.server.send(1, letter(number, "x" * 10_000))
@@ -360,7 +393,7 @@ def test_a_slot_that_reads_slowly_gets_every_letter(driver: Driver) -> None:
 FROZEN = """
 import sys, time
 from headgate.transport.control_client import ControlClient
-ControlClient(sys.argv[1], sys.argv[2], on_letter=print, on_closed=print)
+ControlClient(sys.argv[1], sys.argv[2], on_letter=print, on_closed=print, timeout_s=60)
 print("open", flush=True)
 time.sleep(300)
 """
@@ -368,7 +401,7 @@ time.sleep(300)
 
 def test_a_frozen_slot_does_not_keep_the_server_from_closing() -> None:
     """Its process is stopped: it answers nothing, and its connection stays open."""
-    driver = Driver()
+    driver = Driver(goodbye_s=0.5)
     process = subprocess.Popen(
         [sys.executable, "-c", FROZEN, driver.server.address, SECRET], stdout=subprocess.PIPE, text=True
     )
@@ -403,7 +436,7 @@ def back(connection, envelope): server.send(connection, envelope)
 server = ControlServer("s", "127.0.0.1", on_opened=lambda *_: None, on_letter=back, on_closed=lambda _: None)
 busy = threading.Event()
 def again(envelope): busy.set(); client.send(envelope)
-client = ControlClient(server.address, "s", on_letter=again, on_closed=lambda _: None)
+client = ControlClient(server.address, "s", on_letter=again, on_closed=lambda _: None, timeout_s=60)
 for _ in range(100):
     client.send(Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat()))
 busy.wait()
@@ -443,10 +476,11 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
 
 
 def test_nobody_at_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(TransportError) as raised:
-        ControlClient(address, SECRET, on_letter=print, on_closed=print)
+    with socket.socket() as deaf:  # it has the port, so that nobody else gets it, and does not listen
+        deaf.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(TransportError) as raised:
+            ControlClient(address, SECRET, on_letter=print, on_closed=print, timeout_s=LONG_S)
     assert (raised.value.reason, raised.value.address) == ("broken", address)
 
 

@@ -141,7 +141,7 @@ tops = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(tops - {"headgate", "pyspark", *names} - set(sys.stdlib_module_names)))
 print(*(shim.DefaultSource.name() for shim in shims))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == [
         "[]",
         "headgate.datagen headgate.files headgate.kafka headgate.kinesis",
@@ -327,7 +327,7 @@ try:
 except DeploymentError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert [line.count("pip install 'headgate[kafka]'") for line in said] == [1, 0, 1]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -24,7 +24,9 @@ from headgate.connectors.kafka.sink import write_epoch
 from headgate.connectors.kafka.sink_options import KafkaSink
 from local.kafka import Broker, running_broker
 from local.topics import Message, create_topic, produce
+from tests.unit.spark.continuous.toy_query import wait_until
 
+pytestmark = pytest.mark.timeout(900)  # the first test of each kind starts the broker and Spark as well
 POINTS = ("after the offset", "in a transaction", "between two tasks", "after the last task")
 
 PROGRAM = """
@@ -87,12 +89,12 @@ def read(kafka: Broker, topic: str) -> list[int]:
     """Return the values of a topic that are committed."""
     settings = {"bootstrap.servers": kafka.plain, "group.id": "none", "isolation.level": "read_committed"}
     consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
-    partitions = list(consumer.list_topics(topic, 10).topics[topic].partitions)
+    partitions = list(consumer.list_topics(topic, 60).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
     found: list[int] = []
     ended = 0
     while ended < len(partitions):
-        message = consumer.poll(30)
+        message = consumer.poll(60)
         assert message is not None, "the broker did not answer"
         error = message.error()
         if error is None:
@@ -107,14 +109,26 @@ def read(kafka: Broker, topic: str) -> list[int]:
 def send_in_transactions(kafka: Broker, topic: str, values: range, partitions: int) -> None:
     """Write values fifty at a time, with other ones that are aborted between them."""
     producer = Producer({"bootstrap.servers": kafka.plain, "transactional.id": topic})
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     for begin in range(values.start, values.stop, 50):
         for wanted in (False, True):
             producer.begin_transaction()
             for value in range(begin, begin + 50):
                 producer.produce(topic, b"%d" % (value if wanted else -1 - value), partition=value % partitions)
-            producer.flush(30)
-            (producer.commit_transaction if wanted else producer.abort_transaction)(30)
+            producer.flush(60)
+            (producer.commit_transaction if wanted else producer.abort_transaction)(60)
+
+
+def add_partitions(kafka: Broker, topic: str, count: int) -> None:
+    """Let a topic have so many partitions, and wait until the broker has heard of them from the controller."""
+    admin = AdminClient({"bootstrap.servers": kafka.plain})
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(60)
+
+    def are_there() -> bool:
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60)
+        return sum(each.leader is not None and each.leader.id >= 0 for each in described.partitions) == count
+
+    wait_until(are_there)
 
 
 def test_a_process_killed_at_any_point_of_a_batch_goes_on_from_its_log(
@@ -135,8 +149,7 @@ def test_a_process_killed_at_any_point_of_a_batch_goes_on_from_its_log(
     sent = 0
     for number, point in enumerate(POINTS):
         if number == 2:
-            admin = AdminClient({"bootstrap.servers": kafka.plain})
-            admin.create_partitions([NewPartitions(f"{topic_name}-in", 4)])[f"{topic_name}-in"].result(30)
+            add_partitions(kafka, f"{topic_name}-in", 4)
         send_in_transactions(kafka, f"{topic_name}-in", range(sent, sent + 100), 2 if number < 2 else 4)
         sent += 100
         assert run(40 + 10 * number, point, number % 2) == -signal.SIGKILL, "it was not killed"
@@ -183,7 +196,8 @@ def test_a_stream_whose_workers_are_killed_writes_each_value_once(
 ) -> None:
     create_topic(kafka.plain, f"{topic_name}-in", 3)
     create_topic(kafka.plain, f"{topic_name}-out", 3)
-    messages = [Message(json.dumps({"n": number}).encode(), partition=number % 3) for number in range(60)]
+    # So many that it reads on until a worker is killed, whenever this thread comes to that.
+    messages = [Message(json.dumps({"n": number}).encode(), partition=number % 3) for number in range(3000)]
     produce(kafka.plain, f"{topic_name}-in", messages)
 
     def start(rows: int) -> StreamingQuery:
@@ -205,5 +219,5 @@ def test_a_stream_whose_workers_are_killed_writes_each_value_once(
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.05)
         query.awaitTermination()
-    start(1000).awaitTermination()
-    assert read(kafka, f"{topic_name}-out") == list(range(60))
+    start(3000).awaitTermination()
+    assert read(kafka, f"{topic_name}-out") == list(range(3000))

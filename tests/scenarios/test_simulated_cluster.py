@@ -17,7 +17,7 @@ SCHEDULES, EVENTS, FAULTS = 2_000, 200, 3
 SEEDS = 2_400  # some end before so much has happened
 
 
-@pytest.mark.timeout(900)  # two minutes of both cores, which other tests may want as well
+@pytest.mark.timeout(1800)  # two minutes of both cores, which other tests may want as well
 def test_two_thousand_schedules_hold_and_converge() -> None:
     coverage, eventful, failed = Coverage(), 0, list[Outcome]()
     for outcome, of_chunk in simulate_many(range(SEEDS), 2):

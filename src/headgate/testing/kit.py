@@ -10,6 +10,7 @@ read, errors for bad input. Those are the connector's own tests, for which the h
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from typing import Any
@@ -30,6 +31,7 @@ Check = Callable[..., None]
 _MAX_STEPS = 100_000
 _SPLITS_TO_PAUSE = 8
 _BATCHES_WITH_POSITIONS = 8
+_CLOSE_S = 1.0
 _LATE_S = 0.05
 """How long a paused split is watched, in seconds of real time."""
 
@@ -233,9 +235,15 @@ def check_close_is_quick(make_source: MakeSource, *, schema: pa.Schema | None = 
         if not make_source().supports(boundedness):
             continue
         for steps in (0, 1, 3):
-            harness = SourceHarness(make_source(), schema=schema, boundedness=boundedness)
-            _steps(harness, steps)
-            harness.close()  # which asserts it
+            took_s = math.inf
+            for _ in range(5):  # others may have held the machine up: the quickest time is the reader's own
+                harness = SourceHarness(make_source(), schema=schema, boundedness=boundedness)
+                _steps(harness, steps)
+                harness.close()
+                took_s = min(took_s, *(reader.close_s for reader in harness.readers))
+                if took_s < _CLOSE_S:
+                    break
+            assert took_s < _CLOSE_S, f"close took {took_s:.1f} s; it must return within a second"
 
 
 @_bounded_only

@@ -16,6 +16,8 @@ from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError, StoredStateError
 from headgate.protocol.state import ChunkState, FileState, InlineState, KeyedState
 
+WAIT_S = 60.0
+
 
 class FakeChunk(msgspec.Struct, frozen=True):
     """A chunk of keyed state, as an operator gives it."""
@@ -47,15 +49,15 @@ def test_a_chunk_is_uploaded_once_however_many_checkpoints_name_it(
 ) -> None:
     """The second checkpoint names it without its content."""
     big, small = FakeChunk("w/1", lambda: b"x" * 5000), FakeChunk("w/2", lambda: b"y", 3, 4)
-    first = uploader.store_keyed("window", [big, small]).result(10)
+    first = uploader.store_keyed("window", [big, small]).result(WAIT_S)
     assert [type(each.handle) for each in first.chunks] == [FileState, InlineState]
     assert [(each.chunk_id, each.first_key_group, each.last_key_group) for each in first.chunks] == [
         ("w/1", 0, 127), ("w/2", 3, 4),
     ]  # fmt: skip
     assert [storage.read_state(each.handle) for each in first.chunks] == [b"x" * 5000, b"y"]
-    again = uploader.store_keyed("window", [FakeChunk("w/2", never, 3, 4), FakeChunk("w/1", never)]).result(10)
+    again = uploader.store_keyed("window", [FakeChunk("w/2", never, 3, 4), FakeChunk("w/1", never)]).result(WAIT_S)
     assert again.chunks == first.chunks[::-1]
-    assert uploader.store_keyed("window", []).result(10) == KeyedState()
+    assert uploader.store_keyed("window", []).result(WAIT_S) == KeyedState()
 
 
 def test_of_a_large_state_of_which_little_changed_little_is_uploaded(
@@ -68,7 +70,7 @@ def test_of_a_large_state_of_which_little_changed_little_is_uploaded(
     total = 0
     for checkpoint in range(1, 6):
         chunks = [FakeChunk(name, lambda name=name: content[name]) for name in names]  # type: ignore[misc]
-        stored = uploader.store_keyed("window", chunks).result(30)
+        stored = uploader.store_keyed("window", chunks).result(WAIT_S)
         on_disk = sum(path.stat().st_size for path in Path(storage.store.path("shared")).rglob("*") if path.is_file())
         if checkpoint == 1:
             assert on_disk == 4_000_000
@@ -85,7 +87,10 @@ def test_a_restored_chunk_is_named_again_unless_its_file_is_of_a_savepoint(uploa
     own = ChunkState(chunk_id="a", handle=FileState("shared/w/a", 9, 8), first_key_group=0, last_key_group=1)
     inline = ChunkState(chunk_id="b", handle=InlineState(b"b"), first_key_group=0, last_key_group=1)
     assert uploader.adopt("w", own) and uploader.adopt("w", inline)
-    assert uploader.store_keyed("w", [FakeChunk("b", never), FakeChunk("a", never)]).result(10).chunks == (inline, own)
+    assert uploader.store_keyed("w", [FakeChunk("b", never), FakeChunk("a", never)]).result(WAIT_S).chunks == (
+        inline,
+        own,
+    )
     for path in ("/savepoints/x/shared/w/a", "s3://bucket/savepoint/shared/w/a"):
         assert not uploader.adopt("w", msgspec.structs.replace(own, handle=FileState(path, 9, 8)))
 
@@ -103,9 +108,9 @@ def test_what_failed_fails_its_checkpoint_and_is_uploaded_with_the_next(
 
     stored = uploader.store_keyed("w", [FakeChunk("ok", lambda: b"o" * 5000), FakeChunk("bad", sometimes)])
     with pytest.raises(StoredStateError, match="no space left"):
-        stored.result(10)
+        stored.result(WAIT_S)
     failing = False
-    chunks = uploader.store_keyed("w", [FakeChunk("ok", never), FakeChunk("bad", sometimes)]).result(10).chunks
+    chunks = uploader.store_keyed("w", [FakeChunk("ok", never), FakeChunk("bad", sometimes)]).result(WAIT_S).chunks
     assert [storage.read_state(each.handle) for each in chunks] == [b"o" * 5000, b"z" * 5000]
 
 
@@ -113,11 +118,11 @@ def test_channel_state_is_stored_with_its_checkpoint_under_a_name_of_this_proces
     uploader: StateUploader, storage: CheckpointStorage
 ) -> None:
     """Never shared: a checkpoint of the same number, by a run that was taken over from, has other files."""
-    handle = uploader.store_channel(7, "by-user/0/1/output/3", lambda: b"c" * 20_000).result(10)
+    handle = uploader.store_channel(7, "by-user/0/1/output/3", lambda: b"c" * 20_000).result(WAIT_S)
     assert isinstance(handle, FileState)
     assert handle.path == "chk-7/by-user_0_1_output_3-run-1-slot-0-attempt-0"
     assert storage.read_state(handle) == b"c" * 20_000
-    assert uploader.store_channel(7, "x", lambda: b"c").result(10) == InlineState(b"c")
+    assert uploader.store_channel(7, "x", lambda: b"c").result(WAIT_S) == InlineState(b"c")
 
 
 def test_nobody_waits_for_ever_for_an_uploader_that_is_closed(uploader: StateUploader) -> None:
@@ -126,14 +131,14 @@ def test_nobody_waits_for_ever_for_an_uploader_that_is_closed(uploader: StateUpl
 
     def slow() -> bytes:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(WAIT_S)
         return b"s"
 
     under_way = uploader.store_channel(1, "slow", slow)
-    assert begun.wait(10)
-    uploader.store_channel(1, "other", lambda: os.urandom(1)).result(10)
+    assert begun.wait(WAIT_S)
+    uploader.store_channel(1, "other", lambda: os.urandom(1)).result(WAIT_S)
     uploader.close()
     with pytest.raises(HeadgateError, match="ends"):
-        uploader.store_keyed("w", [FakeChunk("late", never)]).result(10)
+        uploader.store_keyed("w", [FakeChunk("late", never)]).result(WAIT_S)
     go_on.set()
-    assert under_way.result(10) == InlineState(b"s")
+    assert under_way.result(WAIT_S) == InlineState(b"s")

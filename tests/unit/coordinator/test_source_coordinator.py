@@ -119,6 +119,7 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
     yield src.SourceCheckpointCompleted(of._completed)
 
 
+@pytest.mark.timeout(1200)  # a minute of a core, which other tests may want as well
 def test_the_table_is_what_the_machine_does() -> None:
     explore(
         lambda: machine(parallelism=50),

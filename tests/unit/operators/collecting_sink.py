@@ -54,9 +54,9 @@ class CollectingWriter(SinkWriter):
         return self._sink.room
 
     def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
-        self._sink.calls.append(("prepare", checkpoint_id, final))
         future: Future[OperatorState] = Future()
         self._sink.prepared.append(future)
+        self._sink.calls.append(("prepare", checkpoint_id, final))  # last: who sees it takes the future
         return future
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

@@ -19,7 +19,7 @@ from headgate.source import (
 )
 
 SCHEMA = pa.schema([("n", pa.int64())])
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Numbers(Split, frozen=True, kw_only=True):

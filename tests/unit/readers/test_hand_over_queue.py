@@ -39,7 +39,7 @@ class Putter:
 
     def wait_for(self, count: int) -> None:
         with self.moved:
-            assert self.moved.wait_for(lambda: len(self.results) >= count, 20)
+            assert self.moved.wait_for(lambda: len(self.results) >= count, 60)
 
     def is_blocked_at(self, count: int) -> bool:
         """Return whether the thread hangs in its next put; waits until it is inside it."""
@@ -231,7 +231,7 @@ def test_no_wake_up_is_lost_between_threads() -> None:
         each, more = queue.take()
         taken += each is not None
         if not more:
-            queue.available().result(20) if taken < 2 * count else None
+            queue.available().result(60) if taken < 2 * count else None
 
     for putter in putters:
         putter.wait_for(count)

@@ -63,9 +63,9 @@ def test_waiting_ends_with_a_letter_of_another_thread() -> None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    waiting.wait(20)
+    assert waiting.wait(60)
     mailbox.post(Letter(lambda: seen.append(1)))
-    thread.join(20)
+    thread.join(60)
 
     assert seen == [1]
 

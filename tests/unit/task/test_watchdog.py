@@ -88,8 +88,9 @@ def test_a_letter_that_hangs_ends_the_process_after_a_report() -> None:
     ended = run(
         """
         def hangs():
+            global since
+            since = time.monotonic()
             time.sleep(100)
-        since = time.monotonic()
         hangs()
         """,
         stuck_ms=400, heartbeat_ms=60_000,
@@ -135,10 +136,13 @@ def test_a_process_that_goes_on_is_let_be() -> None:
 
         cancelled, cancel = [], faulthandler.cancel_dump_traceback_later
         faulthandler.cancel_dump_traceback_later = lambda: cancelled.append(cancel())
-        dog.watch("abandoned", lambda: 0.0)
+        forgotten = False
+        dog.watch("abandoned", lambda: 0.0 if forgotten else None)
         dog.forget("abandoned")
-        while len(beats) < 6:
-            since = time.monotonic()
+        forgotten = True
+        dog.watch("letter 'poll' of subtask 3", time.monotonic)  # another one with every look, however slow this is
+        before = len(beats)
+        while len(beats) < before + 6:
             time.sleep(0.001)
         dog.close()
         assert len(cancelled) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,8 +12,10 @@ from countable_source import SCHEMA, Numbers
 import headgate.testing
 from headgate.connectors.datagen import DatagenSource
 from headgate.errors import ConnectorContractError, SourceError
+from headgate.source import Boundedness
 from headgate.testing import (
     ALL_CHECKS,
+    ReaderHarness,
     check_a_failed_readers_splits_are_read_again,
     check_close_is_quick,
     check_parallel_readers_read_the_same_rows,
@@ -70,13 +73,31 @@ def test_generated_data_passes(check: Check) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_check_finds_the_bug_that_it_is_for(check: Check, bug: str, error: type[Exception]) -> None:
+def test_a_check_finds_the_bug_that_it_is_for(
+    check: Check, bug: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if bug == "pausing does nothing":
+        monkeypatch.setattr("headgate.testing.kit._LATE_S", 30)  # it ends with the first rows that come
     with pytest.raises(error):
         check(lambda: Numbers({"bug": bug}))
 
 
-def test_check_source_runs_all_checks() -> None:
+def test_close_is_as_quick_as_it_is_when_nobody_else_holds_the_machine_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = [1.1, 0.1] * 3 * len(Boundedness)
+    close = ReaderHarness.close
+
+    def timed(reader: ReaderHarness[Any]) -> None:
+        close(reader)
+        reader.close_s = times_s.pop(0)
+
+    monkeypatch.setattr(ReaderHarness, "close", timed)
+    check_close_is_quick(lambda: Numbers({}))
+    assert not times_s, "once is enough where it was quick"
+
+
+def test_check_source_runs_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     check_source(lambda: Numbers({}), schema=SCHEMA)
+    monkeypatch.setattr("headgate.testing.kit._LATE_S", 30)
     with pytest.raises(AssertionError):
         check_source(lambda: Numbers({"bug": "pausing does nothing"}))
 

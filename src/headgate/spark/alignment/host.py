@@ -85,6 +85,12 @@ class FileLock:
             os.close(self._file)
             raise
 
+    def is_at(self, path: Path) -> bool:
+        """Return whether this is still the file that others find there."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._file), path.stat())
+        return False
+
     def release(self) -> None:
         """Let another one have it."""
         os.close(self._file)
@@ -92,7 +98,10 @@ class FileLock:
 
 def member_lock(folder: Path, member: str) -> FileLock:
     """Take the lock that says that a member's process lives."""
-    return FileLock(folder / f"{_MEMBER}{member}")
+    path = folder / f"{_MEMBER}{member}"
+    while not (lock := FileLock(path)).is_at(path):
+        lock.release()  # a new host took it for one that a dead process left, and deleted it
+    return lock
 
 
 def meeting_in(folder: Path) -> Meeting | None:
@@ -191,12 +200,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def __init__(self, host: Host, path: str) -> None:
         self._host = host
         self._open: set[Any] = set()
+        self._closing = False
         super().__init__(path, _Handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         self._open.add(request)
         try:
-            self._host.serve(request)
+            if not self._closing:  # asked only now: `close_all` sees this connection, or is seen here
+                self._host.serve(request)
         except (EOFError, OSError):
             pass  # the member, or the task, is gone
         finally:
@@ -204,6 +215,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def close_all(self) -> None:
         """Close the server's socket and all connections: members look for the next host at once."""
+        self._closing = True
         self.server_close()
         for request in list(self._open):
             self.shutdown_request(request)

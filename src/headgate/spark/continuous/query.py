@@ -423,10 +423,10 @@ class ContinuousQuery:
     def _finish(self, error: HeadgateError | None) -> None:
         if self._progress is not None:
             self._progress.end(error)
+        self._leave()  # first: who waited for the end may start another query at this location at once
         with self._state_changed:
             self._ended, self._error = True, error
             self._state_changed.notify_all()
-        self._leave()
 
     def _leave(self) -> None:
         manager.leave(self._storage.store.path(""), self)

@@ -87,6 +87,7 @@ def test_large_checkpoints_are_several_files(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_close_deletes_what_no_checkpoint_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.operators.sinks.files_writer._GROUP_BYTES", 8)
+    monkeypatch.setattr("headgate.operators.sinks.files_writer._CLOSE_TIMEOUT_S", 60)
     files = in_memory()
     writer = writing(DyingHandler(files), target_bytes=16)
     writer.write(rows(1))

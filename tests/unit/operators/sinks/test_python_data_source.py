@@ -137,7 +137,8 @@ def test_rows_that_a_writer_leaves_are_dropped_as_by_spark() -> None:
     to.close()
 
 
-def test_closing_before_the_barrier_is_no_end_of_the_rows() -> None:
+def test_closing_before_the_barrier_is_no_end_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.operators.sinks.python_data_source._CLOSE_S", 60)
     seen: list[BaseException | str] = []
     begun = threading.Event()
 

@@ -180,11 +180,22 @@ class Pair:
             self.next(msg.SubtaskRunning)
         self.deliver(0, msg.AssignSplits, source="toy", number=1, splits=(state_of("a"),))
 
-    def restart(self, restored: tuple[SubtaskState, SubtaskState], checkpoint_id: int) -> None:
-        """Restart in place from a checkpoint, rows and letters of the old execution being under way."""
+    def restart(
+        self, restored: tuple[SubtaskState, SubtaskState], checkpoint_id: int, *, unblocks: bool = False
+    ) -> None:
+        """Restart in place from a checkpoint, rows and letters of the old execution being under way.
+
+        A sink that has no room gets none by that, unless ``unblocks``.
+        """
+        unblocks = unblocks or self.sink.room is None
+        self.sink.room = self.sink.room or Future()
+        self.deploy(restored, checkpoint_id)
+        self.settle(0)
+        self.settle(1)  # the old execution, which may still have been writing, is over
         self.sink.batches.clear()
         self.sink.calls.clear()
-        self.deploy(restored, checkpoint_id)
+        if unblocks:
+            self.unblock()
         self.connect()
         for _ in range(2):
             self.next(msg.SubtaskRunning)
@@ -378,8 +389,7 @@ def test_a_restart_in_place_loses_nothing_and_repeats_nothing(start: Start, opti
     pair.block()
     pair.offer(*range(500, 520))  # behind the checkpoint: the source reads other numbers when it is restored
     wait_until(lambda: pair._emitted() >= BEHIND + 5)
-    pair.sink.room = None
-    pair.restart(first, 1)
+    pair.restart(first, 1, unblocks=True)
     more = list(range(BEHIND, BEHIND + 3))
     pair.offer(*more)
     wait_until(lambda: len(pair.sink.numbers) >= len(numbers) - len(done) + len(more))
@@ -623,7 +633,9 @@ def test_a_slot_that_ends_first_does_not_disturb_one_that_publishes(
     finishing = threading.Thread(target=lambda: finished.append(pair.runners[1].finish(PATIENCE_S)))
     finished: list[bool] = []
     finishing.start()
-    pair.settle(1)
+    consumer = pair.runners[1]._execution
+    assert consumer is not None
+    wait_until(lambda: consumer._finishing)
     pair.runners[0].close(PATIENCE_S)
     for _ in range(5):
         pair.settle(1)

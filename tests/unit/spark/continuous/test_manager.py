@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -49,6 +51,22 @@ def test_a_location_belongs_to_one_live_query(name: str | None, called: str) -> 
     manager.leave("here", first)
     assert ContinuousQueryManager().get("one") is None
     manager.enter("here", query("three"))
+
+
+def test_who_sees_the_end_of_a_query_finds_its_location_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = SimpleNamespace(checkpoint_location=str(tmp_path), name="rides")
+    ended = ContinuousQuery(cast(Any, None), cast(Any, definition))
+    manager.enter(ended._storage.store.path(""), ended)
+    active_as_it_left, leave = [], manager.leave
+
+    def note(location: str, query: ContinuousQuery) -> None:
+        active_as_it_left.append(query.isActive)
+        leave(location, query)
+
+    monkeypatch.setattr(manager, "leave", note)
+    ended._finish(None)
+    assert active_as_it_left == [True] and not ended.isActive
+    assert ContinuousQueryManager().active == []
 
 
 def test_a_listener_is_told_once_however_often_it_is_added() -> None:

@@ -36,7 +36,7 @@ class Coordinator:
 
     def __init__(self, location: Path, secret: str) -> None:
         self._location = location
-        self._letters: queue.Queue[Envelope] = queue.Queue()
+        self._letters: queue.Queue[tuple[int, Envelope]] = queue.Queue()
         self.session = Session(run=RUN, slot=0, attempt=7)
         self.connection = 0
         self.closed: queue.Queue[tuple[ControlServer, int]] = queue.Queue()
@@ -59,7 +59,7 @@ class Coordinator:
     def next(self, kind: type[LetterT]) -> LetterT:
         """Return the next letter of a kind; those before it are skipped."""
         while True:
-            envelope = self._letters.get(timeout=PATIENCE_S)
+            _, envelope = self._letters.get(timeout=PATIENCE_S)
             assert (envelope.run, envelope.slot, envelope.attempt) == (RUN, 0, 7)
             for letter in self.session.receive(envelope):
                 if isinstance(letter, kind):
@@ -68,9 +68,10 @@ class Coordinator:
     def accept(self) -> msg.RegisterSlot:
         """Wait for a registration, accept it, and send again what did not arrive."""
         while True:
-            envelope = self._letters.get(timeout=PATIENCE_S)
+            connection, envelope = self._letters.get(timeout=PATIENCE_S)
             if isinstance(envelope.message, msg.RegisterSlot):
                 break
+        self.connection = connection
         unconfirmed = self.session.resend(envelope.received)
         self.send(msg.SlotAccepted())
         for each in unconfirmed:
@@ -89,8 +90,7 @@ class Coordinator:
         assert self.next(msg.SubtaskRunning).execution == execution
 
     def _on_letter(self, connection: int, envelope: Envelope) -> None:
-        self.connection = connection
-        self._letters.put(envelope)
+        self._letters.put((connection, envelope))
 
 
 class Slot:
@@ -226,7 +226,8 @@ def test_a_slot_whose_secret_is_refused_says_so_and_tries_again(
     coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refusals() -> list[str]:
-        return [record.message for record in caplog.records if "cannot reach the coordinator" in record.message]
+        found = [record.message for record in caplog.records if "cannot reach the coordinator" in record.message]
+        return [each for each in found if "did not answer within" not in each]  # on a busy machine
 
     with caplog.at_level(logging.WARNING):
         slot = Slot(tmp_path, coordinator.server.address, secret="another").start()

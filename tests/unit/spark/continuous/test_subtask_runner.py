@@ -394,12 +394,14 @@ class CountedToySource(ToySource):
         return self.counting
 
 
-def tell(running: Running, times: int) -> list[msg.SubtaskProgress]:
-    """Let the figures be due so many times, and return what was told."""
+def tell(running: Running, times: int, clock: VirtualClock, by_ms: int) -> list[msg.SubtaskProgress]:
+    """Let time pass and then the figures be due so many times, and by their timer, and return what was told."""
+    running.settle()  # its timers have run
     before = len(running.posted)
+    clock.advance(by_ms)
     for _ in range(times):
         running.runner._mailbox.post(Letter(running.runner._on_progress_due))
-    running.letters()
+    running.settle()
     return [letter for letter in running.posted[before:] if isinstance(letter, msg.SubtaskProgress)]
 
 
@@ -408,17 +410,13 @@ def test_positions_are_looked_for_once_a_second_whatever_is_told_meanwhile(start
     source = CountedToySource()
     running = start(a=source, now_ms=clock)
     running.start("s", "t")
-    running.letters()
-    clock.advance(1000)
-    letters = tell(running, 5)
+    letters = tell(running, 5, clock, 1000)
     assert [letter.splits for letter in letters if letter.splits] == [{"a": 2}]
     assert source.counting.written <= 2 * 2
-    clock.advance(999)
     before = source.counting.written
-    assert not [letter for letter in tell(running, 5) if letter.splits or letter.positions]
+    assert not [letter for letter in tell(running, 5, clock, 999) if letter.splits or letter.positions]
     assert source.counting.written == before
-    clock.advance(1)
-    (told,) = [letter for letter in tell(running, 5) if letter.splits]
+    (told,) = [letter for letter in tell(running, 5, clock, 1) if letter.splits]
     assert told.positions == {"a": {"s": state_of("s").data, "t": state_of("t").data}}
     assert source.counting.written == before + 2
 
@@ -428,7 +426,7 @@ def test_what_a_snapshot_wrote_is_told_and_not_written_again(start: Start) -> No
     source = CountedToySource()
     running = start(a=source, now_ms=clock)
     running.start("s")
-    tell(running, 1)
+    tell(running, 1, clock, 0)
     clock.advance(999)
     before = source.counting.written
     _, figures = running.checkpoint(1)
@@ -441,10 +439,8 @@ def test_of_very_many_splits_only_their_number_is_told_and_none_is_written(start
     source = CountedToySource()
     running = start(a=source, now_ms=clock)
     running.start(*[f"s{number}" for number in range(MOST_POSITIONS + 1)])
-    running.letters()
     for _ in range(3):
-        clock.advance(1000)
-        (told,) = [letter for letter in tell(running, 4) if letter.splits]
+        (told,) = [letter for letter in tell(running, 4, clock, 1000) if letter.splits]
         assert (told.splits, told.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})
     assert source.counting.written == 0
     _, figures = running.checkpoint(1)
@@ -556,11 +552,12 @@ class Idle:
     def advance(self, by_ms: int, step_ms: int = 25) -> None:
         for _ in range(by_ms // step_ms):
             self.clock.advance(step_ms)
-            self.running.letters()  # the timers are looked at behind the letters,
-            self.running.letters()  # so that they have run when the second answer comes
+            self.running.settle()  # the timers, too, are looked at behind the letters
 
     def watermark_ms(self) -> int | None:
-        return self.running.checkpoint(len(self.running.sink.prepared) + 1)[1].watermark_ms
+        found = self.running.checkpoint(len(self.running.sink.prepared) + 1)[1].watermark_ms
+        self.running.settle()  # idleness is not counted before it asks for rows again
+        return found
 
 
 def test_silence_is_noticed_by_a_timer_though_nothing_happens(start: Start) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.spark.continuous.worker import Worker
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def test_work_is_done_in_order_on_one_thread_of_that_name() -> None:
