@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from headgate.connectors.kafka import consumers, split_reader
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.columns import KafkaColumns
+from headgate.connectors.kafka.consumers import Consumed
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
@@ -563,6 +564,17 @@ def test_deleted_records_are_passed_over_if_that_is_allowed(
     assert len([each for each in caplog.records if "failOnDataLoss is false" in each.message]) == (
         0 if begin >= 6 and stop <= 10 else 1
     )
+
+
+def test_records_that_are_there_and_do_not_come_are_not_taken_for_lost(
+    kafka: Broker, shortened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reader(client(kafka.plain), fail_on_data_loss=False) as harness:
+        harness.add_splits(split(shortened, 0, 8, 20))
+        silence_begins(monkeypatch)
+        monkeypatch.setattr(harness.split_reader._consumer, "consume", lambda *_: Consumed([], []))
+        with pytest.raises(SourceUnavailableError, match=r"from offset 8 on.*answer, but send no records"):
+            harness.fetch_all()
 
 
 def test_a_range_beyond_the_end_is_an_error(kafka: Broker, shortened: str, monkeypatch: pytest.MonkeyPatch) -> None:

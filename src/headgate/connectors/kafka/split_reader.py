@@ -369,8 +369,13 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
     def _on_event(self, event: ClientEvent) -> list[FetchedBatch[KafkaSplit]]:
         if event.code == PARTITION_EOF:
             split = self._split_of(event.source)
-            ends = split is not None and split.stop is not None and event.offset >= split.stop
-            return [self._finish(split)] if ends and split is not None else []
+            if split is None or split.stop is None:
+                return []
+            if event.offset >= split.stop:
+                return [self._finish(split)]
+            # Up to there are no records any more: what is missing of the range is beyond.
+            self._splits[split.split_id] = msgspec.structs.replace(split, position=max(split.position, event.offset))
+            return []
         if event.code != ALL_BROKERS_DOWN:  # it follows the errors that say why
             self._last_error = self._client.redact(event.text)
         _log.debug("the Kafka client says (%d, %s): %s", event.code, event.source, event.text)
@@ -469,11 +474,10 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         else:
             low, high = available
             lost = f"Available are {low} to {high} (not included)"
-            # With read_committed `high` is where the first open transaction begins: nothing is lost beyond it.
-            ends = (
-                split.stop if silent and split.stop is not None and not self._client.reads_committed else split.position
-            )
-            if low <= split.position and ends <= high:
+            # Records that are there and do not come are not lost, nor, with read_committed, what is beyond `high`:
+            # there the first open transaction begins.
+            short = silent and split.position == high and split.stop is not None and not self._client.reads_committed
+            if low <= split.position <= high and not short:
                 if not silent:
                     self._reassign(source)
                 return []
