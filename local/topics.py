@@ -9,7 +9,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+    TopicPartitionInfo,
+)
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 
@@ -51,8 +59,7 @@ def delete_topic(address: str, topic: str) -> None:
 def wait_for_transactions(address: str, topic: str) -> None:
     """Wait until none is open. A commit or an abort returns before partitions have its marker, and readers see it."""
     admin = AdminClient({"bootstrap.servers": address})
-    described = admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60)
-    latest = {TopicPartition(topic, each.id): OffsetSpec.latest() for each in described.partitions}
+    latest = {TopicPartition(topic, each.id): OffsetSpec.latest() for each in _partitions(admin, topic)}
 
     def ends(isolation: IsolationLevel) -> list[int]:
         asked = admin.list_offsets(latest, isolation_level=isolation, request_timeout=60)
@@ -64,12 +71,19 @@ def wait_for_transactions(address: str, topic: str) -> None:
 def _leaders(admin: AdminClient, topic: str) -> int | None:
     """Return how many partitions of a topic can be read and written; None: there is no such topic."""
     try:
-        described = admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60)
+        partitions = _partitions(admin, topic)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise
-    return sum(each.leader is not None and each.leader.id >= 0 for each in described.partitions)
+    return sum(each.leader is not None and each.leader.id >= 0 for each in partitions)
+
+
+def _partitions(admin: AdminClient, topic: str) -> list[TopicPartitionInfo]:
+    partitions: list[TopicPartitionInfo] = (
+        admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60).partitions
+    )
+    return partitions
 
 
 def _wait(is_so: Callable[[], bool], timeout_s: float = 60) -> None:

@@ -39,6 +39,7 @@ from headgate.transport.data_server import VERSION, ChannelRequest
 from headgate.transport.endpoint import close_quietly, connect
 from headgate.transport.frames import GOODBYE, WELCOME
 from headgate.transport.options import TlsOptions, transport_options
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from local.kafka import Certificates
@@ -58,14 +59,6 @@ def buffer(number: int, rows: int = 3, *, unfiltered: bool = False) -> Buffer:
     return Buffer(batch, rows, batch.nbytes, unfiltered)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until it holds; a machine that others use as well may take long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
-
-
 def data_threads() -> list[str]:
     """Return the names of all threads that Python knows of and that a data plane may have left."""
     return [
@@ -78,7 +71,7 @@ def no_thread_stays() -> Iterator[None]:
     """Every test leaves as many threads as it found."""
     before = data_threads()
     yield
-    wait_for(lambda: len(data_threads()) <= len(before))
+    wait_until(lambda: len(data_threads()) <= len(before))
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +153,7 @@ class Pair:
 
     def both(self) -> tuple[ProducerLink, ConsumerLink]:
         links = self.offer(), self.connect()
-        wait_for(lambda: self.consumer.connected == 1 and bool(self.producer.calls))
+        wait_until(lambda: self.consumer.connected == 1 and bool(self.producer.calls))
         return links
 
     @property
@@ -202,7 +195,7 @@ def test_every_kind_of_element_arrives_as_it_was_in_order(pair: Pair) -> None:
     producing, _ = pair.both()
     for element in sent:
         producing.send(element)
-    wait_for(lambda: len(pair.consumer.elements) == len(sent))
+    wait_until(lambda: len(pair.consumer.elements) == len(sent))
     assert pair.consumer.elements == sent
 
 
@@ -212,7 +205,7 @@ def test_what_is_sent_before_the_consumer_comes_is_not_lost(pair: Pair) -> None:
     for each in sent:
         producing.send(each)
     pair.connect()
-    wait_for(lambda: len(pair.consumer.elements) == len(sent))
+    wait_until(lambda: len(pair.consumer.elements) == len(sent))
     assert pair.consumer.elements == sent
 
 
@@ -223,11 +216,11 @@ def test_a_consumer_waits_for_the_offer_and_holds_up_no_other(pair: Pair) -> Non
         pair.consuming.connect(pair.producing.address, ChannelId("late", number, 0), 1, SCHEMA, end)
     producing, _ = pair.both()
     producing.send(buffer(1))
-    wait_for(lambda: pair.consumer.elements == [buffer(1)])
+    wait_until(lambda: pair.consumer.elements == [buffer(1)])
     assert not any(end.connected or end.errors for end in early)
     for number in range(20):
         pair.producing.offer(ChannelId("late", number, 0), 1, SCHEMA, Producer()).send(buffer(number))
-    wait_for(lambda: all(end.elements for end in early))
+    wait_until(lambda: all(end.elements for end in early))
     assert [end.elements for end in early] == [[buffer(number)] for number in range(20)]
 
 
@@ -236,11 +229,11 @@ def test_credits_arrive_those_granted_before_the_connection_too(pair: Pair) -> N
     consuming.grant(2)
     consuming.grant(3)
     pair.offer()
-    wait_for(lambda: pair.producer.credits == 5)
+    wait_until(lambda: pair.producer.credits == 5)
     assert pair.producer.calls[0] == "connected"
     for _ in range(100):
         consuming.grant(1)
-    wait_for(lambda: pair.producer.credits == 105)
+    wait_until(lambda: pair.producer.credits == 105)
 
 
 def test_order_is_kept_when_the_consumer_connects_while_rows_are_sent(pair: Pair) -> None:
@@ -261,7 +254,7 @@ def test_order_is_kept_when_the_consumer_connects_while_rows_are_sent(pair: Pair
         started.wait()
         pair.consuming.connect(pair.producing.address, channel, 1, SCHEMA, consumer)
         sender.join()
-        wait_for(lambda consumer=consumer: len(consumer.elements) == 300)
+        wait_until(lambda consumer=consumer: len(consumer.elements) == 300)
         assert consumer.elements == [WatermarkPassed(number) for number in range(300)]
 
 
@@ -304,7 +297,7 @@ def test_a_slow_consumer_bounds_what_is_under_way(pair: Pair) -> None:
     thread = threading.Thread(target=produce)
     thread.start()
     while processed < 200:
-        wait_for(lambda so_far=processed: len(pair.consumer.elements) > so_far)
+        wait_until(lambda so_far=processed: len(pair.consumer.elements) > so_far)
         processed += 1
         consuming.grant(1)
     thread.join()
@@ -315,7 +308,7 @@ def test_a_slow_consumer_bounds_what_is_under_way(pair: Pair) -> None:
 def test_a_consumer_that_closes_is_told_nothing_and_its_producer_is(pair: Pair) -> None:
     _, consuming = pair.both()
     consuming.close()
-    wait_for(lambda: bool(pair.producer.errors))
+    wait_until(lambda: bool(pair.producer.errors))
     assert pair.producer.errors[0].reason == "broken"
     assert "key-by-1" in str(pair.producer.errors[0])
     consuming.close()
@@ -331,7 +324,7 @@ def test_a_producer_that_closes_is_told_nothing_and_its_consumer_is(pair: Pair) 
     producing.send(ProducerEnded())
     producing.close()
     producing.send(buffer(1))  # lost
-    wait_for(lambda: bool(pair.consumer.errors))
+    wait_until(lambda: bool(pair.consumer.errors))
     assert pair.consumer.elements == [*(buffer(number) for number in range(100)), ProducerEnded()]
     assert pair.consumer.errors[0].reason == "broken"
     assert "its producer closed it" in str(pair.consumer.errors[0])
@@ -346,7 +339,7 @@ def test_both_close_and_nobody_is_told(pair: Pair) -> None:
         producer, consumer = Producer(), Consumer()
         producing = pair.producing.offer(channel, 1, SCHEMA, producer)
         consuming = pair.consuming.connect(pair.producing.address, channel, 1, SCHEMA, consumer)
-        wait_for(lambda consumer=consumer: consumer.connected == 1)
+        wait_until(lambda consumer=consumer: consumer.connected == 1)
         consumer.on_broken = producer.on_broken = lambda error: None  # type: ignore[method-assign]
         producing.close()
         consuming.close()
@@ -357,7 +350,7 @@ def test_both_close_and_nobody_is_told(pair: Pair) -> None:
 def test_an_older_generation_is_refused(pair: Pair) -> None:
     pair.offer(generation=5)
     pair.connect(generation=4)
-    wait_for(lambda: bool(pair.consumer.errors))
+    wait_until(lambda: bool(pair.consumer.errors))
     error = pair.consumer.errors[0]
     assert error.reason == "refused"
     assert "generation 4 is over, its producer is of 5" in str(error)
@@ -372,7 +365,7 @@ def test_a_newer_generation_waits_for_its_offer_and_older_ones_that_wait_are_ref
     time.sleep(0.05)
     assert not pair.consumer.connected and not older.connected
     pair.offer(generation=6).send(buffer(1))
-    wait_for(lambda: pair.consumer.elements == [buffer(1)] and bool(older.errors))
+    wait_until(lambda: pair.consumer.elements == [buffer(1)] and bool(older.errors))
     assert "generation 5 is over" in str(older.errors[0])
 
 
@@ -384,43 +377,43 @@ def test_a_newer_offer_replaces_the_older_one(pair: Pair) -> None:
     pair.connect(generation=2)
     old_link.send(buffer(1))
     new_link.send(buffer(2))
-    wait_for(lambda: pair.consumer.elements == [buffer(2)] and bool(old_consumer.errors and old_producer.errors))
+    wait_until(lambda: pair.consumer.elements == [buffer(2)] and bool(old_consumer.errors and old_producer.errors))
     assert "generation 2 replaces it" in str(old_consumer.errors[0])
     assert not old_consumer.elements
     late = Producer()
     pair.producing.offer(CHANNEL, 1, SCHEMA, late)
     assert [error.reason for error in late.errors] == ["broken"]
     new_link.send(buffer(3))
-    wait_for(lambda: pair.consumer.elements == [buffer(2), buffer(3)])
+    wait_until(lambda: pair.consumer.elements == [buffer(2), buffer(3)])
 
 
 def test_a_second_consumer_and_one_that_comes_when_it_is_over_are_refused(pair: Pair) -> None:
     producing, _ = pair.both()
     first = pair.consumer
     pair.connect()
-    wait_for(lambda: bool(pair.consumer.errors))
+    wait_until(lambda: bool(pair.consumer.errors))
     assert "it has a consumer" in str(pair.consumer.errors[0])
     producing.close()
-    wait_for(lambda: bool(first.errors))
+    wait_until(lambda: bool(first.errors))
     pair.connect()
-    wait_for(lambda: bool(pair.consumer.errors))
+    wait_until(lambda: bool(pair.consumer.errors))
     assert "it has ended" in str(pair.consumer.errors[0])
 
 
 def test_a_producer_that_never_comes_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     timers = hold_timers(pair.consuming, monkeypatch)
     pair.connect(timeout_s=0.05)
-    wait_for(lambda: bool(pair.producing._waiting))  # or it might still be on its way when it is given up
+    wait_until(lambda: bool(pair.producing._waiting))  # or it might still be on its way when it is given up
     timers.pop()()
-    wait_for(lambda: bool(pair.consumer.errors))
+    wait_until(lambda: bool(pair.consumer.errors))
     assert pair.consumer.errors[0].reason == "silent"
     assert "within 0.05 s" in str(pair.consumer.errors[0])
-    wait_for(lambda: not pair.producing._waiting)  # the other slot hears of it later
+    wait_until(lambda: not pair.producing._waiting)  # the other slot hears of it later
     pair.offer()
     assert not pair.producer.calls, "nobody waits for it any longer"
     second = Consumer()
     pair.consuming.connect(pair.producing.address, CHANNEL, 1, SCHEMA, second, timeout_s=0.05)
-    wait_for(lambda: second.connected == 1)
+    wait_until(lambda: second.connected == 1)
     timers.pop()()
     time.sleep(0.1)
     assert not second.errors, "its time is for connecting"
@@ -431,7 +424,7 @@ def test_a_consumer_that_no_longer_waits_gets_nothing(pair: Pair) -> None:
     waited = pair.consumer
     pair.offer(generation=2)
     pair.connect(generation=2)
-    wait_for(lambda: pair.consumer.connected == 1)
+    wait_until(lambda: pair.consumer.connected == 1)
     assert not waited.connected and not waited.errors
 
 
@@ -439,7 +432,7 @@ def test_another_schema_is_refused_and_rows_of_another_schema_are_our_bug(pair: 
     other = pa.schema([("number", pa.int32())])
     producing = pair.offer()
     pair.connect(schema=other)
-    wait_for(lambda: bool(pair.consumer.errors))
+    wait_until(lambda: bool(pair.consumer.errors))
     assert "its schema is number: int64" in str(pair.consumer.errors[0])
     with pytest.raises(InternalError, match="have the schema number: int32"):
         producing.send(Buffer(pa.record_batch({"number": pa.array([1], pa.int32())}), 1, 4))
@@ -467,7 +460,7 @@ def test_an_end_that_fails_ends_its_channel(pair: Pair, caplog: pytest.LogCaptur
     failing.on_element = fail  # type: ignore[method-assign]
     pair.consuming.connect(pair.producing.address, CHANNEL, 1, SCHEMA, failing)
     producing.send(buffer(1))
-    wait_for(lambda: bool(producer.errors))
+    wait_until(lambda: bool(producer.errors))
     assert "an element that the consumer cannot take" in caplog.text
 
 
@@ -476,7 +469,7 @@ def test_another_run_is_refused(far: Pair) -> None:
     end = Consumer()
     far.offer()
     stranger.connect(far.producing.address, CHANNEL, 1, SCHEMA, end)
-    wait_for(lambda: bool(end.errors))
+    wait_until(lambda: bool(end.errors))
     assert end.errors[0].reason == "refused"
     assert "is of run 7, not of run 8" in str(end.errors[0])
     stranger.close()
@@ -487,7 +480,7 @@ def test_a_wrong_secret_is_refused(far: Pair) -> None:
     end = Consumer()
     far.offer()
     stranger.connect(far.producing.address, CHANNEL, 1, SCHEMA, end)
-    wait_for(lambda: bool(end.errors))
+    wait_until(lambda: bool(end.errors))
     assert end.errors[0].reason == "refused"
     assert not far.producer.calls
     stranger.close()
@@ -507,7 +500,7 @@ def test_nobody_at_the_address(far: Pair) -> None:
         deaf.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         far.consuming.connect(address, CHANNEL, 1, SCHEMA, end)
-        wait_for(lambda: bool(end.errors))
+        wait_until(lambda: bool(end.errors))
     assert (end.errors[0].reason, end.errors[0].address) == ("broken", address)
 
 
@@ -518,7 +511,7 @@ def test_received_batches_are_aligned_and_pin_nothing(far: Pair) -> None:
     few = Buffer(large.rows.slice(5_001, 10), 10, 100)
     for each in (large, few, buffer(1, 1)):
         producing.send(each)
-    wait_for(lambda: len(far.consumer.elements) == 3)
+    wait_until(lambda: len(far.consumer.elements) == 3)
     received = [element.rows for element in far.consumer.elements if isinstance(element, Buffer)]
     assert received == [large.rows, few.rows, buffer(1, 1).rows]
     for rows in received:
@@ -559,7 +552,7 @@ def test_nested_columns_and_slices_arrive_as_they_were(pair: Pair) -> None:
     pair.connect(schema=NESTED)
     for part in (batch, batch.slice(3, 77), batch.slice(499), batch.slice(0, 0)):
         producing.send(Buffer(part, part.num_rows, part.nbytes))
-    wait_for(lambda: len(pair.consumer.elements) == 4)
+    wait_until(lambda: len(pair.consumer.elements) == 4)
     received = [element.rows for element in pair.consumer.elements if isinstance(element, Buffer)]
     for part, rows_received in zip(
         (batch, batch.slice(3, 77), batch.slice(499), batch.slice(0, 0)), received, strict=True
@@ -575,7 +568,7 @@ def test_a_batch_of_many_megabytes_arrives(far: Pair) -> None:
     far.connect(schema=schema)
     batch = pa.record_batch([pa.array([b"x" * 48_000_000])], schema=schema)
     producing.send(Buffer(batch, 1, batch.nbytes))
-    wait_for(lambda: bool(far.consumer.elements))
+    wait_until(lambda: bool(far.consumer.elements))
     assert far.consumer.elements == [Buffer(batch, 1, batch.nbytes)]
 
 
@@ -596,10 +589,10 @@ def test_a_consumer_that_takes_its_time_holds_up_no_other_channel(far: Pair) -> 
     for number in range(30):
         slow_link.send(buffer(number, 50_000))
         fast_link.send(buffer(number, 50_000))
-    wait_for(lambda: len(fast.elements) == 30)
+    wait_until(lambda: len(fast.elements) == 30)
     assert not slow.elements
     go_on.set()
-    wait_for(lambda: len(slow.elements) == 30)
+    wait_until(lambda: len(slow.elements) == 30)
 
 
 def test_closing_the_planes_ends_every_channel_and_thread(far: Pair) -> None:
@@ -613,9 +606,9 @@ def test_closing_the_planes_ends_every_channel_and_thread(far: Pair) -> None:
         far.consuming.connect(far.producing.address, channel, 1, SCHEMA, consumers[-1])
     waiting = Consumer()
     far.consuming.connect(far.producing.address, CHANNEL, 1, SCHEMA, waiting)
-    wait_for(lambda: all(end.connected for end in consumers))
+    wait_until(lambda: all(end.connected for end in consumers))
     far.producing.close()
-    wait_for(lambda: all(end.errors for end in (*consumers, waiting)))
+    wait_until(lambda: all(end.errors for end in (*consumers, waiting)))
     assert not any(end.errors for end in producers)
     late = Producer()
     far.producing.offer(CHANNEL, 9, SCHEMA, late)
@@ -643,7 +636,7 @@ def test_no_end_closes_the_plane_from_its_threads(far: Pair) -> None:
     end.on_element = close  # type: ignore[method-assign]
     far.consuming.connect(far.producing.address, CHANNEL, 1, SCHEMA, end)
     producing.send(ProducerIdle())
-    wait_for(lambda: bool(errors))
+    wait_until(lambda: bool(errors))
 
 
 PEER = """
@@ -690,9 +683,9 @@ def test_a_consumer_killed_by_a_signal_is_noticed(far: Pair) -> None:
     producing = far.offer()
     peer = Peer(far.producing.address)
     assert peer.line() == "connected"
-    wait_for(lambda: bool(far.producer.calls))
+    wait_until(lambda: bool(far.producer.calls))
     peer.end()
-    wait_for(lambda: bool(far.producer.errors))
+    wait_until(lambda: bool(far.producer.errors))
     producing.send(buffer(1))
     producing.close()
 
@@ -701,9 +694,9 @@ def test_a_producer_killed_by_a_signal_is_noticed(far: Pair) -> None:
     peer = Peer("offer")
     consumer = Consumer()
     link = far.consuming.connect(peer.line(), CHANNEL, 1, SCHEMA, consumer)
-    wait_for(lambda: consumer.connected == 1)
+    wait_until(lambda: consumer.connected == 1)
     peer.end()
-    wait_for(lambda: bool(consumer.errors))
+    wait_until(lambda: bool(consumer.errors))
     assert consumer.errors[0].reason == "broken"
     link.grant(1)
     link.close()
@@ -717,7 +710,7 @@ def test_a_frozen_consumer_does_not_keep_the_plane_from_closing() -> None:
     peer = Peer(plane.address)
     try:
         assert peer.line() == "connected"
-        wait_for(lambda: bool(pair.producer.calls))
+        wait_until(lambda: bool(pair.producer.calls))
         peer.end(signal.SIGSTOP)
         for number in range(20):
             producing.send(buffer(number, 100_000))
@@ -732,7 +725,7 @@ def test_a_frozen_producer_does_not_keep_the_plane_from_closing() -> None:
     try:
         consumer = Consumer()
         link = plane.connect(peer.line(), CHANNEL, 1, SCHEMA, consumer)
-        wait_for(lambda: consumer.connected == 1)
+        wait_until(lambda: consumer.connected == 1)
         peer.end(signal.SIGSTOP)
         link.grant(5)
         plane.close()
@@ -789,14 +782,14 @@ def test_threads_and_files_do_not_add_up_over_many_channels(far: Pair) -> None:
             channel = ChannelId("x", number, 0)
             links.append(far.producing.offer(channel, round_, SCHEMA, Producer()))
             links.append(far.consuming.connect(far.producing.address, channel, round_, SCHEMA, end))
-        wait_for(lambda ends=ends: all(end.connected for end in ends))
+        wait_until(lambda ends=ends: all(end.connected for end in ends))
         for link in links:
             link.close()
-        wait_for(lambda: len(data_threads()) <= before)
+        wait_until(lambda: len(data_threads()) <= before)
         counts.append(threads_and_files())
     threads, files = map(max, zip(*counts[:5], strict=True))
     # gRPC lets go of threads that it needed when the machine was busy, only some time later.
-    wait_for(
+    wait_until(
         lambda: all(now <= early + 4 for now, early in zip(threads_and_files(), (threads, files), strict=True)), 120
     )
 
@@ -843,10 +836,10 @@ def test_channels_over_tls(certificates: Certificates) -> None:
     link, back = pair.both()
     link.send(buffer(1, 100_000))
     back.grant(3)
-    wait_for(lambda: pair.consumer.elements == [buffer(1, 100_000)] and pair.producer.credits == 3)
+    wait_until(lambda: pair.consumer.elements == [buffer(1, 100_000)] and pair.producer.credits == 3)
     plain = DataPlane(7, SECRET, "127.0.0.1")
     refused = Consumer()
     plain.connect(producing.address, CHANNEL, 1, SCHEMA, refused)
-    wait_for(lambda: bool(refused.errors))
+    wait_until(lambda: bool(refused.errors))
     for plane in (plain, consuming, producing):
         plane.close()

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import headgate
+from tests.waiting import wait_until
 
 # Workers cannot import a test module: its classes travel with the query, like those of a notebook.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -83,13 +84,6 @@ def run_available_now(frame: DataFrame, folder: Path) -> StreamingQuery:
     return query
 
 
-def wait_for(condition: Any, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def test_formats_are_found_without_registration_in_sql_too(spark: SparkSession) -> None:
     frame = spark.read.format("headgate.datagen").option("numRows", 1000).option("numPartitions", 3).load()
     assert sorted(row.value for row in frame.collect()) == list(range(1000))
@@ -141,12 +135,12 @@ def test_a_running_stream_finds_new_splits_and_stays_silent_when_idle(
     )
     query = frame.writeStream.format("memory").queryName("running").start()
     try:
-        wait_for(lambda: spark.table("running").count() == 4)
+        wait_until(lambda: spark.table("running").count() == 4)
         lists.set(a=6, b=3)
-        wait_for(lambda: spark.table("running").count() == 9)
+        wait_until(lambda: spark.table("running").count() == 9)
         # Rows are seen before the progress of their batch; one without rows, which Spark shows now and then, has the
         # number of the batch that comes next.
-        wait_for(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 9)
+        wait_until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 9)
         batches = query.lastProgress.batchId
         time.sleep(4)
         assert query.lastProgress.batchId <= batches + 1, "batches without data (traps, 3)"
@@ -186,7 +180,7 @@ def test_lag_is_visible_in_the_progress(spark: SparkSession, tmp_path: Path) -> 
     frame = spark.readStream.format("headgate.datagen").option("rowsPerSecond", 100).load()
     query = frame.writeStream.format("noop").trigger(processingTime="500 milliseconds").start()
     try:
-        wait_for(lambda: query.lastProgress is not None and query.lastProgress.numInputRows > 0)
+        wait_until(lambda: query.lastProgress is not None and query.lastProgress.numInputRows > 0)
         assert "rowsBehind" in json.loads(query.lastProgress.sources[0].latestOffset)
     finally:
         query.stop()
@@ -203,7 +197,7 @@ def test_an_option_that_may_not_change_fails_the_restart(spark: SparkSession, tm
         query = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).format("noop").start()
         try:
             if seed == 1:
-                wait_for(lambda query=query: query.lastProgress is not None and query.lastProgress.batchId > 0)
+                wait_until(lambda query=query: query.lastProgress is not None and query.lastProgress.batchId > 0)
             else:
                 with pytest.raises(StreamingQueryException, match=r"OptionError: .*'seed' was 1 .* now it is 2"):
                     query.awaitTermination(60)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from headgate.transport.control_server import ControlServer
 from headgate.transport.endpoint import close_quietly, connect
 from headgate.transport.options import TlsOptions, transport_options
 from local.ports import free_ports
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from local.kafka import Certificates
@@ -38,14 +39,6 @@ LONG_S = 60.0
 def letter(number: int, text: str = "kafka") -> Envelope:
     request = SplitRequested(stage=0, execution=1, source=text, host="here")
     return Envelope(run=1, slot=0, attempt=0, number=number, received=0, message=request)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = LONG_S) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 _others: set[threading.Thread] = set()
@@ -121,7 +114,7 @@ def driver(goodbye_s: float) -> Iterator[Driver]:
     made = Driver(goodbye_s=goodbye_s)
     yield made
     made.server.close()
-    wait_for(lambda: not own_threads())
+    wait_until(lambda: not own_threads())
 
 
 impatient = pytest.mark.parametrize("goodbye_s", [0.5], ids=["impatient"])
@@ -133,7 +126,7 @@ def test_letters_keep_their_order_both_ways(driver: Driver) -> None:
     sent = [letter(number) for number in range(1, 10_001)]
     for envelope in sent:
         slot.client.send(envelope)
-    wait_for(lambda: len(slot.letters) == len(sent))
+    wait_until(lambda: len(slot.letters) == len(sent))
     assert [envelope for _, envelope in driver.letters] == sent
     assert slot.letters == sent
     slot.client.close()
@@ -144,7 +137,7 @@ def test_a_letter_of_many_megabytes_arrives(driver: Driver) -> None:
     slot = Slot(driver)
     large = letter(1, "x" * 40_000_000)
     slot.client.send(large)
-    wait_for(lambda: bool(slot.letters))
+    wait_until(lambda: bool(slot.letters))
     assert slot.letters == [large]
     slot.client.close()
 
@@ -153,7 +146,7 @@ def test_connections_are_told_apart(driver: Driver) -> None:
     slots = [Slot(driver) for _ in range(3)]
     for number, slot in enumerate(slots, start=1):
         slot.client.send(letter(number))
-    wait_for(lambda: all(slot.letters for slot in slots))
+    wait_until(lambda: all(slot.letters for slot in slots))
     assert [slot.letters for slot in slots] == [[letter(1)], [letter(2)], [letter(3)]]
     assert sorted(connection for connection, _ in driver.letters) == sorted(driver.opened) == [1, 2, 3]
     for slot in slots:
@@ -165,7 +158,7 @@ def test_a_client_that_closes_sends_what_is_queued_first(driver: Driver) -> None
     for number in range(1, 1001):
         slot.client.send(letter(number))
     slot.client.close()
-    wait_for(lambda: driver.closed == [1])
+    wait_until(lambda: driver.closed == [1])
     assert [envelope.number for _, envelope in driver.letters] == list(range(1, 1001))
     assert slot.closed == [None]
     slot.client.close()  # a second time changes nothing
@@ -173,15 +166,15 @@ def test_a_client_that_closes_sends_what_is_queued_first(driver: Driver) -> None
 
 def test_a_connection_is_closed_after_what_was_queued_for_it(driver: Driver) -> None:
     slot = Slot(driver)
-    wait_for(lambda: driver.opened == [1])
+    wait_until(lambda: driver.opened == [1])
     for number in range(1, 1001):
         driver.server.send(1, letter(number))
     driver.server.close_connection(1)
     driver.server.send(1, letter(1001))
-    wait_for(lambda: bool(slot.closed))
+    wait_until(lambda: bool(slot.closed))
     assert [envelope.number for envelope in slot.letters] == list(range(1, 1001))
     assert slot.closed == [None]
-    wait_for(lambda: driver.closed == [1])
+    wait_until(lambda: driver.closed == [1])
     driver.server.send(1, letter(1))
     driver.server.close_connection(1)  # it is gone: nothing happens
 
@@ -189,16 +182,16 @@ def test_a_connection_is_closed_after_what_was_queued_for_it(driver: Driver) -> 
 def test_closing_the_server_ends_all_streams_and_threads() -> None:
     driver = Driver()
     slots = [Slot(driver) for _ in range(4)]
-    wait_for(lambda: len(driver.opened) == 4)
+    wait_until(lambda: len(driver.opened) == 4)
     driver.server.send(1, letter(1))
     driver.server.close()
     assert sorted(driver.closed) == [1, 2, 3, 4], "all are told before close returns"
-    wait_for(lambda: all(slot.closed == [None] for slot in slots))
+    wait_until(lambda: all(slot.closed == [None] for slot in slots))
     assert sum(len(slot.letters) for slot in slots) == 1
-    wait_for(lambda: not own_threads())
+    wait_until(lambda: not own_threads())
     with pytest.raises(TransportError):
         Slot(driver)
-    wait_for(lambda: not own_threads())
+    wait_until(lambda: not own_threads())
 
 
 def test_threads_do_not_add_up_over_many_servers() -> None:
@@ -216,16 +209,16 @@ def test_threads_do_not_add_up_over_many_servers() -> None:
         driver.server.close()
         counts.append(threads())
     # gRPC lets go of threads that it needed when the machine was busy, only some time later.
-    wait_for(lambda: threads() <= max(counts[:6]) + 4, 120)
+    wait_until(lambda: threads() <= max(counts[:6]) + 4, 120)
 
 
 def test_a_killed_server_starts_again_on_the_same_port() -> None:
     """A slot that loses the endpoint learns of it at once, and finds it again at its address."""
     first = Driver(*free_ports(1))  # which nobody else is given between the two
     slot = Slot(first)
-    wait_for(lambda: first.opened == [1])
+    wait_until(lambda: first.opened == [1])
     first.server.kill()
-    wait_for(lambda: bool(slot.closed))
+    wait_until(lambda: bool(slot.closed))
     assert slot.closed[0] is not None and slot.closed[0].reason == "broken"
     assert first.closed == [1]
     slot.client.send(letter(1))  # lost, like all that follows
@@ -233,10 +226,10 @@ def test_a_killed_server_starts_again_on_the_same_port() -> None:
     second = Driver(first.port)
     again = Slot(second)
     again.client.send(letter(2))
-    wait_for(lambda: again.letters == [letter(2)])
+    wait_until(lambda: again.letters == [letter(2)])
     again.client.close()
     second.server.close()
-    wait_for(lambda: not own_threads())
+    wait_until(lambda: not own_threads())
 
 
 @pytest.mark.parametrize("secret", ["", "another-query's", SECRET + "x", SECRET[:-1]])
@@ -245,7 +238,7 @@ def test_a_wrong_secret_is_refused_and_logged(driver: Driver, secret: str, caplo
         Slot(driver, secret=secret)
     assert raised.value.reason == "refused"
     assert isinstance(raised.value.__cause__, fl.FlightUnauthenticatedError)
-    wait_for(lambda: f"at {driver.server.address}: its secret is not that of this query" in caplog.text)
+    wait_until(lambda: f"at {driver.server.address}: its secret is not that of this query" in caplog.text)
     assert SECRET not in caplog.text
     assert not driver.opened
 
@@ -263,7 +256,7 @@ def test_a_call_without_a_secret_is_refused_whatever_it_is(driver: Driver, caplo
         finally:
             close_quietly(writer)
     client.close()
-    wait_for(lambda: caplog.text.count("its secret is missing") == 3)
+    wait_until(lambda: caplog.text.count("its secret is missing") == 3)
 
 
 def raw_stream(driver: Driver) -> tuple[fl.FlightClient, fl.FlightStreamWriter, fl.FlightStreamReader]:
@@ -280,16 +273,16 @@ def test_what_is_no_letter_closes_the_connection(
 ) -> None:
     """The client does not even say goodbye: its socket is broken after a while. Others go on."""
     other = Slot(driver)
-    wait_for(lambda: driver.opened == [1])
+    wait_until(lambda: driver.opened == [1])
     client, writer, _ = raw_stream(driver)
     writer.write_metadata(frame)
     with contextlib.suppress(pa.ArrowException, OSError):  # it may be broken already
         writer.write_metadata(encode(letter(7)))
-    wait_for(lambda: driver.closed == [2])
+    wait_until(lambda: driver.closed == [2])
     assert "are no letter" in caplog.text
     assert not driver.letters, "nothing behind it is read"
     other.client.send(letter(1))
-    wait_for(lambda: other.letters == [letter(1)])
+    wait_until(lambda: other.letters == [letter(1)])
     other.client.close()
     close_quietly(writer, client)
 
@@ -299,10 +292,10 @@ def test_a_driver_that_cannot_take_a_letter_closes_that_connection(
 ) -> None:
     bad, good = Slot(driver), Slot(driver)
     bad.client.send(letter(-1))
-    wait_for(lambda: bad.closed == [None])
+    wait_until(lambda: bad.closed == [None])
     assert "a letter that the driver cannot take" in caplog.text
     good.client.send(letter(1))
-    wait_for(lambda: good.letters == [letter(1)])
+    wait_until(lambda: good.letters == [letter(1)])
     good.client.close()
 
 
@@ -317,10 +310,10 @@ def test_a_slot_that_cannot_take_a_letter_loses_its_connection(
         driver.server.address, SECRET, on_letter=on_letter, on_closed=closed.append, timeout_s=LONG_S
     )
     client.send(letter(1))
-    wait_for(lambda: bool(closed))
+    wait_until(lambda: bool(closed))
     assert "a letter that the slot cannot take" in str(closed[0])
     client.close()
-    wait_for(lambda: driver.closed == [1])
+    wait_until(lambda: driver.closed == [1])
 
 
 def test_nobody_closes_an_end_from_its_own_thread() -> None:
@@ -348,7 +341,7 @@ def test_nobody_closes_an_end_from_its_own_thread() -> None:
         timeout_s=LONG_S,
     )  # fmt: skip
     client.send(letter(1))
-    wait_for(lambda: len(errors) == 2)
+    wait_until(lambda: len(errors) == 2)
     client.close()
     server.close()
 
@@ -358,16 +351,16 @@ def test_a_client_that_does_not_read_holds_up_nobody_else(driver: Driver) -> Non
     """A full window blocks the writer of that connection only, and no sender; closing breaks it."""
     driver.echo = False
     client, writer, _ = raw_stream(driver)
-    wait_for(lambda: driver.opened == [1])
+    wait_until(lambda: driver.opened == [1])
     large = letter(1, "x" * 1_000_000)
     for _ in range(100):
         driver.server.send(1, large)
     slot = Slot(driver)
-    wait_for(lambda: driver.opened == [1, 2])
+    wait_until(lambda: driver.opened == [1, 2])
     driver.server.send(2, letter(5))
-    wait_for(lambda: slot.letters == [letter(5)])
+    wait_until(lambda: slot.letters == [letter(5)])
     driver.server.close_connection(1)
-    wait_for(lambda: driver.closed == [1])
+    wait_until(lambda: driver.closed == [1])
     slot.client.close()
     close_quietly(writer, client)
 
@@ -382,10 +375,10 @@ def test_a_slot_that_reads_slowly_gets_every_letter(driver: Driver) -> None:
     client = ControlClient(
         driver.server.address, SECRET, on_letter=on_letter, on_closed=lambda error: None, timeout_s=LONG_S
     )
-    wait_for(lambda: driver.opened == [1])
+    wait_until(lambda: driver.opened == [1])
     for number in range(1, 501):
         driver.server.send(1, letter(number, "x" * 10_000))
-    wait_for(lambda: len(letters) == 500)
+    wait_until(lambda: len(letters) == 500)
     assert letters == list(range(1, 501))
     client.close()
 
@@ -411,7 +404,7 @@ def test_a_frozen_slot_does_not_keep_the_server_from_closing() -> None:
         driver.server.send(1, letter(1))
         driver.server.close()
         assert driver.closed == [1]
-        wait_for(lambda: not own_threads())
+        wait_until(lambda: not own_threads())
     finally:
         process.kill()
         process.wait()
@@ -460,7 +453,7 @@ def test_a_slot_killed_by_a_signal_is_noticed() -> None:
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: driver.closed == [1])
+    wait_until(lambda: driver.closed == [1])
     driver.server.close()
 
 
@@ -472,7 +465,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
             ControlClient(address, SECRET, on_letter=print, on_closed=print, timeout_s=0.2)
         assert raised.value.reason == "silent"
         assert address in str(raised.value)
-    wait_for(lambda: not own_threads())
+    wait_until(lambda: not own_threads())
 
 
 def test_nobody_at_the_address() -> None:
@@ -510,13 +503,13 @@ def test_letters_over_tls(certificates: Certificates) -> None:
     driver = Driver(tls=tls)
     slot = Slot(driver, tls=tls)
     slot.client.send(letter(1))
-    wait_for(lambda: slot.letters == [letter(1)])
+    wait_until(lambda: slot.letters == [letter(1)])
     slot.client.close()
     with pytest.raises(TransportError) as refused:
         Slot(driver, tls=tls, secret="another")
     assert refused.value.reason == "refused"
     driver.server.close()
-    wait_for(lambda: not own_threads())
+    wait_until(lambda: not own_threads())
 
 
 def test_tls_refuses_plaintext_and_another_ca(certificates: Certificates) -> None:
@@ -551,6 +544,6 @@ def test_logging_names_connections_not_letters(driver: Driver, caplog: pytest.Lo
         slot = Slot(driver)
         heartbeat = Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat())
         slot.client.send(heartbeat)
-        wait_for(lambda: slot.letters == [heartbeat])
+        wait_until(lambda: slot.letters == [heartbeat])
         slot.client.close()
     assert "SlotHeartbeat" not in caplog.text

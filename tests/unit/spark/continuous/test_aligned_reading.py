@@ -35,8 +35,8 @@ from tests.unit.spark.continuous.toy_query import (
     ToySource,
     ToySplit,
     rows,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 Start = Callable[..., Running]
 ALLOWED = {"pipeline.watermark-alignment.allow-unaligned-source-splits": "true"}

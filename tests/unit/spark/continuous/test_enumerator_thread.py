@@ -15,7 +15,8 @@ from headgate.source.enumerator import Boundedness
 from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.spark.continuous.enumerator_thread import EnumeratorThread
 from tests.unit.coordinator.toy_sources import ToyEnumerator, ToySource, ToySplit
-from tests.unit.spark.continuous.toy_query import PATIENCE_S, wait_until
+from tests.unit.spark.continuous.toy_query import PATIENCE_S
+from tests.waiting import wait_until
 
 
 class Probe(ToyEnumerator):

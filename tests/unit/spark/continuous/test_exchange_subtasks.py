@@ -40,8 +40,8 @@ from tests.unit.spark.continuous.toy_query import (
     ToySink,
     ToySource,
     state_of,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 LetterT = TypeVar("LetterT", bound=msg.FromSlot)
 CREDITS = 4

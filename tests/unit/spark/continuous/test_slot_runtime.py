@@ -24,7 +24,8 @@ from headgate.task import slot as machine
 from headgate.task.mailbox import monotonic_ms
 from headgate.transport.address_file import CoordinatorAddress, write_address
 from headgate.transport.control_server import ControlServer
-from tests.unit.spark.continuous.toy_query import PATIENCE_S, ToySink, ToySource, state_of, toy_definition, wait_until
+from tests.unit.spark.continuous.toy_query import PATIENCE_S, ToySink, ToySource, state_of, toy_definition
+from tests.waiting import wait_until
 
 LetterT = TypeVar("LetterT", bound=msg.FromSlot)
 HEARTBEAT_MS = 60_000

@@ -42,8 +42,8 @@ from tests.unit.spark.continuous.toy_query import (
     ToySource,
     ToySplit,
     state_of,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 Start = Callable[..., Running]
 LETTER_S = 0.02

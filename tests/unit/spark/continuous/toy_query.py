@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -38,6 +37,7 @@ from headgate.spark.continuous.subtask_runner import SlotPlace, SubtaskRunner
 from headgate.task.mailbox import monotonic_ms
 from headgate.testing import ThreadRule, assert_single_threaded
 from tests.unit.operators.collecting_sink import CollectingSink, CollectingWriter
+from tests.waiting import wait_until
 
 PATIENCE_S = 60
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -441,14 +441,6 @@ class Running:
 
     def _read_state(self, handle: FileState) -> bytes:
         return self._files[handle.path]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to hold"
-        time.sleep(0.002)
 
 
 def toy_definition(
