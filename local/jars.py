@@ -11,6 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -47,12 +49,24 @@ def _fetch(pom: Path, folder: Path) -> None:
         raise SystemExit("Maven is missing. Please type: apt-get install -y maven   (or: brew install maven)")
     print(f"run: fetching the jars of {pom.name} by Maven (the first time: about 50 MB)", file=sys.stderr, flush=True)
     staged = folder.with_suffix(f".{os.getpid()}")
-    done = subprocess.run(
-        ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime",
-         f"-DoutputDirectory={staged}"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    if done.returncode != 0:
+    command = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime",
+               f"-DoutputDirectory={staged}"]  # fmt: skip
+    began = time.monotonic()
+    try:
+        with (
+            tempfile.TemporaryFile() as output,
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output) as maven,
+        ):
+            while True:
+                try:
+                    code = maven.wait(timeout=5)
+                    break
+                except subprocess.TimeoutExpired:
+                    print(f"run:   {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            if code != 0:
+                output.seek(0)
+                words = output.read().decode(errors="replace")
+                raise SystemExit(f"Maven could not fetch the jars of {pom.name}:\n{words[-2000:]}")
+        staged.rename(folder)
+    finally:
         shutil.rmtree(staged, ignore_errors=True)
-        raise SystemExit(f"Maven could not fetch the jars of {pom.name}:\n{done.stdout[-2000:]}")
-    staged.rename(folder)

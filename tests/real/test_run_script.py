@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +35,7 @@ def test_help_names_every_command(arguments: tuple[str, ...], tmp_path: Path) ->
     assert done.returncode == 0
     assert done.stderr == ""
     commands = {line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  " != line[1:3]}
-    assert commands == {"demo", "test", "bench", "simulate", "kafka", "shell", "help"}
+    assert commands == {"demo", "test", "bench", "simulate", "fuzz", "kafka", "shell", "help"}
 
 
 def test_help_works_with_stdin_closed() -> None:
@@ -66,11 +70,54 @@ def test_kafka_runs_until_ctrl_c_and_leaves_nothing_behind(tmp_path: Path) -> No
         process.kill()
 
 
-def test_ci_only_runs_the_tests() -> None:
-    """What CI runs is what a developer runs."""
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    commands = [line for line in lines if line.strip() and not line.startswith(("#", "set "))]
-    assert commands == ['exec "$(dirname "$0")/../run" test']
+def test_ci_sets_up_from_nothing_and_runs_the_tests() -> None:
+    """What CI runs is what a developer runs, and no cache hides a step that the set-up lacks."""
+    script = (ROOT / ".ci" / "run").read_text()
+    assert script.splitlines()[-1] == "exec ./run test"
+    assert "rm -rf .venv .cache" in script
+    assert "PIP_NO_CACHE_DIR=1" in script
+    assert "maven.repo.local" in script
+
+
+def set_up_with(tmp_path: Path, pip: str) -> subprocess.CompletedProcess[str]:
+    """Run ./run in a folder of its own, whose Python is a script that makes environments with another such script."""
+    project = tmp_path / "project"
+    project.mkdir(exist_ok=True)
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, project)
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/bash
+[ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"
+mkdir -p "$4/bin"
+printf '#!/bin/bash\n[ "$1 $2" = "-m pip" ] || exec {sys.executable} "$@"\n%s\n' {shlex.quote(pip)} >"$4/bin/python"
+chmod +x "$4/bin/python"
+""")
+    python.chmod(0o755)
+    return subprocess.run(
+        [project / "run", "test", "--version"],
+        cwd=project,
+        env=os.environ | {"PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_a_set_up_that_failed_says_why_and_the_next_one_begins_afresh(tmp_path: Path) -> None:
+    failed = set_up_with(tmp_path, 'echo "no such package as $8"; exit 3')
+    assert failed.returncode == 3
+    assert "no such package as setuptools" in failed.stderr
+    assert "failed with exit code 3: installing what builds packages" in failed.stderr
+    assert "./run test --version tries it again" in failed.stderr
+    assert "making .venv" in set_up_with(tmp_path, "exit 0").stderr
+    again = set_up_with(tmp_path, "exit 4")
+    assert "making .venv" not in again.stderr, "it was complete"
+    assert "installing" not in again.stderr
+
+
+def test_a_long_step_of_the_set_up_shows_that_it_lives(tmp_path: Path) -> None:
+    done = set_up_with(tmp_path, 'echo "Collecting $8"; [ "$8" != setuptools ] || sleep 6')
+    assert re.search(r"run:   [5-9]\d* s: Collecting setuptools", done.stderr)
 
 
 def test_constraints_pin_everything_and_name_no_registry() -> None:
