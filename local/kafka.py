@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -70,16 +71,18 @@ class Broker:
         With them the three secured listeners are opened as well.
     auto_create_topics
         Whether the broker makes topics that a careless client asks for.
+    host
+        The address of this machine at which its plain listener is.
     """
 
     def __init__(
         self, folder: Path, port: int | None = None, *, certificates: Certificates | None = None,
-        auto_create_topics: bool = True,
+        auto_create_topics: bool = True, host: str = "127.0.0.1",
     ) -> None:  # fmt: skip
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
         ports = free_ports(5)
-        self.plain = f"127.0.0.1:{port or ports[0]}"
+        self.plain = f"{host}:{port or ports[0]}"
         self.sasl, self.tls, self.sasl_tls = (f"127.0.0.1:{each}" for each in ports[1:4])
         listeners = {"PLAINTEXT": self.plain, "CONTROLLER": f"127.0.0.1:{ports[4]}"}
         protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
@@ -98,6 +101,9 @@ class Broker:
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
+            # After a kill the controller waits so long before it lets the same broker register again.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
             "log.segment.delete.delay.ms": "1000",
             "log.retention.check.interval.ms": "1000",
             "log.cleaner.backoff.ms": "500",
@@ -138,7 +144,8 @@ class Broker:
             identity.write_text(cluster_id)
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [java(), "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
+                [java(), "-Xmx512m", *shlex.split(os.environ.get("KAFKA_JVM_PERFORMANCE_OPTS", "")),
+                 "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", self._classpath,
                  "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
@@ -184,7 +191,7 @@ class Broker:
 
     def _java(self, *arguments: str) -> None:
         done = subprocess.run(
-            [java(), "-Xmx256m", "-cp", self._classpath, *arguments],
+            [java(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", self._classpath, *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         if done.returncode != 0:
@@ -225,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="./run kafka", description="A Kafka broker on 127.0.0.1 until Ctrl-C. Its data is kept."
     )
+    parser.add_argument("--host", default="127.0.0.1", help="the address that it listens at (127.0.0.1)")
     parser.add_argument("--port", type=int, default=9092, help="the port that it listens on (9092)")
     parser.add_argument("--fresh", action="store_true", help="forget the data of earlier runs")
     parser.add_argument("--folder", type=Path, default=CACHE / "kafka", help="where its data is (.cache/kafka)")
@@ -233,7 +241,7 @@ def main() -> None:
     if chosen.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt), running_broker(folder, chosen.port) as broker:
+    with contextlib.suppress(KeyboardInterrupt), running_broker(folder, chosen.port, host=chosen.host) as broker:
         print(f"run: Kafka listens on {broker.plain}; its data is in {folder}. Ctrl-C ends it.", flush=True)
         assert broker.process is not None
         broker.process.wait()

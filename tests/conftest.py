@@ -8,31 +8,93 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
+from tests import distribution, search
+from tests.spark_java import QUICK, WORKER_DAEMON, SparkJava, java_options
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from local.kafka import Broker, Certificates
+    from local.kafka import Certificates
     from local.kinesis import FaultyProxy, MotoServer
+    from tests.shared_broker import Addresses
 
 # Without these a worker takes the first python3 on the PATH, which has no pyarrow.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+_paths = [str(Path(__file__).parent / "worker_daemon"), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_paths)  # for `WORKER_DAEMON`
+# Every Java that a test starts: Spark's, the one that makes its command line, and brokers.
+for _name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS"):
+    os.environ.setdefault(_name, QUICK)
 # No example has a time limit, nor has making it: on a machine that others use as well any may take long. Examples are
-# the same in each run, so that what passes here passes there; other ones: pytest --hypothesis-profile explore.
+# the same in each run, so that what passes here passes there; other ones: pytest --exhaustive.
 _unhurried = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("explore", _unhurried, derandomize=False)
 hypothesis.settings.register_profile("headgate", _unhurried, derandomize=True, database=None)
 hypothesis.settings.load_profile("headgate")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that searches everything."""
+    parser.addoption("--exhaustive", action="store_true", help="search all seeds, machines and other examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say how far to search before a test module is imported."""
+    search.exhaustive = config.getoption("exhaustive")
+    if search.exhaustive:
+        hypothesis.settings.load_profile("explore")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say which seeds this run tries: what fails is found again with them."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:  # a process of several
+        return
+    if search.exhaustive:
+        reporter.write_line("exhaustive: all seeds, whole explorations, other examples")
+    else:
+        reporter.write_line(f"seeds: block {search.block()}, by the number of the commit; all of them: --exhaustive")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long all tests took together, below the slowest ones."""
+    if terminalreporter.config.option.durations is not None:
+        reports = [each for of_kind in terminalreporter.stats.values() for each in of_kind]
+        total_s = sum(each.duration for each in reports if isinstance(each, pytest.TestReport))
+        terminalreporter.write_line(f"all tests together: {total_s:.0f} s, set-up included")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only an exhaustive run has."""
+    if not search.exhaustive:
+        left_out = [item for item in items if "exhaustive" in item.keywords]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if "exhaustive" not in item.keywords]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, cut the longest files in pieces and begin with them."""
+    return distribution.scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def _java_options() -> None:
+    """Let each Spark that is started from here on have what makes its start short."""
+    if os.environ["SPARK_SUBMIT_OPTS"] == QUICK:
+        os.environ["SPARK_SUBMIT_OPTS"] = java_options()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, _java_options: None) -> Iterator[SparkSession]:
     """Return the session that all tests share; a test that changes a setting puts it back."""
     from pyspark.sql import SparkSession  # unit tests must run without starting to import Spark
 
@@ -42,6 +104,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(map(str, jars("spark-kafka"))))  # the peer of headgate.kafka
         .appName("headgate-tests")
+        .config(map=WORKER_DAEMON)
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
@@ -62,20 +125,35 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Return a CA, a broker's certificate by it, and a CA that signed nothing."""
-    from local.kafka import Certificates
-
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+def java(tmp_path_factory: pytest.TempPathFactory, _java_options: None) -> Iterator[SparkJava]:
+    """Return the Java in which Spark programs run that are processes of their own, one after the other."""
+    java = SparkJava(tmp_path_factory.mktemp("java"))
+    yield java
+    java.close()
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
-    """Return the broker that all tests share, with all its listeners; a test that kills a broker starts its own."""
-    from local.kafka import running_broker
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all processes of this run share."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
 
-    with running_broker(tmp_path_factory.mktemp("kafka"), certificates=certificates) as broker:
-        yield broker
+
+@pytest.fixture(scope="session")
+def certificates(of_all_workers: Path) -> Certificates:
+    """Return a CA, a broker's certificate by it, and a CA that signed nothing."""
+    from tests.shared_broker import certificates_of
+
+    return certificates_of(of_all_workers)
+
+
+@pytest.fixture(scope="session")
+def kafka(of_all_workers: Path) -> Iterator[Addresses]:
+    """Return the broker that all tests share, with all its listeners; a test that kills a broker starts its own."""
+    from tests.shared_broker import shared_broker
+
+    with shared_broker(of_all_workers) as addresses:
+        yield addresses
 
 
 @pytest.fixture

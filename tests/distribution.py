@@ -1,0 +1,64 @@
+"""Which tests stay together when several processes run them, and which begin first, so that all end at about one time.
+
+A file's tests stay together, for they share what its fixtures make; of some files only those of a function. What takes
+long begins first, then files with many tests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+APART = ("tests/real/test_continuous_failover.py", "tests/real/test_continuous_keyed.py")
+"""Files of which each function is a piece of work of its own."""
+LONGEST = (
+    # Those that wait for others beside those that are at work all the time.
+    "tests/real/test_continuous_keyed.py::test_with_rows_under_way",
+    "tests/real/test_continuous_failover.py::test_with_retries_of_tasks",
+    "tests/real/test_continuous_keyed.py::test_with_rows_under_way_too",
+    "tests/real/test_examples.py",
+    "tests/real/test_files_equal_spark.py",
+    "tests/real/test_continuous_failover.py::test_on_a_cluster",
+    "tests/real/test_kafka_equal_spark.py",
+    "tests/real/test_kafka_stream.py",
+    "tests/real/test_continuous_failover.py::test_without_retries_of_tasks",
+    "tests/real/test_continuous_event_time.py",
+    "tests/real/test_continuous_kafka_sink.py",
+    "tests/real/test_kafka_sink.py",
+    "tests/real/test_files_stream.py",
+    "tests/real/test_continuous_failover.py::test_a_killed_driver_s_query_goes_on",
+    "tests/real/test_kafka_split_reader.py",
+)
+"""Pieces of work that begin first, in this order."""
+
+
+def piece_of(nodeid: str) -> str:
+    """Return the name of the piece of work that a test belongs to."""
+    file = nodeid.partition("::")[0]
+    return nodeid.partition("[")[0] if file in APART else file
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return tests in the order in which they begin."""
+    places = {piece: place for place, piece in enumerate(LONGEST)}
+    sizes = Counter(piece_of(item.nodeid) for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
+        piece = piece_of(item.nodeid)
+        return places.get(piece, len(places)), -sizes[piece], piece
+
+    return sorted(items, key=place)
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return pytest-xdist's scheduler that gives out these pieces in the order of the tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class PieceScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return piece_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return PieceScheduling(config, log)

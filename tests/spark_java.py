@@ -1,0 +1,123 @@
+"""What the Javas of tests start with, and one that Spark programs share: a short program is mostly its Java's start.
+
+Never: run two programs at a time in one Java (it has one SparkContext), or one there whose Java has to die with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from local.jars import CACHE
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a Java that lives for minutes: the second compiler takes more time than its code saves."""
+WORKER_DAEMON = {"spark.python.daemon.module": "headgate_tests_daemon"}
+"""Lets Spark's Python workers start with their modules imported."""
+DEFAULTS = WORKER_DAEMON | {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",
+}
+"""What a program that does not say otherwise gets, as from a file spark-defaults.conf."""
+CLASSES_OF = """
+import sys, tempfile
+from pathlib import Path
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
+frame = spark.range(100).selectExpr("id", "string(id) AS name", "timestamp_seconds(id) AS at").coalesce(1)
+frame.mapInArrow(lambda batches: batches, frame.schema).groupBy("name").count().orderBy("name").collect()
+for kind in ("parquet", "json", "csv", "text"):
+    (frame.select("name") if kind == "text" else frame).write.format(kind).save(str(folder / kind))
+    schema = spark.read.format(kind).load(str(folder / kind)).schema
+    stream = spark.readStream.format(kind).schema(schema).load(str(folder / kind))
+    query = stream.writeStream.format("memory").queryName(kind).trigger(availableNow=True)
+    query.option("checkpointLocation", str(folder / f"{kind}-checkpoint")).start().awaitTermination()
+spark.read.format("headgate.datagen").option("numRows", 10).load().toArrow()
+spark.stop()
+"""
+
+
+def java_options() -> str:
+    """Return the options of Spark's Java, with an archive of its loaded classes: half of what a start takes.
+
+    The archive is made the first time, by whoever comes first, and kept in ``.cache``.
+    """
+    import pyspark
+
+    java = os.environ.get("JAVA_HOME", "")
+    name = f"{java} {pyspark.__file__} {pyspark.__version__}"
+    archive = CACHE / "classes" / f"spark-{hashlib.sha256(name.encode()).hexdigest()[:12]}.jsa"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with archive.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            _archive(archive)
+    return f"{QUICK} -XX:SharedArchiveFile={archive}"
+
+
+def _archive(archive: Path) -> None:
+    """Write an archive of the classes that a program of everything loads."""
+    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+        made = Path(folder) / "made.jsa"
+        options = f"{QUICK} -XX:ArchiveClassesAtExit={made}"
+        program = subprocess.run(
+            [sys.executable, "-c", CLASSES_OF, folder], cwd=folder, env={**os.environ, "SPARK_SUBMIT_OPTS": options},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert program.returncode == 0, program.stdout[-4000:]
+        made.replace(archive)
+
+
+class SparkJava:
+    """A Java in which programs make their SparkContext, one after the other; started when the first one comes.
+
+    Each program is a process of its own, with a SparkContext, a master and settings of its own; it finds the Java as a
+    program does that ``spark-submit`` started. The Java ends when this process does, however that ends: it reads from
+    a pipe.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._gateway: Any = None
+
+    def run(self, command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[Any]:
+        """Run a program as `subprocess.run` does; what it leaves of Spark is stopped."""
+        gateway = self._started()
+        parameters = gateway.java_parameters
+        found = {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
+        try:
+            return subprocess.run(command, env={**os.environ, **found}, stdin=subprocess.DEVNULL, **settings)
+        finally:
+            left = getattr(getattr(gateway.jvm.org.apache.spark, "SparkContext$"), "MODULE$").getActive()
+            if left.isDefined():
+                left.get().stop()
+
+    def close(self) -> None:
+        """End the Java."""
+        if self._gateway is not None:
+            self._gateway.shutdown()
+            self._gateway.proc.stdin.close()
+            self._gateway.proc.wait(60)
+            self._gateway = None
+
+    def _started(self) -> Any:
+        if self._gateway is None:
+            from pyspark import SparkConf
+            from pyspark.java_gateway import launch_gateway
+
+            self._folder.mkdir(parents=True, exist_ok=True)
+            conf = SparkConf(loadDefaults=False).setAll(DEFAULTS.items())
+            # Spark resolves relative paths in its folder, and a warehouse may appear there.
+            self._gateway = launch_gateway(conf, popen_kwargs={"cwd": self._folder})
+        return self._gateway

@@ -1,0 +1,30 @@
+"""Spark's daemon of Python workers, which has imported what they need: else each of its forks imports it again.
+
+Named by ``spark.python.daemon.module``. The folder of this file, which is on the path of workers, has nothing else.
+
+Never: fork with threads about; those of the libraries are off before these are imported.
+"""
+
+import contextlib
+import importlib
+import os
+from pathlib import Path
+
+from pyspark.daemon import manager
+
+os.environ.update({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
+for name in (
+    "numpy",
+    "pandas",
+    "pyarrow.parquet",
+    "pyspark.sql.worker.plan_data_source_read",
+    "headgate.spark.continuous.slot",
+    "headgate.connectors.files.source",
+    "headgate.connectors.kafka.source",
+):
+    with contextlib.suppress(ImportError):  # of a client that is not installed
+        importlib.import_module(name)
+threads = Path("/proc/self/task")
+assert not threads.exists() or len(list(threads.iterdir())) == 1, "a module started a thread, which forks do not have"
+manager()
