@@ -1,0 +1,56 @@
+"""A few random programs on real Spark, and a bug that one of them must find (`./run fuzz programs` runs more)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from fuzz.random_programs import Ending, Fault, Program
+from fuzz.runner import run_in_new_folder
+from headgate.spark.continuous.streams import ContinuousStream
+from tests import search
+
+SLOTS = 2  # as many as the shared session has cores
+QUICK = (28, 36)
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_random_programs_give_the_rows_of_a_batch(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Rows of three sources while workers are killed; windows in update mode, rescaled and moved by a savepoint."""
+    program = Program.of(seed, SLOTS)
+    assert run_in_new_folder(program, spark, tmp_path) == "", program.described()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(20))
+def test_other_programs_with_each_commit(spark: SparkSession, tmp_path: Path, number: int) -> None:
+    """Those that no ordinary run tries."""
+    program = Program.of(1000 + 20 * search.block() + number, SLOTS)
+    assert run_in_new_folder(program, spark, tmp_path) == "", program.described()
+
+
+def test_rows_that_a_restart_loses_are_found(spark: SparkSession, tmp_path: Path) -> None:
+    """The plant: a function that swallows the first rows that it gets in each process."""
+
+    class Swallows:
+        def __init__(self) -> None:
+            self.rows = 5
+
+        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                swallowed = min(self.rows, batch.num_rows)
+                self.rows -= swallowed
+                yield batch.slice(swallowed)
+
+    def planted(stream: ContinuousStream) -> ContinuousStream:
+        return stream.mapInArrow(Swallows(), "n long, k long, v long")
+
+    program = next(each for each in (Program.of(seed, SLOTS) for seed in range(100)) if each.ending is Ending.ROWS)
+    stop = Fault(kind="stop", after_ms=0, parallelism=1, slot=0)
+    program = msgspec.structs.replace(program, branches=program.branches[:1], verbs=(), faults=(stop,))
+    assert "rows are lost, 0 are too many" in run_in_new_folder(program, spark, tmp_path, planted)
