@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import BadDataError
+from headgate.formats.values_datetime import Zone, local_to_utc
 
 Convert = Callable[[pa.Array], pa.Array]
 
@@ -92,8 +93,12 @@ def match_columns(file_names: Sequence[str], wanted: pa.Schema, path: str) -> li
     return matched
 
 
-def converter(found: pa.DataType, wanted: pa.DataType, column: str, path: str) -> Convert | None:
+def converter(
+    found: pa.DataType, wanted: pa.DataType, column: str, path: str, zone: Zone | None = None
+) -> Convert | None:
     """Return what turns a file's column into the wanted type; None if nothing has to be done.
+
+    Local times become instants as the wall clock of ``zone``, of UTC if it is None.
 
     Raises
     ------
@@ -104,13 +109,15 @@ def converter(found: pa.DataType, wanted: pa.DataType, column: str, path: str) -
         return None
     plain = spark_type(found)
     if plain == wanted:
-        return _plain_converter(wanted)
+        return _plain_converter(found, wanted)
     if _widens(plain, wanted):
         return lambda array: _to_plain(array).cast(wanted)
     if pa.types.is_timestamp(plain) and pa.types.is_timestamp(wanted):
+        if zone is not None and plain.tz is None:
+            return lambda array: local_to_utc(_to_plain(array).cast(pa.timestamp("us"), safe=False), zone).cast(wanted)
         # Between instants and local times Spark re-labels: the wall clock of UTC.
         return lambda array: _to_plain(array).cast(pa.timestamp("us"), safe=False).cast(wanted)
-    nested = _nested_converter(plain, wanted, column, path)
+    nested = None if _has_wide_decimals(found) else _nested_converter(plain, wanted, column, path, zone)
     if nested is not None:
         return nested
     raise BadDataError(
@@ -120,8 +127,16 @@ def converter(found: pa.DataType, wanted: pa.DataType, column: str, path: str) -
     )  # fmt: skip
 
 
-def _plain_converter(wanted: pa.DataType) -> Convert:
-    return lambda array: _to_plain(array).cast(wanted, safe=False)
+def _plain_converter(found: pa.DataType, wanted: pa.DataType) -> Convert:
+    is_wide = _has_wide_decimals(found)
+    return lambda array: _to_plain(array).cast(wanted, safe=is_wide)
+
+
+def _has_wide_decimals(data_type: pa.DataType) -> bool:
+    """Whether digits may be too many for Spark: cut as nanoseconds are, they would be another number."""
+    if pa.types.is_nested(data_type):
+        return any(_has_wide_decimals(data_type.field(index).type) for index in range(data_type.num_fields))
+    return bool(pa.types.is_decimal256(data_type))
 
 
 def _to_plain(array: pa.Array) -> pa.Array:
@@ -157,12 +172,14 @@ def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(types.is_null(found))
 
 
-def _nested_converter(found: pa.DataType, wanted: pa.DataType, column: str, path: str) -> Convert | None:
+def _nested_converter(
+    found: pa.DataType, wanted: pa.DataType, column: str, path: str, zone: Zone | None
+) -> Convert | None:
     types = pa.types
     if types.is_struct(found) and types.is_struct(wanted):
-        return _struct_converter(found, wanted, column, path)
+        return _struct_converter(found, wanted, column, path, zone)
     if types.is_list(found) and types.is_list(wanted):
-        inner = converter(found.value_type, wanted.value_type, f"{column}.element", path) or _same
+        inner = converter(found.value_type, wanted.value_type, f"{column}.element", path, zone) or _same
 
         def convert_list(array: pa.Array) -> pa.Array:
             array = array.cast(found, safe=False)
@@ -171,8 +188,8 @@ def _nested_converter(found: pa.DataType, wanted: pa.DataType, column: str, path
 
         return convert_list
     if types.is_map(found) and types.is_map(wanted):
-        keys = converter(found.key_type, wanted.key_type, f"{column}.key", path) or _same
-        items = converter(found.item_type, wanted.item_type, f"{column}.value", path) or _same
+        keys = converter(found.key_type, wanted.key_type, f"{column}.key", path, zone) or _same
+        items = converter(found.item_type, wanted.item_type, f"{column}.value", path, zone) or _same
 
         def convert_map(array: pa.Array) -> pa.Array:
             array = array.cast(found, safe=False)
@@ -191,7 +208,9 @@ def _nulls_of(array: pa.Array) -> pa.Array | None:
     return array.is_null() if array.null_count else None
 
 
-def _struct_converter(found: pa.StructType, wanted: pa.StructType, column: str, path: str) -> Convert:
+def _struct_converter(
+    found: pa.StructType, wanted: pa.StructType, column: str, path: str, zone: Zone | None
+) -> Convert:
     names = match_columns([each.name for each in found], pa.schema(list(wanted)), path)
     steps: list[tuple[int | None, Convert, pa.DataType]] = []
     for field, name in zip(wanted, names):
@@ -199,7 +218,7 @@ def _struct_converter(found: pa.StructType, wanted: pa.StructType, column: str, 
             steps.append((None, _same, field.type))
             continue
         index = found.get_field_index(name)
-        step = converter(found.field(index).type, field.type, f"{column}.{field.name}", path)
+        step = converter(found.field(index).type, field.type, f"{column}.{field.name}", path, zone)
         steps.append((index, step or _same, field.type))
 
     def convert_struct(array: pa.Array) -> pa.Array:
@@ -224,15 +243,17 @@ class ColumnFitter:
         The schema to produce; columns that the file lacks are null.
     path
         For messages.
+    zone
+        See `converter`.
     """
 
-    def __init__(self, found: pa.Schema, wanted: pa.Schema, path: str) -> None:
+    def __init__(self, found: pa.Schema, wanted: pa.Schema, path: str, zone: Zone | None = None) -> None:
         self._wanted = wanted
         self._path = path
         self.wanted_names = wanted.names
         self.names = match_columns(found.names, wanted, path)
         self._steps = [
-            None if name is None else converter(found.field(name).type, field.type, field.name, path)
+            None if name is None else converter(found.field(name).type, field.type, field.name, path, zone)
             for name, field in zip(self.names, wanted)
         ]
         self.columns = [name for name in self.names if name is not None]

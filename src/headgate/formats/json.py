@@ -41,8 +41,13 @@ __all__ = ["OPTIONS", "JsonDocumentFormat", "JsonFormat", "infer_json_schema"]
 
 _FEW_LINES = 16
 """Fewer lines than these are not worth a call of Arrow's reader."""
+_MOST_DIGITS = 76
+"""Of a decimal in Arrow."""
 _MOST_LINES = 4096
 """Lines that are read at once where one of them is known to be bad."""
+_INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
+_JULIAN_DAYS = -141_428
+"""The day before the Gregorian calendar begins."""
 _ROW = re.compile(r"in row (\d+)$")
 _TOP_LEVEL_NULL = re.compile(rb"\}\s*null")
 _WHITESPACE = b" \t\r\n"
@@ -53,7 +58,7 @@ _NAN = re.compile(rb"[:,\[]\s*NaN")
 class _Records:
     """What lines and documents have in common: records in, rows out, ``mode`` applied."""
 
-    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
+    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str, characters: bool = False) -> None:
         self.schema = schema
         self._options = options
         self._time_zone = time_zone
@@ -68,7 +73,7 @@ class _Records:
                 "or name another column with columnNameOfCorruptRecord.",
                 option="columnNameOfCorruptRecord", value=self._corrupt_column,
             )  # fmt: skip
-        self._dialect = JsonDialect.of(options)
+        self._dialect = JsonDialect.of(options, characters)
         self._parser = JsonRecordParser(
             self._data_schema, self._dialect, functools.lru_cache(maxsize=4096)(self._cast_one)
         )
@@ -125,7 +130,7 @@ class _Records:
             return value if bad is None else None
         try:
             if is_date:
-                return parse_cast_date(text)
+                return _days_of(text)
             local_us, zone = parse_cast_timestamp(text)
         except ValueError:
             return None
@@ -145,10 +150,12 @@ class JsonFormat(_Records, LineFormat):
         Parsed values of `OPTIONS`, by name.
     time_zone
         The session's time zone, for timestamps without one.
+    characters
+        Whether bad records are read as Spark reads strings (``from_json``), and not as it reads files.
     """
 
-    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
-        super().__init__(schema, options, time_zone)
+    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str, characters: bool = False) -> None:
+        super().__init__(schema, options, time_zone, characters)
         self._encoding = encoding_of(options)
         _check_encoding(self._encoding, options["lineSep"])
         self.line_separator = separator_of(options)
@@ -310,8 +317,24 @@ class JsonFormat(_Records, LineFormat):
                 return None
             mask = array.is_null() if array.null_count else None
             return pa.ListArray.from_arrays(array.offsets, values, type=data_type, mask=mask)
+        if pa.types.is_decimal(data_type):
+            try:
+                return array.cast(data_type)
+            except pa.ArrowInvalid:
+                return None
         casted, bad = cast_strings(array, data_type, self._options, self._time_zone)
         return None if bad is not None and pc.any(bad).as_py() else casted
+
+
+def _days_of(text: str) -> int:
+    """Return the days of a date, or of the number of days that Spark 1.5 wrote; before 1582 those are no date here."""
+    try:
+        return parse_cast_date(text)
+    except ValueError:
+        days = int(text) if _INTEGER.fullmatch(text) else _JULIAN_DAYS
+        if not _JULIAN_DAYS < days < 1 << 31:
+            raise
+        return days
 
 
 def _children(array: pa.StructArray) -> list[pa.Array]:
@@ -321,7 +344,8 @@ def _children(array: pa.StructArray) -> list[pa.Array]:
 def _read_type(data_type: pa.DataType) -> pa.DataType | None:
     """Return the type as which Arrow's JSON reader is to read a column, None if it cannot.
 
-    Dates and timestamps are read as strings: Arrow would drop the zone of a timestamp without one.
+    Dates and timestamps are read as strings: Arrow would drop the zone of a timestamp without one. Decimals are read
+    with all digits there can be: Arrow does not see that a number overflows its type, and makes another one of it.
     """
     if pa.types.is_struct(data_type):
         fields = [(field, _read_type(field.type)) for field in data_type.fields]
@@ -335,7 +359,7 @@ def _read_type(data_type: pa.DataType) -> pa.DataType | None:
         return None
     if pa.types.is_temporal(data_type):
         return pa.string()
-    return data_type
+    return pa.decimal256(_MOST_DIGITS, data_type.scale) if pa.types.is_decimal(data_type) else data_type
 
 
 def _one_object_a_line(lines: bytes) -> bool:

@@ -1,39 +1,60 @@
-"""Walks through one JSON record, token by token, with the leniency that Jackson has.
+"""Walks through one JSON record token by token, as lenient as Jackson and, after an error, as forgiving.
 
 Never: know the types of columns.
 
-Follows Spark 4.3, "JSON Files" (the ``allow...`` options), and Jackson's ``ReaderBasedJsonParser``.
+Follows Spark 4.3, "JSON Files" (the ``allow...`` options), and Jackson 2.21. Spark catches the errors of a value and
+asks the same parser for the next token, so what is kept of a broken record depends on where the parser stands then.
+Three things decide that, and hold here as well: a field's value is looked at together with its name, a string is not
+read before it is asked for, and what an error is about has been consumed. Jackson's two parsers, for bytes and for
+characters, consume differently (`JsonDialect.characters`).
 """
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Callable, Mapping
+import string
+import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-_WHITESPACE = " \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?([0-9]+)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_NON_NUMERIC = re.compile(r"NaN|[+-]INF|[+-]?Infinity")
+_UNFINISHED_NUMBER = re.compile(r"-?[0-9]+(\.(?![0-9])|(\.[0-9]+)?[eE][+-]?(?![0-9+-]))")
 _PLAIN = {
     '"': re.compile(r'[^"\\\x00-\x1f\udc80-\udcff]*'),
     "'": re.compile(r"[^'\\\x00-\x1f\udc80-\udcff]*"),
 }
 _PLAIN_WITH_CONTROLS = {'"': re.compile(r'[^"\\\udc80-\udcff]*'), "'": re.compile(r"[^'\\\udc80-\udcff]*")}
-_UNQUOTED_NAME = re.compile(r"[A-Za-z0-9_$@#*+\-]+")
-_HEX = re.compile("[0-9a-fA-F]{4}")
+_UNQUOTED_NAME = {
+    True: re.compile(r"[\w$@#*+\-]+"),
+    False: re.compile(r"[\w$@#*+\-]+", re.ASCII),  # byte by byte, of which none beyond ASCII is a letter
+}
+_HEX = re.compile("[0-9a-fA-F]{0,4}")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LOW_SURROGATE = re.compile(r"\\u[dD][c-fC-F]")
 _SURROGATE_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_WORDS = {"t": ("boolean", "true"), "f": ("boolean", "false"), "n": ("null", "null")}
+_NAMED_NUMBERS = {"N": "NaN", "I": "Infinity"}
+_OPENING = {"}": "{", "]": "["}
+_COMMENT = re.compile(r"//[^\r\n]*|/\*.*?\*/", re.DOTALL)
+_GROUP = r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)"
+_BASE64_GROUP = re.compile(_GROUP)
+_BASE64 = re.compile(rf"(?:[\x00-\x20]*{_GROUP})*[\x00-\x20]*")
+_BASE64_LETTERS = string.ascii_letters + string.digits + "+/"
+_WORD_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc", "Cf"}
+_MOST_NESTED = 1000
 
 
 class MalformedRecordError(Exception):
-    """A record is no JSON, or is neither an object nor an array of objects."""
+    """What comes next is no JSON. The cursor may be asked to go on; what it finds then is Jackson's to decide."""
 
 
 class JsonDialect(msgspec.Struct, frozen=True):
-    """What of Jackson's leniency is on."""
+    """What of Jackson's leniency is on, and which of its parsers is followed."""
 
     comments: bool = False
     unquoted_field_names: bool = False
@@ -42,9 +63,11 @@ class JsonDialect(msgspec.Struct, frozen=True):
     non_numeric_numbers: bool = True
     backslash_escaping_any_character: bool = False
     unquoted_control_chars: bool = False
+    characters: bool = False
+    """Whether the record comes as decoded characters, as of ``from_json``, or as bytes, as of files."""
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> JsonDialect:
+    def of(cls, options: Mapping[str, Any], characters: bool) -> JsonDialect:
         """Return the dialect that Spark's ``allow...`` options choose."""
         return cls(
             comments=options["allowComments"],
@@ -54,188 +77,365 @@ class JsonDialect(msgspec.Struct, frozen=True):
             non_numeric_numbers=options["allowNonNumericNumbers"],
             backslash_escaping_any_character=options["allowBackslashEscapingAnyCharacter"],
             unquoted_control_chars=options["allowUnquotedControlChars"],
+            characters=characters,
         )
 
 
-class JsonToken(msgspec.Struct, frozen=True):
-    """A value that is neither an object nor an array: its ``kind`` and its text as written, strings without escapes."""
+class _Scope:
+    """An object or array that is open ("" around them all): how far it is, and the name of its last field."""
 
-    kind: str
-    text: str
+    __slots__ = ("count", "kind", "name")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.count = 0
+        self.name: str | None = None
 
 
 class JsonCursor:
-    """A position in one record's text, and whether a value of the record was bad."""
+    """A position in one record's text.
 
-    __slots__ = ("dialect", "partial", "position", "text")
+    ``kind`` says what the current token is: ``{``, ``}``, ``[``, ``]``, ``name``, ``string``, ``integer``, ``float``,
+    ``boolean`` or ``null``; None before the first and after the last one. ``partial`` is for the caller to set.
+    """
+
+    __slots__ = (
+        "_dialect",
+        "_incomplete",
+        "_next",
+        "_scopes",
+        "_start",
+        "_string",
+        "_text",
+        "kind",
+        "partial",
+        "position",
+    )
 
     def __init__(self, record: bytes, dialect: JsonDialect) -> None:
-        self.text = record.decode("utf-8", "surrogateescape")  # what is no UTF-8 spoils only strings that are read
-        self.position = 1 if self.text.startswith("\ufeff") else 0
-        self.dialect = dialect
+        self._text = _decoded(record)
+        self._dialect = dialect
+        self.position = 1 if self._text.startswith("\ufeff") and not dialect.characters else 0
+        self.kind: str | None = None
         self.partial = False
+        self._next: str | None = None  # of the field whose name is the current token
+        self._scopes = [_Scope("")]
+        self._start = 0
+        self._string = ""
+        self._incomplete = False  # the current token is a string of which only the opening quote has been read
 
-    def peek(self) -> str:
-        """Return the next character that is neither white space nor a comment, "" at the end; it stays next."""
-        text, position = self.text, self.position
-        while True:
-            while position < len(text) and text[position] in _WHITESPACE:
-                position += 1
-            if not (self.dialect.comments and text.startswith(("//", "/*"), position)):
-                break
-            block = text[position + 1] == "*"
-            end = text.find("*/" if block else "\n", position + 2)
-            if block and end < 0:
+    @property
+    def name(self) -> str | None:
+        """The name of the field that the current token belongs to, None in an array."""
+        return self._scopes[-2 if self.kind in ("{", "[") else -1].name
+
+    def next(self) -> str | None:
+        """Go to the next token and return its kind, None at the end.
+
+        Raises
+        ------
+        MalformedRecordError
+            There is no token here, or none of those that may follow.
+        """
+        if self.kind == "name":
+            self.kind, self._next = self._next, None
+            if self.kind in ("{", "["):
+                self._open(self.kind)
+            return self.kind
+        if self._incomplete:
+            self._incomplete = False
+            self._read_string('"')
+        character = self._significant()
+        scope = self._scopes[-1]
+        if character == "":
+            if scope.kind:
                 raise MalformedRecordError
-            position = len(text) if end < 0 else end + (2 if block else 1)
-        self.position = position
-        return text[position] if position < len(text) else ""
-
-    def take(self, character: str) -> None:
-        """Go behind a character that must be next."""
-        if self.peek() != character:
-            raise MalformedRecordError
-        self.position += 1
-
-    def accept(self, character: str) -> bool:
-        """Go behind a character if it is next, and say whether it was."""
-        if self.peek() != character:
-            return False
-        self.position += 1
-        return True
-
-    def string(self, quote: str) -> str:
-        """Read a string whose opening quote is next."""
-        dialect, text = self.dialect, self.text
-        plain = (_PLAIN_WITH_CONTROLS if dialect.unquoted_control_chars else _PLAIN)[quote]
-        pieces = []
-        position = self.position + 1
-        while True:
-            match = plain.match(text, position)
-            assert match is not None
-            pieces.append(match.group())
-            position = match.end()
-            stop = text[position : position + 1]
-            if stop == quote:
-                break
-            if stop != "\\":
+            self.kind = None
+            return None
+        if character in "]}":
+            self._start = self.position - 1
+            if scope.kind != _OPENING[character]:
                 raise MalformedRecordError
-            escape = text[position + 1 : position + 2]
-            position += 2
-            if escape == "u":
-                digits = text[position : position + 4]
-                if not _HEX.fullmatch(digits):
-                    raise MalformedRecordError
-                pieces.append(chr(int(digits, 16)))
-                position += 4
-            elif escape in _ESCAPES:
-                pieces.append(_ESCAPES[escape])
-            elif escape and (dialect.backslash_escaping_any_character or (escape == "'" and dialect.single_quotes)):
-                pieces.append(escape)
-            else:
+            self._scopes.pop()
+            self.kind = character
+            return character
+        scope.count += 1
+        if scope.kind and scope.count > 1:
+            if character != ",":
                 raise MalformedRecordError
-        self.position = position + 1
-        return _well_formed("".join(pieces))
-
-    def quote(self, character: str) -> bool:
-        """Whether a character opens a string."""
-        return character == '"' or (character == "'" and self.dialect.single_quotes)
-
-    def name(self) -> str:
-        """Read the name of an object's field and its colon."""
-        character = self.peek()
-        if self.quote(character):
-            name = self.string(character)
-        else:
-            match = _UNQUOTED_NAME.match(self.text, self.position) if self.dialect.unquoted_field_names else None
-            if match is None or match.group()[0].isdigit():
+            character = self._significant()
+        if scope.kind == "{":
+            scope.name = self._name(character)
+            self.kind = "name"
+            if self._significant() != ":":
                 raise MalformedRecordError
-            name = match.group()
-            self.position = match.end()
-        self.take(":")
-        return name
+            self._next = self._value(self._significant())
+            return self.kind
+        kind = self._value(character)
+        if kind in ("{", "["):
+            self._open(kind)
+        self.kind = kind
+        return kind
 
-    def token(self) -> JsonToken:
-        """Read a string, a number, a boolean or null."""
-        character = self.peek()
-        if self.quote(character):
-            return JsonToken("string", self.string(character))
-        for word in ("true", "false", "null"):
-            if self.text.startswith(word, self.position):
-                self._end_word(self.position + len(word))
-                return JsonToken("null" if word == "null" else "boolean", word)
-        match = _NON_NUMERIC.match(self.text, self.position)
-        if match is not None:
-            if not self.dialect.non_numeric_numbers:
-                raise MalformedRecordError
-            self._end_word(match.end())
-            return JsonToken("float", match.group())
-        match = _NUMBER.match(self.text, self.position)
-        if match is None:
-            raise MalformedRecordError
-        whole = match.group(1)
-        if whole[0] == "0" and len(whole) > 1 and not self.dialect.numeric_leading_zeros:
-            raise MalformedRecordError
-        self._end_word(match.end())
-        return JsonToken("integer" if match.group(2) is None and match.group(3) is None else "float", match.group())
-
-    def _end_word(self, end: int) -> None:
-        """Go behind a word or number; it must be followed by something that may follow a value."""
-        if end < len(self.text) and self.text[end] not in " \t\r\n,]}:/#":
-            raise MalformedRecordError
-        self.position = end
-
-    def skip(self) -> None:
-        """Read any value and forget it, however deep it nests."""
-        closings: list[str] = []  # of the objects and arrays around what is next, the innermost last
-        while True:
-            character = self.peek()
-            if character == "{" or character == "[":
-                self.position += 1
-                closing = "}" if character == "{" else "]"
-                if not self.accept(closing):
-                    closings.append(closing)
-                    if closing == "}":
-                        self.name()
-                    continue
-            else:
-                self.token()
-            while closings and self.accept(closings[-1]):
-                closings.pop()
-            if not closings:
-                return
-            self.take(",")
-            if closings[-1] == "}":
-                self.name()
-
-    def fields(self, on_field: Callable[[str], None]) -> None:
-        """Read an object; ``on_field`` gets each name and reads its value."""
-        self.take("{")
-        if self.accept("}"):
+    def skip_children(self) -> None:
+        """Go to the end of the object or array that the current token opens; stay where it opens none."""
+        if self.kind not in ("{", "["):
             return
-        while True:
-            on_field(self.name())
-            if self.accept("}"):
+        depth = 1
+        while depth:
+            kind = self.next()
+            if kind is None:
                 return
-            self.take(",")
+            if kind in ("{", "["):
+                depth += 1
+            elif kind in ("}", "]"):
+                depth -= 1
 
-    def elements(self, on_element: Callable[[], None]) -> None:
-        """Read an array; ``on_element`` reads each element."""
-        self.take("[")
-        if self.accept("]"):
-            return
-        while True:
-            on_element()
-            if self.accept("]"):
-                return
-            self.take(",")
+    def text(self) -> str:
+        """Return the text of a string, without escapes, and of everything else what stands in the record."""
+        if self.kind != "string":
+            return self._text[self._start : self.position]
+        if self._incomplete:
+            self._incomplete = False
+            self._string = self._read_string('"')
+        return self._string
 
     def raw(self) -> str:
-        """Read any value and return it as it is written."""
-        self.peek()
-        start = self.position
-        self.skip()
-        return self.text[start : self.position]
+        """Return an object or array as it is written, or the current token if that is none."""
+        start = self._start
+        if self._dialect.characters and self.kind in ("}", "]"):
+            raise MalformedRecordError  # Spark writes it anew, and nothing is open there
+        self.skip_children()
+        return self._text[start : self.position]
+
+    def binary(self) -> bytes:
+        """Return what a string means as base64. If it means nothing, the rest of the string is still to be read."""
+        if not self._incomplete:
+            text = self.text()
+            if not _BASE64.fullmatch(text):
+                raise MalformedRecordError
+            return b"".join(map(base64.b64decode, _BASE64_GROUP.findall(text)))
+        decoded = b""
+        while (letter := self._base64_letter(0)) != '"':
+            if letter:
+                decoded += base64.b64decode(letter + self._base64_letter(1) + self._end_of_base64_group())
+        self._incomplete = False
+        return decoded
+
+    def _end_of_base64_group(self) -> str:
+        third = self._base64_letter(2)
+        if third != "=":
+            return third + self._base64_letter(3)
+        if self._next_character() != "=":  # the string's end is behind us, then
+            raise MalformedRecordError
+        return "=="
+
+    def _base64_letter(self, index: int) -> str:
+        """Read a letter of a group; of the first one it may be the string's end or, escaped, white space ("")."""
+        character = self._next_character()
+        while index == 0 and character <= " ":
+            character = self._next_character()
+        if character == '"' and index == 0:
+            return character
+        if character == '"' and index > 1:
+            self.position -= 1
+        if character == "\\":
+            character = self._escaped()
+            if index == 0 and character <= " ":
+                return ""
+        if character not in (_BASE64_LETTERS if index < 2 else _BASE64_LETTERS + "="):
+            raise MalformedRecordError
+        return character
+
+    def _next_character(self) -> str:
+        character = self._text[self.position : self.position + 1]
+        if character == "":
+            raise MalformedRecordError
+        self.position += 1
+        return character
+
+    def _open(self, kind: str) -> None:
+        self._scopes.append(_Scope(kind))
+        if len(self._scopes) > _MOST_NESTED + 1:
+            raise MalformedRecordError
+
+    def _significant(self) -> str:
+        """Go behind the next character that is neither white space nor a comment, and return it; "" at the end."""
+        while True:
+            position = _space_end(self._text, self.position)
+            character = self._text[position : position + 1]
+            self.position = position + len(character)
+            if character != "/" or not self._dialect.comments:
+                return character
+            comment = _COMMENT.match(self._text, position)
+            if comment is None:
+                raise MalformedRecordError
+            self.position = comment.end()
+
+    def _name(self, character: str) -> str:
+        """Read the name of a field that begins with a character just read."""
+        if self._opens_string(character):
+            return self._read_string(character, needs_pairs=not self._dialect.characters)
+        unquoted = _UNQUOTED_NAME[self._dialect.characters]
+        match = unquoted.match(self._text, self.position - 1) if self._dialect.unquoted_field_names else None
+        if match is None or character == "":
+            raise MalformedRecordError
+        self.position = match.end()
+        return match.group()
+
+    def _value(self, character: str) -> str:
+        """Read a value that begins with a character just read, of strings, objects and arrays only that; its kind."""
+        self._start = self.position - 1
+        if character == '"':
+            self._incomplete = True
+            return "string"
+        if character in ("{", "["):
+            return character
+        if self._opens_string(character):
+            self._string = self._read_string(character)
+            return "string"
+        if character in _WORDS:
+            kind, word = _WORDS[character]
+            self._match(word[1:])
+            return kind
+        if character.isdigit() and character.isascii():
+            return self._number()
+        if character in ("-", "+"):
+            following = self._text[self.position : self.position + 1]
+            if character == "-" and following.isdigit() and following.isascii():
+                return self._number()
+            self.position += len(following)
+            return self._signed_infinity(following)
+        if character in _NAMED_NUMBERS:
+            return self._named_number(_NAMED_NUMBERS[character][1:])
+        if character and (character.isalpha() or character in "_$"):
+            self._invalid_token()
+        raise MalformedRecordError
+
+    def _number(self) -> str:
+        text, start = self._text, self._start
+        match = _NUMBER.match(text, start)
+        assert match is not None
+        whole = match.group(1)
+        if whole[0] == "0" and len(whole) > 1 and not self._dialect.numeric_leading_zeros:
+            self.position = match.start(1) + 1
+            raise MalformedRecordError
+        unfinished = _UNFINISHED_NUMBER.match(text, start)
+        if unfinished is not None:
+            end = unfinished.end()
+            at_once = self._dialect.characters and whole[0] != "0" and end < len(text)
+            self.position = match.end(1) + 1 if at_once else min(end + 1, len(text))
+            raise MalformedRecordError
+        self.position = match.end()
+        return "integer" if match.group(2) is None and match.group(3) is None else "float"
+
+    def _signed_infinity(self, character: str) -> str:
+        """Read what follows a sign that no digit follows; of that a character has been read."""
+        following = self._text[self.position : self.position + 1]
+        if character != "I":
+            raise MalformedRecordError
+        self.position += len(following)
+        if following not in ("N", "n"):
+            raise MalformedRecordError
+        return self._named_number("F" if following == "N" else "finity")
+
+    def _named_number(self, rest: str) -> str:
+        self._match(rest)
+        if not self._dialect.non_numeric_numbers:
+            raise MalformedRecordError
+        return "float"
+
+    def _match(self, rest: str) -> None:
+        """Go behind the rest of a word; nothing that could belong to a word may follow it."""
+        text = self._text
+        for character in rest:
+            if text[self.position : self.position + 1] != character:
+                self._invalid_token()
+            self.position += 1
+        if _is_word(text[self.position : self.position + 1]):
+            self._invalid_token()
+
+    def _invalid_token(self) -> None:
+        text, position = self._text, self.position
+        while position < len(text) and _is_word(text[position]):
+            position += 1
+        self.position = position if self._dialect.characters else min(position + 1, len(text))
+        raise MalformedRecordError
+
+    def _opens_string(self, character: str) -> bool:
+        return character == '"' or (character == "'" and self._dialect.single_quotes)
+
+    def _read_string(self, quote: str, needs_pairs: bool = False) -> str:
+        """Read on to the end of a string, and return its text; escaped surrogates may have to come in pairs."""
+        dialect, text = self._dialect, self._text
+        plain = (_PLAIN_WITH_CONTROLS if dialect.unquoted_control_chars else _PLAIN)[quote]
+        pieces = []
+        while True:
+            match = plain.match(text, self.position)
+            assert match is not None
+            pieces.append(match.group())
+            stop = text[match.end() : match.end() + 1]
+            self.position = match.end() + len(stop)
+            if stop == quote:
+                return _well_formed("".join(pieces))
+            if stop != "\\":
+                raise MalformedRecordError
+            escaped = self._escaped()
+            if needs_pairs and _SURROGATE.match(escaped) and not self._has_twin(escaped, pieces):
+                raise MalformedRecordError
+            pieces.append(escaped)
+
+    def _has_twin(self, surrogate: str, pieces: list[str]) -> bool:
+        """Whether an escaped surrogate follows, or is followed by, the other half of its pair."""
+        if surrogate < "\udc00":
+            return _LOW_SURROGATE.match(self._text, self.position) is not None
+        return pieces[-1] == "" and "\ud800" <= pieces[-2] < "\udc00" if len(pieces) > 1 else False
+
+    def _escaped(self) -> str:
+        """Return what a backslash that has been read begins."""
+        escape = self._text[self.position : self.position + 1]
+        self.position += len(escape)
+        if escape == "u":
+            match = _HEX.match(self._text, self.position)
+            assert match is not None
+            self.position = match.end()
+            if len(match.group()) == 4:
+                return chr(int(match.group(), 16))
+            self.position = min(self.position + 1, len(self._text))
+            raise MalformedRecordError
+        if escape in _ESCAPES:
+            return _ESCAPES[escape]
+        lenient = self._dialect.backslash_escaping_any_character or (escape == "'" and self._dialect.single_quotes)
+        if not escape or not lenient:
+            raise MalformedRecordError
+        return escape
+
+
+def _decoded(record: bytes) -> str:
+    """Return a record's text. Jackson lets surrogates pass; what else is no UTF-8 spoils the string that it is in."""
+    try:
+        return record.decode()
+    except UnicodeDecodeError:
+        pass
+    try:
+        return _well_formed(record.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return record.decode("utf-8", "surrogateescape")
+
+
+def _space_end(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    assert match is not None
+    return match.end()
+
+
+def _is_word(character: str) -> bool:
+    """Whether Java calls a character part of an identifier, which control characters are as well."""
+    if character.isascii():
+        return character.isalnum() or (
+            character != "" and (character in "_$\x7f" or character <= "\x08" or "\x0e" <= character <= "\x1b")
+        )
+    return "\x80" <= character <= "\x9f" or unicodedata.category(character) in _WORD_CATEGORIES
 
 
 def _well_formed(value: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import BadDataError
-from headgate.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
+from headgate.formats.json_cursor import JsonCursor, JsonDialect, MalformedRecordError
 from headgate.formats.json_parser import big_decimal
 from headgate.formats.json_records import records_of
 from headgate.formats.shared_options import DROPMALFORMED, FAILFAST
@@ -69,7 +69,7 @@ class _Inference:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
-        self._dialect = JsonDialect.of(options)
+        self._dialect = JsonDialect.of(options, characters=False)
         self._corrupt_column: str = options["columnNameOfCorruptRecord"]
         self._corrupt_type = pa.struct([pa.field(self._corrupt_column, pa.string())])
         self._is_timestamp = functools.lru_cache(maxsize=4096)(self._read_timestamp)
@@ -78,7 +78,7 @@ class _Inference:
         """Return the type of all records so far and one more."""
         try:
             cursor = JsonCursor(record, self._dialect)
-            found = self._type_of(cursor) if cursor.peek() else pa.null()
+            found = pa.null() if cursor.next() is None else self._type_of(cursor)
         except (MalformedRecordError, RecursionError):
             found = None
         while found is not None and pa.types.is_list(found):
@@ -99,46 +99,42 @@ class _Inference:
         return self._union(root, found)
 
     def _type_of(self, cursor: JsonCursor) -> pa.DataType:
-        character = cursor.peek()
-        if character == "{":
+        if cursor.kind == "{":
             return self._object_type(cursor)
-        if character == "[":
+        if cursor.kind == "[":
             element = pa.null()
-
-            def on_element() -> None:
-                nonlocal element
+            while cursor.next() not in (None, "]"):
                 element = self._union(element, self._type_of(cursor))
-
-            cursor.elements(on_element)
             return pa.list_(pa.field("element", element))
-        return self._token_type(cursor.token())
+        assert cursor.kind is not None
+        return self._token_type(cursor.kind, cursor.text())
 
     def _object_type(self, cursor: JsonCursor) -> pa.DataType:
         types: dict[str, pa.DataType] = {}
-
-        def on_field(name: str) -> None:
+        while cursor.next() not in (None, "}"):
+            name = cursor.name
+            assert name is not None
+            cursor.next()
             found = self._type_of(cursor)
             types[name] = self._union(types[name], found) if name in types else found
-
-        cursor.fields(on_field)
         return _struct(types)
 
-    def _token_type(self, token: JsonToken) -> pa.DataType:
-        if token.kind == "null" or (token.kind == "string" and not token.text):
+    def _token_type(self, kind: str, text: str) -> pa.DataType:
+        if kind == "null" or (kind == "string" and not text):
             return pa.null()
-        if token.kind == "string":
-            return self._string_type(token.text)
+        if kind == "string":
+            return self._string_type(text)
         if self._options["primitivesAsString"]:
             return pa.string()
-        if token.kind == "boolean":
+        if kind == "boolean":
             return pa.bool_()
-        if token.kind == "integer":
-            is_long = len(token.text) <= 20 and -(2**63) <= int(token.text) < 2**63
-            return pa.int64() if is_long else _decimal_type(token.text) or pa.float64()
+        if kind == "integer":
+            is_long = len(text) <= 20 and -(2**63) <= int(text) < 2**63
+            return pa.int64() if is_long else _decimal_type(text) or pa.float64()
         if self._options["prefersDecimal"]:
-            if not token.text[-1].isdigit():
+            if not text[-1].isdigit():
                 raise MalformedRecordError  # NaN and Infinity are no decimals, which Spark takes for a bad record
-            return _decimal_type(token.text) or pa.float64()
+            return _decimal_type(text) or pa.float64()
         return pa.float64()
 
     def _string_type(self, text: str) -> pa.DataType:

@@ -8,8 +8,6 @@ contradicts a column's type makes that value null and the record ``partial``.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import decimal
 import re
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.formats.json_cursor import JsonCursor, JsonDialect, JsonToken, MalformedRecordError
+from headgate.formats.json_cursor import JsonCursor, JsonDialect, MalformedRecordError
 
 Convert = Callable[[JsonCursor], Any]
 CastString = Callable[[str, pa.DataType], int | None]
@@ -66,64 +64,46 @@ class JsonRecordParser:
             The record is no JSON object and no array of objects. What follows the object is not looked at.
         """
         cursor = JsonCursor(record, self._dialect)
-        first = cursor.peek()
+        first = cursor.next()
+        if first is None:
+            return [], False
         if first == "{":
             return [self._row(cursor)], cursor.partial
-        if first == "" and self._dialect.comments:
-            return [], False
+        if first != "[":
+            raise MalformedRecordError
         rows: list[dict[str, Any]] = []
-
-        def element() -> None:
-            if cursor.peek() != "{":
+        while cursor.next() not in (None, "]"):
+            if cursor.kind != "{":
                 raise MalformedRecordError
             rows.append(self._row(cursor))
-
-        cursor.elements(element)
         return rows, cursor.partial
 
     def _converter(self, data_type: pa.DataType) -> Convert:
+        """Return what reads a value whose first token is the current one, or follows its name."""
         if pa.types.is_struct(data_type):
-            return self._nested("{", self._struct(list(data_type.fields)))
+            return _nested("{", self._struct(list(data_type.fields)))
         if pa.types.is_map(data_type):
-            return self._nested("{", self._map(data_type))
+            return _nested("{", self._map(data_type))
         if pa.types.is_list(data_type):
-            return self._nested("[", self._list(data_type))
-        if pa.types.is_string(data_type):
-            return _string
-        return self._nested("", self._scalar(data_type))
-
-    def _nested(self, opening: str, convert: Convert) -> Convert:
-        """Let a converter see only values that open as its type's do, or for scalars ("") that open nothing."""
-
-        def checked(cursor: JsonCursor) -> Any:
-            character = cursor.peek()
-            if character == opening or (opening == "" and character not in "{["):
-                return convert(cursor)
-            if character not in "{[" and cursor.token().kind == "null":
-                return None
-            if character in "{[":
-                cursor.skip()
-            raise BadCellError
-
-        return checked
+            return _nested("[", self._list(data_type))
+        return self._scalar(data_type)
 
     def _struct(self, fields: list[pa.Field]) -> Convert:
         converters = {field.name: self._converter(field.type) for field in fields}
 
         def convert(cursor: JsonCursor) -> dict[str, Any]:
             row: dict[str, Any] = {}
-
-            def on_field(name: str) -> None:
+            while cursor.next() not in (None, "}"):
+                name = cursor.name or ""
                 converter = converters.get(name)
-                if converter is None:
-                    cursor.skip()
-                    return
+                if converter is None or cursor.name is None:
+                    cursor.skip_children()
+                    continue
                 try:
                     row[name] = converter(cursor)
-                except BadCellError:
+                except (BadCellError, MalformedRecordError):
                     cursor.partial = True
-
-            cursor.fields(on_field)
+                    cursor.skip_children()
             return row
 
         return convert
@@ -132,20 +112,18 @@ class JsonRecordParser:
         value_of = self._converter(data_type.item_type)
 
         def convert(cursor: JsonCursor) -> list[tuple[str, Any]]:
-            items: dict[str, Any] = {}
+            items: list[tuple[str, Any]] = []
             bad = False
-
-            def on_field(name: str) -> None:
-                nonlocal bad
+            while cursor.next() not in (None, "}"):
+                name = cursor.name
                 try:
-                    items[name] = value_of(cursor)
-                except BadCellError:
+                    items.append((name or "", value_of(cursor)))
+                except (BadCellError, MalformedRecordError):
                     bad = True
-
-            cursor.fields(on_field)
+                    cursor.skip_children()
             if bad:
                 raise BadCellError
-            return list(items.items())
+            return items
 
         return convert
 
@@ -154,60 +132,62 @@ class JsonRecordParser:
 
         def convert(cursor: JsonCursor) -> list[Any]:
             values: list[Any] = []
-            bad = False
-
-            def on_element() -> None:
-                nonlocal bad
-                try:
-                    values.append(value_of(cursor))
-                except BadCellError:
-                    bad = True
-
-            cursor.elements(on_element)
-            if bad:
-                raise BadCellError
+            while cursor.next() not in (None, "]"):
+                values.append(value_of(cursor))
             return values
 
         return convert
 
     def _scalar(self, data_type: pa.DataType) -> Convert:
         def convert(cursor: JsonCursor) -> Any:
-            token = cursor.token()
-            return None if token.kind == "null" else self._value(token, data_type)
+            return None if _at_null(cursor) else self._value(cursor, data_type)
 
         return convert
 
-    def _value(self, token: JsonToken, data_type: pa.DataType) -> Any:
-        if pa.types.is_integer(data_type) and token.kind == "integer":
-            return _integer(token.text, _INTEGER_BITS[data_type])
+    def _value(self, cursor: JsonCursor, data_type: pa.DataType) -> Any:
+        kind = cursor.kind
+        if pa.types.is_string(data_type):
+            return cursor.text() if kind == "string" else cursor.raw()
+        if pa.types.is_binary(data_type) and kind == "string":
+            return cursor.binary()
+        text = cursor.text()
+        if pa.types.is_integer(data_type) and kind == "integer":
+            return _integer(text, _INTEGER_BITS[data_type])
         if pa.types.is_floating(data_type):
-            return _floating(token, self._dialect.non_numeric_numbers)
-        if pa.types.is_boolean(data_type) and token.kind == "boolean":
-            return token.text == "true"
-        if pa.types.is_decimal(data_type):
-            return _decimal(token, data_type)
-        if pa.types.is_binary(data_type) and token.kind == "string":
-            try:
-                return base64.b64decode(token.text, validate=True)
-            except binascii.Error:
-                raise BadCellError from None
-        if pa.types.is_timestamp(data_type) and data_type.tz and token.kind == "integer":
-            seconds = _integer(token.text, 64)
+            return _floating(kind, text, self._dialect.non_numeric_numbers)
+        if pa.types.is_boolean(data_type) and kind == "boolean":
+            return text == "true"
+        if pa.types.is_decimal(data_type) and kind in ("string", "integer", "float"):
+            return _decimal(text, data_type)
+        if pa.types.is_timestamp(data_type) and data_type.tz and kind == "integer":
+            seconds = _integer(text, 64)
             return (seconds * 1_000_000 + 2**63) % 2**64 - 2**63  # Spark's multiplication overflows silently
-        if pa.types.is_temporal(data_type) and token.kind == "string":
-            value = self._cast_string(token.text, data_type) if token.text else None
+        if pa.types.is_temporal(data_type) and kind == "string":
+            value = self._cast_string(text, data_type) if text else None
             if value is not None:
                 return value
         raise BadCellError
 
 
-def _string(cursor: JsonCursor) -> str | None:
-    """Read a value for a string column: a string's text, of everything else what stands in the file."""
-    character = cursor.peek()
-    if cursor.quote(character):
-        return cursor.string(character)
-    raw = cursor.raw()
-    return None if raw == "null" else raw
+def _at_null(cursor: JsonCursor) -> bool:
+    """Go on to the value if its name is the current token, and say whether it is null: what has no value is."""
+    while cursor.kind == "name":
+        cursor.next()
+    return cursor.kind in (None, "null")
+
+
+def _nested(opening: str, convert: Convert) -> Convert:
+    """Let a converter see only values that open as its type's do."""
+
+    def checked(cursor: JsonCursor) -> Any:
+        if _at_null(cursor):
+            return None
+        if cursor.kind != opening:
+            cursor.text()  # Spark's message has it, so that a string that is no JSON is found here
+            raise BadCellError
+        return convert(cursor)
+
+    return checked
 
 
 def _integer(text: str, bits: int) -> int:
@@ -219,13 +199,13 @@ def _integer(text: str, bits: int) -> int:
     return value
 
 
-def _floating(token: JsonToken, non_numeric_numbers: bool) -> float:
-    if token.text in _FLOATS and (token.kind == "float" or (token.kind == "string" and non_numeric_numbers)):
-        return _FLOATS[token.text]
-    if token.kind == "integer":
-        return float(token.text) + 0.0  # -0 is an integer: 0.0
-    if token.kind == "float":
-        return float(token.text)
+def _floating(kind: str | None, text: str, non_numeric_numbers: bool) -> float:
+    if text in _FLOATS and (kind == "float" or (kind == "string" and non_numeric_numbers)):
+        return _FLOATS[text]
+    if kind == "integer":
+        return float(text) + 0.0  # -0 is an integer: 0.0
+    if kind == "float":
+        return float(text)
     raise BadCellError
 
 
@@ -237,10 +217,8 @@ def big_decimal(text: str) -> decimal.Decimal | None:
         return None  # an exponent of more than nineteen digits
 
 
-def _decimal(token: JsonToken, data_type: pa.Decimal128Type) -> decimal.Decimal:
-    if token.kind not in ("string", "integer", "float"):
-        raise BadCellError
-    value = big_decimal(token.text.replace(",", ""))
+def _decimal(text: str, data_type: pa.Decimal128Type) -> decimal.Decimal:
+    value = big_decimal(text.replace(",", ""))
     if value is None or (value != 0 and value.adjusted() >= data_type.precision - data_type.scale):
         raise BadCellError
     if value.adjusted() < -data_type.scale - 1:

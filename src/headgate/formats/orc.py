@@ -17,6 +17,7 @@ from pyarrow import orc
 from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
 from headgate.formats.columns import ColumnFitter, spark_schema
+from headgate.formats.values_datetime import Zone, zone_of
 from headgate.source.options import OptionSpec, boolean, text
 
 OPTIONS: tuple[OptionSpec, ...] = (
@@ -40,24 +41,25 @@ class OrcFormat(UnitFormat):
     options
         Parsed values of `OPTIONS`, by name.
     time_zone
-        Not used: ORC's instants have their zone.
+        The session's time zone: ORC's ordinary timestamps are local times, which Spark takes for instants.
     """
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
         self._schema = schema
+        self._zone = zone_of(time_zone)
 
     def open(self, file: pa.NativeFile, path: str) -> OrcUnits:
         """Read the footer."""
-        return OrcUnits(file, path, self._schema)
+        return OrcUnits(file, path, self._schema, self._zone)
 
 
 class OrcUnits(UnitFile):
     """An open ORC file. Its units are its stripes, or it is one unit if those are large."""
 
-    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema) -> None:
+    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema, zone: Zone) -> None:
         self._raw = file
         self._file = _open(file, path)
-        self._fitter = ColumnFitter(self._file.schema, schema, path)
+        self._fitter = ColumnFitter(self._file.schema, schema, path, zone)
         # Decided by the file alone: positions must mean the same after any restart.
         self._whole = not _has_small_stripes(self._file)
 
@@ -107,7 +109,19 @@ def _width(data_type: pa.DataType) -> int:
 
 def infer_orc_schema(file: pa.NativeFile, path: str) -> pa.Schema:
     """Return the columns of a file as Spark would infer them."""
-    return spark_schema(_open(file, path).schema)
+    found = spark_schema(_open(file, path).schema)
+    return pa.schema([field.with_type(_with_instants(field.type)) for field in found])
+
+
+def _with_instants(data_type: pa.DataType) -> pa.DataType:
+    """Return a type of `spark_schema` with instants in place of local times: to Spark, ORC's timestamps are those."""
+    if pa.types.is_struct(data_type):
+        return pa.struct([field.with_type(_with_instants(field.type)) for field in data_type.fields])
+    if pa.types.is_map(data_type):
+        return pa.map_(_with_instants(data_type.key_type), _with_instants(data_type.item_type))
+    if pa.types.is_list(data_type):
+        return pa.list_(_with_instants(data_type.value_type))
+    return pa.timestamp("us", "UTC") if pa.types.is_timestamp(data_type) else data_type
 
 
 def _open(file: pa.NativeFile, path: str) -> orc.ORCFile:

@@ -3,7 +3,7 @@
 Never: widen the language. It is what statistics of row groups can answer: comparisons of a column with a literal,
 joined by ``and``. Everything else belongs into Spark's ``filter``, which sees every row anyway.
 
-It is an option because Spark 4.3 remembers pushed filters for later queries on the same DataFrame (traps, 4).
+It is an option because Spark 4.3 remembers pushed filters for later queries on the same DataFrame.
 """
 
 from __future__ import annotations

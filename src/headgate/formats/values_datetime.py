@@ -142,7 +142,7 @@ def _datetime_of(micros: int) -> datetime.datetime:
     return datetime.datetime.fromordinal(ordinal) + datetime.timedelta(microseconds=in_day)
 
 
-_CAST_DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2}))?)?(?:[ T].*)?", re.ASCII | re.DOTALL)
+_CAST_DATE = re.compile(r"([+-]?)(\d{4,7})(?:-(\d{1,2})(?:-(\d{1,2})(?:[ T].*)?)?)?", re.ASCII | re.DOTALL)
 _CAST_TIMESTAMP = re.compile(
     r"([+-]?)(\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})"
     r"(?:[ T](?:(\d{1,2})(?::(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?(?P<zone>[^\d.].*)?)?)?))?)?)?",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from headgate.protocol.messages import SplitEventTime, SubtaskId, SubtaskProgress
+from headgate.protocol.messages import RecoveryProgress, SplitEventTime, SubtaskId, SubtaskProgress
 
 
 class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,31 @@ class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     subtask: int
     share: float
+
+
+class StageRecovery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the subtasks of a stage have yet to recover, together: `headgate.protocol.messages.RecoveryProgress`.
+
+    Parameters
+    ----------
+    stage, subtasks
+        Which stage, and how many of its subtasks are not through.
+    phase
+        Of the one that is furthest behind.
+    rows_to_read, rows_left, memory_bytes, disk_bytes
+        Sums.
+    """
+
+    stage: int
+    subtasks: int
+    phase: str
+    rows_to_read: int
+    rows_left: int
+    memory_bytes: int
+    disk_bytes: int
+
+
+_PHASES = ("reading", "replaying", "processing")
 
 
 class _Subtask(msgspec.Struct):
@@ -103,6 +128,14 @@ class Figures:
         """Forget who did it, not what was done: other subtasks begin."""
         self._subtasks.clear()
 
+    def unpublished_ms(self) -> dict[str, int]:
+        """Return how long the oldest rows of a complete checkpoint have waited to be published, by sink uid."""
+        waits: dict[str, int] = {}
+        for each in self._letters():
+            for uid, waited in each.unpublished_ms.items():
+                waits[uid] = max(waited, waits.get(uid, 0))
+        return waits
+
     def begin_interval(self) -> None:
         """Let `busiest` tell of the time from now on."""
         for each in self._subtasks.values():
@@ -145,6 +178,25 @@ class Figures:
                     busy = BusyOperator(uid=uid, stage=key.stage, subtask=key.subtask, share=share)
                     busiest[key.stage, uid] = busy
         return sorted(busiest.values(), key=lambda each: (-each.share, each.stage, each.uid))
+
+    def recovery(self) -> list[StageRecovery]:
+        """Return the stages that have rows to recover, in the order of the data."""
+        by_stage: dict[int, list[RecoveryProgress]] = {}
+        for each in self._letters():
+            if each.recovery is not None:
+                by_stage.setdefault(each.stage, []).append(each.recovery)
+        return [
+            StageRecovery(
+                stage=stage,
+                subtasks=len(of),
+                phase=min((each.phase for each in of), key=_PHASES.index),
+                rows_to_read=sum(each.rows_to_read for each in of),
+                rows_left=sum(each.rows_left for each in of),
+                memory_bytes=sum(each.memory_bytes for each in of),
+                disk_bytes=sum(each.disk_bytes for each in of),
+            )
+            for stage, of in sorted(by_stage.items())
+        ]
 
     def check(self) -> None:
         """Assert what always holds: a share is a share, and a total is at least what the last letters say."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TextIO
 
+from headgate.monitor.late_publications import LATE_MS
+
 if TYPE_CHECKING:
     from rich.live import Live
 
@@ -66,6 +68,9 @@ def live_text(progress: dict[str, Any]) -> str:
         parts.append(f"checkpoint {checkpoint['id']} ({checkpoint['durationMs']:,} ms, {size_kb:,.0f} kB)")
     if progress["headgate"]["skippedRecords"]:
         parts.append(f"{progress['headgate']['skippedRecords']:,} bad records skipped")
+    late_ms = max(progress["headgate"]["unpublishedMs"].values(), default=0)
+    if late_ms >= LATE_MS:
+        parts.append(f"nothing published for {late_ms // 1000:,} s")
     return f"{progress['name'] or progress['id']}: {', '.join(parts)}"
 
 

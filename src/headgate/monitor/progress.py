@@ -23,7 +23,7 @@ micro-batch are those of the interval.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +32,7 @@ import msgspec
 from headgate.monitor.event_times import EventTimes
 from headgate.monitor.falling_behind import falling_behind
 from headgate.monitor.figures import Figures
+from headgate.monitor.late_publications import late_publications
 from headgate.protocol.messages import SubtaskProgress
 
 RECENT = 100
@@ -51,6 +52,8 @@ class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True):
         What to call each source and sink, by uid. The first sink is the query's, others are for bad or late records.
     alignment_groups
         The alignment group of each source that has one, by its uid.
+    checkpoint_interval_ms
+        The time between two checkpoints, in milliseconds.
     """
 
     query_id: str
@@ -59,6 +62,7 @@ class QueryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     sources: Mapping[str, str]
     sinks: Mapping[str, str]
     alignment_groups: Mapping[str, str] = {}
+    checkpoint_interval_ms: int = 1000
 
 
 class CheckpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,9 @@ class ProgressReporter:
         self._checkpoint: CheckpointStatistics | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._behind = False
+        self._committing_ms: int | None = None  # since when the driver owes the oldest epoch that is not committed
+        self._warned_ms: dict[str, int] = {}  # how late each sink was at the last warning
+        self._troubles: dict[str, list[str]] = {}
         # At the last report.
         self._reported_ms = started_ms
         self._rows_in: dict[str, int] = {}
@@ -109,6 +116,10 @@ class ProgressReporter:
         """Take note of how far a source is behind, by its own figures."""
         self._figures.lag[source] = dict(lag)
 
+    def take_troubles(self, source: str, troubles: Sequence[str]) -> None:
+        """Take note of what keeps a source's enumerator from its work, as sentences; none: nothing does any longer."""
+        self._troubles[source] = list(troubles)
+
     def positions(self, source: str) -> dict[str, bytes] | None:
         """Return the positions of the splits of a source that are being read, by split id; None: not all are told."""
         return self._figures.positions(source) if self._figures.are_positions_told(source) else None
@@ -118,9 +129,16 @@ class ProgressReporter:
         """Rows read by all sources and written by all sinks since the start."""
         return self._figures.rows_in.total(), self._figures.rows_out.total()
 
+    @property
+    def recovery(self) -> list[dict[str, Any]]:
+        """What is left to be recovered, by stage, as in a progress."""
+        return [msgspec.to_builtins(each) for each in self._figures.recovery()]
+
     def run_began(self, checkpoint_id: int) -> None:
         """Take note that the query is rescaled: its subtasks are others, and their executions begin with 1."""
         self._figures.forget_subtasks()
+        self._committing_ms = None
+        self._troubles.clear()
         self._checkpoint_id = checkpoint_id
 
     def checkpoint_completed(self, statistics: CheckpointStatistics) -> None:
@@ -128,8 +146,17 @@ class ProgressReporter:
         self._checkpoint = statistics
         self._checkpoint_id = statistics.checkpoint_id
 
-    def report(self, now_ms: int) -> tuple[dict[str, Any], str | None]:
-        """End the interval: return its progress, and a warning when the query begins to fall behind.
+    def commit_ordered(self, now_ms: int) -> None:
+        """Take note that an epoch is to be committed on the driver, or is to be once more."""
+        if self._committing_ms is None:
+            self._committing_ms = now_ms
+
+    def committed(self) -> None:
+        """Take note that the epoch which was ordered last is committed."""
+        self._committing_ms = None
+
+    def report(self, now_ms: int) -> tuple[dict[str, Any], list[str]]:
+        """End the interval: return its progress, and warnings: the query falls behind, or a sink publishes nothing.
 
         Beside Spark's keys the progress has ``headgate``, with
 
@@ -137,8 +164,15 @@ class ProgressReporter:
         - ``operators``, the busiest first: ``uid``, ``stage``, ``subtask`` and ``busyPercent`` of each at its busiest
           subtask;
         - ``splits``: how many are being read, by source;
+        - ``troubles``: what keeps a source's enumerator from its work, as sentences, by source that has any: discovery
+          that fails, a method that does not return;
         - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, ``skippedRecords``, and ``lateRows``,
           which came behind the watermark of an aggregation;
+        - ``unpublishedMs``: by sink how long the oldest rows of a complete checkpoint have waited to be published; a
+          sink where none wait is absent;
+        - ``recovery``: of each stage that recovers rows which were under way ``stage``, ``subtasks``, ``phase``
+          (``reading`` from the checkpoint, ``replaying`` from local disks, ``processing`` the last ones),
+          ``rowsToRead``, ``rowsLeft``, ``memoryBytes`` and ``diskBytes``; empty when that is over;
         - ``eventTimes``: by source with event time ``alignmentGroup``, ``driftMs``, ``pausedSplits``, ``idleSplits``,
           and ``splits``: each with ``watermark``, ``idle``, ``paused`` and ``driftMs``, which is how far it is ahead of
           the slowest of its group (null without a group, and while somebody has no watermark yet);
@@ -176,7 +210,7 @@ class ProgressReporter:
         self._rows_in, self._rows_out = dict(self._figures.rows_in), dict(self._figures.rows_out)
         self._figures.begin_interval()
         self._recent.append(progress)
-        return progress, self._warning()
+        return progress, self._warnings()
 
     def _source(self, uid: str, seconds: float) -> dict[str, Any]:
         rows = self._figures.rows_in[uid] - self._rows_in.get(uid, 0)
@@ -225,18 +259,34 @@ class ProgressReporter:
                 {"uid": each.uid, "stage": each.stage, "subtask": each.subtask, "busyPercent": round(100 * each.share)}
                 for each in self._figures.busiest()
             ],
+            "troubles": {uid: list(troubles) for uid, troubles in self._troubles.items() if troubles},
             "splits": {uid: self._figures.splits(uid) for uid in self._identity.sources},
             "rowsRead": {uid: self._figures.rows_in[uid] for uid in self._identity.sources},
             "rowsWritten": {uid: self._figures.rows_out[uid] for uid in self._identity.sinks},
             "skippedRecords": self._figures.skipped,
             "lateRows": self._figures.late,
+            "unpublishedMs": self._unpublished_ms(now_ms),
+            "recovery": self.recovery,
         }  # fmt: skip
 
-    def _warning(self) -> str | None:
+    def _unpublished_ms(self, now_ms: int) -> dict[str, int]:
+        waits = self._figures.unpublished_ms()
+        if self._committing_ms is not None and now_ms > self._committing_ms:
+            uid = next(iter(self._identity.sinks))  # all are committed together
+            waits[uid] = max(waits.get(uid, 0), now_ms - self._committing_ms)
+        return waits
+
+    def _warnings(self) -> list[str]:
         text = falling_behind(self._recent)
         begins = text is not None and not self._behind
         self._behind = text is not None
-        return text if begins else None
+        waits = self._recent[-1]["headgate"]["unpublishedMs"]
+        self._warned_ms = {uid: at_ms for uid, at_ms in self._warned_ms.items() if waits.get(uid, 0) >= at_ms}
+        late = late_publications(waits, self._identity.checkpoint_interval_ms, self._warned_ms)
+        self._warned_ms |= {uid: waits[uid] for uid in late}
+        name = repr(self._identity.name or self._identity.query_id)
+        warnings = [f"The query {name}: {each}" for each in late.values()]
+        return [text, *warnings] if begins and text is not None else warnings
 
 
 def timestamp(at_ms: int) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.monitor.figures import BusyOperator, Figures
-from headgate.protocol.messages import SplitEventTime, SubtaskProgress
+from headgate.protocol.messages import RecoveryProgress, SplitEventTime, SubtaskProgress
 
 
 def figures_of(*letters: tuple[int, int, SubtaskProgress]) -> Figures:
@@ -34,6 +34,26 @@ def test_rows_are_added_up_over_subtasks() -> None:
     )
     assert (figures.rows_in, figures.rows_out, figures.skipped) == ({"a": 16, "b": 1}, {"s": 15}, 3)
     assert figures.late == 7, "of two subtasks, and of two deployments of one"
+
+
+def test_what_is_left_to_recover_is_added_up_by_stage() -> None:
+    """The phase is that of the subtask that is furthest behind; who is through is not counted."""
+
+    def recovering(phase: str, rows: int) -> RecoveryProgress:
+        return RecoveryProgress(phase=phase, rows_to_read=1, rows_left=rows, memory_bytes=10, disk_bytes=20)
+
+    figures = figures_of(
+        (0, 1, letter(stage=2, recovery=recovering("processing", 5))),
+        (1, 1, letter(stage=2, recovery=recovering("reading", 7))),
+        (2, 1, letter(stage=2, recovery=recovering("replaying", 7))),
+        (2, 2, letter(stage=2)),
+        (0, 1, letter(stage=1, recovery=recovering("replaying", 1))),
+    )
+    assert [(each.stage, each.subtasks, each.phase, each.rows_left) for each in figures.recovery()] == [
+        (1, 1, "replaying", 1),
+        (2, 2, "reading", 12),
+    ]
+    assert figures.recovery()[1].disk_bytes == 40
 
 
 def test_a_deployment_counts_from_zero_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,12 +41,53 @@ def position(offset: int) -> dict[str, dict[str, bytes]]:
 
 
 def test_a_query_that_has_done_nothing_yet() -> None:
-    progress, warning = ProgressReporter(IDENTITY, started_ms=1_000_000).report(1_000_000)
-    assert warning is None
+    progress, warnings = ProgressReporter(IDENTITY, started_ms=1_000_000).report(1_000_000)
+    assert warnings == []
     assert (progress["batchId"], progress["durationMs"], progress["eventTime"]) == (0, {}, {})
     assert (progress["numInputRows"], progress["inputRowsPerSecond"]) == (0, 0.0)
     assert progress["headgate"]["checkpoint"] is None
     assert live_text(progress) == "rides: 0 rows/s in, 0 rows out"
+
+
+def test_a_sink_that_publishes_nothing_is_told_of_the_longer_the_rarer() -> None:
+    """Its subtasks go on, and so do checkpoints: nothing else would show it."""
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    warned_s = []
+    for second in range(1, 61):
+        reporter.take(0, letter(unpublished_ms={"sink": 1000 * second}), 1000 * second)
+        reporter.take(1, letter(unpublished_ms={"sink": 500}), 1000 * second)
+        progress, warnings = reporter.report(1000 * second)
+        assert progress["headgate"]["unpublishedMs"] == {"sink": 1000 * second}
+        if warnings:
+            assert warnings[0].startswith(f"The query 'rides': the sink 'sink' has published nothing for {second} s")
+            warned_s.append(second)
+    assert warned_s == [10, 20, 40]
+    assert live_text(progress).endswith("nothing published for 60 s")
+    reporter.take(0, letter(), 61_000)
+    reporter.take(1, letter(), 61_000)
+    assert reporter.report(61_000)[0]["headgate"]["unpublishedMs"] == {}
+    reporter.take(0, letter(unpublished_ms={"sink": 10_000}), 90_000)
+    assert reporter.report(90_000)[1], "it is late again"
+
+
+def test_a_sink_is_not_late_within_a_few_checkpoint_intervals() -> None:
+    slow = msgspec.structs.replace(IDENTITY, checkpoint_interval_ms=60_000)
+    reporter = ProgressReporter(slow, started_ms=0)
+    reporter.take(0, letter(unpublished_ms={"sink": 179_999}), 0)
+    assert reporter.report(1)[1] == []
+    reporter.take(0, letter(unpublished_ms={"sink": 180_000}), 2)
+    assert len(reporter.report(2)[1]) == 1
+
+
+def test_a_commit_on_the_driver_that_does_not_end_is_told_of_likewise() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    reporter.commit_ordered(1000)
+    reporter.commit_ordered(9000)  # it failed, and is ordered once more
+    progress, warnings = reporter.report(11_000)
+    assert progress["headgate"]["unpublishedMs"] == {"sink": 10_000}
+    assert len(warnings) == 1
+    reporter.committed()
+    assert reporter.report(12_000)[0]["headgate"]["unpublishedMs"] == {}
 
 
 def test_everything_of_an_interval() -> None:
@@ -61,6 +103,9 @@ def test_everything_of_an_interval() -> None:
     )  # fmt: skip
     reporter.take(0, last, 3000)
     reporter.take_lag("kafka", {"rowsBehind": 9})
+    reporter.take_troubles("kafka", ["It was away"])
+    reporter.take_troubles("kafka", [])
+    reporter.take_troubles("gen", ["It is away"])
     progress, _ = reporter.report(3000)
     assert progress == {
         "id": IDENTITY.query_id, "runId": IDENTITY.run_id, "name": "rides", "timestamp": "1970-01-01T00:00:03.000Z",
@@ -82,9 +127,9 @@ def test_everything_of_an_interval() -> None:
         "headgate": {
             "checkpoint": {"id": 7, "durationMs": 35, "sizeBytes": 12_000, "ageMs": 500},
             "operators": [{"uid": "map", "stage": 0, "subtask": 0, "busyPercent": 50}],
-            "splits": {"kafka": 1, "gen": 0},
+            "troubles": {"gen": ["It is away"]}, "splits": {"kafka": 1, "gen": 0},
             "rowsRead": {"kafka": 400, "gen": 20}, "rowsWritten": {"sink": 310, "bad": 2}, "skippedRecords": 3,
-            "lateRows": 5,
+            "lateRows": 5, "unpublishedMs": {}, "recovery": [],
             "eventTimes": {}, "alignmentGroups": {},
         },
     }  # fmt: skip

@@ -11,7 +11,7 @@ Follows FLIP-27, "Split Enumerator"; FLIP-537 for splits that readers report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headgate.connectors.datagen.split import DatagenSplit, DatagenState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
@@ -77,6 +77,13 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         self._add(reported)
         if self._is_pushed():
             self._push()
+
+    def take_assignments(self, assignment: Mapping[int, Sequence[DatagenSplit]]) -> bool:
+        """Let the splits be pending no longer."""
+        for splits in assignment.values():
+            for split in splits:
+                self._pending.pop(split.split_id, None)
+        return True
 
     def add_splits_back(self, splits: Sequence[DatagenSplit], subtask: int) -> None:
         """Take splits back; their reader gets them when it registers again, or asks."""

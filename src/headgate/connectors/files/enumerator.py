@@ -34,6 +34,7 @@ from headgate.connectors.files.event_times import EventTimes, RowTimes
 from headgate.connectors.files.listing import FileListing, FileStatus
 from headgate.connectors.files.seen_files import Hashes, SeenFiles, SeenFilesState, file_hashes, first_seconds_of
 from headgate.connectors.files.split import FileSplit, split_id_of
+from headgate.errors import SourceError
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -41,6 +42,8 @@ from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 _log = logging.getLogger(__name__)
 
 _SLOW_LISTING_S = 0.1
+_RETRY_MS = 1000
+"""Until the only listing of a bounded read is tried again."""
 
 
 class FilesState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,10 +135,11 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         state: FilesState | None = None,
         event_times: EventTimes | None = None,
     ) -> None:
-        state = state or FilesState()
         self._context = context
         self._settings = settings
         self._lister = _Lister(listing, settings)
+        self._was_listed = state is not None  # by this one, or before it was restored
+        state = state or FilesState()
         self._seen = SeenFiles(settings.max_file_age_ms, state.seen)
         self._event_times = event_times
         # A heap: a lower bound of the event times (all alike without them), the order otherwise, the piece.
@@ -158,6 +162,13 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         """List: once for a bounded read, else again and again."""
         period_ms = None if self._bounded else self._settings.discovery_interval_ms
         self._context.call_async(self._lister.list_files, self._on_listed, period_ms=period_ms)
+
+    def _raise_unless_it_passes(self, error: Exception, what: str) -> None:
+        """Raise an error that will not pass by itself, or that keeps the first listing from being made."""
+        passes = (isinstance(error, SourceError) and error.retryable) or getattr(error, "facts", {}).get("missing")
+        if not (self._was_listed and passes):
+            raise error
+        _log.warning("headgate.files: %s failed and is tried again; what is assigned is read on: %s", what, error)
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
         """Assign one piece, or remember the request until there is one."""
@@ -207,9 +218,13 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
 
     def _on_listed(self, listed: _Listed | None, error: Exception | None) -> None:
         if error is not None:
-            raise error
+            self._raise_unless_it_passes(error, "listing files")
+            if self._bounded:
+                self._context.call_async(self._lister.list_files, self._on_listed, initial_delay_ms=_RETRY_MS)
+            return
         if listed is None:
             return
+        self._was_listed = True
         seen_seconds = self._seen.lookup(listed.hashes)
         fresh = seen_seconds < 0
         self._warn_of_changed(listed, (seen_seconds >= 0) & (seen_seconds != listed.seconds), seen_seconds)
@@ -247,14 +262,22 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
             files = list(unknown.values())
 
             def on_looked(times: list[RowTimes] | None, error: Exception | None) -> None:
+                self._looking = False
                 if error is not None:
-                    raise error
-                self._looking, self._discovered_once = False, True
+                    self._raise_unless_it_passes(error, "looking for the event times of files")
+                    if self._bounded:
+                        self._looking = True
+                        self._context.call_async(look, on_looked, initial_delay_ms=_RETRY_MS)
+                    return  # else after the next listing
+                self._discovered_once = True
                 self._times.update(zip(unknown, zip(files, times or ())))
                 self._look(event_times)
                 self._serve()
 
-            self._context.call_async(lambda: event_times.look_at(files, self._closed), on_looked)
+            def look() -> list[RowTimes]:
+                return event_times.look_at(files, self._closed)
+
+            self._context.call_async(look, on_looked)
         self._order()
 
     def _order(self) -> None:

@@ -302,7 +302,7 @@ def _check_same_partition_columns(files: Sequence[FileStatus]) -> None:
 def _missing(path: str, reason: str) -> OptionError:
     return OptionError(
         f"headgate.files: the path {path!r} cannot be read. {reason}. Give the path of a file, a folder or a glob.",
-        source="headgate.files", option="path", value=path,
+        source="headgate.files", option="path", value=path, missing=True,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Never: show a secret (in a ``repr``, an error, a log), open a key store, or make
 
 Follows Spark 4.2, ``KafkaSourceProvider.kafkaParamsForExecutors``, for what is set and what may not be; the tables of
 properties are in `client_properties`. Where Java and librdkafka differ in a default that readers would notice, Java's
-is set: uncommitted records are read (traps, 16), a lost broker is tried again at least once a second, keys choose
+is set: uncommitted records are read, a lost broker is tried again at least once a second, keys choose
 partitions by Java's hash.
 """
 
@@ -36,6 +36,8 @@ GROUP_ID_PREFIX = "spark-kafka-source"
 """What names of consumer groups begin with; Spark's own, since brokers may grant rights by it."""
 
 _DEFAULT_TIMEOUT_MS = 60_000
+DELIVERY_TIMEOUT_MS = 120_000
+"""Java's."""
 _NOT_TO_READ = frozenset(
     ("group.instance.id", "group.protocol", "heartbeat.interval.ms", "max.poll.interval.ms", "message.max.bytes",
      "session.timeout.ms")
@@ -144,6 +146,13 @@ class ClientConfig:
         given = {name: each for name, each in self.settings if name in wanted}
         least = given.get("reconnect.backoff.ms", "").strip()
         return {"reconnect.backoff.max.ms": max(1000, int(least) if least.isdecimal() else 0), **given}
+
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """How long brokers may take to take a row, in milliseconds."""
+        settings = dict(self.settings)
+        given = settings.get("delivery.timeout.ms", settings.get("message.timeout.ms", "")).strip()
+        return int(given) if given.isdecimal() else DELIVERY_TIMEOUT_MS
 
     def redact(self, message: str) -> str:
         """Return ``message`` without the secrets, should it hold any."""

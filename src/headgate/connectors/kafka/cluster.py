@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, Literal
 
+from headgate.connectors.kafka.client_calls import GRACE_S, CallOverdueError, call_within
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.split import TopicPartition
 from headgate.connectors.kafka.subscription import TopicInfo
@@ -149,7 +150,13 @@ class KafkaCluster:
         while True:
             timeout_s = max(0.01, min(wait_s, deadline_s - time.monotonic()))
             try:
-                topics = self._connected_locked().list_topics(timeout=timeout_s).topics
+                topics = call_within(
+                    timeout_s,
+                    lambda: self._connected_locked().list_topics(timeout=timeout_s).topics,  # noqa: B023
+                )
+            except CallOverdueError:
+                self._admin = None  # the thread of the call keeps it
+                raise self._unavailable("was asked for its topics, and the client hangs", self._trouble.last) from None
             except KafkaException as raised:
                 error = raised.args[0]  # no more of it: its traceback holds the client
             else:
@@ -214,6 +221,10 @@ class KafkaCluster:
             while unfinished := wait(unfinished, timeout=_LOOK_S).not_done:
                 self._listen_locked()
                 self._raise_if_hopeless_locked()
+                if time.monotonic() >= deadline_s + GRACE_S:  # librdkafka's own time-out did not work
+                    last = self._trouble.last or "nothing"
+                    self._close_locked()
+                    raise self._unavailable(f"did not answer within {self._client.timeout_ms} ms", last)
             self._listen_locked()
             errors = {each: _error_of(future) for each, future in futures.items()}
             failed = {each: error for each, error in errors.items() if error is not None and error.code() not in absent}

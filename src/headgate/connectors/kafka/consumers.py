@@ -15,9 +15,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -26,6 +28,7 @@ from headgate.connectors.kafka.split import TopicPartition
 
 if TYPE_CHECKING:
     from headgate.connectors.kafka.client_config import ClientConfig
+    from headgate.connectors.kafka.cluster import KafkaCluster
 
 Decoder = Literal["auto", "plain"]
 
@@ -171,6 +174,10 @@ def _of_this_process() -> _Pool:
     return _pool
 
 
+_clusters: WeakKeyDictionary[KafkaConsumer, KafkaCluster] = WeakKeyDictionary()
+"""The connection beside each consumer for what consumers cannot ask, where somebody asked: kept as long as that."""
+
+
 @dataclass
 class Lease:
     """A consumer in use. Give it back with `release`.
@@ -185,6 +192,28 @@ class Lease:
 
     key: _Key
     consumer: KafkaConsumer
+
+    def ask_for_topic_ids(self, names: Collection[str]) -> Future[Mapping[str, str | None]]:
+        """Ask which topics there are now, by Kafka's own ids of them; on a thread of its own.
+
+        Topics that do not exist are absent; the id is None if the brokers know none. The future may hold any error of
+        `KafkaCluster`.
+        """
+        from headgate.connectors.kafka.cluster import KafkaCluster
+
+        cluster = _clusters.get(self.consumer)
+        if cluster is None:
+            cluster = _clusters[self.consumer] = KafkaCluster(self.key[0])
+        answer: Future[Mapping[str, str | None]] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result({name: topic.topic_id for name, topic in cluster.topics(names).items()})
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name="headgate-kafka-topics", daemon=True).start()
+        return answer
 
     def release(self, *, assigned: Iterable[TopicPartition], failed: bool) -> None:
         """Give the consumer back; one that failed is closed.

@@ -38,7 +38,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -196,6 +196,21 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         self._publish_known()
         self._assign()
 
+    def take_assignments(self, assignment: Mapping[int, Sequence[KafkaSplit]]) -> bool:
+        """Let the splits be assigned to their readers, pending or not found yet as they may be."""
+        for subtask, splits in assignment.items():
+            for split in splits:
+                partition = self._get(split)
+                if partition.place is not _Place.ASSIGNED:
+                    if partition.place is not _Place.PENDING:
+                        self._make_pending(partition, "discovered", split, f" before this start, at {split.position}")
+                    self._hand_out(partition)
+                partition.owner, partition.owner_is_stored = subtask, False
+        self._pool = [each for each in self._pool if self._partitions[each[2]].split is not None]
+        heapq.heapify(self._pool)
+        self._publish_known()
+        return True
+
     def add_splits_back(self, splits: Sequence[KafkaSplit], subtask: int) -> None:
         """Keep splits for ``subtask`` until it registers again; others do not get them, which would unbalance them.
 
@@ -286,10 +301,12 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         self, found: tuple[frozenset[TopicPartition], Sequence[KafkaSplit]] | None, error: Exception | None
     ) -> None:
         if error is not None:
+            if not self._initial_finished and isinstance(error, SourceUnavailableError):
+                raise _never_reached(error) from error
             is_tried_again = self._initial_finished and self._period_ms is not None
             if not (is_tried_again and isinstance(error, SourceUnavailableError)):
                 raise error
-            logger.warning("headgate.kafka: discovery failed and is tried again in %d ms: %s", self._period_ms, error)
+            logger.warning("headgate.kafka: discovery failed and is tried again: %s", error)
             return
         assert found is not None
         known, splits = found
@@ -435,3 +452,12 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             }
             for split_id, subtask in self._assigner.assign(new, owners, parallelism).items():
                 self._partitions[split_id].owner = subtask
+
+
+def _never_reached(error: SourceUnavailableError) -> SourceUnavailableError:
+    """Return the error of a first discovery: probably the address is wrong, and nothing could be read meanwhile."""
+    return SourceUnavailableError(
+        f"{error.message} Nothing was reached since the start, so the query ends; one that has found its partitions "
+        "waits for the brokers.",
+        **{**error.facts, "final": True},
+    )

@@ -19,7 +19,7 @@ there it is never asked, and always looked at.
     early enough         at the next record, or before it   before the first record too late that is found, or
                                                             behind so many that were looked at
 
-Follows traps, 13; FLIP-217 for what is aligned.
+Follows FLIP-217 for what is aligned.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ tools. Positions are restored from checkpoints, never from the group.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headgate.connectors.kafka.client_calls import GRACE_S
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.split import KafkaSplit
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
@@ -47,6 +49,8 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
         self._positions: dict[int, list[KafkaSplit]] = {}
         self._admin: AdminClient | None = None
         self._running: list[Any] = []
+        self._answer_due_s = 0.0
+        self._abandoned: list[AdminClient] = []
 
     def snapshot_state(self, checkpoint_id: int) -> list[KafkaSplit]:
         """Return the splits, and remember them until it is known what becomes of the checkpoint."""
@@ -67,20 +71,29 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
             except Exception as error:
                 _log.warning("the group's offsets were not committed: %s", self._client.redact(str(error)))
 
-    def _commit(self, splits: list[KafkaSplit]) -> None:
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+    def _make_admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
+        silent = logging.Logger(f"{__name__}.client")  # nobody's child: nothing is printed
+        settings: dict[str, Any] = {**self._client.admin(), "error_cb": lambda _: None}
+        return AdminClient(settings, logger=silent)
+
+    def _commit(self, splits: list[KafkaSplit]) -> None:
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
         if self._admin is None:
-            silent = logging.Logger(f"{__name__}.client")  # nobody's child: nothing is printed
-            settings: dict[str, Any] = {**self._client.admin(), "error_cb": lambda _: None}
-            self._admin = AdminClient(settings, logger=silent)
+            self._admin = self._make_admin()
         for done in [each for each in self._running if each.done()]:
             self._running.remove(done)
             if (error := done.exception()) is not None:
                 _log.warning("the group's offsets were not committed: %s", self._client.redact(str(error)))
-        if self._running:
+        if self._running and time.monotonic() < self._answer_due_s:
             return  # the brokers have not answered yet; the next checkpoint's positions are newer
+        if self._running:
+            _log.warning("the group's offsets were not committed: no answer, whatever the time-out; asking anew")
+            self._abandoned.append(self._admin)  # letting go of it might not return either
+            self._running, self._admin = [], self._make_admin()
+        self._answer_due_s = time.monotonic() + self._client.timeout_ms / 1000 + GRACE_S
         offsets = [TopicPartition(split.topic, split.partition, split.position) for split in splits]
         group = self._client.group_id or f"{self._client.group_id_prefix}-{self.context.query}"
         self._running = list(

@@ -2,7 +2,7 @@
 
 Never: import pyspark, or report rows as written that the brokers have not acknowledged.
 
-Exactly once, the life of an epoch in a task (traps, 15):
+Exactly once, the life of an epoch in a task:
 
 1. ``init_transactions`` with the task's own transactional id: an earlier attempt's open transaction is aborted, one
    that was about to be committed is finished, and a zombie of it can write no more.

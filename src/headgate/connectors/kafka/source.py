@@ -352,6 +352,11 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
             self._others_asked_ms = now_ms
         else:
             self._available = msgspec.structs.replace(self._available, latest=latest)
+            if any(latest[partition] > split.position for partition, split in partitions.items()):
+                # A plan rests on it that these offsets are still those of the same topics, so it is asked after them.
+                topics = self._brokers().topics({partition.topic for partition in partitions})
+                topic_ids = {name: topic.topic_id for name, topic in topics.items()}
+                self._available = msgspec.structs.replace(self._available, topic_ids=topic_ids)
         self._latest_asked_ms = now_ms
         return self._available
 

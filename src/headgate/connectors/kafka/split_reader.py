@@ -13,6 +13,11 @@ until it is resumed, which then costs nothing. Only when so much is aside as the
 unassigned; resumed, it is assigned again at its position behind what is aside. So nothing is lost or repeated, and
 the client has no paused partitions that could fall out of step with ours (FLINK-39728).
 
+A topic that was deleted and made again has records at offsets that look right, so its id is compared with the splits':
+before the first fetch and then every second, and where losses are allowed after each fetch as well, before anything of
+it is given out. Only so are the records of the former topic known from those of the new one, which is read from its
+beginning. Ranges of a plan are compared only where losses are allowed: otherwise the next plan finds out.
+
     split    event          next     why
     -------  -------------  -------  ------------------------------------------------------------------------
     read     pause          aside    its partition stays assigned; what comes is set aside
@@ -28,7 +33,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -73,6 +79,10 @@ _BYTES_BESIDE_A_RECORD = 512
 """What librdkafka needs for a record beside its key and value, rounded up; its own limit in bytes leaves it out."""
 _ASK_MS = 5000
 """How long brokers may take to answer what an error is about."""
+_TOPIC_IDS_AGAIN_S = 1.0
+"""How often topics' ids are compared."""
+_LOOK_S = 0.05
+"""How often a fetch that waits for an answer looks whether it should return."""
 
 
 class Columns(Protocol):
@@ -162,6 +172,11 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._aside_bytes: dict[str, int] = {}
         self._reading: dict[TopicPartition, str] = {}  # what is assigned, and for which split
         self._changed = False  # whether something else should be assigned
+        self._unverified: set[str] = set()  # topics that are not read before their id was compared
+        self._held: list[FetchedBatch[KafkaSplit]] = []  # not given out before the topics' ids were compared again
+        self._question: tuple[frozenset[str], Future[Mapping[str, str | None]]] | None = None
+        self._ask_again_s = 0.0
+        self._may_ask = True  # until the brokers refuse to tell
         self._lease: Lease | None = None
         self._failed = False
         self._woken = False
@@ -175,6 +190,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
     def handle_splits_changes(self, added: Sequence[KafkaSplit]) -> None:
         """Take splits, each to be read from its position on."""
         self._splits.update((split.split_id, split) for split in added)
+        self._unverified.update(split.topic for split in added if split.topic_id is not None and split.stop is None)
         self._changed = True
         self._waited_ms = 0.0
 
@@ -247,6 +263,10 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             return fetched
         self._assign()
         consumer = self._consumer
+        self._ask_for_topic_ids()
+        if (self._held or self._unverified) and self._question is not None:
+            return self._give_out(self._take_answer(timeout_ms))
+        fetched += self._take_answer(0)
         if self._woken:
             timeout_ms = 0
         self._woken = False
@@ -263,9 +283,94 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             fetched += self._on_event(event)
         if not consumed.records and self._waited_ms >= self._poll_timeout_ms:
             fetched += self._on_silence()
+        if any(self._must_be_held(each) for each in fetched):
+            self._held, self._question = fetched, None  # what was asked before it came says nothing of it
+            self._ask_for_topic_ids()
+            fetched = self._take_answer(timeout_ms)
+        return self._give_out(fetched)
+
+    def _give_out(self, fetched: list[FetchedBatch[KafkaSplit]]) -> list[FetchedBatch[KafkaSplit]]:
         fetched = [each for each in fetched if not self._set_aside(each)]
         self._assign()
         return fetched
+
+    # ---- which topic it is ----
+
+    def _must_be_held(self, fetched: FetchedBatch[KafkaSplit]) -> bool:
+        may_ask = self._may_ask and not self._fail_on_data_loss
+        return may_ask and fetched.batch is not None and fetched.split.topic_id is not None
+
+    def _ask_for_topic_ids(self) -> None:
+        """Ask for the ids of the topics if it is time, or if something waits for that."""
+        if self._question is not None or not self._may_ask:
+            return
+        if not (self._held or self._unverified or time.monotonic() >= self._ask_again_s):
+            return
+        splits = [*self._splits.values(), *(each.split for each in self._held)]
+        names = frozenset(
+            split.topic
+            for split in splits
+            if split.topic_id is not None and (split.stop is None or not self._fail_on_data_loss)
+        )
+        self._unverified &= names
+        if names and self._lease is not None:
+            self._question = names, self._lease.ask_for_topic_ids(names)
+
+    def _take_answer(self, timeout_ms: float) -> list[FetchedBatch[KafkaSplit]]:
+        """Return what was held, if the brokers have answered whether it may be given out; wait for that at most."""
+        if self._question is None:
+            return []
+        names, answer = self._question
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while not answer.done():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or self._woken:
+                self._woken = False
+                return []
+            wait([answer], min(left_s, _LOOK_S))
+        self._question, self._ask_again_s = None, time.monotonic() + _TOPIC_IDS_AGAIN_S
+        error = answer.exception()
+        if isinstance(error, SourceUnavailableError):
+            _log.info("whether topics are still the same is not known: %s", error)
+            return []  # what is held goes on waiting; so does what was not read yet
+        if error is not None:
+            _log.warning("whether topics are still the same cannot be known, and is not asked again: %s", error)
+            self._may_ask = False
+            self._unverified.clear()
+        self._compare({} if error is not None else answer.result())
+        self._unverified -= names
+        held, self._held = self._held, []
+        return held
+
+    def _compare(self, topic_ids: Mapping[str, str | None]) -> None:
+        """Go on with the topics that there are now. One that does not exist is what the client tells of."""
+        for split in [*self._splits.values(), *(each.split for each in self._held if each.finished)]:
+            topic_id = topic_ids.get(split.topic)
+            if split.topic_id is not None and topic_id is not None and topic_id != split.topic_id:
+                self._on_made_again(split, topic_id)
+
+    def _on_made_again(self, split: KafkaSplit, topic_id: str) -> None:
+        wanted = f"offsets {split.position} to {'the end' if split.stop is None else split.stop}"
+        message = (
+            f"The topic {split.topic!r} was deleted and made again: wanted are {wanted} of partition "
+            f"{split.partition} of the topic with the id {split.topic_id}, and there is one with the id {topic_id}."
+        )
+        if self._fail_on_data_loss:
+            raise DataLossError(
+                f"{message} To read the new one from its beginning, set the option failOnDataLoss to false; else "
+                "start with a new checkpoint location.",
+                source="kafka", split=split.split_id, topic=split.topic, partition=split.partition,
+                wanted=(split.position, split.stop),
+            )  # fmt: skip
+        self._held = [each for each in self._held if each.split.split_id != split.split_id]
+        if split.stop is not None:
+            _log.warning("%s failOnDataLoss is false: nothing more of this range is read.", message)
+            self._splits[split.split_id] = split
+            self._held.append(self._finish(split))
+            return
+        _log.warning("%s failOnDataLoss is false: the new one is read from its beginning.", message)
+        self._splits[split.split_id] = msgspec.structs.replace(split, position=0, topic_id=topic_id)
+        self._reassign(split.topic_partition)
 
     def _set_aside(self, fetched: FetchedBatch[KafkaSplit]) -> bool:
         """Keep what came of a paused split; return whether it is paused."""
@@ -455,13 +560,30 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
                 available = None
                 if source.partition < there.get(source.topic, 0):
                     available = self._consumer.watermarks(source, min(_ASK_MS, self._poll_timeout_ms))
-                fetched += self._go_on(source, available)
+                if available is None or not self._is_made_again(source):
+                    fetched += self._go_on(source, available)
         except ConnectionError as error:
             if self._waited_ms >= self._poll_timeout_ms:
                 self._unavailable(sources[0], f"They do not answer: {error}.")
             for source in sources:
                 self._reassign(source)
         return fetched
+
+    def _is_made_again(self, source: TopicPartition) -> bool:
+        """Ask whether the topic is another one than the split's, after what else was asked, and go on with it if so."""
+        split = self._split_of(source)
+        if split is None or split.topic_id is None or self._lease is None:
+            return False
+        answer = self._lease.ask_for_topic_ids({source.topic})
+        if not wait([answer], min(_ASK_MS, self._poll_timeout_ms) / 1000).done:
+            raise ConnectionError("the topic's id was not told in time")
+        if isinstance(answer.exception(), SourceUnavailableError):
+            raise ConnectionError(str(answer.exception()))
+        topic_id = None if answer.exception() is not None else answer.result().get(source.topic)
+        if topic_id is None or topic_id == split.topic_id:
+            return False
+        self._on_made_again(split, topic_id)
+        return True
 
     def _go_on(self, source: TopicPartition, available: tuple[int, int] | None) -> list[FetchedBatch[KafkaSplit]]:
         """Read on where records are, given the first and the next offset there are (None: no such partition)."""

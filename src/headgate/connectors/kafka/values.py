@@ -78,7 +78,7 @@ class JsonValues:
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
         given = {spec.name: spec.default for spec in OPTIONS} | {spec.name: options[spec.name] for spec in JSON_OPTIONS}
-        self._format = JsonFormat(schema, given, time_zone)
+        self._format = JsonFormat(schema, given, time_zone, characters=True)
         for field in schema:
             if pa.types.is_temporal(field.type):
                 check_type(field.type, given, time_zone)

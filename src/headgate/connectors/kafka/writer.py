@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.client_config import DELIVERY_TIMEOUT_MS, ClientConfig
 from headgate.connectors.kafka.cluster import Trouble
 from headgate.connectors.kafka.consumers import client_log
 from headgate.connectors.kafka.sink_options import NAME, KafkaSink
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS: dict[str, str | int | bool] = {
     # Java's. With Nagle's algorithm a small request may wait for the answer to the one before it.
-    "delivery.timeout.ms": 120_000,
+    "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
     "socket.nagle.disable": True,
     # librdkafka's own bound is 1 GiB.
     "queue.buffering.max.kbytes": 64 * 1024,

@@ -13,7 +13,7 @@ Follows FLIP-27, "Split Enumerator"; FLIP-537 for splits that readers report.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headgate.assigners import SplitAssigner
 from headgate.connectors.kinesis.shards import Discovered, ShardTable
@@ -95,6 +95,13 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
                 self._owners[split.split_id] = subtask
         self._publish_known()
         self._assign()
+
+    def take_assignments(self, assignment: Mapping[int, Sequence[KinesisSplit]]) -> bool:
+        """Let the splits be assigned to their readers, found yet or not."""
+        for subtask, splits in assignment.items():
+            self._table.take_assigned(splits, subtask)
+        self._publish_known()
+        return True
 
     def add_splits_back(self, splits: Sequence[KinesisSplit], subtask: int) -> None:
         """Take splits back; their reader gets them when it registers again, in a bounded read whoever asks first."""

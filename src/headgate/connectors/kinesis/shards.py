@@ -9,6 +9,7 @@ those expire. Records of one key stay in order if parents are read to their end 
     ----------  ----------  ----------------------------------------------------------------------------------------
     (unknown)   discovered  unassigned, or finished where it is not to be read (closed before a start at ``latest``)
     unassigned  assigned    assigned; not before all its parents are finished or unknown
+    any         taken note  assigned, where the enumerator's state is older than that
     assigned    finished    finished
     unassigned  finished    unassigned; from a restored state that is older than both: finished once it is assigned
     assigned    given back  unassigned (its reader failed); likewise when finished, if no checkpoint knew of that
@@ -136,6 +137,14 @@ class ShardTable:
         else:
             self.assigned[split_id] = subtask
         return split
+
+    def take_assigned(self, splits: Iterable[KinesisSplit], subtask: int) -> None:
+        """Note splits that a reader was given after the state was taken."""
+        for split in splits:
+            self.unassigned.pop(split.split_id, None)
+            self._ended_since.pop(split.split_id, None)
+            self.finished.pop(split.split_id, None)
+            self.assigned[split.split_id] = subtask
 
     def finish(self, split_ids: Iterable[str]) -> None:
         """Note splits that are read to their end; those that were given back meanwhile are not."""

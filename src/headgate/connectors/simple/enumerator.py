@@ -10,13 +10,16 @@ Follows FLIP-27, "Split Enumerator".
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from headgate.connectors.simple.split import SimpleSplit, SimpleState
-from headgate.errors import InternalError
+from headgate.errors import InternalError, SourceError, UserFunctionError
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.watermark import MIN_WATERMARK_MS
+
+_log = logging.getLogger(__name__)
 
 
 class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
@@ -27,7 +30,7 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
     context
         The runtime.
     list_splits
-        Returns all split ids there are; may block.
+        Returns all split ids there are; may block. Once it has succeeded, it may fail: it is tried again.
     discovery_interval_ms
         Time from one listing to the next, in milliseconds.
     finite_splits
@@ -56,7 +59,9 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
         self._listed = state.listed
         self._finished = dict.fromkeys(state.finished)
         self._waiting: dict[int, None] = {}
-        self._assigned: Counter[int] = Counter()
+        # Who has which split, as far as that is known, and how many each.
+        self._owners: dict[str, int] = {}
+        self._counts: Counter[int] = Counter()
 
     def start(self) -> None:
         """Begin to list splits: once for a bounded read, for ever for an unbounded one."""
@@ -72,8 +77,11 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
         self._assign()
 
     def add_reader(self, subtask: int) -> None:
-        """Assign what is pending. The reader holds nothing, also if it was here before."""
-        self._assigned[subtask] = 0
+        """Count what the reader was restored with, and assign what is pending."""
+        for split_id in [each for each, owner in self._owners.items() if owner == subtask]:
+            self._disown(split_id)
+        for split_id in self._context.registered_readers[subtask].held_split_ids:
+            self._own(split_id, subtask)
         self._waiting.pop(subtask, None)
         self._assign()
 
@@ -83,13 +91,14 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
             self._pending[split.split_id] = split
             self._known[split.split_id] = None
             self._finished.pop(split.split_id, None)
-        self._assigned[subtask] = 0
+            self._disown(split.split_id)
         self._waiting.pop(subtask, None)
         self._assign()
 
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Note which ids to forget once the author lists them no more, so that the state stays small."""
         for split_id in split_ids:
+            self._disown(split_id)
             if split_id in self._known:
                 del self._known[split_id]
                 self._finished[split_id] = None
@@ -112,7 +121,12 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
 
     def _on_listed(self, listed: Sequence[str] | None, error: Exception | None) -> None:
         if error is not None:
-            raise error
+            # Whatever the author's code raised may pass; what it returned wrongly does not.
+            passes = isinstance(error, UserFunctionError) or (isinstance(error, SourceError) and error.retryable)
+            if not (self._listed and passes):
+                raise error
+            _log.warning("Listing splits failed and is tried again; what is assigned is read on: %s", error)
+            return
         if listed is None:
             raise InternalError("A listing of splits ended with neither splits nor an error.")
         self._listed = True
@@ -144,9 +158,19 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
     def _push(self) -> None:
         assignment: dict[int, list[SimpleSplit]] = {}
         for split in self._pending.values():
-            subtask = min(self._context.registered_readers, key=lambda each: (self._assigned[each], each))
-            self._assigned[subtask] += 1
+            subtask = min(self._context.registered_readers, key=lambda each: (self._counts[each], each))
+            self._own(split.split_id, subtask)
             assignment.setdefault(subtask, []).append(split)
         self._pending.clear()
         if assignment:
             self._context.assign_splits(assignment)
+
+    def _own(self, split_id: str, subtask: int) -> None:
+        self._disown(split_id)
+        self._owners[split_id] = subtask
+        self._counts[subtask] += 1
+
+    def _disown(self, split_id: str) -> None:
+        owner = self._owners.pop(split_id, None)
+        if owner is not None:
+            self._counts[owner] -= 1

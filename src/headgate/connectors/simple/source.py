@@ -159,6 +159,7 @@ class SimpleSourceAdapter(Source[SimpleSplit, SimpleState]):
                 made.append(self._user_source(None))
             return made[0].splits()
 
+        list_splits.__qualname__ = f"{self._user_class.__name__}.splits"
         return SimpleEnumerator(
             context,
             list_splits,

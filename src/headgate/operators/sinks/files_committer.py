@@ -26,7 +26,7 @@ whether a number is taken and taking it are two steps (object stores), only that
 is taken nobody knows whether a publication that began will take it: its files stay.
 
 Waiting committables are returned, so that checkpoints hold them, and remembered, so that it does not matter whether
-they are given again with the next epoch or only after a restore. Follows traps 28 and 29.
+they are given again with the next epoch or only after a restore.
 """
 
 from __future__ import annotations

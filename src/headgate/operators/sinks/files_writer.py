@@ -3,7 +3,7 @@
 Never: touch a file on the mailbox thread, or delete a file that a checkpoint may name.
 
 Rows are held until a row group is worth writing, and a file is begun with its first row group: small checkpoints are
-one write each. Traps 19, 28 and 29.
+one write each.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ the brokers nor durable.
 ``exactly-once``: a thread stages rows with the checkpoint; when it is complete, another publishes them in a transaction
 (`kafka_publisher` has the story). The transaction of the last checkpoint follows it: a runner waits for `finish` before
 it ends the slot, and a slot that is killed leaves it to the next run of the query.
-
-Follows traps 27 and 29.
 """
 
 from __future__ import annotations
@@ -167,6 +165,11 @@ class AtLeastOnceWriter(SinkWriter):
         """Return what is done when nothing is left to be published."""
         return None if self._publisher is None else self._publisher.finish()
 
+    def unpublished_ms(self) -> int:
+        """Return how long what was inherited has waited to be published, at most; raises as `ready`."""
+        self._raise_failure()
+        return 0 if self._publisher is None else self._publisher.waiting_ms()
+
     def close(self) -> None:
         """Drop the rows that were not flushed; publish what was inherited, or leave it to a restore."""
         if not self._thread.stop(0.1):
@@ -236,6 +239,11 @@ class ExactlyOnceWriter(SinkWriter):
     def finish(self) -> Future[None]:
         """Return a future that is done when all complete checkpoints are published."""
         return self._publisher.finish()
+
+    def unpublished_ms(self) -> int:
+        """Return how long the oldest complete checkpoint has waited to be published; raises as `ready`."""
+        self._raise_failure()
+        return self._publisher.waiting_ms()
 
     def close(self) -> None:
         """Publish what is known complete, or leave it to a restore if it takes too long."""

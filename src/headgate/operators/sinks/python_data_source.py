@@ -2,13 +2,13 @@
 
 Never: let a writer's ``write`` end as if its rows were complete when they are not; wait for it on the mailbox thread.
 
-PySpark's ``write(iterator)`` is one call for each task and epoch (traps, 35). Here it runs on a thread, one call from a
+PySpark's ``write(iterator)`` is one call for each task and epoch. Here it runs on a thread, one call from a
 barrier to the next: it begins with the first row, or at the barrier if there was none, and the barrier ends its
-iterator. What it returns is carried in checkpoints until one completes (traps, 29), so that ``commit`` may get more
+iterator. What it returns is carried in checkpoints until one completes, so that ``commit`` may get more
 messages than there are tasks. ``commit`` runs on the driver, with batch numbers from 0 without a gap; after a crash it
 may run twice for one batch, and must notice.
 
-Follows PySpark 4.3, ``pyspark/sql/worker/write_into_data_source.py``; traps 29, 34 and 35.
+Follows PySpark 4.3, ``pyspark/sql/worker/write_into_data_source.py``.
 """
 
 from __future__ import annotations

@@ -194,6 +194,34 @@ def test_row_groups_without_wanted_rows_are_not_read(text, expected):
     assert groups_read(text, data, schema) == expected
 
 
+def test_a_decimal_beyond_38_digits_is_an_error_and_no_other_number():
+    wide = pa.decimal256(41, 2)
+    fitter = ColumnFitter(pa.schema([("x", wide)]), pa.schema([("x", pa.decimal128(38, 2))]), "f")
+    fits, huge = (pa.array([decimal.Decimal(text)], wide) for text in ("1.25", "1" + "0" * 38 + ".25"))
+    assert fitter.fit(pa.record_batch([fits], ["x"]))["x"].to_pylist() == [decimal.Decimal("1.25")]
+    with pytest.raises(BadDataError, match="'x' of f cannot be read as"):
+        fitter.fit(pa.record_batch([huge], ["x"]))
+    nested = ColumnFitter(pa.schema([("x", pa.list_(wide))]), pa.schema([("x", pa.list_(pa.decimal128(38, 2)))]), "f")
+    with pytest.raises(BadDataError, match="'x' of f cannot be read as"):
+        nested.fit(pa.record_batch([pa.ListArray.from_arrays([0, 1], huge)], ["x"]))
+
+
+def test_orcs_timestamps_are_instants_of_the_sessions_wall_clock(tmp_path):
+    noon = datetime.datetime(2026, 7, 1, 12)
+    data = pa.table({"t": pa.array([noon, None]), "s": pa.array([{"l": [noon]}, None])})
+    content = orc_bytes(data)
+    utc = pa.timestamp("us", "UTC")
+    inferred = orc.infer_orc_schema(pa.BufferReader(content), "f.orc")
+    assert inferred == pa.schema([("t", utc), ("s", pa.struct([("l", pa.list_(utc))]))])
+    units = orc.OrcFormat(inferred, {}, "America/New_York").open(pa.BufferReader(content), "f.orc")
+    (batch,) = units.read_unit(0, 0)
+    instant = datetime.datetime(2026, 7, 1, 16, tzinfo=datetime.UTC)
+    assert batch.to_pylist() == [{"t": instant, "s": {"l": [instant]}}, {"t": None, "s": None}]
+    local = pa.schema([("t", pa.timestamp("us"))])
+    units = orc.OrcFormat(local, {}, "America/New_York").open(pa.BufferReader(content), "f.orc")
+    assert next(units.read_unit(0, 0))["t"].to_pylist() == [noon, None]
+
+
 def test_orc_files_with_large_stripes_are_streamed(monkeypatch):
     data = pa.table({"id": list(range(200_000)), "name": [f"n{n}" for n in range(200_000)]})
     content = orc_bytes(data)

@@ -8,7 +8,7 @@ from files_cases import SCHEMA
 
 from headgate.connectors.files.enumerator import STATE_SERIALIZER
 from headgate.connectors.files.source import FilesSource
-from headgate.errors import OptionError, SourceUnavailableError
+from headgate.errors import BadDataError, OptionError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
 from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.testing import EnumeratorHarness
@@ -308,6 +308,44 @@ def test_a_listing_that_fails_fails_the_enumerator(harness_of, put):
         harness.fail_next_call(SourceUnavailableError("gone"))
 
 
+def test_a_listing_that_fails_is_tried_again_once_there_was_one_and_what_is_found_is_handed_out(harness_of, put):
+    put("a", 1)
+    harness = harness_of()
+    harness.run_next_call()
+    put("b", 2)
+    harness.fail_next_call(SourceUnavailableError("away"))
+    harness.request_split(0)
+    assert held(harness) == ["a"]
+    harness.run_next_call()
+    harness.request_split(0)
+    assert held(harness) == ["a", "b"]
+
+
+def test_a_folder_that_is_gone_for_a_while_is_listed_when_it_is_back(harness_of, put, tmp_path, caplog):
+    put("a", 1)
+    harness = harness_of()
+    harness.run_next_call()
+    (tmp_path / "in").rename(tmp_path / "away")
+    harness.run_next_call()
+    assert "It does not exist" in caplog.text and "is tried again" in caplog.text
+    (tmp_path / "away").rename(tmp_path / "in")
+    harness.run_next_call()
+    harness.request_split(0)
+    assert held(harness) == ["a"]
+
+
+def test_the_listing_of_a_restored_bounded_read_is_tried_again(harness_of, put):
+    put("a", 1)
+    before = harness_of(bounded=True)
+    before.run_next_call()
+    harness = harness_of(bounded=True, state=before.snapshot())
+    harness.fail_next_call(SourceUnavailableError("away"))
+    harness.request_split(0)
+    assert held(harness) == [] and not harness.no_more_splits
+    harness.run_next_call()
+    assert held(harness) == ["a"]
+
+
 def test_a_folder_that_does_not_exist_is_named(harness_of):
     harness = harness_of(path="/nowhere/at/all")
     with pytest.raises(OptionError, match="/nowhere/at/all"):
@@ -478,13 +516,26 @@ def test_files_that_wait_for_their_event_time_never_become_too_old(put_times, ha
     assert seen == [f"{day:02}" for day in reversed(range(30))]
 
 
-def test_a_look_that_fails_fails_the_enumerator(put_times, harness_of):
+def test_a_look_that_fails_is_tried_again_and_holds_all_until_then(put_times, harness_of):
     put_times("a", 100)
     harness = harness_of(**IN_TIME)
     harness.run_due_calls()
     (look,) = [call for call in harness.calls if call.period_ms is None]
     look.fail(SourceUnavailableError("gone"))
-    with pytest.raises(SourceUnavailableError):
+    harness.finish_call(look)
+    assert unassigned_s(harness) == "any"
+    harness.run_next_call()
+    harness.run_due_calls()
+    assert unassigned_s(harness) == 100
+
+
+def test_a_look_that_cannot_succeed_fails_the_enumerator(put_times, harness_of):
+    put_times("a", 100)
+    harness = harness_of(**IN_TIME)
+    harness.run_due_calls()
+    (look,) = [call for call in harness.calls if call.period_ms is None]
+    look.fail(BadDataError("not ours"))
+    with pytest.raises(BadDataError):
         harness.finish_call(look)
 
 

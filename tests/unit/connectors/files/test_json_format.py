@@ -261,6 +261,32 @@ def test_numbers_of_any_length_and_exponent_are_read() -> None:
     assert decode(b'{"e":1e99999999999999999999,"d":-0,"i":-0}', schema)[0] == {"i": 0, "d": 0.0, "e": None, "s": None}
 
 
+@pytest.mark.parametrize("number", ["1e18", "1000000000000000000", "12345678901234567890.5"])
+def test_a_number_beyond_its_decimal_makes_its_record_malformed(number: str) -> None:
+    schema = pa.schema([("i", pa.int64()), ("e", pa.decimal128(20, 4)), ("_corrupt_record", pa.string())])
+    line, good = f'{{"i":1,"e":{number}}}', '{"i":2,"e":1.5}'
+    expected = [{"i": 2, "e": decimal.Decimal("1.5"), "_corrupt_record": None}] * 40
+    expected.insert(20, {"i": 1, "e": None, "_corrupt_record": line})
+    assert decode("\n".join([*[good] * 20, line, *[good] * 20]).encode(), schema) == expected
+
+
+def test_a_date_may_be_the_number_of_its_day_as_text() -> None:
+    schema = pa.schema([("d", pa.date32())])
+    lines = "\n".join(f'{{"d":"{text}"}}' for text in ("1", "-1", "2026", "99999999999", "1x"))
+    dates = [row["d"] for row in decode(lines.encode(), schema)]
+    assert dates == [*(datetime.date(*day) for day in ((1970, 1, 2), (1969, 12, 31), (2026, 1, 1))), None, None]
+
+
+def test_an_error_inside_a_value_costs_no_more_than_in_spark() -> None:
+    schema = pa.schema([("a", pa.int64()), ("s", pa.struct([("x", pa.int64())])), ("z", pa.int64())])
+    lines = b'{"a":1,"s":{"x":nope},"z":2}\n{"a":1,"s":["x",{"x":1}],"z":2}\n{"a":1,"s":[nope],"z":2}\n'
+    assert decode(lines, schema) == [
+        {"a": 1, "s": None, "z": None},
+        {"a": 1, "s": None, "z": 2},
+        {"a": None, "s": None, "z": None},
+    ]
+
+
 def test_every_option_is_known_once_with_a_reason_if_it_does_nothing() -> None:
     names = [option.name.lower() for option in OPTIONS]
     assert len(names) == len(set(names))

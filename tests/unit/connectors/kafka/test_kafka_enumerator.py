@@ -268,7 +268,8 @@ def test_a_failing_first_discovery_fails_the_enumerator_with_its_own_error() -> 
     harness = begin(Cluster(), discovery="100")
     with pytest.raises(SourceUnavailableError) as raised:
         harness.fail_next_call(DOWN)
-    assert raised.value is DOWN
+    assert raised.value.__cause__ is DOWN
+    assert raised.value.final  # it ends the query: see test_enumerator_runner
 
 
 def test_later_discoveries_are_tried_again_while_no_broker_answers(caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +279,7 @@ def test_later_discoveries_are_tried_again_while_no_broker_answers(caplog: pytes
     harness.run_next_call()
     with caplog.at_level(logging.WARNING):
         harness.fail_next_call(DOWN)
-    assert "tried again in 100 ms: no broker answers" in caplog.text
+    assert "tried again: no broker answers" in caplog.text
     cluster.topics["rides"].append(7)
     harness.run_next_call()
     assert positions(harness) == {"rides-0": 10, "rides-1": 0}

@@ -59,12 +59,25 @@ def test_an_idle_planner_does_not_ask_at_each_plan() -> None:
     """Spark plans a hundred times a second when nothing comes."""
     answers = Answers()
     planning = source(answers)
+    read = msgspec.structs.replace(SPLIT, position=9)
     for now_ms in range(0, 1000, 10):
-        assert stops(planning, now_ms) == [9]
+        assert stops(planning, now_ms, read) == []
     assert answers.asked.count("latest") == 20
     assert answers.asked.count("topics") == answers.asked.count("earliest") == 1
-    assert stops(planning, 1000) == [9]
+    assert stops(planning, 1000, read) == []
     assert answers.asked.count("topics") == answers.asked.count("earliest") == 2
+
+
+def test_a_plan_rests_on_the_topic_that_its_offsets_are_of() -> None:
+    """A topic that was made again between two plans, with records at the very offsets that come next."""
+    answers = Answers()
+    planning = source(answers, failOnDataLoss="false")
+    assert stops(planning, 0) == [9]
+    read = msgspec.structs.replace(SPLIT, position=9)
+    answers.committed = answers.end = 12
+    answers.topic_id = "second"
+    (planned,) = planning.plan_ranges([read], PlanLimits(), 100)
+    assert (planned.split.position, planned.split.stop, planned.split.topic_id) == (0, 12, "second")
 
 
 def test_a_clock_that_was_set_back_leaves_no_fact_for_ever() -> None:

@@ -1,5 +1,7 @@
 """Values that are JSON: however they are cut into batches, the rows are the same, one for each value."""
 
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -98,6 +100,26 @@ def test_malformed_values_go_to_the_corrupt_column(value: bytes) -> None:
     assert [row["_corrupt_record"] for row in rows([*[GOOD] * 50, value, *[GOOD] * 50])] == (
         [None] * 50 + [expected] + [None] * 50
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "digits"), [(b"1.0", 5), (b"1", 5), (b"1e3", 5), (b'"1.0"', 5), (b"1e20", 38), (b"-1e20", 38)]
+)
+def test_a_number_beyond_its_decimal_spoils_its_own_value_and_nothing_else(number: bytes, digits: int) -> None:
+    schema = pa.schema([("a", pa.int64()), ("d", pa.decimal128(digits, digits)), ("_corrupt_record", pa.string())])
+    bad, good = b'{"a":2,"d":%s}' % number, b'{"a":1,"d":0.5}'
+    found = rows([*[good] * 50, bad, *[good] * 50], schema)
+    assert found[50] == {"a": 2, "d": None, "_corrupt_record": bad.decode()}
+    assert [row["d"] for row in found[:50] + found[51:]] == [Decimal("0.5")] * 100
+    nested = pa.schema([("l", pa.list_(pa.struct([("d", pa.decimal128(digits, digits))])))])
+    assert rows([*[b'{"l":[{"d":0.5}]}'] * 50, b'{"l":[{"d":%s}]}' % number], nested)[50] == {"l": [{"d": None}]}
+
+
+def test_an_error_inside_a_value_leaves_the_columns_around_it_that_spark_keeps() -> None:
+    schema = pa.schema([("a", pa.int64()), ("s", pa.list_(pa.int64())), ("z", pa.int64())])
+    assert rows([b'{"a":1,"s":[undefined],"z":2}'], schema) == [{"a": 1, "s": None, "z": 2}]
+    assert rows([b'{"a":1,"s":[[nope]],"z":2}'], schema) == [{"a": None, "s": None, "z": None}]
+    assert rows([b'{"a":1,"s":undefined,"z":2}'], schema) == [{"a": None, "s": None, "z": None}]
 
 
 @pytest.mark.parametrize("value", BLANK)

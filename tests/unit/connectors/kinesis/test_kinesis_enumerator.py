@@ -6,7 +6,7 @@ import pytest
 from headgate.connectors.kinesis.api import Shard
 from headgate.connectors.kinesis.shards import new_shards
 from headgate.connectors.kinesis.source import KinesisSource
-from headgate.connectors.kinesis.split import after
+from headgate.connectors.kinesis.split import KinesisSplit, KinesisState, after
 from headgate.errors import SourceError, SourceUnavailableError
 from headgate.source import Boundedness
 from headgate.source.watermark import MIN_WATERMARK_MS
@@ -210,7 +210,7 @@ def test_a_bounded_read_without_shards_ends_after_a_restore_too():
 
 
 def test_children_follow_a_parent_whose_end_is_told_before_it_is_assigned_again():
-    """Trap 26: a restored enumerator's state may be older than the assignment and the end of a shard."""
+    """A restored enumerator's state may be older than the assignment and the end of a shard."""
     stream = source(Shard("0", is_open=False), Shard("1", ("0",)))
     enumerator = harness(stream)
     enumerator.run_due_calls()
@@ -256,3 +256,18 @@ def test_watermarks_wait_for_shards_that_may_be_read_and_have_no_reader():
     assert unassigned() is None
     enumerator.fail_reader(0)
     assert unassigned() == MIN_WATERMARK_MS
+
+
+def test_a_restarted_enumerator_takes_note_of_what_it_assigned_since_its_state():
+    stream = source(Shard("0"), Shard("1"), Shard("2", ("0",)))
+    state = KinesisState(
+        initial_discovery_finished=True,
+        unassigned=(KinesisSplit(split_id="0"), KinesisSplit(split_id="1"), KinesisSplit(split_id="2", parents=("0",))),
+    )
+    enumerator = harness(stream, parallelism=4, state=KinesisSource.state_serializer.serialize(state)).enumerator
+    assert enumerator.take_assignments({3: [KinesisSplit(split_id="0")], 1: [KinesisSplit(split_id="9")]})
+    snapshot = enumerator.snapshot_state(1)
+    assert snapshot.assigned == {"0": 3, "9": 1}, "one that its state does not know yet, too"
+    assert [split.split_id for split in snapshot.unassigned] == ["1", "2"]
+    enumerator.notify_splits_finished(["0"])
+    assert enumerator.snapshot_state(2).finished == ("0",)

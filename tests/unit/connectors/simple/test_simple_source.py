@@ -246,6 +246,51 @@ def test_an_error_in_splits_fails_the_enumerator() -> None:
         harness.fail_next_call(UserFunctionError("gone", function="Pages.splits"))
 
 
+def test_a_listing_that_fails_is_tried_again_once_there_was_one() -> None:
+    user_class = of(Pages, {"a": [1]})
+    harness = drive(user_class)
+    harness.start()
+    harness.register_reader(0)
+    harness.run_next_call()
+    user_class.contents |= {"b": [1]}
+    harness.fail_next_call(UserFunctionError("gone", function="Pages.splits"))
+    assert list(harness.assigned[0]) == ["a"]
+    harness.run_next_call()
+    assert list(harness.assigned[0]) == ["a", "b"]
+    with pytest.raises(ConnectorContractError):
+        harness.fail_next_call(ConnectorContractError("an id twice"))
+
+
+def test_what_a_reader_was_restored_with_counts_for_balance() -> None:
+    """Otherwise all splits that are found next go to the reader that failed."""
+    user_class = of(Pages, {f"a{number}": [1] for number in range(8)})
+    harness = drive(user_class, parallelism=2)
+    harness.start()
+    for subtask in (0, 1):
+        harness.register_reader(subtask)
+    harness.run_next_call()
+    before = list(harness.assigned[1])
+    harness.fail_reader(1, [])
+    harness.register_reader(1, held_split_ids=before)
+    user_class.contents |= {f"b{number}": [1] for number in range(8)}
+    harness.run_next_call()
+    new = [[split_id for split_id in harness.assigned[subtask] if split_id.startswith("b")] for subtask in (0, 1)]
+    assert [len(each) for each in new] == [4, 4]
+
+
+def test_what_is_finished_counts_no_longer() -> None:
+    user_class = of(Finite, {f"a{number}": [1] for number in range(8)})
+    harness = drive(user_class, parallelism=2)
+    harness.start()
+    for subtask in (0, 1):
+        harness.register_reader(subtask)
+    harness.run_next_call()
+    finish(harness, *list(harness.assigned[0]))
+    user_class.contents |= {f"b{number}": [1] for number in range(4)}
+    harness.run_next_call()
+    assert [len(harness.assigned[subtask]) for subtask in (0, 1)] == [4, 4]
+
+
 # -- reading -----------------------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def test_a_checkpoint_is_one_file_with_the_rows_before_it() -> None:
 
 
 def test_what_no_completed_checkpoint_holds_is_carried() -> None:
-    """Traps, 29: a failed checkpoint aborts nothing."""
+    """A failed checkpoint aborts nothing."""
     writer = writing(DyingHandler(in_memory()))
     counts = []
     for checkpoint_id in range(1, 5):
