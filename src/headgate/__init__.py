@@ -1,7 +1,7 @@
 """Headgate: write a source once, read it from Spark as a batch, a stream or a continuous pipeline.
 
 The public names, nothing else. They are imported when first used: Spark imports every ``pyspark_*`` module to find
-formats, and one that fails to import hides them all (traps, 7).
+formats, and one that fails to import hides them all.
 """
 
 from importlib import import_module

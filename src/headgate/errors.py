@@ -86,7 +86,7 @@ class DataLossError(SourceError):
 
 
 class SourceUnavailableError(SourceError):
-    """The system does not answer or refuses for now. Facts: source, address."""
+    """The system does not answer or refuses for now. Facts: source, address; final: trying again is not worth it."""
 
     retryable = True
 
@@ -133,3 +133,9 @@ class InternalError(HeadgateError):
 
 class InvalidTransitionError(InternalError):
     """A state machine got an event that its state does not allow. Facts: state, event, history."""
+
+
+FINAL_ERRORS: tuple[type[HeadgateError], ...] = (
+    OptionError, DeploymentError, UnsupportedOperationError, UnsupportedVersionError,
+)  # fmt: skip
+"""What only the user can mend: nothing is tried again."""

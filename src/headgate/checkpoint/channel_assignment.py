@@ -1,36 +1,46 @@
 """Decides which subtask of a restored query takes on which channel state: from metadata only (FLIP-547, 4.2).
 
-Never: read a buffer. Where a buffer ends up, by subtask and channel, is the same whether output is recovered downstream
-or upstream.
+Never: read a buffer. Which subtask a buffer ends up in is the same whether output is recovered downstream or upstream.
 
-    exchange    state of the old channel (i, j) goes to                           into the channel of producer
-    ----------  ----------------------------------------------------------------  ---------------------------
-    any         at unchanged parallelism: j, not filtered                         i
-    hash        every subtask whose key groups overlap those of old j, filtered   i % P'
-    rebalance   j % min(targets, P'), not filtered                                i % P'
-    broadcast   every k with k % P == j, not filtered                             i % P'
-    custom      every subtask, filtered                                           i % P'
+    exchange    state of the old channel (i, j) goes to
+    ----------  ----------------------------------------------------------------
+    any         at unchanged parallelism: j, not filtered
+    hash        every subtask whose key groups overlap those of old j, filtered
+    rebalance   j % min(targets, P'), not filtered
+    broadcast   every k with k % P == j, not filtered
+    custom      every subtask, filtered
     forward     has none
 
-P and P' are the parallelism of the checkpoint and of the query. Of one old pair (i, j) input comes before output. With
-``on_downstream`` false the output state of (i, j) is given to the producer i % P' instead, for the same consumers:
-`RecoveredChannel.channel` is then the consumer, and ``filtered`` says whether that one filters.
+P and P' are the parallelism of the checkpoint and of the query. It lands in one of two ways:
+
+- *In its place*: the channel of producer i, of one old pair (i, j) input before output. What producer i sends next
+  comes through the same channel, so that rows of a key stay in their order by themselves.
+- *Relocated*, if the parallelism changed, or if the checkpoint holds rows that were relocated before and not processed
+  since: then the split that a row is of, or the key that an operator sent it for, may be with another producer now. All
+  of the exchange lands in the channel of producer 0 (FLIP-547, 4.5.3), input before output, and the consumer reads
+  nothing that producers send before it is processed (`headgate.task.input_gate`). So what a later checkpoint stores of
+  it meanwhile is in that one channel, in its order, and older than all that producers hold as output.
+
+With ``on_downstream`` false the output state of (i, j) is given to the producer i % P' instead, for the same consumers,
+and comes through that one's channel: `RecoveredChannel.channel` is then the consumer, and ``filtered`` says whether
+that one filters.
 
 A broadcast that has fewer consumers than before leaves out the copies of those that are gone: each consumer had its own
 of every row.
 
-Follows FLIP-547, section 4.2; Flink's StateAssignmentOperation and SubtaskStateMapper; trap 31; lessons FLINK-31963,
--35351, -38483.
+Time and space are those of the result, of which what is sent to the consumers of one channel is the same object.
+
+Follows FLIP-547, section 4.2; Flink's StateAssignmentOperation and SubtaskStateMapper; FLINK-31963, -35351, -38483.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from headgate.errors import InternalError
-from headgate.protocol.key_groups import key_group_range
+from headgate.protocol.key_groups import key_group_range, subtask_of
 from headgate.protocol.messages import SubtaskId
 from headgate.protocol.state import ChannelState, RecoveredChannel
 
@@ -52,6 +62,11 @@ class ExchangePlan(msgspec.Struct, frozen=True, kw_only=True):
     producer_stage: int
     consumer_stage: int
     targets: int | None = None
+
+
+def relocated_exchanges(channels: Sequence[ChannelState], *, old_parallelism: int, parallelism: int) -> frozenset[str]:
+    """Return the exchanges whose channel state is relocated."""
+    return frozenset(each.exchange for each in channels if old_parallelism != parallelism or each.relocated)
 
 
 def assign_channels(
@@ -76,21 +91,44 @@ def assign_channels(
     on_downstream
         ``recover-output-on-downstream``.
     """
+    relocated = relocated_exchanges(channels, old_parallelism=old_parallelism, parallelism=parallelism)
+    stored: dict[str, dict[int, list[ChannelState]]] = {}
+    for state in channels:
+        stored.setdefault(state.exchange, {}).setdefault(state.consumer, []).append(state)
     assigned: dict[SubtaskId, list[RecoveredChannel]] = {}
-    for state in sorted(channels, key=lambda each: (each.exchange, each.producer, each.consumer, each.output)):
-        exchange = exchanges[state.exchange]
-        producer, filtered = state.producer, False
-        consumers: Sequence[int] = (state.consumer,)
-        if old_parallelism != parallelism:
-            producer, filtered = state.producer % parallelism, exchange.kind in ("hash", "custom")
-            consumers = _consumers(exchange, state.consumer, old_parallelism, parallelism, max_parallelism)
-        for consumer in consumers:
-            if state.output and not on_downstream:
-                owner, channel = SubtaskId(exchange.producer_stage, producer), consumer
-            else:
-                owner, channel = SubtaskId(exchange.consumer_stage, consumer), producer
-            assigned.setdefault(owner, []).append(RecoveredChannel(state=state, channel=channel, filtered=filtered))
-    return {subtask: tuple(recovered) for subtask, recovered in assigned.items()}
+
+    def assign(stage: int, subtask: int, recovered: Iterable[RecoveredChannel]) -> None:
+        assigned.setdefault(SubtaskId(stage, subtask), []).extend(recovered)
+
+    for uid, by_consumer in sorted(stored.items()):
+        plan, is_relocated = exchanges[uid], uid in relocated
+        filtered = old_parallelism != parallelism and plan.kind in ("hash", "custom")
+        for states in by_consumer.values():
+            states.sort(key=_by_producer)
+        # In its place, input comes before output by pair; relocated, all of it does.
+        for sides in ((False,), (True,)) if is_relocated else ((False, True),):
+            for old, states in sorted(by_consumer.items()):
+                consumers: Sequence[int] = (old,)
+                if old_parallelism != parallelism:
+                    consumers = _consumers(plan, old, old_parallelism, parallelism, max_parallelism)
+                taken = [each for each in states if each.output in sides]
+                if not on_downstream:
+                    for each in taken:
+                        if each.output:
+                            upstream = [RecoveredChannel(state=each, channel=k, filtered=filtered) for k in consumers]
+                            assign(plan.producer_stage, each.producer % parallelism, upstream)
+                    taken = [each for each in taken if not each.output]
+                downstream = [
+                    RecoveredChannel(state=each, channel=0 if is_relocated else each.producer, filtered=filtered)
+                    for each in taken
+                ]
+                for consumer in consumers if downstream else ():
+                    assign(plan.consumer_stage, consumer, downstream)
+    return {subtask: tuple(recovered) for subtask, recovered in assigned.items() if recovered}
+
+
+def _by_producer(state: ChannelState) -> tuple[int, bool]:
+    return state.producer, state.output
 
 
 def _consumers(exchange: ExchangePlan, old: int, before: int, now: int, max_parallelism: int) -> Sequence[int]:
@@ -98,11 +136,11 @@ def _consumers(exchange: ExchangePlan, old: int, before: int, now: int, max_para
     match exchange.kind:
         case "hash":
             keys = key_group_range(old, before, max_parallelism)
-            return [each for each in range(now) if key_group_range(each, now, max_parallelism).overlaps(keys)]
+            return range(subtask_of(keys.first, now, max_parallelism), subtask_of(keys.last, now, max_parallelism) + 1)
         case "rebalance":
             return (old % min(exchange.targets or now, now),)
         case "broadcast":
-            return [each for each in range(now) if each % before == old]
+            return range(old, now, before)
         case "custom":
             return range(now)
     raise InternalError(f"An exchange of the kind {exchange.kind!r} has channel state, which it never may.")

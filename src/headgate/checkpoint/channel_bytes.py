@@ -9,13 +9,13 @@ whose they are and how many, so that a mixed-up or shortened file is found out:
 
 Durable: version 1; golden bytes in ``tests/golden``. Of a batch that is a slice only its own rows are written.
 
-Follows FLIP-547, section 4.1; trap 23.
+Follows FLIP-547, section 4.1.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -40,8 +40,10 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
-def write_channel(channel: ChannelId, schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, output: bool) -> bytes:
-    """Return the bytes of a channel's buffers.
+def channel_chunks(
+    channel: ChannelId, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, buffers: int, rows: int, output: bool
+) -> Iterator[bytes]:
+    """Return the bytes of a channel's buffers, one by one: no more than one buffer is held at a time.
 
     Parameters
     ----------
@@ -51,6 +53,8 @@ def write_channel(channel: ChannelId, schema: pa.Schema, batches: Sequence[pa.Re
         Of the exchange.
     batches
         The buffers, in their order.
+    buffers, rows
+        How many they are.
     output
         Whether they waited on the producer's side.
     """
@@ -59,27 +63,56 @@ def write_channel(channel: ChannelId, schema: pa.Schema, batches: Sequence[pa.Re
         producer=channel.producer,
         consumer=channel.consumer,
         side="output" if output else "input",
-        buffers=len(batches),
-        rows=sum(batch.num_rows for batch in batches),
+        buffers=buffers,
+        rows=rows,
     )
     metadata = {**(schema.metadata or {}), _METADATA: _serializer(channel, output).serialize(header)}
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema.with_metadata(metadata)) as writer:
+    sink = _Sink()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema.with_metadata(metadata)) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+            del batch
+            yield sink.take()
+    yield sink.take()
 
 
-def read_channel(data: bytes, channel: ChannelId, *, output: bool) -> Iterator[pa.RecordBatch]:
-    """Return the buffers of bytes that `write_channel` made, read one by one.
+class _Sink:
+    """What Arrow writes, until it is taken."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+        self._size_bytes = 0
+
+    def write(self, data: bytes) -> int:
+        self._written.append(bytes(data))
+        self._size_bytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def take(self) -> bytes:
+        written, self._written = self._written, []
+        return b"".join(written)
+
+
+def read_channel(data: bytes | pa.NativeFile, channel: ChannelId, *, output: bool) -> Iterator[pa.RecordBatch]:
+    """Return the buffers of bytes that `channel_chunks` made, read one by one.
 
     Each has memory of its own: holding one does not hold the others.
 
     Parameters
     ----------
     data
-        The bytes.
+        The bytes, or a file of them.
     channel, output
         Whose they must be, numbered by the parallelism that they were stored at.
 
@@ -94,19 +127,20 @@ def read_channel(data: bytes, channel: ChannelId, *, output: bool) -> Iterator[p
     return _batches(header, reader, channel, output)
 
 
-def _open(data: bytes, channel: ChannelId, output: bool) -> tuple[_Header, pa.RecordBatchStreamReader]:
+def _open(data: bytes | pa.NativeFile, channel: ChannelId, output: bool) -> tuple[_Header, pa.RecordBatchStreamReader]:
     what = _what(channel, output)
+    found = data[:200] if isinstance(data, bytes) else None
     try:  # through a Python file, so that Arrow copies a message where it would keep a part of all the bytes
-        reader = pa.ipc.open_stream(pa.PythonFile(io.BytesIO(data), mode="r"))
+        reader = pa.ipc.open_stream(pa.PythonFile(io.BytesIO(data), mode="r") if isinstance(data, bytes) else data)
     except (pa.ArrowException, OSError) as error:
-        raise CorruptStateError(f"{what} cannot be read: {error}.", what=what, found=data[:200]) from error
+        raise CorruptStateError(f"{what} cannot be read: {error}.", what=what, found=found) from error
     metadata = (reader.schema.metadata or {}).get(_METADATA)
     if metadata is None:
-        raise CorruptStateError(f"{what} cannot be read: the bytes name no channel.", what=what, found=data[:200])
+        raise CorruptStateError(f"{what} cannot be read: the bytes name no channel.", what=what, found=found)
     header = _serializer(channel, output).deserialize(metadata)
-    found = ChannelId(header.exchange, header.producer, header.consumer)
-    if found != channel or header.side != ("output" if output else "input"):
-        other = _what(found, header.side == "output")
+    stored = ChannelId(header.exchange, header.producer, header.consumer)
+    if stored != channel or header.side != ("output" if output else "input"):
+        other = _what(stored, header.side == "output")
         raise CorruptStateError(f"{what} cannot be read: found {other}.", what=what, expected=what, found=other)
     return header, reader
 

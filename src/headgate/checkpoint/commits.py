@@ -2,7 +2,7 @@
 
 Never: leave one out, or give the sinks an epoch again with other committables than before.
 
-Part of `headgate.checkpoint.coordinator`, whose states it does not know. Follows trap 29.
+Part of `headgate.checkpoint.coordinator`, whose states it does not know.
 """
 
 from __future__ import annotations

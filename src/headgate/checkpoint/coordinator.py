@@ -69,6 +69,10 @@ Never: start one before every subtask is running, two at a time, or write a mani
                                                                            CheckpointFailureLimitReached
     completing                   CommitFailed                stopped       NotifyAborted, AnswerRequest?,
                                                                            CheckpointFailureLimitReached
+    stopped, recommitting, idle  SubtaskRecovered            same
+    snapshotting, pending        SubtaskRecovered            same
+    completing                   SubtaskRecovered            same
+    ending, suspended            SubtaskRecovered            same
     stopped, recommitting, idle  Stale                       same
     snapshotting, pending        Stale                       same
     completing                   Stale                       same
@@ -78,13 +82,17 @@ Never: start one before every subtask is running, two at a time, or write a mani
   that it may be restored; nobody is told that it completed, and it is deleted when a newer one is complete.
 - A source that cannot take part yet (its enumerator is being restored) puts a checkpoint off, as often as it refuses:
   who asked for it need not ask again, and nothing has failed before the time of one checkpoint is over.
+- While a subtask has recovered rows to process (`SubtaskRecovered` is yet to come), a time-out gives its checkpoint up,
+  but counts for none that failed: what it would bring about, a restart, begins the same recovery from the beginning,
+  for ever if that takes longer than a checkpoint may. Recovery goes on meanwhile, with or without checkpoints; once it
+  is over, time-outs count.
 - A savepoint is a checkpoint that is also written to the user's folder, first: restarting from either commits the same.
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   stands in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
 Longer than other modules, since what comes in and goes out stands beside the machine and its table.
 
-Follows FLIP-27, "Where to run the enumerator"; Flink's CheckpointCoordinator; traps 29 and 34.
+Follows FLIP-27, "Where to run the enumerator"; Flink's CheckpointCoordinator.
 """
 
 from __future__ import annotations
@@ -113,10 +121,21 @@ class CheckpointingStarted(msgspec.Struct, frozen=True):
 
 
 class SubtasksRunning(msgspec.Struct, frozen=True):
-    """Every subtask is running. ``restored``: they just were (a start or a failover): the first checkpoint is early."""
+    """Every subtask is running. ``restored``: they just were (a start or a failover): the first checkpoint is early.
+
+    ``recovering``: those that have recovered rows to process.
+    """
 
     executions: dict[SubtaskId, int]
     restored: bool
+    recovering: frozenset[SubtaskId] = frozenset()
+
+
+class SubtaskRecovered(msgspec.Struct, frozen=True):
+    """A subtask has processed all that it recovered."""
+
+    subtask: SubtaskId
+    execution: int
 
 
 class SubtasksNotRunning(msgspec.Struct, frozen=True):
@@ -217,7 +236,7 @@ class CheckpointTimePassed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    CheckpointingStarted | SubtasksRunning | SubtasksNotRunning | CheckpointRequested | InputAllEnded
+    CheckpointingStarted | SubtasksRunning | SubtaskRecovered | SubtasksNotRunning | CheckpointRequested | InputAllEnded
     | SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
     | Committed | CommitFailed | CheckpointTimePassed
 )  # fmt: skip
@@ -342,7 +361,7 @@ class CheckpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_retained
         How many completed checkpoints are kept, at least one.
     tolerable_failed
-        How many may fail in a row. Savepoints and what a failover aborts do not count.
+        How many may fail in a row. Savepoints, what a failover aborts and time-outs during recovery do not count.
     first_after_restore_ms
         The longest time from RUNNING, or from a failure, to the next checkpoint, in milliseconds.
     """
@@ -429,12 +448,14 @@ class CheckpointCoordinator:
         # Deleted with the next completion: failed ones, and those that a fallback to an older one left behind.
         self._abandoned = [*stored.incomplete, *(each for each in stored.complete if each not in self._retained)]
         self._executions: dict[SubtaskId, int] = {}
+        self._recovering: set[SubtaskId] = set()
         self._pending: _Pending | None = None
         self._requests: list[CheckpointRequested] = []
         self._input_ended = False
         self._due_ms: int | None = None
         self._late_ms: int | None = None  # when what was put off is given up
-        self._failed_in_row = 0
+        self._failed_in_row = 0  # since the last completion
+        self._failed_since_start = 0  # of them those since the last failover: they count against the limit
         restored_epochs = () if restored is None else (
             *restored.uncommitted, UncommittedEpoch(restored.epoch, restored.commits),
         )  # fmt: skip
@@ -486,6 +507,7 @@ class CheckpointCoordinator:
         """Assert what always holds."""
         assert self._late_ms is None or self.state == "idle"
         assert (self._pending is not None) == (self.state in ("snapshotting", "pending", "completing"))
+        assert self._recovering <= self._executions.keys()
         assert bool(self._executions) == (self.state not in ("stopped", "ending", "suspended"))
         self._commits.check(self.epoch)
         assert self.latest is None or self.latest.checkpoint_id <= self._last_id
@@ -522,7 +544,7 @@ class CheckpointCoordinator:
         return self._commit_next()
 
     def _on_subtasks_running(self, event: SubtasksRunning, now_ms: int) -> list[Action]:
-        self._executions = dict(event.executions)
+        self._executions, self._recovering = dict(event.executions), set(event.recovering)
         if event.restored or self._due_ms is None:
             self._due_ms = self._soon(now_ms)
         if not self._commits.comes_first:
@@ -530,6 +552,11 @@ class CheckpointCoordinator:
             return []
         self.state = "recommitting"
         return self._commit_next()
+
+    def _on_subtask_recovered(self, event: SubtaskRecovered, now_ms: int) -> list[Action]:
+        if self._executions.get(event.subtask) == event.execution:
+            self._recovering.discard(event.subtask)
+        return []
 
     def _on_subtasks_running_again(self, event: SubtasksRunning, now_ms: int) -> list[Action]:
         return self._commit_next()
@@ -585,7 +612,10 @@ class CheckpointCoordinator:
             subtasks = sorted(self._executions.keys() - pending.subtasks.keys())
             missing = [f"subtask {each.subtask} of stage {each.stage}" for each in subtasks] or ["its manifest"]
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        return self._fail(f"it took longer than {self._options.timeout_ms} ms; still missing: {shown}", now_ms)
+        reason = f"it took longer than {self._options.timeout_ms} ms; still missing: {shown}"
+        if self._recovering:
+            reason += f" ({len(self._recovering)} subtasks still process what they recovered: this does not count)"
+        return self._fail(reason, now_ms, counts=not self._recovering)
 
     def _on_source_state_ready(self, event: SourceStateReady, now_ms: int) -> list[Action]:
         pending = self._under_way()
@@ -679,7 +709,8 @@ class CheckpointCoordinator:
             NotifyCompleted(pending.checkpoint_id, known, manifest.epoch, duration_ms, size_bytes),
             *(AnswerRequest(each.request_id, pending.checkpoint_id) for each in pending.requests),
         ]
-        self.latest, self._pending, self._failed_in_row = manifest, None, 0
+        self.latest, self._pending = manifest, None
+        self._failed_in_row = self._failed_since_start = 0
         self._commits.add(manifest.epoch, _committables(pending.subtasks))
         self.state = "idle"
         if pending.last:
@@ -697,16 +728,18 @@ class CheckpointCoordinator:
         assert self._pending is not None
         return self._pending
 
-    def _fail(self, reason: str, now_ms: int, error: ErrorReport | None = None) -> list[Action]:
+    def _fail(self, reason: str, now_ms: int, error: ErrorReport | None = None, *, counts: bool = True) -> list[Action]:
         """Give up the checkpoint under way; fail over if it was one too many."""
         pending = self._under_way()
-        checkpoint_id, counts = pending.checkpoint_id, not pending.location
+        checkpoint_id = pending.checkpoint_id
         actions = self._abort(reason)
+        counts = counts and not pending.location
         self._failed_in_row += counts
-        if self._failed_in_row > self._options.tolerable_failed:
-            in_row, self._failed_in_row = self._failed_in_row, 0
+        self._failed_since_start += counts
+        if self._failed_since_start > self._options.tolerable_failed:
+            self._failed_since_start = 0
             self._stop()
-            limit = f"checkpoint {checkpoint_id} failed, number {in_row} in a row: {reason}"
+            limit = f"checkpoint {checkpoint_id} failed, number {self._failed_in_row} in a row: {reason}"
             return [*actions, CheckpointFailureLimitReached(limit, error)]
         self.state = "idle"
         self._due_ms = self._soon(now_ms)
@@ -723,7 +756,8 @@ class CheckpointCoordinator:
 
     def _stop(self) -> None:
         """Begin nothing before all subtasks are running (again)."""
-        self.state, self._executions, self._input_ended, self._late_ms = "stopped", {}, False, None
+        self.state, self._executions, self._recovering = "stopped", {}, set()
+        self._input_ended, self._late_ms = False, None
 
     def _soon(self, now_ms: int) -> int | None:
         """Return when the first checkpoint after a start or a failure is due."""
@@ -785,6 +819,11 @@ class CheckpointCoordinator:
             ("stopped", CheckpointingStarted, _on_checkpointing_started),
             ("stopped", SubtasksRunning, _on_subtasks_running),
             ("ending suspended", SubtasksRunning, _on_subtasks_running_again),
+            (
+                "stopped recommitting idle snapshotting pending completing ending suspended",
+                SubtaskRecovered,
+                _on_subtask_recovered,
+            ),
             ("recommitting idle snapshotting pending completing", SubtasksNotRunning, _on_subtasks_not_running),
             ("stopped ending suspended", SubtasksNotRunning, lambda *_: []),
             (

@@ -14,11 +14,13 @@ import os
 import posixpath
 import re
 import socket
+import tempfile
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
 from urllib.parse import parse_qs, unquote
 
+import pyarrow as pa
 from pyarrow import fs as pa_fs
 
 from headgate.connectors.files.file_systems import resolve_paths
@@ -92,6 +94,24 @@ class FileStore:
         except OSError as error:
             raise _failed("written", path, error) from error
 
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file, to be read from its beginning."""
+        path = self.path(name)
+        try:
+            return self._fs.open_input_stream(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _failed("read", path, error) from error
+
+    def write_chunks(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Make a file durable that is made piece by piece, none of which is held; one that is there is replaced."""
+        path = self.path(name)
+        try:
+            self._write_chunks(path, chunks)
+        except OSError as error:
+            raise _failed("written", path, error) from error
+
     def write_if_absent(self, name: str, data: bytes) -> bool:
         """Make a file durable unless one is there; return whether the content that is there now is this."""
         path = self.path(name)
@@ -140,14 +160,19 @@ class FileStore:
             raise _failed("deleted", path, error) from error
 
     def _write(self, path: str, data: bytes) -> None:
+        self._write_chunks(path, (data,))
+
+    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
         self._fs.create_dir(posixpath.dirname(path), recursive=True)
         if self._fs.type_name in _WHOLE_WHEN_CLOSED:
             with self._fs.open_output_stream(path) as stream:
-                stream.write(data)
+                for chunk in chunks:
+                    stream.write(chunk)
             return
         temporary = _temporary(path)
         with self._fs.open_output_stream(temporary) as stream:
-            stream.write(data)
+            for chunk in chunks:
+                stream.write(chunk)
         self._fs.move(temporary, path)
 
     def _write_if_absent(self, path: str, data: bytes) -> bool:
@@ -163,15 +188,15 @@ class FileStore:
 class LocalStore(FileStore):
     """Files under a local folder, or one that is mounted."""
 
-    def _write(self, path: str, data: bytes) -> None:
-        temporary = self._write_temporary(path, data)
+    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
+        temporary = self._write_temporary(path, chunks)
         os.replace(temporary, path)
         _sync_folder(posixpath.dirname(path))
 
     def _write_if_absent(self, path: str, data: bytes) -> bool:
         if os.path.exists(path):
             return False
-        temporary = self._write_temporary(path, data)
+        temporary = self._write_temporary(path, (data,))
         try:
             os.link(temporary, path)  # unlike a rename it fails when somebody else was faster
         except FileExistsError:
@@ -189,15 +214,19 @@ class LocalStore(FileStore):
         os.unlink(path)
         _sync_folder(posixpath.dirname(path))
 
-    def _write_temporary(self, path: str, data: bytes) -> str:
+    def _write_temporary(self, path: str, chunks: Iterable[bytes]) -> str:
         _make_folder(posixpath.dirname(path))
         temporary = _temporary(path)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            for chunk in chunks:
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
+        except BaseException:
+            os.unlink(temporary)
+            raise
         finally:
             os.close(descriptor)
         return temporary
@@ -214,6 +243,13 @@ class S3Store(FileStore):
     def _write(self, path: str, data: bytes) -> None:
         self._put(path, data, {})
 
+    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
+        with tempfile.TemporaryFile() as file:  # one PUT, which must know the length
+            for chunk in chunks:
+                file.write(chunk)
+            file.seek(0)
+            self._put(path, file, {})
+
     def _write_if_absent(self, path: str, data: bytes) -> bool:
         return self._put(path, data, {"IfNoneMatch": "*"})
 
@@ -221,7 +257,7 @@ class S3Store(FileStore):
         bucket, _, key = path.partition("/")
         self._call("delete_object", path, Bucket=bucket, Key=key)
 
-    def _put(self, path: str, data: bytes, condition: dict[str, str]) -> bool:
+    def _put(self, path: str, data: bytes | IO[bytes], condition: dict[str, str]) -> bool:
         """Return False if the condition did not hold."""
         bucket, _, key = path.partition("/")
         return self._call("put_object", path, Bucket=bucket, Key=key, Body=data, **condition) is not None

@@ -284,7 +284,7 @@ class _StoredSubtask(msgspec.Struct, frozen=True, omit_defaults=True):
     keyed: dict[str, tuple[_StoredChunk, ...]] = {}
 
 
-class _StoredChannel(msgspec.Struct, frozen=True):
+class _StoredChannel(msgspec.Struct, frozen=True, omit_defaults=True):
     exchange: str
     producer: int
     consumer: int
@@ -293,6 +293,7 @@ class _StoredChannel(msgspec.Struct, frozen=True):
     rows: int
     size_bytes: int
     handle: _StoredHandle
+    relocated: bool = False
 
 
 class _StoredSource(msgspec.Struct, frozen=True):
@@ -401,6 +402,7 @@ def _to_channel(state: ChannelState) -> _StoredChannel:
         state.rows,
         state.size_bytes,
         _to_handle(state.handle),
+        state.relocated,
     )
 
 
@@ -414,6 +416,7 @@ def _from_channel(state: _StoredChannel) -> ChannelState:
         buffers=state.buffers,
         rows=state.rows,
         size_bytes=state.size_bytes,
+        relocated=state.relocated,
     )
 
 

@@ -4,8 +4,6 @@ Never: wait for an older run to end, or ask whether it lives: whoever starts tak
 make durable or publish afterwards fails.
 
     <location>/runs/<run>      created only if absent; says who started: for people
-
-Follows traps, 19.
 """
 
 from __future__ import annotations

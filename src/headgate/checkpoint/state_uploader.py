@@ -1,9 +1,11 @@
 """Makes the state of a slot's subtasks durable, on threads of its own: each chunk of keyed state once.
 
+Channel state, of which there may be as much as local disks hold, is written piece by piece.
+
 Never: block who hands state over; write the content of a chunk twice that the checkpoint before named, or was restored
 with; name a file of a savepoint (`headgate.checkpoint.storage.belongs_here`).
 
-Follows FLIP-547, "Rejected Alternatives" (channel state is never incremental); trap 34.
+Follows FLIP-547, "Rejected Alternatives" (channel state is never incremental).
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from headgate.checkpoint.storage import CheckpointStorage, belongs_here
 from headgate.errors import HeadgateError
@@ -65,6 +69,7 @@ class StateUploader:
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._chunks: dict[str, dict[str, Future[ChunkState]]] = {}  # by operator, by name
+        self._unwanted = 0  # the newest checkpoint that will not complete, or has
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"headgate-upload-{number}", daemon=True)
@@ -105,18 +110,47 @@ class StateUploader:
             futures = [named[chunk.chunk_id] for chunk in chunks]
         return _gathered(futures)
 
-    def store_channel(self, checkpoint_id: int, name: str, serialize: Callable[[], bytes]) -> Future[StateHandle]:
+    def store_channel(
+        self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]]
+    ) -> Future[StateHandle]:
         """Store the state of one channel, for this checkpoint alone.
 
         ``name`` is unique in the checkpoint and the process: exchange, producer, consumer, side and execution belong
-        into it. ``serialize`` is called on an uploader's thread.
+        into it. ``chunks`` is called and its result iterated on an uploader's thread, which holds a piece at a time.
+        The future fails if the checkpoint is given up, or a newer one begins.
         """
         with self._lock:
+            self._unwanted = max(self._unwanted, checkpoint_id - 1)
             return self._submit_locked(
                 lambda: self._storage.write_state(
-                    checkpoint_id, f"{name}-{self._writer}", serialize(), inline_bytes=_INLINE_CHANNEL_BYTES
+                    checkpoint_id,
+                    f"{name}-{self._writer}",
+                    self._wanted(checkpoint_id, chunks),
+                    inline_bytes=_INLINE_CHANNEL_BYTES,
                 )
             )
+
+    def give_up(self, checkpoint_id: int) -> None:
+        """Store no more channel state of a checkpoint that will not complete, nor of older ones."""
+        with self._lock:
+            self._unwanted = max(self._unwanted, checkpoint_id)
+
+    def open_channel(self, handle: StateHandle) -> pa.NativeFile:
+        """Open the state of a channel; blocks."""
+        return self._storage.open_state(handle)
+
+    def _wanted(self, checkpoint_id: int, chunks: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        """Yield what is to be stored of a checkpoint, as long as anybody wants it."""
+
+        def check() -> None:
+            with self._lock:
+                if checkpoint_id <= self._unwanted:
+                    raise HeadgateError(f"Checkpoint {checkpoint_id} was given up: its channel state is not stored.")
+
+        check()
+        for chunk in chunks():
+            yield chunk
+            check()
 
     def close(self, timeout_s: float = 0) -> None:
         """Begin nothing any more: what waits fails. What is under way is waited for at most this long, in seconds."""

@@ -17,11 +17,12 @@ failed left behind the next but one that completes, for the next one names all o
 Nothing of a savepoint is ever deleted. A query that begins with one reads its files where they are, by their full
 addresses, and names none of them in a checkpoint of its own (`belongs_here`): its folder is not needed after the first.
 
-Follows Flink's CheckpointStorage; traps 19 and 34.
+Follows Flink's CheckpointStorage.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import posixpath
 import re
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import pyarrow as pa
 
 from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.file_store import FileStore, open_store
@@ -48,6 +50,7 @@ _MANIFEST = "_metadata"
 _QUERY = "query"
 _SHARED = "shared"
 _COPIES_AT_ONCE = 4
+_READ_BYTES = 1 << 20
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
@@ -99,10 +102,13 @@ class CheckpointStorage:
 
     # Writing.
 
-    def write_state(self, checkpoint_id: int, name: str, data: bytes, inline_bytes: int = INLINE_BYTES) -> StateHandle:
+    def write_state(
+        self, checkpoint_id: int, name: str, data: bytes | Iterator[bytes], inline_bytes: int = INLINE_BYTES
+    ) -> StateHandle:
         """Make state of one checkpoint durable; it stands in the manifest itself if it is small.
 
-        ``name`` is unique in the checkpoint: operator, subtask, run, attempt and execution belong into it.
+        ``name`` is unique in the checkpoint: operator, subtask, run, attempt and execution belong into it. ``data`` may
+        be made piece by piece: then no more than ``inline_bytes`` and a piece are held.
         """
         return self._write_file(f"chk-{checkpoint_id}/{_file_name(name)}", data, inline_bytes)
 
@@ -111,11 +117,29 @@ class CheckpointStorage:
         name = urllib.parse.quote(chunk_id, safe="")  # two names stay two
         return self._write_file(f"{_SHARED}/{_file_name(uid)}/{name}", data, inline_bytes)
 
-    def _write_file(self, path: str, data: bytes, inline_bytes: int) -> StateHandle:
-        if len(data) <= inline_bytes:
-            return InlineState(data)
-        self.store.write(path, data)
-        return FileState(path, len(data), zlib.crc32(data))
+    def _write_file(self, path: str, data: bytes | Iterator[bytes], inline_bytes: int) -> StateHandle:
+        if isinstance(data, bytes):
+            if len(data) <= inline_bytes:
+                return InlineState(data)
+            self.store.write(path, data)
+            return FileState(path, len(data), zlib.crc32(data))
+        first = b""
+        for chunk in data:
+            first += chunk
+            if len(first) > inline_bytes:
+                break
+        else:
+            return InlineState(first)
+        size_bytes = crc32 = 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size_bytes, crc32
+            for chunk in itertools.chain((first,), data):
+                size_bytes, crc32 = size_bytes + len(chunk), zlib.crc32(chunk, crc32)
+                yield chunk
+
+        self.store.write_chunks(path, counted())
+        return FileState(path, size_bytes, crc32)
 
     def write_manifest(self, manifest: Manifest, location: str = "") -> int:
         """Complete a checkpoint: large states first, the manifest last.
@@ -268,8 +292,34 @@ class CheckpointStorage:
         """
         if isinstance(handle, InlineState):
             return handle.data
+        return _read_file(*self._place_of(handle))
+
+    def open_state(self, handle: StateHandle) -> pa.NativeFile:
+        """Open state to be read from its beginning, of which no more is held then than what is being read.
+
+        Raises
+        ------
+        CorruptStateError
+            As `read_state`. It is read through once to find out, so that nobody sees bytes of a damaged one.
+        """
+        if isinstance(handle, InlineState):
+            return pa.BufferReader(handle.data)
+        store, placed = self._place_of(handle)
+        size_bytes = crc32 = 0
+        try:
+            with store.open(placed.path) as file:
+                while chunk := file.read(_READ_BYTES):
+                    size_bytes, crc32 = size_bytes + len(chunk), zlib.crc32(chunk, crc32)
+            if (size_bytes, crc32) != (placed.size_bytes, placed.crc32):
+                raise _damaged(store, placed, f"{size_bytes} bytes with the CRC-32 {crc32:08x}")
+            return store.open(placed.path)
+        except FileNotFoundError:
+            raise _damaged(store, placed, "missing") from None
+
+    def _place_of(self, handle: FileState) -> tuple[FileStore, FileState]:
+        """Return where a file is: of this location, or of the savepoint that was restored."""
         if belongs_here(handle):
-            return _read_file(self.store, handle)
+            return self.store, handle
         address, parameters = _parted(handle.path)
         folder, _, name = address.rpartition("/")
         with self._lock:
@@ -278,7 +328,7 @@ class CheckpointStorage:
             store = open_store(folder + parameters)
             with self._lock:
                 self._others[folder] = store
-        return _read_file(store, FileState(name, handle.size_bytes, handle.crc32))
+        return store, FileState(name, handle.size_bytes, handle.crc32)
 
     # How.
 

@@ -22,7 +22,7 @@ With very many readers a minimum that rises is announced a little later, so that
 `_ANNOUNCEMENTS_PER_MS`; one that falls at once. A minimum that has not moved for a minute while somebody waits is told
 as a warning, again every minute.
 
-Follows FLIP-182 (SourceCoordinator.announceCombinedWatermark); lessons, "Watermarks and alignment".
+Follows FLIP-182 (SourceCoordinator.announceCombinedWatermark).
 """
 
 from __future__ import annotations

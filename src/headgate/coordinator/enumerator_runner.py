@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.coordinator import source_coordinator as src
-from headgate.errors import ConnectorContractError, HeadgateError
+from headgate.errors import FINAL_ERRORS, ConnectorContractError, HeadgateError, SourceError
 from headgate.protocol.messages import ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
@@ -33,6 +33,9 @@ from headgate.source.split import Split
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 AnySplit = Any
+
+_FIRST_RETRY_MS, _LAST_RETRY_MS = 500, 10_000
+"""Until failed periodic work is tried again at first, and at last if its period is not longer."""
 
 
 class SlowWork(msgspec.Struct, frozen=True):
@@ -47,13 +50,19 @@ class SlowWork(msgspec.Struct, frozen=True):
     initial_delay_ms
         Time until the first run, in milliseconds.
     period_ms
-        Time from a run whose outcome was handled to the next, in milliseconds; None: it runs once.
+        Time from a run whose outcome was handled to the next, in milliseconds; None: it runs once. See
+        `EnumeratorRunner.next_run_ms` for runs that failed.
     """
 
     work: Callable[[], Any]
     handler: Callable[[Any, Exception | None], None]
     initial_delay_ms: int
     period_ms: int | None
+
+    @property
+    def name(self) -> str:
+        """What it is called, for people."""
+        return str(getattr(self.work, "__qualname__", type(self.work).__name__)).partition(".<locals>")[0].lstrip("_")
 
 
 class Assigned(msgspec.Struct, frozen=True):
@@ -63,7 +72,7 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 class StateTaken(msgspec.Struct, frozen=True):
-    """The enumerator's state, not serialised yet. ``checkpoint_id`` is None after slow work."""
+    """The enumerator's state, not serialised yet. ``checkpoint_id``: None where no checkpoint asked."""
 
     checkpoint_id: int | None
     state: Any
@@ -71,8 +80,25 @@ class StateTaken(msgspec.Struct, frozen=True):
 
 Output = (
     Assigned | StateTaken | src.EnumeratorStarted | src.NoMoreSplitsSignalled | src.EventSent | src.ReaderAdded
-    | src.UnassignedChanged | src.ReaderForgotten | src.SplitsTakenBack | src.EnumeratorFailed
+    | src.SourceEventHandled | src.SlowWorkTried | src.UnassignedChanged | src.ReaderForgotten | src.SplitsTakenBack
+    | src.EnumeratorFailed
 )  # fmt: skip
+
+
+def method_of(call: src.EnumeratorCall) -> str:
+    """Return the name of the enumerator's method that a call is of."""
+    return _METHODS.get(type(call), "forgetting a reader")
+
+
+_METHODS: dict[type, str] = {
+    src.AddReader: "add_reader",
+    src.AddSplitsBack: "add_splits_back",
+    src.HandleSplitRequest: "handle_split_request",
+    src.HandleSourceEvent: "handle_source_event",
+    src.NotifySplitsFinished: "notify_splits_finished",
+    src.SnapshotEnumerator: "snapshot_state",
+    src.NotifyEnumerator: "notify_checkpoint_complete",
+}
 
 
 class EnumeratorRunner:
@@ -94,6 +120,8 @@ class EnumeratorRunner:
         The newest checkpoint that may have a state of this source.
     holders
         Readers that have splits already, by split id.
+    assigned
+        Splits that the state holds although readers were given them since, by reader.
     call_async
         Takes slow work, on the enumerator's thread; must not run it there and then.
 
@@ -105,7 +133,7 @@ class EnumeratorRunner:
     >>> runner = EnumeratorRunner(source, "numbers", incarnation=1, boundedness=Boundedness.BOUNDED,
     ...     schema=schema, parallelism=1, state=None, checkpoint_id=0, call_async=print)
     >>> runner.reported(runner.start())
-    [EnumeratorStarted(incarnation=1), UnassignedChanged(incarnation=1, event_time_ms=None)]
+    [EnumeratorStarted(incarnation=1, took_assignments=False), UnassignedChanged(incarnation=1, event_time_ms=None)]
     """
 
     def __init__(
@@ -121,6 +149,7 @@ class EnumeratorRunner:
         checkpoint_id: int,
         call_async: Callable[[SlowWork], None],
         holders: Mapping[str, int] = MappingProxyType({}),
+        assigned: Mapping[int, Sequence[SplitState]] = MappingProxyType({}),
     ) -> None:
         self.source = source
         self.uid = uid
@@ -129,12 +158,15 @@ class EnumeratorRunner:
         self._context = _Context(self, boundedness, schema, parallelism)
         self._call_async = call_async
         self._state = state
+        self._is_new = state is None  # no earlier start got as far as to have a state
         self._checkpoint_id = checkpoint_id
         self._enumerator: SplitEnumerator[Any, Any] | None = None
         self._readers: dict[int, ReaderInfo] = {}
         self._promised: set[int] = set()
+        self._assigned = assigned
         self._holders = dict(holders)  # who was given a split that is not known to be finished
         self._outputs: list[Output] = []
+        self._failures: dict[str, int] = {}  # in a row, of slow work that is tried again, by its name
         self._unassigned: src.UnassignedChanged | None = None  # what was said last of that
         # What readers reported, as it came: an enumerator that assigns the very same split again needs no new bytes.
         # Filled on the enumerator's thread and emptied where outputs are reported.
@@ -155,6 +187,18 @@ class EnumeratorRunner:
     def finish(self, work: SlowWork, result: Any, error: Exception | None) -> list[Output]:
         """Hand the outcome of slow work to its handler, and return what the enumerator said."""
         return self._run(lambda: self._finish(work, result, error))
+
+    def next_run_ms(self, work: SlowWork) -> int | None:
+        """Return the time until periodic work runs again, in milliseconds, after `finish`; None: it does not.
+
+        Work that failed is tried again soon, and then less and less often.
+        """
+        if work.period_ms is None or self.failed:
+            return None
+        failures = self._failures.get(work.name, 0)
+        if not failures:
+            return work.period_ms
+        return min(_FIRST_RETRY_MS << min(failures - 1, 20), max(work.period_ms, _LAST_RETRY_MS))
 
     def close(self) -> None:
         """Close the enumerator, if it was made; its errors are its own. Last of all."""
@@ -220,10 +264,26 @@ class EnumeratorRunner:
             self._enumerator = self.source.restore_enumerator(self._context, state)
         self._state = None
         self._enumerator.start()
-        self._outputs.append(src.EnumeratorStarted(self.incarnation))
+        self._outputs.append(src.EnumeratorStarted(self.incarnation, self._take_assignments(self._enumerator)))
+
+    def _take_assignments(self, enumerator: SplitEnumerator[Any, Any]) -> bool:
+        given = {subtask: self._deserialized(splits) for subtask, splits in self._assigned.items()}
+        if not given or not enumerator.take_assignments(given):
+            return False
+        self._holders.update((split.split_id, subtask) for subtask, splits in given.items() for split in splits)
+        return True
 
     def _finish(self, work: SlowWork, result: Any, error: Exception | None) -> None:
         work.handler(result, error)
+        self._take_state()
+        if error is None and self._failures.pop(work.name, 0):
+            self._outputs.append(src.SlowWorkTried(self.incarnation, work.name, 0))
+        elif error is not None:  # and the handler can do with that
+            failures = self._failures[work.name] = self._failures.get(work.name, 0) + 1
+            reason = f"{type(error).__name__}: {error}"
+            self._outputs.append(src.SlowWorkTried(self.incarnation, work.name, failures, reason))
+
+    def _take_state(self) -> None:
         # The next checkpoint is the first to hold what this state holds.
         self._outputs.append(StateTaken(None, self._made.snapshot_state(self._checkpoint_id + 1)))
 
@@ -244,6 +304,7 @@ class EnumeratorRunner:
                 enumerator.handle_split_request(subtask, host or None)
             case src.HandleSourceEvent(subtask=subtask, payload=payload):
                 enumerator.handle_source_event(subtask, pickle.loads(payload))
+                self._outputs.append(src.SourceEventHandled(self.incarnation, subtask))
             case src.NotifySplitsFinished(split_ids=split_ids):
                 for split_id in split_ids:
                     self._holders.pop(split_id, None)
@@ -253,6 +314,8 @@ class EnumeratorRunner:
                 self._outputs.append(StateTaken(checkpoint_id, enumerator.snapshot_state(checkpoint_id)))
             case src.NotifyEnumerator(checkpoint_id=checkpoint_id):
                 enumerator.notify_checkpoint_complete(checkpoint_id)
+                if type(enumerator).notify_checkpoint_complete is not SplitEnumerator.notify_checkpoint_complete:
+                    self._take_state()  # nobody will notify it again
             case _:
                 assert_never(call)
 
@@ -267,7 +330,10 @@ class EnumeratorRunner:
                 del self._holders[split.split_id]
         self._promised.discard(call.subtask)
         self._readers[call.subtask] = ReaderInfo(
-            subtask=call.subtask, host=call.host or None, reported_splits_on_registration=reported
+            subtask=call.subtask,
+            host=call.host or None,
+            reported_splits_on_registration=reported,
+            held_split_ids=call.held,
         )
         self._made.add_reader(call.subtask)
         self._say_unassigned()  # first: what this call changed is what the reader is to hear
@@ -357,7 +423,16 @@ class EnumeratorRunner:
             traceback="".join(traceback.format_exception(error)),
             pickled=pickled,
             facts={"source": self.uid, **plain},
+            final=self._is_final(error, plain),
         )
+
+    def _is_final(self, error: BaseException, facts: Mapping[str, Any]) -> bool:
+        """Return whether only the user can mend it.
+
+        Options always; what a connector says is final; what cannot be read only before it ever was.
+        """
+        never_passes = self._is_new and isinstance(error, SourceError) and not error.retryable
+        return never_passes or facts.get("final") is True or isinstance(error, FINAL_ERRORS)
 
 
 class _Context(SplitEnumeratorContext[Any]):

@@ -39,7 +39,7 @@ from typing import assert_never
 import msgspec
 
 from headgate.checkpoint import coordinator as cp
-from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
+from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels, relocated_exchanges
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator import alignment as al
 from headgate.coordinator import scheduler as sch
@@ -183,6 +183,13 @@ class ShareMinimum(msgspec.Struct, frozen=True):
     watermark_ms: int | None
 
 
+class ShowSource(msgspec.Struct, frozen=True):
+    """What keeps a source's enumerator from its work, as sentences; none: nothing does any longer."""
+
+    source: str
+    troubles: tuple[str, ...]
+
+
 class ShowCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint is complete: its number, its epoch, how long it took, and how large its manifest is."""
 
@@ -207,8 +214,8 @@ class Log(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | Log | sch.SubmitJob
-    | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit
+    Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | ShowSource | Log
+    | sch.SubmitJob | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit
     | cp.AnswerRequest
 )  # fmt: skip
 
@@ -226,6 +233,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         How long such a barrier keeps its place first, in milliseconds.
     recover_output_downstream
         Whether rows under way are recovered by who was to get them.
+    stuck_timeout_ms
+        How long a call of an enumerator may take, in milliseconds.
     """
 
     checkpoints: cp.CheckpointOptions
@@ -233,6 +242,14 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     unaligned: bool = True
     alignment_timeout_ms: int = 0
     recover_output_downstream: bool = True
+    stuck_timeout_ms: int = 30_000
+
+
+class SourceInfo(msgspec.Struct, frozen=True):
+    """A source for people: ``state`` as in `source_coordinator`, and what keeps its enumerator from its work."""
+
+    state: str
+    troubles: tuple[str, ...]
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
@@ -261,6 +278,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         The last completed checkpoint and its epoch; None and 0: there is none.
     pending_checkpoint
         The one under way.
+    sources
+        How they are, by uid.
     """
 
     state: str
@@ -270,6 +289,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed_checkpoint: int | None
     epoch: int
     pending_checkpoint: int | None
+    sources: dict[str, SourceInfo] = {}
 
 
 class _Aligned(msgspec.Struct, frozen=True):
@@ -284,6 +304,14 @@ class _Region(msgspec.Struct):
 
     generation: int = 0
     deployed: dict[SubtaskId, int] = {}  # their executions
+
+
+class _Channels(msgspec.Struct, frozen=True):
+    """Who takes on which channel state of a checkpoint, and of which exchanges it is relocated."""
+
+    manifest: Manifest | None
+    assigned: dict[SubtaskId, tuple[RecoveredChannel, ...]]
+    relocated: frozenset[str]
 
 
 class _Stream(msgspec.Struct):
@@ -341,9 +369,11 @@ class JobMaster:
                 reassigns_on_recovery=source.reassigns_on_recovery,
                 parallelism=plan.parallelism,
                 keeps_subtask=source.keeps_subtask,
+                stuck_timeout_ms=options.stuck_timeout_ms,
             )
             for uid, source in plan.sources.items()
         }
+        self._troubles: dict[str, tuple[str, ...]] = {}  # as they were shown last
         self._groups = _groups(plan)
         self._group_of = {
             uid: self._groups[source.alignment.group]
@@ -356,7 +386,8 @@ class JobMaster:
         self._resetting: dict[int, set[str]] = {}  # by subtask: the sources that have not got its splits back
         self._reset_to: dict[int, int] = {}  # by subtask: the checkpoint that its splits were taken back to
         self._regions = [_Region() for _ in range(1 if plan.is_connected else plan.parallelism)]
-        self._assigned: tuple[Manifest, dict[SubtaskId, tuple[RecoveredChannel, ...]]] | None = None
+        self._channels = _Channels(None, {}, frozenset())
+        self._recovering: set[SubtaskId] = set()  # whose recovered rows are not all processed
         self._requests: set[int] = set()  # that were not answered
         self._job: int | None = None  # that was submitted and has not ended
         self._released = self._is_over = False
@@ -426,6 +457,7 @@ class JobMaster:
             completed_checkpoint=None if latest is None else latest.checkpoint_id,
             epoch=self._checkpoints.epoch,
             pending_checkpoint=self._checkpoints.pending_id,
+            sources={uid: SourceInfo(of.state, self._troubles.get(uid, ())) for uid, of in self._sources.items()},
         )
 
     def check(self) -> None:
@@ -543,10 +575,14 @@ class JobMaster:
                 self._note_paused(slot, letter)
             case msg.SubtaskRunning():
                 self._tell_scheduler(sch.SubtaskStarted(subtask, execution))
+            case msg.SubtaskRecovered():
+                self._recovering.discard(subtask)
+                self._tell_checkpoints(cp.SubtaskRecovered(subtask, execution))
             case msg.InputEnded():
                 self._tell_scheduler(sch.SubtaskInputEnded(subtask, execution))
             case msg.SubtaskFailed():
-                self._tell_scheduler(sch.SubtaskBroke(subtask, execution, letter.error))
+                peer = _peer_of(subtask.subtask, letter.error)
+                self._tell_scheduler(sch.SubtaskBroke(subtask, execution, letter.error, peer))
             case msg.CheckpointAcknowledged():
                 self._tell_checkpoints(cp.SubtaskAcknowledged(subtask, execution, letter.checkpoint_id, letter.state))
             case msg.CheckpointDeclined():
@@ -645,7 +681,8 @@ class JobMaster:
                 self._restore_sources()
             case sch.AnnounceRunning():
                 self._log("info", "All subtasks are running.")
-                self._tell_checkpoints(cp.SubtasksRunning(action.executions, action.restored))
+                recovering = frozenset(self._recovering)
+                self._tell_checkpoints(cp.SubtasksRunning(action.executions, action.restored, recovering))
             case sch.AnnounceNotRunning():
                 self._tell_checkpoints(cp.SubtasksNotRunning(action.reason))
             case sch.AnnounceInputEnded():
@@ -684,6 +721,8 @@ class JobMaster:
         region = self._region_of(subtask.subtask)
         if self._plan.exchanges and not region.deployed:
             region.generation += 1
+        # Who only is there processes nothing: what was on its way is the next run's.
+        channels = self._channels_of(None if suspended else latest)
         deploy = msg.Deploy(
             stage=subtask.stage,
             execution=action.execution,
@@ -692,9 +731,12 @@ class JobMaster:
             checkpoint_id=checkpoint_id,
             suspended=suspended,
             generation=region.generation,
-            # Who only is there processes nothing: what was on its way is the next run's.
-            recovered=() if suspended else self._channels_of(latest).get(subtask, ()),
+            recovered=channels.assigned.get(subtask, ()),
+            relocated=channels.relocated,
         )
+        # Where producers recover, a subtask is running when all that is processed.
+        recovers = bool(deploy.recovered) and self._options.recover_output_downstream
+        (self._recovering.add if recovers else self._recovering.discard)(subtask)
         self._send(subtask.subtask, deploy)
         if self._plan.exchanges:
             region.deployed[subtask] = action.execution
@@ -719,21 +761,23 @@ class JobMaster:
                 )
                 self._send(subtask.subtask, located)
 
-    def _channels_of(self, manifest: Manifest | None) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
+    def _channels_of(self, manifest: Manifest | None) -> _Channels:
         """Return which subtask takes on which of a checkpoint's channel state."""
         if manifest is None:
-            return {}
-        if self._assigned is None or self._assigned[0] is not manifest:
+            return _Channels(None, {}, frozenset())
+        if self._channels.manifest is not manifest:
+            old, parallelism = manifest.channels_parallelism, self._plan.parallelism
             assigned = assign_channels(
                 manifest.channels,
                 self._plan.exchanges,
-                old_parallelism=manifest.channels_parallelism,
-                parallelism=self._plan.parallelism,
+                old_parallelism=old,
+                parallelism=parallelism,
                 max_parallelism=self._plan.max_parallelism,
                 on_downstream=self._options.recover_output_downstream,
             )
-            self._assigned = manifest, assigned
-        return self._assigned[1]
+            relocated = relocated_exchanges(manifest.channels, old_parallelism=old, parallelism=parallelism)
+            self._channels = _Channels(manifest, assigned, relocated)
+        return self._channels
 
     def _reset_readers(self, number: int) -> None:
         latest = self._checkpoints.latest
@@ -799,6 +843,11 @@ class JobMaster:
         ]
         for uid, action in ordered:
             self._on_source_action(uid, action)
+        for uid in events:
+            troubles = self._sources[uid].troubles()
+            if troubles != self._troubles.get(uid, ()):
+                self._troubles[uid] = troubles
+                self._out.append(ShowSource(uid, troubles))
 
     def _on_source_action(self, uid: str, action: src.Action) -> None:
         match action:
@@ -823,6 +872,8 @@ class JobMaster:
                 self._on_reader_reset(uid, action.subtask)
             case src.RequestGlobalFailover():
                 self._tell_scheduler(sch.GlobalFailure(action.error))
+            case src.WarnOfEnumerator():
+                self._log("warning", _sentence(action.text))
             case _:
                 assert_never(action)
 
@@ -987,6 +1038,15 @@ def _held_by(group: str, holder: al.WarnOfHolder) -> str:
         "read further ahead of it, set a larger max drift: withWatermarkAlignment, or the option "
         "scan.watermark.alignment.max-drift."
     )
+
+
+def _peer_of(slot: int, error: ErrorReport) -> int | None:
+    """Return the other slot, where a connection between two failed."""
+    if error.error_type != "TransportError":
+        return None
+    ends = {error.facts.get("producer"), error.facts.get("consumer")} - {None}
+    others = ends - {slot}
+    return others.pop() if slot in ends and others else None
 
 
 def _told(action: sch.ReportFailure | sch.ReportMissingSlots) -> str:

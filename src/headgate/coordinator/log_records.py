@@ -2,7 +2,7 @@
 
 Never: log what a reader tells again when it is asked.
 
-Follows FLIP-27, "Where to run the enumerator" (write-ahead log); trap 26.
+Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 """
 
 from __future__ import annotations
@@ -59,6 +59,14 @@ class NoMoreSplitsRecord(msgspec.Struct, frozen=True, tag="no-more-splits"):
     subtask: int
 
 
+class SourceEventRecord(msgspec.Struct, frozen=True, tag="source-event"):
+    """A reader sent the enumerator an event of the connector's own, pickled."""
+
+    subtask: int
+    payload: bytes
+
+
 LogRecord = (
     StateRecord | RegisteredRecord | AssignedRecord | GivenBackRecord | FinishedRecord | NoMoreSplitsRecord
+    | SourceEventRecord
 )  # fmt: skip

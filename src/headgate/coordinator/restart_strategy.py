@@ -74,8 +74,11 @@ class RestartStrategy:
         self.failures = 0
         """How many failures in a row count; 1 after a failure that was the first again."""
 
-    def failed(self, now_ms: int) -> int | None:
-        """Note a failure. Return the milliseconds to wait before the restart; None: give up."""
+    def failed(self, now_ms: int, *, again: bool = False) -> int | None:
+        """Note a failure. Return the milliseconds to wait before the restart; None: give up.
+
+        ``again``: it is the same as the last one, however long that took to show.
+        """
         if self._due_ms is not None and now_ms < self._due_ms:
             return self._due_ms - now_ms
         match self._options:
@@ -86,7 +89,7 @@ class RestartStrategy:
                 self.failures += 1
                 delay: float = delay_ms
             case ExponentialDelay(attempts=attempts) as options:
-                self.failures = 1 if self._ran_well(options, now_ms) else self.failures + 1
+                self.failures = 1 if not again and self._ran_well(options, now_ms) else self.failures + 1
                 delay = self._backoff_ms(options)
         if attempts is not None and self.failures > attempts:
             return None

@@ -45,6 +45,24 @@ subtask's state while the query lives.
     running, ended         SubtaskBroke              resetting    ReportFailure,
                                                                   AnnounceNotRunning,
                                                                   ResetReaders
+    deploying              SubtaskBroke apart        resetting    FenceSlot,           two slots do not reach one
+                                                                  CancelJob,           another again: elsewhere, then
+                                                                  ReportFailure,
+                                                                  ResetReaders
+    running, ended         SubtaskBroke apart        resetting    FenceSlot,           the same
+                                                                  CancelJob,
+                                                                  ReportFailure,
+                                                                  AnnounceNotRunning,
+                                                                  ResetReaders
+    deploying              SubtaskBroke apart        ending       FenceSlot,           one failure too many
+                                                                  FailQuery,
+                                                                  ReleaseSlots,
+                                                                  CancelJob
+    running, ended         SubtaskBroke apart        ending       FenceSlot,           the same
+                                                                  AnnounceNotRunning,
+                                                                  FailQuery,
+                                                                  ReleaseSlots,
+                                                                  CancelJob
     deploying              SubtaskBroke              ending       FailQuery,           one failure too many
                                                                   ReleaseSlots,
                                                                   CancelJob
@@ -94,13 +112,16 @@ subtask's state while the query lives.
     submitted              SchedulerTimePassed       same         RestoreSources?,     what is due
                                                                   DeploySubtask?,
                                                                   ReportMissingSlots?
-    submitted              SchedulerTimePassed late  same         FenceSlot,           a slot is lost
+    submitted              SchedulerTimePassed late  same         FenceSlot,           a slot did not come back
                                                                   ReportFailure?,
                                                                   AnnounceNotRunning?,
                                                                   ResetReaders?,
                                                                   RestoreSources?
-    submitted              SchedulerTimePassed late  cancelling   ReportMissingSlots,  a hung slot was lost, and
-                                                                  CancelJob,           Spark does not know
+    submitted              SchedulerTimePassed late  cancelling   FenceSlot,           a slot fell silent: Spark takes
+                                                                  CancelJob,           it for well, and brings no other
+                                                                  ReportFailure?,
+                                                                  AnnounceNotRunning?,
+                                                                  ResetReaders?,
                                                                   RestoreSources?
     submitted              SchedulerTimePassed late  ending       FenceSlot?,          slots never came, or one
                                                                   AnnounceNotRunning?, failure too many
@@ -126,7 +147,7 @@ subtask's state while the query lives.
 
 Longer than most modules, for it has three in one: what happened, what is to be done, and the machine.
 
-Follows FLIP-27, "Where to run the enumerator"; Flink's scheduler and its restart strategies; traps 19 to 21.
+Follows FLIP-27, "Where to run the enumerator"; Flink's scheduler and its restart strategies.
 """
 
 from __future__ import annotations
@@ -158,6 +179,8 @@ from headgate.errors import InvalidTransitionError
 from headgate.protocol.messages import ErrorReport, SubtaskId
 
 _HISTORY = 64
+_APART_MS = 120_000
+"""Connections between slots that fail within it fail for the same reason."""
 
 # What happened.
 
@@ -181,11 +204,12 @@ class SubtaskStarted(msgspec.Struct, frozen=True):
 
 
 class SubtaskBroke(msgspec.Struct, frozen=True):
-    """A subtask ended by an error; its slot lives."""
+    """A subtask ended by an error; its slot lives. ``peer``: the slot to which a connection failed; None: none did."""
 
     subtask: SubtaskId
     execution: int
     error: ErrorReport
+    peer: int | None = None
 
 
 class SubtaskInputEnded(msgspec.Struct, frozen=True):
@@ -228,9 +252,13 @@ Event = (
 
 
 class SubmitJob(msgspec.Struct, frozen=True):
-    """Submit Spark's job, for the first time or again. Answered by `JobEnded`, some day."""
+    """Submit Spark's job, for the first time or again. Answered by `JobEnded`, some day.
+
+    ``avoid``: slots of the submission before whose hosts are to get no slot now, if there are cores elsewhere.
+    """
 
     submission: int
+    avoid: tuple[int, ...] = ()
 
 
 class DeploySubtask(msgspec.Struct, frozen=True):
@@ -426,6 +454,8 @@ class Scheduler:
         self._failed = False
         self._cause: ErrorReport | None = None
         self._cause_is_loss = False
+        self._apart: tuple[frozenset[int], int] | None = None  # the slots whose connection failed last, and when
+        self._avoid: tuple[int, ...] = ()
         self._end_ms = 0
         self._cancelled = False
         self._history: deque[str] = deque(maxlen=_HISTORY)
@@ -551,32 +581,40 @@ class Scheduler:
         actions = self._fences_and_welcomes(decided)
         for action in decided:
             match action:
-                case SlotsLost(slots=slots, reason=reason):
+                case SlotsLost(slots=slots, reason=reason, silent=silent):
                     error = _error(f"A slot was lost: {reason}.")
-                    actions += self._fail(slots, error, now_ms, dead=self._ids(slots))
-                case SlotsMissed(slots=slots, hung=hung):
-                    actions += self._miss_slots(slots, hung, now_ms)
+                    if silent:
+                        actions += self._resubmit(error, now_ms)
+                    else:
+                        actions += self._fail(slots, error, now_ms, dead=self._ids(slots))
+                case SlotsMissed():
+                    actions += self._miss_slots(now_ms)
         return actions
 
     def _fences_and_welcomes(self, decided: list[SlotAction]) -> list[Action]:
         return [action for action in decided if isinstance(action, AcceptSlot | FenceSlot)]
 
-    def _miss_slots(self, slots: tuple[int, ...], hung: bool, now_ms: int) -> list[Action]:
+    def _resubmit(self, error: ErrorReport, now_ms: int, *, again: bool = False) -> list[Action]:
+        """Submit the job again on what is there: Spark sees a living task where nobody answers.
+
+        Only the job's end gets rid of that task, and Spark may take minutes to find out by itself.
+        """
+        numbers = self._deployed_numbers()
+        fences = self._drop_slots("the job is submitted again", now_ms)
+        failed = self._fail(range(len(self._columns)), error, now_ms, dead=self._ids(numbers), again=again)
+        if self._phase != "submitted":
+            return [*fences, *failed]
+        self._phase, self._submit_ms = "cancelling", now_ms
+        return [*fences, CancelJob(self._submission), *failed]
+
+    def _miss_slots(self, now_ms: int) -> list[Action]:
         """Decide about slots that did not come, or not again."""
         wanted = len(self._columns)
         missing = tuple(number for number in range(wanted) if not self._slots.is_present(number))
         if not self._slots.all_came:
             self._cause = _too_few_slots(wanted, wanted - len(missing), self._options.registration_timeout_ms)
             return self._give_up(now_ms)
-        report = ReportMissingSlots(wanted, missing)
-        if not hung:
-            return [report]
-        # Spark sees a living task in a process that does not answer: only the job's end gets rid of it.
-        fences = self._drop_slots("the job is submitted again", now_ms)
-        self._phase, self._submit_ms = "cancelling", now_ms
-        numbers = self._deployed_numbers()
-        restart = self._restart(numbers, now_ms, "the job is submitted again", self._ids(numbers))
-        return [report, *fences, CancelJob(self._submission), *restart]
+        return [ReportMissingSlots(wanted, missing)]
 
     def _drop_slots(self, reason: str, now_ms: int) -> list[Action]:
         """Fence all slots."""
@@ -593,7 +631,18 @@ class Scheduler:
         return []
 
     def _on_subtask_broke(self, event: SubtaskBroke, now_ms: int) -> list[Action]:
-        return self._fail([event.subtask.subtask], event.error, now_ms, dead=[event.subtask], loss=False)
+        number, again = event.subtask.subtask, False
+        if event.peer is not None:
+            # Two hosts that both reach us, and not one another: in place that would go on for ever.
+            before, self._apart = self._apart, (frozenset((number, event.peer)), now_ms)
+            again = before is not None and now_ms - before[1] < _APART_MS
+            if again and before is not None and before[0] == self._apart[0] and self._both_are_here(self._apart[0]):
+                self._apart, self._avoid = (frozenset(), now_ms), (event.peer,)
+                return self._resubmit(event.error, now_ms, again=True)
+        return self._fail([number], event.error, now_ms, dead=[event.subtask], loss=False, again=again)
+
+    def _both_are_here(self, slots: frozenset[int]) -> bool:
+        return all(self._slots.state(slot) == "registered" for slot in slots)
 
     def _on_subtask_reset(self, event: SubtaskReset, now_ms: int) -> list[Action]:
         for subtask in self._columns[event.subtask]:
@@ -664,12 +713,13 @@ class Scheduler:
         dead: Collection[SubtaskId] = (),
         loss: bool = True,
         everything: bool = False,
+        again: bool = False,
     ) -> list[Action]:
         """Restart what fails with these subtasks, or give up. Subtasks that are not deployed cannot fail."""
         failing = [number for number in numbers if self._columns[number][0].state in _DEPLOYED]
         if not failing and not everything:
             return []
-        delay_ms = self._count(error, now_ms, loss=loss)
+        delay_ms = self._count(error, now_ms, loss=loss, again=again)
         if delay_ms is None:
             return self._give_up(now_ms)
         everything = everything or self._options.failover_strategy == "full"
@@ -700,7 +750,7 @@ class Scheduler:
                 subtask.due_ms = due_ms
         return actions if everything else [*actions, *(ResetReaders(number) for number in numbers)]
 
-    def _count(self, error: ErrorReport, now_ms: int, *, loss: bool) -> int | None:
+    def _count(self, error: ErrorReport, now_ms: int, *, loss: bool, again: bool = False) -> int | None:
         """Note a failure and its cause: the first error in a row, and rather one of a subtask than a mere loss.
 
         One that trying again cannot mend is given up at once.
@@ -708,7 +758,7 @@ class Scheduler:
         if error.final:
             self._cause, self._cause_is_loss = error, loss
             return None
-        delay_ms = self._strategy.failed(now_ms)
+        delay_ms = self._strategy.failed(now_ms, again=again)
         if self._cause is None or self._strategy.failures == 1 or (self._cause_is_loss and not loss):
             self._cause, self._cause_is_loss = error, loss
         return delay_ms
@@ -765,7 +815,8 @@ class Scheduler:
     def _submit(self, now_ms: int) -> SubmitJob:
         self._phase, self._submission = "submitted", self._submission + 1
         self._slots.handle(SlotsAwaited(self._submission), now_ms)
-        return SubmitJob(self._submission)
+        avoid, self._avoid = self._avoid, ()
+        return SubmitJob(self._submission, avoid)
 
     def _deployable(self) -> list[_Subtask]:
         """Return the subtasks that miss nothing, but perhaps time."""

@@ -21,8 +21,8 @@ that belongs to another submission of the job. Only of attempts that count it is
     disconnected             SlotRegistered stale    same          FenceSlot
     registered               SlotDisconnected        disconnected              it may read on and come back
     registered               SlotHeard               same                      it lives
-    registered               SlotsTimePassed silent  lost          FenceSlot,  a fetch or function that hangs, or worse
-                                                                   SlotsLost
+    registered               SlotsTimePassed silent  lost          FenceSlot,  a process that hangs, or a host that is
+                                                                   SlotsLost   cut off: Spark does not know
     disconnected             SlotsTimePassed silent  lost          FenceSlot,  it did not come back
                                                                    SlotsLost
     registered               SlotsTimePassed         same
@@ -33,7 +33,7 @@ that belongs to another submission of the job. Only of attempts that count it is
     registered               SlotsDropped            expected      FenceSlot   it may be a zombie
     disconnected             SlotsDropped            expected      FenceSlot
 
-Follows FLIP-27, "Where to run the enumerator"; traps 19 to 21.
+Follows FLIP-27, "Where to run the enumerator".
 """
 
 from __future__ import annotations
@@ -112,20 +112,20 @@ class FenceSlot(msgspec.Struct, frozen=True):
 
 
 class SlotsLost(msgspec.Struct, frozen=True):
-    """Count what ran in these slots as failed."""
+    """Count what ran in these slots as failed.
 
-    slots: tuple[int, ...]
-    reason: str
-
-
-class SlotsMissed(msgspec.Struct, frozen=True):
-    """Decide what to do without these slots: they have been awaited for long.
-
-    ``hung``: one of them was lost while its stream was open, so that Spark takes its task for well.
+    ``silent``: one of them was lost while its stream was open, so that Spark takes its task for well.
     """
 
     slots: tuple[int, ...]
-    hung: bool
+    reason: str
+    silent: bool = False
+
+
+class SlotsMissed(msgspec.Struct, frozen=True):
+    """Decide what to do without these slots: they have been awaited for long."""
+
+    slots: tuple[int, ...]
 
 
 Action = AcceptSlot | FenceSlot | SlotsLost | SlotsMissed
@@ -144,7 +144,6 @@ class _Slot(msgspec.Struct):
     attempt: int | None = None  # the one that counts, or was the last that did
     heard_ms: int = 0
     missed_ms: int | None = None  # when its absence is to be noticed
-    hung: bool = False
 
 
 _PRESENT = ("registered", "disconnected")
@@ -228,7 +227,6 @@ class Slots:
             present = slot.state in _PRESENT
             assert not present or (slot.attempt is not None and slot.attempt >> ATTEMPT_BITS == self._submission)
             assert not (present and slot.missed_ms is not None)
-            assert not (slot.hung and slot.state != "lost")
             deadline_ms = slot.heard_ms + self._heartbeat_timeout_ms if present else slot.missed_ms
             assert deadline_ms is None or (self._due_ms is not None and self._due_ms <= deadline_ms)
         assert self._present == sum(slot.state in _PRESENT for slot in self._slots)
@@ -277,30 +275,28 @@ class Slots:
             return []
         reason = f"slot {number} was not heard of for {self._heartbeat_timeout_ms} ms (heartbeat.timeout)"
         fence = self._fence(slot, number, reason)
-        slot.state, slot.hung = "lost", slot.state == "registered"
-        # Who hangs may still end by itself, its watchdog sees to that; Spark brings no other before that.
-        patience_ms = self._heartbeat_timeout_ms if slot.hung else self._registration_timeout_ms
-        slot.missed_ms = now_ms + min(patience_ms, self._registration_timeout_ms)
-        return [fence, SlotsLost((number,), reason)]
+        silent = slot.state == "registered"
+        slot.state, slot.missed_ms = "lost", now_ms + self._registration_timeout_ms
+        return [fence, SlotsLost((number,), reason, silent)]
 
     def _on_time_absent(self, slot: _Slot, number: int, event: SlotsTimePassed, now_ms: int) -> list[Action]:
         if slot.missed_ms is None or now_ms < slot.missed_ms:
             return []
         slot.missed_ms = None
-        return [SlotsMissed((number,), slot.hung)]
+        return [SlotsMissed((number,))]
 
     def _on_awaited(self, slot: _Slot, number: int, event: SlotsAwaited, now_ms: int) -> list[Action]:
-        slot.state, slot.hung, slot.missed_ms = "expected", False, now_ms + self._registration_timeout_ms
+        slot.state, slot.missed_ms = "expected", now_ms + self._registration_timeout_ms
         return []
 
     def _on_dropped(self, slot: _Slot, number: int, event: SlotsDropped, now_ms: int) -> list[Action]:
         fences: list[Action] = [self._fence(slot, number, event.reason)] if slot.state in _PRESENT else []
-        slot.state, slot.hung, slot.missed_ms = "expected", False, None
+        slot.state, slot.missed_ms = "expected", None
         return fences
 
     def _accept(self, slot: _Slot, event: SlotRegistered, now_ms: int) -> list[Action]:
         slot.state, slot.attempt, slot.heard_ms = "registered", event.attempt, now_ms
-        slot.missed_ms, slot.hung = None, False
+        slot.missed_ms = None
         return [AcceptSlot(event.slot, event.attempt)]
 
     def _note_deadline(self, slot: _Slot) -> None:
@@ -327,10 +323,14 @@ class Slots:
         )
 
     def _forgive_own_sleep(self, now_ms: int) -> None:
-        """Start the slots' clocks again when we were asleep ourselves: what they said may still lie in a queue."""
-        if self._looked_ms is not None and now_ms - self._looked_ms > 1.5 * self._heartbeat_timeout_ms:
+        """Do not count time in which we stood still as the slots' silence: what they said may still lie in a queue.
+
+        Time is looked at with every heartbeat of ours, four in a time-out: after half of one something held us up.
+        """
+        gone_ms = 0 if self._looked_ms is None else now_ms - self._looked_ms
+        if gone_ms > self._heartbeat_timeout_ms // 2:
             for slot in self._slots:
-                slot.heard_ms = now_ms
+                slot.heard_ms = min(now_ms, slot.heard_ms + gone_ms)
         self._looked_ms = now_ms
 
     def _invalid(self, number: int, event: Event) -> InvalidTransitionError:
@@ -369,8 +369,8 @@ def _merged(actions: list[Action]) -> list[Action]:
     merged: list[Action] = [action for action in actions if not isinstance(action, SlotsLost | SlotsMissed)]
     if lost:
         reason = "; ".join(action.reason for action in lost[:3]) + (f"; {len(lost)} in all" if len(lost) > 3 else "")
-        merged.append(SlotsLost(tuple(slot for action in lost for slot in action.slots), reason))
+        silent = any(action.silent for action in lost)
+        merged.append(SlotsLost(tuple(slot for action in lost for slot in action.slots), reason, silent))
     if missed:
-        slots = tuple(slot for action in missed for slot in action.slots)
-        merged.append(SlotsMissed(slots, any(action.hung for action in missed)))
+        merged.append(SlotsMissed(tuple(slot for action in missed for slot in action.slots)))
     return merged

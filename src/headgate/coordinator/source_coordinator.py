@@ -18,8 +18,11 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     running              FromReader other           same        CallEnumerator?,         ignored if it failed, or
                                                                 AppendLog?,              is to report all of it
                                                                 SendToReader?
+    running              FromReader event           same        AppendLog?,              logged first; waits until the
+                                                                CallEnumerator?          reader has reported
     recovering           FromReader registered      same        AppendLog?               it is asked to report, too
     recovering           FromReader other           same                                 its report will say it
+    recovering           FromReader event           same        AppendLog?               its report will not say it
     running              ReaderFailed               same        CallEnumerator           forget it before all else
     running, recovering  ReaderFailed unknown       same        ReaderReset              it was given nothing
     recovering           ReaderFailed               same                                 the next enumerator does
@@ -27,7 +30,8 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     running              ReaderForgotten            same        CallEnumerator?          give back what it had
     running              SplitsTakenBack            same        AppendLog?,              it may be deployed again
                                                                 ReaderReset?
-    running              EnumeratorStarted          same                                 calls stand behind it
+    running              EnumeratorStarted          same        CallEnumerator?,         readers report to one that
+                                                                SendToReader?            knows what it assigned
     running              SplitsAssigned             same        AppendLog?,              what a reader has already
                                                                 SendToReader?,           is swallowed; asks again
                                                                 CallEnumerator?
@@ -38,10 +42,11 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     running              EventSent                  same        SendToReader?            in order with the others
     running              EnumeratorSnapshotted      same        AppendLog?,              a new segment; nothing if
                                                                 EnumeratorStateReady?    it was aborted
-    running              EnumeratorStateChanged     same        AppendLog?               resolved positions
+    running              EnumeratorStateChanged     same        AppendLog?               resolved positions, say
     running              ReaderAdded                same        SendToReader?            its report is in the next
                                                                                          state; now it hears of
                                                                                          unassigned work
+    running              SourceEventHandled         same                                 it is in the next state
     running              UnassignedChanged          same        SendToReader?            behind what was assigned
                                                                                          before it
     running              SourceTimePassed           same        SendToReader?            to very many readers a rise
@@ -52,6 +57,13 @@ the log, the state for a checkpoint when all before it is out. What follows is h
                                                                 RequestGlobalFailover,   fails again and again, or
                                                                 CheckpointRefused?       only the user can help
     running              EnumeratorFailed late      same                                 of an older incarnation
+    running              SlowWorkTried              same                                 what is assigned is read on
+    running              EnumeratorBusy             same        WarnOfEnumerator?        slow, perhaps for ever
+    running              EnumeratorBusy             recovering  LoadLog,                 too long: it failed
+                                                                CheckpointRefused?
+    running              EnumeratorBusy             failed      StopEnumerator,          likewise, and the log is not
+                                                                RequestGlobalFailover,   whole, or once too often
+                                                                CheckpointRefused?
     running              LogAppended                same        SendToReader?,           it is durable
                                                                 EnumeratorStateReady?
     running              LogAppendFailed            same        SendToReader?,           without a log until the
@@ -62,7 +74,7 @@ the log, the state for a checkpoint when all before it is out. What follows is h
                                                                 RequestGlobalFailover
     recovering           LogAppendFailed late       same                                 of a log that was dropped
     recovering           LogLoaded                  running     StartEnumerator,         readers say what they have
-                                                                CallEnumerator?,
+                                                                CallEnumerator?,         (now or once it started)
                                                                 SendToReader?
     recovering           LogLoaded unusable         failed      StopEnumerator,          lost or corrupt
                                                                 RequestGlobalFailover
@@ -90,6 +102,8 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     closed
     recovering, failed,  ReaderAdded                same                                 of an older incarnation
     closed
+    recovering, failed,  SourceEventHandled         same                                 of an older incarnation
+    closed
     recovering, failed,  UnassignedChanged          same                                 of an older incarnation
     closed
     recovering, failed,  ReaderForgotten            same                                 of an older incarnation
@@ -97,6 +111,10 @@ the log, the state for a checkpoint when all before it is out. What follows is h
     recovering, failed,  SplitsTakenBack            same                                 of an older incarnation
     closed
     recovering, failed,  EnumeratorFailed           same                                 of an older incarnation
+    closed
+    recovering, failed,  SlowWorkTried              same                                 of an older incarnation
+    closed
+    recovering, failed,  EnumeratorBusy             same                                 of an older incarnation
     closed
     failed, closed       LogAppended                same                                 too late
     failed, closed       LogAppendFailed            same                                 too late
@@ -145,6 +163,7 @@ from headgate.coordinator.log_records import (
     LogRecord,
     NoMoreSplitsRecord,
     RegisteredRecord,
+    SourceEventRecord,
     StateRecord,
 )
 from headgate.coordinator.source_recovery import Recovered
@@ -166,7 +185,7 @@ class SourceStarted(msgspec.Struct, frozen=True):
     state
         The enumerator's state in it; None: it starts afresh.
     finished
-        Ends that the readers' states in that checkpoint hold: the enumerator is told them again (traps, 25).
+        Ends that the readers' states in that checkpoint hold: the enumerator is told them again.
     """
 
     checkpoint_id: int = 0
@@ -189,9 +208,13 @@ class ReaderFailed(msgspec.Struct, frozen=True):
 
 
 class EnumeratorStarted(msgspec.Struct, frozen=True):
-    """The enumerator was made and its ``start`` returned."""
+    """The enumerator was made and its ``start`` returned.
+
+    ``took_assignments``: the splits in `StartEnumerator.assigned` are in its state no longer.
+    """
 
     incarnation: int
+    took_assignments: bool = False
 
 
 class SplitsAssigned(msgspec.Struct, frozen=True):
@@ -225,7 +248,7 @@ class EnumeratorSnapshotted(msgspec.Struct, frozen=True):
 
 
 class EnumeratorStateChanged(msgspec.Struct, frozen=True):
-    """The outcome of slow work (discovery) changed the enumerator's state: resolved positions are to be logged."""
+    """What no call orders again changed the enumerator's state: slow work (resolved positions), a notification."""
 
     incarnation: int
     state: bytes
@@ -233,6 +256,13 @@ class EnumeratorStateChanged(msgspec.Struct, frozen=True):
 
 class ReaderAdded(msgspec.Struct, frozen=True):
     """The enumerator's ``add_reader`` returned: its states know what the reader reported from now on."""
+
+    incarnation: int
+    subtask: int
+
+
+class SourceEventHandled(msgspec.Struct, frozen=True):
+    """The enumerator's ``handle_source_event`` returned: its states know that event of a reader from now on."""
 
     incarnation: int
     subtask: int
@@ -264,6 +294,33 @@ class EnumeratorFailed(msgspec.Struct, frozen=True):
 
     incarnation: int
     error: msg.ErrorReport
+
+
+class SlowWorkTried(msgspec.Struct, frozen=True):
+    """Slow work (discovery) failed and is tried again, or did not fail any longer.
+
+    ``failures``: how often in a row; 0: it succeeded after such failures. ``reason``: the last error.
+    """
+
+    incarnation: int
+    name: str
+    failures: int
+    reason: str = ""
+
+
+class BusyCall(msgspec.Struct, frozen=True):
+    """A call of the connector's code that has not returned yet: a method, or slow work in the background."""
+
+    name: str
+    for_ms: int
+    is_slow_work: bool = False
+
+
+class EnumeratorBusy(msgspec.Struct, frozen=True):
+    """Which calls of the enumerator take long. Comes every second while there are any, and once with none."""
+
+    incarnation: int
+    calls: tuple[BusyCall, ...]
 
 
 class LogAppended(msgspec.Struct, frozen=True):
@@ -324,20 +381,25 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 Event = (
     SourceStarted | FromReader | ReaderFailed | EnumeratorStarted | SplitsAssigned | NoMoreSplitsSignalled | EventSent
-    | EnumeratorSnapshotted | EnumeratorStateChanged | ReaderAdded | UnassignedChanged | ReaderForgotten
-    | SplitsTakenBack | EnumeratorFailed | LogAppended | LogAppendFailed | LogLoaded | CheckpointStarted
-    | BarriersSent | SourceCheckpointCompleted | SourceCheckpointAborted | SourceTimePassed | SourceClosed
+    | EnumeratorSnapshotted | EnumeratorStateChanged | ReaderAdded | SourceEventHandled | UnassignedChanged
+    | ReaderForgotten | SplitsTakenBack | EnumeratorFailed | SlowWorkTried | EnumeratorBusy | LogAppended
+    | LogAppendFailed | LogLoaded | CheckpointStarted | BarriersSent | SourceCheckpointCompleted
+    | SourceCheckpointAborted | SourceTimePassed | SourceClosed
 )  # fmt: skip
 
 # What is to be done.
 
 
 class AddReader(msgspec.Struct, frozen=True):
-    """Register the reader in the enumerator's context, then call ``add_reader``."""
+    """Register the reader in the enumerator's context, then call ``add_reader``.
+
+    ``held``: the ids of the splits that it has, beside those that it reported.
+    """
 
     subtask: int
     host: str
     reported_splits: tuple[SplitState, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class ForgetReader(msgspec.Struct, frozen=True):
@@ -361,7 +423,7 @@ class HandleSplitRequest(msgspec.Struct, frozen=True):
 
 
 class HandleSourceEvent(msgspec.Struct, frozen=True):
-    """Call ``handle_source_event``."""
+    """Call ``handle_source_event``. Answered by `SourceEventHandled`."""
 
     subtask: int
     payload: bytes
@@ -406,12 +468,15 @@ class StartEnumerator(msgspec.Struct, frozen=True):
         No checkpoint after this one has a state of this source yet.
     holders
         Readers that have splits, by split id, as far as that is known: it must not give them to others.
+    assigned
+        Splits that readers were given since its state was taken, by reader: it is asked to take note of them.
     """
 
     incarnation: int
     state: bytes | None
     checkpoint_id: int = 0
     holders: dict[str, int] = {}
+    assigned: dict[int, tuple[SplitState, ...]] = {}
 
 
 class CallEnumerator(msgspec.Struct, frozen=True):
@@ -496,9 +561,15 @@ class RequestGlobalFailover(msgspec.Struct, frozen=True):
     error: msg.ErrorReport
 
 
+class WarnOfEnumerator(msgspec.Struct, frozen=True):
+    """A call of the enumerator takes long: a line for the log."""
+
+    text: str
+
+
 Action = (
     StartEnumerator | CallEnumerator | StopEnumerator | AppendLog | DropLog | LoadLog | SendToReader
-    | EnumeratorStateReady | CheckpointRefused | ReaderReset | RequestGlobalFailover
+    | EnumeratorStateReady | CheckpointRefused | ReaderReset | RequestGlobalFailover | WarnOfEnumerator
 )  # fmt: skip
 
 # The machine.
@@ -510,11 +581,18 @@ _MAX_RECOVERIES = 3
 _LETTERS_PER_MS = 50
 """What readers are told of unassigned work at most, unless somebody has to stop for it."""
 
+_SLOW_WORK_FACTOR = 20
+"""Slow work may take so many times ``stuck_timeout_ms``: a listing of millions of files takes minutes."""
+
+_LONGEST_STEP_MS = 2000
+"""Of the time between two looks at a call at most so much counts: a process that was stopped is not stuck."""
+
 _ReaderState = Literal["registered", "reporting", "failed"]
 Letter = msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
 _OF_ENUMERATOR = (
     EnumeratorStarted, SplitsAssigned, NoMoreSplitsSignalled, EventSent, EnumeratorSnapshotted, EnumeratorStateChanged,
-    ReaderAdded, UnassignedChanged, ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
+    ReaderAdded, SourceEventHandled, UnassignedChanged, ReaderForgotten, SplitsTakenBack, EnumeratorFailed,
+    SlowWorkTried, EnumeratorBusy,
 )  # fmt: skip
 _OF_ANYBODY = (
     *_OF_ENUMERATOR, LogAppended, LogAppendFailed, LogLoaded, FromReader, ReaderFailed, BarriersSent,
@@ -559,6 +637,14 @@ class _Unassigned(msgspec.Struct, frozen=True):
     event_time_ms: int | None
 
 
+class _Busy(msgspec.Struct, frozen=True):
+    """A call that takes long: when it was looked at, how much of its time counts, and when to warn of it (again)."""
+
+    seen_ms: int
+    counted_ms: int
+    warn_ms: int
+
+
 class _Held(msgspec.Struct, frozen=True):
     """Something on its way out: a letter, or the state for a checkpoint, once the log is durable up to a number."""
 
@@ -582,27 +668,36 @@ class SourceCoordinator:
     keeps_subtask
         Whether splits of a failed reader wait for that reader instead of going to whoever asks: with event time in
         use another reader's watermark may be past them. A source with the marker sees to that by itself.
+    stuck_timeout_ms
+        How long a call of the enumerator may take before it counts as failed, in milliseconds.
 
     Examples
     --------
     >>> machine = SourceCoordinator("numbers", reassigns_on_recovery=False, parallelism=1)
     >>> machine.handle(SourceStarted(), 0)[-1]
-    StartEnumerator(incarnation=1, state=None, checkpoint_id=0, holders={})
+    StartEnumerator(incarnation=1, state=None, checkpoint_id=0, holders={}, assigned={})
     >>> came = msg.ReaderRegistered(stage=0, execution=1, source="numbers", host="here")
     >>> machine.handle(FromReader(0, came), 0)
-    [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=()))]
+    [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=(), held=()))]
     >>> machine.handle(SplitsAssigned(1, {0: (SplitState("a", b"..."),)}), 0)  # logged first, and sent once it is durable
     [AppendLog(segment=0, number=2, records=(AssignedRecord(subtask=0, execution=1, number=1, splits=(SplitState(split_id='a', data=b'...'),)),))]
     """  # noqa: E501
 
     def __init__(
-        self, source: str, *, reassigns_on_recovery: bool, parallelism: int, keeps_subtask: bool = False
+        self,
+        source: str,
+        *,
+        reassigns_on_recovery: bool,
+        parallelism: int,
+        keeps_subtask: bool = False,
+        stuck_timeout_ms: int = 30_000,
     ) -> None:
         self.source = source
         self.parallelism = parallelism
         self.state: Literal["new", "running", "recovering", "failed", "closed"] = "new"
         self._reassigns = reassigns_on_recovery
         self._keeps_subtask = keeps_subtask and not reassigns_on_recovery
+        self._stuck_timeout_ms = stuck_timeout_ms
         self._incarnation = 0
         self._number = 0  # of the last record of the log
         self._history: deque[str] = deque(maxlen=_HISTORY)
@@ -623,6 +718,14 @@ class SourceCoordinator:
         self._loading = checkpoint_id  # the segment from which the log is being read
         self._broken_segment: int | None = None  # the last one that misses records
         self._recoveries = 0
+        # Events of readers that no state of the enumerator is known to know: it is handling them, or they wait until it
+        # has been restored and knows the reader.
+        self._handled: dict[int, deque[bytes]] = {}
+        self._unhandled: dict[int, list[bytes]] = {}
+        self._failing: dict[str, str] = {}  # slow work that is tried again: its trouble
+        self._busy: dict[str, _Busy] = {}
+        self._slow_calls: tuple[BusyCall, ...] = ()
+        self._offered: dict[int, tuple[SplitState, ...]] = {}  # assignments that a restored enumerator may take note of
         self._given_again = 0  # answers outstanding to what a restored enumerator got back
         self._said: _Unassigned | None = None  # by this incarnation
         self._told: _Unassigned | None = None  # to all that are admitted, or to be told when time has passed
@@ -651,6 +754,10 @@ class SourceCoordinator:
     def next_time_ms(self) -> int | None:
         """Return when `SourceTimePassed` is due, in milliseconds; None: not before another event."""
         return self._quiet_until_ms if self._told_late else None
+
+    def troubles(self) -> tuple[str, ...]:
+        """Return what keeps the enumerator from its work now, as sentences for people."""
+        return (*self._failing.values(), *map(self._trouble_of, self._slow_calls))
 
     def check(self) -> None:
         """Assert what always holds: a split is in one place, and nothing is held back without a reason."""
@@ -705,6 +812,8 @@ class SourceCoordinator:
             return []
         if isinstance(letter, msg.SourceReported):
             return self._on_source_reported(event.subtask, reader, letter)
+        if isinstance(letter, msg.EventToEnumerator):
+            return self._on_event_to_enumerator(event.subtask, reader, letter.payload)
         if reader.state == "reporting":  # the report that follows has it all
             return []
         match letter:
@@ -713,10 +822,20 @@ class SourceCoordinator:
                 return [self._call(HandleSplitRequest(event.subtask, letter.host))]
             case msg.SplitsFinished():
                 return self._tell_finished(event.subtask, reader, letter.finished)
-            case msg.EventToEnumerator():
-                return [self._call(HandleSourceEvent(event.subtask, letter.payload))]
             case _:
                 assert_never(letter)
+
+    def _on_event_to_enumerator(self, subtask: int, reader: _Reader, payload: bytes) -> list[Action]:
+        """Log an event before it is handled: who sent it does not send it again if the enumerator fails meanwhile."""
+        actions = self._append(SourceEventRecord(subtask, payload))
+        self._unhandled.setdefault(subtask, []).append(payload)
+        return [*actions, *self._handle_events(subtask)] if reader.state == "registered" else actions
+
+    def _handle_events(self, subtask: int) -> list[Action]:
+        payloads = self._unhandled.pop(subtask, [])
+        if payloads:
+            self._handled.setdefault(subtask, deque()).extend(payloads)
+        return [self._call(HandleSourceEvent(subtask, payload)) for payload in payloads]
 
     def _on_reader_registered(self, subtask: int, letter: msg.ReaderRegistered) -> list[Action]:
         reported = letter.reported_splits
@@ -725,11 +844,12 @@ class SourceCoordinator:
         if self.state == "recovering":
             reader.state = "reporting"
             return actions
-        return [*actions, *self._join(subtask, reader)]
+        return [*actions, *self._join(subtask, reader, letter.held)]
 
-    def _join(self, subtask: int, reader: _Reader) -> list[Action]:
+    def _join(self, subtask: int, reader: _Reader, held: tuple[str, ...]) -> list[Action]:
         """Make a reader known to the enumerator, with what waits for it."""
-        actions = self._deliver({subtask: tuple(self._parked.pop(subtask, {}).values())})
+        parked = self._parked.pop(subtask, {})
+        actions = self._deliver({subtask: tuple(parked.values())})
         reported = reader.reported
         if not self._tracker.is_empty:
             # Another reader has been given it since, or this one just was: then that counts, and not the report.
@@ -739,7 +859,8 @@ class SourceCoordinator:
                 if self._tracker.holder(split.split_id) is None or split.split_id in self._swallowed
             )
         reader.reported, reader.unconfirmed = (), reader.reported
-        return [*actions, self._call(AddReader(subtask, reader.host, reported)), *self._release()]
+        added = self._call(AddReader(subtask, reader.host, reported, (*held, *parked)))
+        return [*actions, added, *self._handle_events(subtask), *self._release()]
 
     def _on_source_reported(self, subtask: int, reader: _Reader, letter: msg.SourceReported) -> list[Action]:
         if reader.state != "reporting" or letter.incarnation != self._incarnation:
@@ -754,7 +875,8 @@ class SourceCoordinator:
             self._put(subtask, reader, self._no_more_letter(reader))
         reader.promised = reader.promised or letter.no_more_splits
         reader.requested = letter.request_pending and not missing and not reader.promised
-        actions = [*self._join(subtask, reader), *self._tell_finished(subtask, reader, letter.finished)]
+        held = (*letter.held, *(split.split_id for record in missing for split in record.splits))
+        actions = [*self._join(subtask, reader, held), *self._tell_finished(subtask, reader, letter.finished)]
         if reader.requested:
             actions.append(self._call(HandleSplitRequest(subtask, reader.host)))
         return actions
@@ -816,7 +938,22 @@ class SourceCoordinator:
     # What the enumerator says.
 
     def _on_enumerator_started(self, event: EnumeratorStarted) -> list[Action]:
-        return []  # calls were ordered behind the start already
+        offered, self._offered = self._offered, {}
+        if event.incarnation != self._incarnation or not offered:
+            return []  # calls were ordered after the start already
+        actions: list[Action] = []
+        if event.took_assignments:
+            for subtask, splits in offered.items():
+                parked = self._parked.get(subtask, {})
+                back = [split for split in splits if parked.pop(split.split_id, None) is not None]
+                if not parked:
+                    self._parked.pop(subtask, None)
+                if back:  # it was given back since
+                    self._given_again += 1
+                    actions.append(self._call(AddSplitsBack(subtask, tuple(back))))
+                for split in splits:
+                    self._swallowed.pop(split.split_id, None)
+        return [*actions, *self._ask_for_reports()]
 
     def _on_splits_assigned(self, event: SplitsAssigned) -> list[Action]:
         if event.incarnation != self._incarnation:
@@ -884,13 +1021,19 @@ class SourceCoordinator:
         return self._append(*self._state_records(self._encode(event.state), None))
 
     def _state_records(self, state: bytes, checkpoint_id: int | None) -> list[LogRecord]:
-        """Return the record of a state, with the reports that are not in it: it was taken before them."""
+        """Return the record of a state, with the reports and events that are not in it: it was taken before them."""
         reports = [
             RegisteredRecord(subtask, reader.execution, reader.unconfirmed)
             for subtask, reader in self._readers.items()
             if reader.unconfirmed
         ]
-        return [StateRecord(state, checkpoint_id), *reports]
+        events = [
+            SourceEventRecord(subtask, payload)
+            for of in (self._handled, self._unhandled)
+            for subtask, payloads in of.items()
+            for payload in payloads
+        ]
+        return [StateRecord(state, checkpoint_id), *reports, *events]
 
     def _on_reader_added(self, event: ReaderAdded) -> list[Action]:
         reader = self._readers.get(event.subtask)
@@ -899,6 +1042,14 @@ class SourceCoordinator:
         reader.unconfirmed = ()
         self._outbox.append(_Held(self._number, event.subtask, reader.execution, _Admission()))
         return self._release()
+
+    def _on_source_event_handled(self, event: SourceEventHandled) -> list[Action]:
+        if event.incarnation == self._incarnation:
+            handled = self._handled.get(event.subtask)
+            if not handled:
+                raise self._invalid(event, "no event of that reader is being handled")
+            handled.popleft()
+        return []
 
     def _on_unassigned_changed(self, event: UnassignedChanged) -> list[Action]:
         if event.incarnation != self._incarnation:
@@ -930,6 +1081,7 @@ class SourceCoordinator:
                 CheckpointRefused(self._pending.checkpoint_id, f"the enumerator failed: {event.error.message}")
             )
             self._pending = None
+        self._failing, self._busy, self._slow_calls = {}, {}, ()
         is_whole = self._broken_segment is None or self._broken_segment < self._completed
         if not is_whole or event.error.final or self._recoveries == _MAX_RECOVERIES:
             return [*actions, *self._give_up(event.error)]
@@ -938,7 +1090,8 @@ class SourceCoordinator:
         self._incarnation += 1
         self._loading = self._completed
         self._tracker = SplitAssignmentTracker(self._completed)
-        self._swallowed, self._parked, self._given_again = {}, {}, 0
+        self._swallowed, self._parked, self._offered, self._given_again = {}, {}, {}, 0
+        self._handled, self._unhandled = {}, {}  # the log has them
         self._outbox.clear()
         self._said, self._told_before, self._told_late = None, self._told, False
         for reader in self._readers.values():
@@ -946,6 +1099,46 @@ class SourceCoordinator:
             if reader.state == "registered":
                 reader.state = "reporting"
         return [*actions, LoadLog(self._loading, self._number, self._incarnation)]
+
+    def _on_slow_work_tried(self, event: SlowWorkTried) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        if event.failures:
+            times = "once" if event.failures == 1 else f"{event.failures} times in a row"
+            self._failing[event.name] = f"{event.name} failed {times} and is tried again: {event.reason}"
+        else:
+            self._failing.pop(event.name, None)
+        return []
+
+    def _on_enumerator_busy(self, event: EnumeratorBusy) -> list[Action]:
+        if event.incarnation != self._incarnation:
+            return []
+        busy: dict[str, _Busy] = {}
+        actions: list[Action] = []
+        for call in event.calls:
+            limit_ms = self._stuck_timeout_ms * (_SLOW_WORK_FACTOR if call.is_slow_work else 1)
+            was = self._busy.get(call.name)
+            if was is None or call.for_ms < was.seen_ms:
+                was = _Busy(0, 0, self._stuck_timeout_ms if call.is_slow_work else limit_ms // 3)
+            counted_ms = was.counted_ms + min(call.for_ms - was.seen_ms, _LONGEST_STEP_MS)
+            if counted_ms > limit_ms:
+                error = _stuck(self.source, call, limit_ms)
+                return self._on_enumerator_failed(EnumeratorFailed(event.incarnation, error))
+            warn_ms = was.warn_ms
+            if counted_ms >= warn_ms:
+                warn_ms = max(2 * warn_ms, 1)
+                actions.append(WarnOfEnumerator(self._trouble_of(call)))
+            busy[call.name] = _Busy(call.for_ms, counted_ms, warn_ms)
+        self._busy, self._slow_calls = busy, event.calls
+        return actions
+
+    def _trouble_of(self, call: BusyCall) -> str:
+        text = f"{call.name} of the source {self.source!r} has not returned for {call.for_ms // 1000} s: "
+        if call.is_slow_work:
+            return text + "no new splits are found meanwhile; what is assigned is read on"
+        failed = [subtask for subtask, reader in sorted(self._readers.items()) if reader.state == "failed"]
+        waits = f", the failed readers {failed[:20]} are not restarted" if failed else ""
+        return text + f"nothing is assigned, no checkpoint completes{waits} until it does"
 
     def _on_stale(self, event: Event) -> list[Action]:
         return []
@@ -985,6 +1178,8 @@ class SourceCoordinator:
         self._tracker.complete(self._completed)
         for subtask, split in recovered.parked.values():
             self._parked.setdefault(subtask, {})[split.split_id] = split
+        for subtask, payloads in recovered.events.items():
+            self._unhandled[subtask] = [*payloads, *self._unhandled.get(subtask, ())]
         for subtask, reader in self._readers.items():
             registered = recovered.registered.get(subtask)
             if registered is not None and registered.execution == reader.execution:
@@ -997,9 +1192,9 @@ class SourceCoordinator:
         state = recovered.state
         back_again = recovered.given_back.keys() | recovered.swallowed.keys()
         holders = {split.split_id: subtask for subtask, split in self._tracker if split.split_id not in back_again}
-        actions: list[Action] = [
-            StartEnumerator(self._incarnation, None if state is None else state.enumerator, self._segment, holders)
-        ]
+        self._offered = recovered.assigned_since() if self._reassigns else {}
+        enumerator = None if state is None else state.enumerator
+        actions: list[Action] = [StartEnumerator(self._incarnation, enumerator, self._segment, holders, self._offered)]
         if recovered.finished:
             actions.append(self._call(NotifySplitsFinished(tuple(recovered.finished))))
         back: dict[int, list[SplitState]] = {}
@@ -1007,10 +1202,16 @@ class SourceCoordinator:
             back.setdefault(subtask, []).append(split)
         self._given_again = len(back)
         actions.extend(self._call(AddSplitsBack(subtask, tuple(splits))) for subtask, splits in back.items())
+        actions.extend(
+            self._call(ForgetReader(subtask)) for subtask, reader in self._readers.items() if reader.state == "failed"
+        )
+        # What readers report depends on what the enumerator knows by itself.
+        return actions if self._offered else [*actions, *self._ask_for_reports()]
+
+    def _ask_for_reports(self) -> list[Action]:
+        actions: list[Action] = []
         for subtask, reader in self._readers.items():
-            if reader.state == "failed":
-                actions.append(self._call(ForgetReader(subtask)))
-            else:
+            if reader.state == "reporting":
                 report = msg.ReportSource(
                     stage=reader.stage, execution=reader.execution, source=self.source, incarnation=self._incarnation
                 )
@@ -1191,10 +1392,13 @@ class SourceCoordinator:
         ("running", EnumeratorSnapshotted): _on_enumerator_snapshotted,
         ("running", EnumeratorStateChanged): _on_enumerator_state_changed,
         ("running", ReaderAdded): _on_reader_added,
+        ("running", SourceEventHandled): _on_source_event_handled,
         ("running", UnassignedChanged): _on_unassigned_changed,
         ("running", ReaderForgotten): _on_reader_forgotten,
         ("running", SplitsTakenBack): _on_splits_taken_back,
         ("running", EnumeratorFailed): _on_enumerator_failed,
+        ("running", SlowWorkTried): _on_slow_work_tried,
+        ("running", EnumeratorBusy): _on_enumerator_busy,
         ("running", LogAppended): _on_log_appended,
         ("running", LogAppendFailed): _on_log_append_failed,
         ("running", LogLoaded): _on_stale,
@@ -1227,6 +1431,22 @@ class SourceCoordinator:
 def _how_late(unassigned: _Unassigned) -> tuple[bool, int]:
     time_ms = unassigned.event_time_ms
     return time_ms is None, time_ms or 0
+
+
+def _stuck(source: str, call: BusyCall, limit_ms: int) -> msg.ErrorReport:
+    limit = f"{call.name} of the source {source!r} has not returned for {limit_ms // 1000} s"
+    if call.is_slow_work:
+        return msg.ErrorReport(
+            error_type="SourceUnavailableError",
+            message=f"{limit}, which is {_SLOW_WORK_FACTOR} times task.stuck.timeout: it counts as failed.",
+            facts={"source": source},
+        )
+    return msg.ErrorReport(
+        error_type="ConnectorContractError",
+        message=f"{limit} (task.stuck.timeout): it counts as failed. No method of an enumerator may block; slow work "
+        "belongs into call_async.",
+        facts={"source": source, "method": call.name},
+    )
 
 
 def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:

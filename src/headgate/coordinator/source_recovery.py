@@ -6,12 +6,13 @@ The enumerator goes on from the latest state in the log. What became of splits a
 
     since the latest state                                  the new enumerator
     ------------------------------------------------------  ------------------------------------------------------
-    assigned                                                will assign it again: that is swallowed
+    assigned                                                takes note of it, if it can; otherwise it will assign it
+                                                            again: that is swallowed
     assigned, given back                                    likewise; what was logged waits for the reader it was with
     given back (and assigned before)                        is given it back again
     given back (and assigned before), assigned              knows it as assigned: nothing to do
 
-Follows FLIP-27, "Where to run the enumerator" (write-ahead log); trap 26.
+Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headgate.coordinator.log_records import (
     LogRecord,
     NoMoreSplitsRecord,
     RegisteredRecord,
+    SourceEventRecord,
     StateRecord,
 )
 from headgate.coordinator.source_state import SourceState, decode_source_state
@@ -62,6 +64,8 @@ class Recovered:
         Assignments that may not have arrived, by reader.
     registered
         Registrations that it may not know of, by reader.
+    events
+        Events of readers that it may not know of, by reader.
     """
 
     def __init__(self, checkpoint_id: int, *, keeps_subtask: bool) -> None:
@@ -74,6 +78,7 @@ class Recovered:
         self.promised: set[int] = set()
         self.logged: dict[int, list[AssignedRecord]] = {}
         self.registered: dict[int, RegisteredRecord] = {}
+        self.events: dict[int, list[bytes]] = {}
         self._keeps_subtask = keeps_subtask
 
     def replay(self, records: Sequence[LogRecord]) -> None:
@@ -99,8 +104,20 @@ class Recovered:
                         self.finished.extend(each.split_id for each in record.finished)
                 case NoMoreSplitsRecord():
                     self.promised.add(record.subtask)
+                case SourceEventRecord():
+                    if not is_known:
+                        self.events.setdefault(record.subtask, []).append(record.payload)
         for split_id in self.parked:
             self.tracker.discard(split_id)  # the enumerator failed before the record that it gave it back
+
+    def assigned_since(self) -> dict[int, tuple[SplitState, ...]]:
+        """Return by reader which splits, as they were assigned, the latest state holds although a reader had them."""
+        held = [*self.tracker, *self.parked.values()]
+        assigned: dict[int, list[SplitState]] = {}
+        for subtask, split in held:
+            if self.swallowed.get(split.split_id) == subtask:
+                assigned.setdefault(subtask, []).append(split)
+        return {subtask: tuple(splits) for subtask, splits in assigned.items()}
 
     def _load(self, state: SourceState) -> None:
         self.state = state

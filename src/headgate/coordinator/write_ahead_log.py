@@ -8,7 +8,7 @@ its checksum. The log serves one life of the driver: a start drops what an earli
 
 Called on one thread, which may block; everything is carried out in the order in which it was ordered.
 
-Follows FLIP-27, "Where to run the enumerator" (write-ahead log); trap 26.
+Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Never: start a thread, read a clock other than the one it is given, or run a user's function longer than its slice.
 
 What a source emits waits in a queue. `process_some` takes it on, a slice at a time, so that letters of the mailbox get
-their turn in between however large a batch is (traps, 18). What a slice gave rise to is put before what waits: rows of
+their turn in between however large a batch is. What a slice gave rise to is put before what waits: rows of
 a split stay in order, and no more waits than what one poll emitted and one slice gave.
 
 Exactly once: a reader's position is behind the rows that wait here. So the runner polls no reader while something
@@ -21,7 +21,7 @@ A record on which a function fails is found by halving: the halves are put befor
 What a call emitted counts only once it returned, so that a half that is called again repeats nothing. An operator with
 keyed state is not called again: its state has seen the rows.
 
-Follows FLIP-27, "Reader Interface and Threading Model"; traps 17 and 18.
+Follows FLIP-27, "Reader Interface and Threading Model".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, TypeVar
@@ -52,7 +52,7 @@ from headgate.operators.operator import (
     RestoredChunk,
     SinkWriter,
 )
-from headgate.operators.slices import SliceController
+from headgate.operators.slices import LONGEST_TRIAL_MS, SliceController
 from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.state import OperatorState
@@ -92,6 +92,9 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
         Records that could not be processed, whether written elsewhere or not.
     late
         Rows that came behind the watermark, whether written elsewhere or not.
+    unpublished_ms
+        By the uid of a sink: how long its oldest rows of a complete checkpoint have waited to be published; absent:
+        none wait.
     operators
         By the uid of an operator or the sink: rows in and out.
     """
@@ -102,6 +105,7 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: int | None
     skipped: int
     late: int
+    unpublished_ms: dict[str, int]
     operators: dict[str, OperatorFigures]
 
 
@@ -212,7 +216,11 @@ class StageChain:
         self._watermarks = WatermarkFlow(schemas, told_to_all=filter(graph.is_told_to_all, self._stage.inputs))
         self._told_ms: int | None = None  # the watermark that went through the operators last
         self._told_idle = False
-        self._slices = {uid: SliceController() for uid in (*self._operators, *self._outputs, SINK_UID)}
+        longest_trial_ms = min(LONGEST_TRIAL_MS, definition.options["task.stuck.timeout"] / 4)
+        self._slices = {
+            uid: SliceController(longest_trial_ms=longest_trial_ms)
+            for uid in (*self._operators, *self._outputs, SINK_UID)
+        }
         self._figures = {uid: OperatorFigures() for uid in (*self._operators, *self._outputs, SINK_UID)}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
@@ -232,7 +240,14 @@ class StageChain:
         return self._event_time_operators[source]
 
     def open(self) -> None:
-        """Open the operators and the sinks' writers, with their state. What is open already is closed by `close`.
+        """Open everything at once: `open_in_steps`."""
+        for _ in self.open_in_steps():
+            pass
+
+    def open_in_steps(self) -> Iterator[None]:
+        """Open the operators and the sinks' writers, with their state, in steps between which letters may be handled.
+
+        What is open already is closed by `close`.
 
         Raises
         ------
@@ -247,7 +262,7 @@ class StageChain:
                     operator.on_late = self._write_late
                 operator.open(self._context_of(uid), self._items.get(uid, ()))
                 if isinstance(operator, KeyedOperator):
-                    operator.restore_keyed(self._keyed.get(uid, ()))
+                    yield from operator.restore_in_steps(self._keyed.get(uid, ()))
             except Exception as error:
                 raise bad_records.explain(error, self._call(uid, "", "")) from error
         sinks = [(SINK_UID, definition.sink, definition.graph.schema)] if self._stage.has_sink else []
@@ -359,6 +374,7 @@ class StageChain:
             watermark_ms=self._watermarks.watermark_ms,
             skipped=self._skipped,
             late=sum(each.late_rows for each in self._operators.values() if isinstance(each, KeyedOperator)),
+            unpublished_ms={uid: waited for uid, each in self._writers.items() if (waited := each.unpublished_ms())},
             operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
         )
 

@@ -5,11 +5,13 @@ Never: read a clock (who calls says what time it is), or change the order of a c
 A buffer on a channel costs about the same whether it holds ten rows or ten thousand, and credits count buffers. So rows
 wait until there are enough of them, or until the first has waited for `exchange.buffer-timeout`:
 
-- What waits is put together in one copy, right before it is sent. A piece that is large enough by itself is not copied.
+- What waits is put together in one copy, right before it is sent. A piece that is large enough by itself is not copied,
+  unless it is a small slice: what is sent to others would stay in memory as long as a slow consumer's part of it does.
 - What is larger than a buffer may be is cut; a row that is so by itself goes alone.
 - Before an event `flush` sends everything: a watermark or a barrier stands behind the rows that came before it.
 
-Follows design, "Keyed exchange"; Flink's `execution.buffer-timeout`; traps, 23 (the size is that of the slice).
+Follows docs/architecture.md, "Stages and exchanges"; Flink's
+`execution.buffer-timeout`. A batch's size is that of the slice, not of what it is cut from.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class Coalescer:
         size_bytes = batch.nbytes
         waiting = self._waiting.get(consumer)
         if size_bytes >= self._target_bytes:  # what waits goes before it, by itself: the large piece is not copied
-            return [*self._send(consumer), *((consumer, each) for each in self._cut(batch, size_bytes))]
+            return [*self._send(consumer), *((consumer, each) for each in self._cut(_on_its_own(batch), size_bytes))]
         if waiting is None:
             waiting = self._waiting[consumer] = _Waiting(now_ms)
         waiting.batches.append(batch)
@@ -100,8 +102,9 @@ class Coalescer:
         if waiting is None:
             return []
         batches = waiting.batches
-        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        return [(consumer, buffer) for buffer in self._cut(batch, waiting.size_bytes)]
+        if len(batches) == 1:
+            return [(consumer, buffer) for buffer in self._cut(_on_its_own(batches[0]), waiting.size_bytes)]
+        return [(consumer, buffer) for buffer in self._cut(pa.concat_batches(batches), waiting.size_bytes)]
 
     def _cut(self, batch: pa.RecordBatch, size_bytes: int) -> list[Buffer]:
         """Return rows as buffers that are small enough."""
@@ -115,3 +118,8 @@ class Coalescer:
             piece = batch.slice(begin, each)
             found += self._cut(piece, piece.nbytes)  # rows differ in size: a piece may still be too large
         return found
+
+
+def _on_its_own(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch that holds in memory not much more than its rows."""
+    return pa.concat_batches([batch]) if batch.get_total_buffer_size() > 2 * batch.nbytes else batch

@@ -10,7 +10,7 @@ Never: move a row itself (`headgate.spark.continuous.exchange` does), or hold an
     custom      the subtask that the user's function says         every subtask, which filters
     forward     the subtask of the same number (slot)             none: its barriers are never unaligned
 
-Follows FLIP-547, "Existing logic"; traps 24 and 31; lessons FLINK-31963, -35351, -38483 and -37870.
+Follows FLIP-547, "Existing logic"; FLINK-31963, -35351, -38483 and -37870.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headgate.operators.operator import Emit, Operator
 
 ExchangeKind = Literal["hash", "rebalance", "broadcast", "custom", "forward"]
 Partition = Callable[[pa.RecordBatch, int], pa.Array]
-"""A user's partitioner: rows and the number of subtasks to the subtask of each row. Deterministic (traps, 31)."""
+"""A user's partitioner: rows and the number of subtasks to the subtask of each row. Deterministic."""
 
 
 class Exchange(Operator):

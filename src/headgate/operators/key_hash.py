@@ -2,7 +2,7 @@
 
 Never: change a result, which is part of the checkpoint format (`HASH_VERSION`); look at a value in Python.
 
-Arrow has no such hash (traps, 24), and its own ones change between releases. Version 1: each value becomes a word of 64
+Arrow has no such hash, and its own ones change between releases. Version 1: each value becomes a word of 64
 bits, and the words of a row's columns are mixed one after the other. How a value becomes its word:
 
     type                                     word (all arithmetic modulo 2**64)
@@ -20,8 +20,8 @@ bits, and the words of a row's columns are mixed one after the other. How a valu
 What differs need not have different hashes: an integer and a decimal may share theirs, since a key's columns have one
 type for ever. Not keys: maps (Spark's rule, too), unions, calendar intervals.
 
-Follows design, "Keyed exchange"; traps, 24. The mixing is two rounds of multiply and xor-shift, whose constants are
-those of SplitMix64 and MurmurHash3.
+Follows docs/architecture.md, "Stages and exchanges". The mixing is two rounds of multiply and xor-shift, whose
+constants are those of SplitMix64 and MurmurHash3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`MapInArrow`: runs a user's function over the rows at hand of one split.
 
-Never: keep a function's iterator open between two calls: rows that it held would be in no checkpoint (traps, 17).
+Never: keep a function's iterator open between two calls: rows that it held would be in no checkpoint.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 Never: call these from another thread than the one each method names.
 
-Follows FLIP-27's threading model; Flink's Sink V2 (SinkWriter, Committer) for two-phase sinks; traps 17, 29 and 35.
+Follows FLIP-27's threading model; Flink's Sink V2 (SinkWriter, Committer) for two-phase sinks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -170,6 +170,14 @@ class KeyedOperator(Operator):
         Chunks of one former subtask come in the order in which its `snapshot_keyed` gave them.
         """
 
+    def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
+        """Do the same as `restore_keyed`, in steps that take well below a second each, where there may be many keys.
+
+        The subtask answers its mailbox between them. It is called instead of `restore_keyed`.
+        """
+        self.restore_keyed(chunks)
+        yield
+
     @abstractmethod
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
         """Return all of the state, as chunks: old ones by their names, and what changed in new ones.
@@ -207,7 +215,7 @@ class SinkWriter(ABC):
         """Make safe what was written up to now, and say what is to be committed once the checkpoint is complete.
 
         Returns at once; rows that follow belong to the next checkpoint. The state's ``committables`` hold what was
-        prepared for earlier checkpoints too, as long as none of those completed (traps, 29). ``final``: no rows follow.
+        prepared for earlier checkpoints too, as long as none of those completed. ``final``: no rows follow.
         """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -220,6 +228,10 @@ class SinkWriter(ABC):
         before it is done leaves the rest to the next run of the query.
         """
         return None
+
+    def unpublished_ms(self) -> int:
+        """Return how long the oldest rows of a complete checkpoint have waited to be published here; 0: none wait."""
+        return 0
 
     def close(self) -> None:
         """Release what it holds; what is in no checkpoint is thrown away. Called once, also after an error."""

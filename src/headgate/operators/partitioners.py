@@ -13,7 +13,7 @@ Never: keep rows, change their order for a consumer, or look at a value in Pytho
 Only hash and custom have to find a consumer's own rows among recovered ones (see `headgate.operators.exchange`): the
 others were given whole buffers by the coordinator.
 
-Follows design, "Keyed exchange"; traps 24 and 31; lessons FLINK-31963, -35351 and -38483.
+Follows docs/architecture.md, "Stages and exchanges"; FLINK-31963, -35351 and -38483.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ The names are those of FLIP-547 and FLIP-217 where they name one, and Flink's wh
 from __future__ import annotations
 
 import difflib
+import ipaddress
 from collections.abc import Mapping
 
 from headgate.coordinator.restart_strategy import ExponentialDelay, FixedDelay, NoRestart, RestartOptions
@@ -28,6 +29,14 @@ def _duration_or_zero_ms(value: str) -> int:
 def _attempts(value: str) -> int | str:
     """Parse a number of restarts, or ``infinite``."""
     return "infinite" if value.strip().lower() == "infinite" else int(integer(0)(value))
+
+
+def _network(value: str) -> str:
+    """Parse a network in CIDR notation."""
+    try:
+        return str(ipaddress.ip_network(value.strip()))
+    except ValueError:
+        raise ValueError("a network like '10.8.0.0/16'") from None
 
 
 QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
@@ -64,6 +73,10 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one letter after which a worker is ended"),
     OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),
     OptionSpec("transport.port", integer(0, 65535), 0, "its port; 0: any that is free"),
+    OptionSpec(
+        "transport.slots.network", _network, None,
+        "where slots listen for one another (CIDR); default: at the address that they reach the driver from",
+    ),
     OptionSpec("transport.tls.enabled", boolean, False, "whether slots and driver talk TLS"),
     OptionSpec("transport.tls.cert", text, None, "PEM file with the certificate chain of the endpoints"),
     OptionSpec("transport.tls.key", text, None, "PEM file with its private key"),

@@ -2,7 +2,7 @@
 
 Never: change a result. Ranges and the hash (`headgate.operators.key_hash`) are version 1.
 
-Follows design, "Keyed exchange"; Flink's KeyGroupRangeAssignment.
+Follows docs/architecture.md, "Stages and exchanges"; Flink's KeyGroupRangeAssignment.
 """
 
 from __future__ import annotations

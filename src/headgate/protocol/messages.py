@@ -95,15 +95,28 @@ class RegisterSlot(_Message, frozen=True, kw_only=True):
 
 
 class ReaderRegistered(_SubtaskMessage, frozen=True, kw_only=True):
-    """A source reader is open. ``reported_splits`` as in FLIP-537, for sources with the marker; else empty."""
+    """A source reader is open.
+
+    Parameters
+    ----------
+    reported_splits
+        As in FLIP-537, for sources with the marker; else empty.
+    held
+        The ids of the splits that it was restored with and goes on with.
+    """
 
     source: str
     host: str
     reported_splits: tuple[SplitState, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class SubtaskRunning(_SubtaskMessage, frozen=True, kw_only=True):
     """All of it is open and restored. Follows the registrations of its readers on the same stream."""
+
+
+class SubtaskRecovered(_SubtaskMessage, frozen=True, kw_only=True):
+    """All rows that it recovered from channel state are processed; sent if there were any (`Deploy.recovered`)."""
 
 
 class SplitRequested(_SubtaskMessage, frozen=True, kw_only=True):
@@ -166,6 +179,8 @@ class SourceReported(_SubtaskMessage, frozen=True, kw_only=True):
         The reader asked for a split and has had no answer.
     no_more_splits
         The reader was told that there are no more.
+    held
+        The ids of the splits that it is reading.
     """
 
     source: str
@@ -175,6 +190,7 @@ class SourceReported(_SubtaskMessage, frozen=True, kw_only=True):
     finished: tuple[FinishedSplit, ...] = ()
     request_pending: bool = False
     no_more_splits: bool = False
+    held: tuple[str, ...] = ()
 
 
 class SplitEventTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +199,29 @@ class SplitEventTime(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: int | None = None
     idle: bool = False
     paused: bool = False
+
+
+class RecoveryProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subtask has yet to do with the channel state that it recovers (FLIP-547).
+
+    Parameters
+    ----------
+    phase
+        ``reading``: from the checkpoint, which a checkpoint waits for; ``replaying``: from the local disk;
+        ``processing``: what is left is in memory.
+    rows_to_read
+        In the checkpoint; of those of other subtasks, which it reads and leaves out, too.
+    rows_left
+        Recovered and not processed yet, in memory or on the local disk.
+    memory_bytes, disk_bytes
+        How much these take.
+    """
+
+    phase: str
+    rows_to_read: int
+    rows_left: int
+    memory_bytes: int
+    disk_bytes: int
 
 
 class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
@@ -205,6 +244,10 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         By source uid, for those with event time: split id to how far it is; told and left out with ``positions``.
     skipped, late
         Bad records that were skipped, and rows that came behind the watermark, since the deployment.
+    unpublished_ms
+        By sink uid: how long the oldest rows of a complete checkpoint have waited to be published; absent: none wait.
+    recovery
+        How far its recovery is; None: it is over, or there is none.
     """
 
     rows_in: dict[str, int] = {}
@@ -216,6 +259,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     event_times: dict[str, dict[str, SplitEventTime]] = {}
     skipped: int = 0
     late: int = 0
+    unpublished_ms: dict[str, int] = {}
+    recovery: RecoveryProgress | None = None
 
 
 class WatermarkReported(_SubtaskMessage, frozen=True, kw_only=True):
@@ -270,6 +315,9 @@ class Deploy(_SubtaskMessage, frozen=True, kw_only=True):
     recovered
         The channel state that it takes on, in the order in which it does, per channel. Where this is given,
         ``restore.channels`` is empty.
+    relocated
+        The exchanges whose recovered rows came through other channels than their successors do:
+        `headgate.checkpoint.channel_assignment.relocated_exchanges`.
     """
 
     parallelism: int
@@ -278,6 +326,7 @@ class Deploy(_SubtaskMessage, frozen=True, kw_only=True):
     suspended: bool = False
     generation: int = 0
     recovered: tuple[RecoveredChannel, ...] = ()
+    relocated: frozenset[str] = frozenset()
 
 
 class SlotsLocated(_SubtaskMessage, frozen=True, kw_only=True):
@@ -383,9 +432,9 @@ class CoordinatorHeartbeat(_Message, frozen=True, kw_only=True):
 
 
 FromSlot = (
-    RegisterSlot | ReaderRegistered | SubtaskRunning | SplitRequested | SplitsFinished | EventToEnumerator
-    | CheckpointAcknowledged | CheckpointDeclined | InputEnded | SubtaskFailed | SourceReported | SubtaskProgress
-    | WatermarkReported | SlotHeartbeat
+    RegisterSlot | ReaderRegistered | SubtaskRunning | SubtaskRecovered | SplitRequested | SplitsFinished
+    | EventToEnumerator | CheckpointAcknowledged | CheckpointDeclined | InputEnded | SubtaskFailed | SourceReported
+    | SubtaskProgress | WatermarkReported | SlotHeartbeat
 )  # fmt: skip
 ToSlot = (
     SlotAccepted | SlotFenced | Deploy | SlotsLocated | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader

@@ -67,7 +67,7 @@ class ReaderState(msgspec.Struct, frozen=True, kw_only=True):
     splits
         The splits that are not finished, at the position behind what was emitted.
     finished
-        Ends that no completed checkpoint's enumerator is known to know (traps, 25).
+        Ends that no completed checkpoint's enumerator is known to know.
     """
 
     splits: tuple[SplitState, ...] = ()
@@ -82,7 +82,7 @@ class OperatorState(msgspec.Struct, frozen=True, kw_only=True):
     items
         List state: whoever gets an item after a rescale can go on with it.
     committables
-        What the sink's committer publishes once the checkpoint is complete. Carried until one is (traps, 29).
+        What the sink's committer publishes once the checkpoint is complete. Carried until one is.
     """
 
     items: tuple[StateHandle, ...] = ()
@@ -90,7 +90,7 @@ class OperatorState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkState(msgspec.Struct, frozen=True, kw_only=True):
-    """An immutable part of an operator's keyed state, in a file that checkpoints may share (traps, 34).
+    """An immutable part of an operator's keyed state, in a file that checkpoints may share.
 
     Parameters
     ----------
@@ -127,6 +127,9 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
         An Arrow IPC stream, a record batch per buffer, in their order.
     buffers, rows, size_bytes
         How many buffers and rows, and how large the buffers were.
+    relocated
+        Whether it holds rows that came through other channels than their successors do, recovered at another
+        parallelism: all that any channel of the exchange brings the consumer from then on follows upon them.
     """
 
     exchange: str
@@ -137,9 +140,10 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
     buffers: int
     rows: int
     size_bytes: int
+    relocated: bool = False
 
 
-class RecoveredChannel(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveredChannel(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Channel state as it is given to a subtask of a (perhaps rescaled) restored query.
 
     Parameters

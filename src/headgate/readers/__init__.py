@@ -11,6 +11,7 @@ Never: import a connector or a runtime.
 Follows FLIP-27, "High-level Readers".
 """
 
+from headgate.readers.asking import AskedInVain
 from headgate.readers.base import ReaderOptions, SourceReaderBase
 from headgate.readers.hand_over import HandOverQueue
 from headgate.readers.multiplexed import MultiplexedReader
@@ -18,6 +19,7 @@ from headgate.readers.multithreaded import MultithreadedReader
 from headgate.readers.sequential import SequentialReader
 
 __all__ = [
+    "AskedInVain",
     "HandOverQueue",
     "MultiplexedReader",
     "MultithreadedReader",

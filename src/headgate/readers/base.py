@@ -10,7 +10,7 @@ Where a batch has positions of single rows, as many of them are emitted as align
 queue's bytes, emitted before anything else of the split. Meanwhile what is fetched of the split is held aside in the
 queue, up to the split's share of the queue's bytes. So a remainder holds up no other split.
 
-Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing; traps, 23 (slices pin their parents) and 32 (remainders).
+Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ class SourceReaderBase(SourceReader[SplitT]):
         if not self.context.allow_unaligned_splits:
             for fetcher in self._fetchers.values():
                 fetcher.check_can_pause()
-        pause = [split_id for split_id in splits_to_pause if self._can_pause(split_id)]
-        resume = [split_id for split_id in splits_to_resume if self._can_pause(split_id)]
+        pause = [split_id for split_id in splits_to_pause if self.can_pause(split_id)]
+        resume = [split_id for split_id in splits_to_resume if self.can_pause(split_id)]
         self._paused.update(pause)
         self._paused.difference_update(resume)
         # The fetcher stops by itself when enough of a split with a remainder is held aside. To stop it with every few
@@ -202,6 +202,22 @@ class SourceReaderBase(SourceReader[SplitT]):
     def snapshot_state(self, checkpoint_id: int) -> list[SplitT]:
         """Return the splits not yet finished, each at the position after what `poll_next` emitted of it."""
         return list(self._splits.values())
+
+    def asked_until_ms(self, now_ms: int) -> dict[str, int]:
+        """Return until when splits were asked for rows in vain, in milliseconds.
+
+        Those of which something waits here to be emitted, and those that nobody has asked yet, are left out. Called
+        again and again, about four times in an idle time-out.
+        """
+        asked = [each.asked_until(now_ms) for each in self._fetchers.values()]
+        waiting = self._queue.splits() | self._remainders.keys()  # behind the question: what came is in the queue now
+        return {
+            split_id: until_ms
+            for until_ms, splits in asked
+            if until_ms is not None
+            for split_id in splits
+            if split_id not in waiting
+        }
 
     def stuck_since(self) -> float | None:
         """Return when the oldest fetch under way began, in seconds of ``time.monotonic``; None: none is. Any thread.
@@ -248,7 +264,7 @@ class SourceReaderBase(SourceReader[SplitT]):
         rows = 0 if fetched.batch is None else fetched.batch.num_rows - begin
         if fetched.batch is not None and rows:
             batch = fetched.batch.slice(begin) if begin else fetched.batch
-            if fetched.position_at is not None and self._can_pause(split_id):
+            if fetched.position_at is not None and self.can_pause(split_id):
                 allowed = output.rows_allowed(split_id, batch)
                 if allowed < rows:
                     if allowed:
@@ -304,7 +320,7 @@ class SourceReaderBase(SourceReader[SplitT]):
     def _key_of(self, split_id: str) -> Hashable:
         return self._fetcher_key(self._splits[split_id])
 
-    def _can_pause(self, split_id: str) -> bool:
+    def can_pause(self, split_id: str) -> bool:
         """Return whether a split can be stopped: it is here, and its split reader can."""
         return split_id in self._splits and self._fetchers[self._key_of(split_id)].can_pause
 

@@ -26,6 +26,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from headgate.errors import ConnectorContractError, HeadgateError, SourceError
+from headgate.readers.asking import AskedInVain
 from headgate.readers.hand_over import HandOverQueue
 from headgate.source.split import Split
 from headgate.source.split_reader import FetchedBatch, SplitReader
@@ -80,6 +81,11 @@ class SplitFetcher(Generic[SplitT]):
         self._letter_came = threading.Condition(self._lock)
         self._letters: deque[Callable[[], None]] = deque()
         self._fetching_since_s: float | None = None
+        self._fetches = 0
+        self._asked = AskedInVain()
+        self._begun: set[str] = set()  # splits that the split reader has
+        self._looked_ms: int | None = None  # when the task last called `asked_until`
+        self._looked_at: int | None = None  # the fetch that was under way then
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -137,6 +143,20 @@ class SplitFetcher(Generic[SplitT]):
         with self._lock:
             return self._fetching_since_s
 
+    def asked_until(self, now_ms: int) -> tuple[int | None, Collection[str]]:
+        """Return until when splits without new rows were asked for them in vain, in milliseconds, and which these are.
+
+        Called by the task again and again: its calls are the clock by which fetches are dated, so what it returns is
+        one of the times that it was given, or None. Rows that were fetched before count once they are in the queue.
+        """
+        with self._lock:
+            until_ms = self._asked.until_ms
+            under_way = None if self._fetching_since_s is None else self._fetches
+            if under_way is not None and under_way == self._looked_at:  # it has waited since the last call, at least
+                until_ms = self._looked_ms
+            self._looked_ms, self._looked_at = now_ms, under_way
+            return until_ms, set(self._begun)
+
     def _send(self, letter: Callable[[], None], *, only_for: str | None = None) -> None:
         with self._lock:
             self._letters.append(letter)
@@ -190,6 +210,9 @@ class SplitFetcher(Generic[SplitT]):
         if not begun:
             return
         self._splits.update((split.split_id, split) for split in begun)
+        with self._lock:
+            self._begun.update(split.split_id for split in begun)
+            self._asked.forget()
         self._split_reader.handle_splits_changes(begun)
         paused = [split for split in begun if split.split_id in self._paused]
         if paused:
@@ -233,6 +256,8 @@ class SplitFetcher(Generic[SplitT]):
 
     def _forget(self, split_id: str) -> None:
         del self._splits[split_id]
+        with self._lock:
+            self._begun.discard(split_id)
         self._ahead.pop(split_id, None)
         for each in (self._to_pause, self._full, self._paused):
             each.discard(split_id)
@@ -242,6 +267,9 @@ class SplitFetcher(Generic[SplitT]):
             if self._closing or self._letters:
                 return
             self._fetching_since_s = time.monotonic()
+            self._fetches += 1
+            began_ms = self._looked_ms
+            asked = len(self._begun)
         try:
             fetched = self._split_reader.fetch(self._fetch_timeout_ms)
         finally:
@@ -251,6 +279,9 @@ class SplitFetcher(Generic[SplitT]):
             self._note(each)
             if not self._queue.put(each):
                 return
+        with self._lock:
+            if fetched or not self._letters:  # else it was woken up, and has not asked
+                self._asked.returned(began_ms=began_ms, splits=asked, empty=not fetched)
         self._begin_waiting()
         if not fetched:
             with self._lock:

@@ -3,7 +3,7 @@
 Never: let a paused split stop the others. What is queued of a paused split is held aside, outside the bound, until
 the split is resumed; its fetcher stops at the next fetch, or soon (`held_bytes`), so that what is held stays bounded.
 
-Follows FLIP-27, "High-level Readers" (element queue) and traps, 23 (slices pin their parents) and 32 (pausing).
+Follows FLIP-27, "High-level Readers" (element queue).
 """
 
 from __future__ import annotations
@@ -108,6 +108,12 @@ class HandOverQueue(Generic[SplitT]):
         with self._lock:
             held = self._held.get(split_id)
             return held.popleft()[0] if held else None
+
+    def splits(self) -> set[str]:
+        """Return of which splits something is queued or held aside."""
+        with self._lock:
+            held = {split_id for split_id, batches in self._held.items() if batches}
+            return held | {fetched.split.split_id for fetched, _ in self._ready}
 
     def held_bytes(self, split_id: str) -> int:
         """Return how much memory is held aside of a split, in bytes. Called by fetchers."""

@@ -2,5 +2,5 @@
 
 Never: start a thread, read a clock, sleep, or draw from another generator than the seed's.
 
-Follows style.md, "TigerBeetle and FoundationDB"; lessons, FLINK-38544: a seed replays a failure exactly.
+Follows the simulators of TigerBeetle and FoundationDB; FLINK-38544: a seed replays a failure exactly.
 """

@@ -252,12 +252,13 @@ class Cluster:
             self.start_task(job, process.slot)
 
     def end_job(self, job: Job, reason: str | None) -> None:
-        """End a job with all its tasks; the driver is told."""
+        """End a job with all its tasks, but for those that nothing reaches now; the driver is told."""
         if not job.alive:
             return
         job.alive = False
         for process in job.tasks.values():
-            self._kill(process)
+            if process.frozen_until_ms <= self.clock.now_ms:
+                self._kill(process)
         error = None if reason is None else ErrorReport(error_type="SparkException", message=reason)
         self.clock.after(self.choose.choice((1, 30)), job.driver, job.driver.tell, sch.JobEnded(job.submission, error))
 

@@ -80,6 +80,12 @@ _NOT_IN_A_CLUSTER: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]
     ("CheckpointCoordinator", ("suspended",), ("CheckpointRequested",), "the master answers once slots are released"),
     ("CheckpointCoordinator", ("suspended",), ("SubtasksRunning", "InputAllEnded", "Stale"), "slots are released"),
     (
+        "CheckpointCoordinator",
+        ("stopped", "recommitting", "idle", "snapshotting", "pending", "completing", "ending", "suspended"),
+        ("SubtaskRecovered",),
+        "there is no exchange: headgate.simulation.keyed has them",
+    ),
+    (
         "SourceCoordinator",
         ("closed",),
         ("BarriersSent", "CheckpointStarted", "ReaderFailed", "SourceCheckpointAborted", "SourceCheckpointCompleted"),

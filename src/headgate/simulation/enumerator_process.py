@@ -56,6 +56,7 @@ class EnumeratorProcess(Process):
             state=order.state,
             checkpoint_id=order.checkpoint_id,
             holders=order.holders,
+            assigned=order.assigned,
             call_async=self._begin_slow_work,
         )
         self._do(self.runner.start)
@@ -102,6 +103,7 @@ class EnumeratorProcess(Process):
         self._do(lambda: self._finish(work, result))
 
     def _finish(self, work: SlowWork, result: Any) -> list[Output]:
-        if work.period_ms is not None:
-            self._cluster.clock.after(work.period_ms, self, self._work, work)
-        return self.runner.finish(work, result, None)
+        outputs = self.runner.finish(work, result, None)
+        if (next_run_ms := self.runner.next_run_ms(work)) is not None:
+            self._cluster.clock.after(next_run_ms, self, self._work, work)
+        return outputs

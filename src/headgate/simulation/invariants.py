@@ -115,7 +115,7 @@ class Invariants:
                 double = ids & set(other.execution.readers[uid].splits)
                 assert not double, f"{slot.name} was given {double}, which {other.name} is reading"
         topic = cluster.topics[uid]
-        if topic.script.reassigns:
+        if topic.script.reassigns and not topic.script.pulled:
             for split_id in ids:
                 owner = self._owners.setdefault((uid, split_id), slot.slot)
                 assert owner == slot.slot, f"{split_id} moved from {owner} to {slot.slot} though P stayed the same"

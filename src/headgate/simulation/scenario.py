@@ -118,6 +118,11 @@ class Scenario(msgspec.Struct, frozen=True):
         draw = random.Random(f"scenario {seed}")
         bounded = draw.random() < 0.4
         sources = tuple(_source(draw, f"source-{number}", bounded) for number in range(draw.choice((1, 1, 1, 2, 2))))
+        marker = random.Random(f"marker {seed}")
+        sources = tuple(
+            msgspec.structs.replace(source, reassigns=marker.random() < 0.4) if source.pulled else source
+            for source in sources
+        )
         rate = draw.choice((4, 5, 6, 8, 11))
         kinds = draw.sample(list(FaultKind), draw.randint(4, len(FaultKind)))
         faults = sorted(

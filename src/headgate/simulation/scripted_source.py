@@ -10,7 +10,7 @@ Follows the source contract (`headgate.source`); FLIP-537 for the one with the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -237,7 +237,8 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._pending: dict[str, ScriptedSplit] = {split.split_id: split for split in (state.pending if state else ())}
         same = state is not None and state.parallelism == context.current_parallelism
         self._owners: dict[str, int] = dict(state.owners) if state is not None and same else {}
-        self._rebalancing = state is not None and not same and topic.script.reassigns
+        pushed_anew = topic.script.reassigns and not topic.script.pulled
+        self._rebalancing = state is not None and not same and pushed_anew
         self._waiting: dict[int, None] = {}
         self._promised: set[int] = set()
         self._discovered = False
@@ -275,6 +276,15 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
             if not self._rebalancing:
                 self._owners.setdefault(split.split_id, subtask)
         self._assign()
+
+    def take_assignments(self, assignment: Mapping[int, Sequence[ScriptedSplit]]) -> bool:
+        """Let the splits be pending no longer, as after assigning them."""
+        for subtask, splits in assignment.items():
+            for split in splits:
+                self._known[split.split_id] = None
+                self._pending.pop(split.split_id, None)
+                self._owners.setdefault(split.split_id, subtask)
+        return True
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
         """Serve a reader now or later; one that asked twice may have been told that nothing follows."""

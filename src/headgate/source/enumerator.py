@@ -97,11 +97,13 @@ class SplitEnumeratorContext(ABC, Generic[SplitT]):
         work
             May block; must not touch the enumerator's state. Periodic work never overlaps itself.
         handler
-            Called on the enumerator's thread with (result, None) or (None, error). May touch the state.
+            Called on the enumerator's thread with (result, None) or (None, error). May touch the state. If it raises,
+            the enumerator has failed; an error that it takes is shown in the query's status and progress.
         initial_delay_ms
             Time before the first run, in milliseconds.
         period_ms
-            Time from one run to the next, in milliseconds; None runs it once.
+            Time from one run to the next, in milliseconds; None runs it once. In a continuous query a run that failed
+            is tried again after half a second, and then less and less often (up to ten seconds, or this time).
         """
 
 
@@ -125,7 +127,8 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         subtask
             Who asks. The request stands until it is answered: an enumerator that has nothing now remembers it.
         host
-            Where the reader runs, for assignments by locality; None when unknown.
+            Where the reader runs, for assignments by locality; None when unknown. No built-in source uses it: object
+            stores, Kafka and Kinesis are as near to one host as to another.
         """
 
     @abstractmethod
@@ -134,6 +137,20 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
 
         Called again after the reader failed and came back: it holds nothing then but what it reported.
         """
+
+    def take_assignments(self, assignment: Mapping[int, Sequence[SplitT]]) -> bool:
+        """Take note of splits that readers were given after the state this enumerator was restored from was taken.
+
+        Called right after `start`, before any reader is registered, when the enumerator alone was restarted and readers
+        read on. Only asked of sources that declare `SupportsSplitReassignmentOnRecovery`: their readers report splits
+        after a recovery, so that a split must not be in the enumerator's state as well when a checkpoint is taken.
+
+        Returns
+        -------
+        True: the splits have left the state, as with `SplitEnumeratorContext.assign_splits`. By default False: they are
+        assigned again at some time, to the same readers, which is then not carried out; checkpoints wait for that.
+        """
+        return False
 
     @abstractmethod
     def add_splits_back(self, splits: Sequence[SplitT], subtask: int) -> None:
@@ -145,6 +162,9 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
 
     def handle_source_event(self, subtask: int, event: SourceEvent) -> None:
         """Receive an event from a reader; override it if the connector has any.
+
+        Called again with an event whose effect is not in the state that the enumerator was restored from. An event that
+        makes it fail comes again, too, until everything is restarted.
 
         Raises
         ------
@@ -191,7 +211,10 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Note that everything up to ``checkpoint_id`` is durable. Not promised for every checkpoint."""
+        """Note that everything up to ``checkpoint_id`` is durable. Not promised for every checkpoint.
+
+        An enumerator that overrides this is asked for its state afterwards: what changed survives its restart.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -13,8 +13,10 @@ import msgspec
 class SourceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Base of a connector's own messages; subclass it as a frozen struct.
 
-    Delivered in order with assignments, at most once: an event under way when a reader or the enumerator fails is
-    lost. What must survive belongs into a split or the enumerator's state.
+    Delivered in order with assignments. To a reader at most once: an event on its way when the reader or the enumerator
+    fails is lost. To the enumerator at least once as long as readers read on: one that is restarted from its log
+    receives again what the state that it goes on from does not know of, once the reader is registered. A restart of
+    everything goes back to the last checkpoint: what must survive that belongs into a split or the enumerator's state.
     """
 
 
@@ -30,8 +32,13 @@ class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     reported_splits_on_registration
         The splits that the reader held in the state it was restored from, for sources that declare
         `SupportsSplitReassignmentOnRecovery`; otherwise empty (FLIP-537, "ReaderInfo").
+    held_split_ids
+        The ids of the splits that the reader has as it registers, beside those: it was restored with them, or reads on
+        while the enumerator alone was restarted. They count for balance. In a restarted enumerator's state some may
+        still be unassigned.
     """
 
     subtask: int
     host: str | None = None
     reported_splits_on_registration: tuple[object, ...] = ()
+    held_split_ids: tuple[str, ...] = ()

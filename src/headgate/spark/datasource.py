@@ -1,7 +1,7 @@
 """What Spark calls: a Headgate source as a Python data source, for batch and for Structured Streaming.
 
-Never: do work in a constructor (an error in it is hidden behind another one; traps, 8), or import at module level
-anything but pyspark and the standard library: Spark imports this to find formats (traps, 7).
+Never: do work in a constructor (an error in it is hidden by another one), or import at module level
+anything but pyspark and the standard library: Spark imports this to find formats.
 
 Spark makes these objects in short-lived Python processes, pickles them, and asks: the data source at ``load()``, its
 reader in a planner process, and the reader's copy in every task.
@@ -85,7 +85,7 @@ class HeadgateDataSource(DataSource):
         """Return the reader of a batch.
 
         It takes no filters from Spark, whatever the session says: Spark 4.3 keeps a filtered plan for the next query
-        on the same DataFrame, which then misses rows (traps, 4; a test shows it). ``rowFilter`` skips rows instead.
+        on the same DataFrame, which then misses rows (a test shows it). ``rowFilter`` skips rows instead.
         """
         return BatchReader(self._source, schema, self._time_zone)
 

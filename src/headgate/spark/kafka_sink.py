@@ -1,7 +1,7 @@
 """The format ``headgate.kafka`` as Spark sees it, with its two sinks: for batches and for Structured Streaming.
 
 Never: import anything at module level but pyspark, the standard library and `headgate.spark.datasource`: Spark imports
-this to find formats (traps, 7).
+this to find formats.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _worker_input() -> Any:
 def task_and_epoch() -> tuple[str, int]:
     """Return the name of this task, the same in every batch of the query and every run of it, and the batch's number.
 
-    Spark tells a sink neither; both are properties of the job that its tasks can read (traps, 15).
+    Spark tells a sink neither; both are properties of the job that its tasks can read.
 
     Raises
     ------

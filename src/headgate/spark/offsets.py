@@ -1,7 +1,7 @@
 """The offset of a streaming query: everything that a restart needs, as readable canonical JSON.
 
 Never: put a clock or anything else into an offset that changes without new data: Spark compares offsets as text, and a
-difference is a new batch (traps, 3). Nor a secret.
+difference is a new batch. Nor a secret.
 
 An offset stands for the moment after a micro-batch was planned. It holds what that batch reads (``plan``), where
 reading goes on behind it (``splits``), and what the enumerator knows (``enumerator``); so a batch is replayed from its
@@ -17,7 +17,7 @@ import msgspec
 from headgate.source import VersionedSerializer
 
 INITIAL: dict[str, Any] = {"v": 1}
-"""Where a new query starts. A constant, because Spark asks for it again and again and stores it nowhere (traps, 1)."""
+"""Where a new query starts. A constant, because Spark asks for it again and again and stores it nowhere."""
 
 
 class SplitInProgress(msgspec.Struct, frozen=True, kw_only=True):

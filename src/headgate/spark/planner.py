@@ -95,7 +95,9 @@ class PlannerContext(SplitEnumeratorContext[Split]):
     def send_event_to_source_reader(self, subtask: int, event: SourceEvent) -> None:
         """Refuse: tasks are not running while a batch is planned."""
         raise UnsupportedOperationError(
-            f"{self._name} sends events to its readers, which only continuous queries can deliver.",
+            f"The enumerator of {self._name} sends {type(event).__name__} to reader {subtask}, which cannot be "
+            "delivered: spark.read and micro-batches are planned before any reader runs. Read the source with "
+            "headgate.continuous, or let it put into a split what its reader must know.",
             source=self._name,
             operation="send_event_to_source_reader",
         )

@@ -1,7 +1,7 @@
 """Keeps what is too large for Spark's offset log in files under ``stateLocation``, named by their content.
 
 Never: change or reuse a file. A file is complete and durable before an offset names it, and is deleted only when no
-offset that Spark may still restart from names it (traps, 2).
+offset that Spark may still restart from names it.
 
 Long texts, lists and tables in an offset are moved out: ``{"$file": "<sha256>"}`` takes their place. Equal content
 has an equal name, so what did not change is not written again.

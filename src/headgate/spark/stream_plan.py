@@ -401,7 +401,7 @@ class StreamPlanner:
         return bool(self._in_progress) or self._enumerator_state() != self._state_at_start
 
     def _waits_for_more(self, ranges: Sequence[PlannedRange[Split]], limits: PlanLimits, now_ms: int) -> bool:
-        """Whether a plan is too small yet. Nothing waits for ever under `Trigger.AvailableNow` (traps, 10)."""
+        """Whether a plan is too small yet. Nothing waits for ever under `Trigger.AvailableNow`."""
         if limits.min_rows is None or self._freezing or self._planned_ms is None:
             return False
         if limits.max_delay_ms is not None and now_ms - self._planned_ms >= limits.max_delay_ms:

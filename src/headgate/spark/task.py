@@ -1,6 +1,6 @@
 """Reads splits in a Spark task: an ordinary source reader, whose batches are made to fit what Spark was promised.
 
-Never: plan, or hand the JVM a batch that was not checked: Spark checks the first one only (traps, 9).
+Never: plan, or hand the JVM a batch that was not checked: Spark checks the first one only.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def read_splits(
 
     def send_event(event: SourceEvent) -> None:
         raise UnsupportedOperationError(
-            f"A reader of {source.name} sent {type(event).__name__}: only continuous queries deliver events.",
+            f"Reader {subtask} of {source.name} sends {type(event).__name__} to its enumerator, which cannot be "
+            "delivered: a task of spark.read or of a micro-batch runs after its plan is made. Read the source with "
+            "headgate.continuous, or let the enumerator find out by itself.",
             source=source.name,
             operation="send_event",
         )

@@ -12,7 +12,7 @@ split the source is paused and resumed, with several exactly those ahead are (FL
 vote, and are paused and resumed like others.
 
 A held split votes with its next row: no earlier one follows save disorder, and only emitting it can move the split. So
-the bound is the earliest next row and the drift wherever next rows are known (traps, 13), and a gap in event time, in
+the bound is the earliest next row and the drift wherever next rows are known, and a gap in event time, in
 one split or in all of them, stops nobody. Only alignment counts so; the watermark that is emitted does not. Readers
 that emit whole batches do not know next rows: there a split that jumped over a gap is ahead until the others followed.
 In either way the slowest split of a group is never ahead.
@@ -89,7 +89,7 @@ still count what the reader said before it failed. After that a report is made a
 the minimum fell, and when it rose by a quarter of the drift since the last report, so that nobody who catches up waits
 for a clock; otherwise at most every `WatermarkAlignment.update_interval_ms`.
 
-Follows FLIP-182; FLIP-217, Proposed Changes; lessons, "Watermarks and alignment".
+Follows FLIP-182; FLIP-217, Proposed Changes.
 """
 
 from __future__ import annotations

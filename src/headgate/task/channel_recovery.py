@@ -20,11 +20,15 @@ Never: read a file, look into rows, wait.
     phase 1   RoomFound    phase 1   Replay, AskForRoom             P3, before P1: more is spilled, or waits
     phase 1   RoomFound    phase 1   Replay, ReadNext               P3: the disk is empty again
     phase 1   RoomMissing  phase 1   ReadNext                       P2: read on, filter
-    phase 1   RoomMissing  phase 1   Spill, AskForRoom              P2: what was read goes behind what is spilled
-    phase 1   RoomMissing  phase 2   Spill, EndPhaseOne,            P2 was the last
-                                     AskForRoom
+    phase 1   RoomMissing  phase 1   Spill                          P2: what was read goes after what is spilled
+    phase 1   Spilled      phase 1   AskForRoom
+    phase 1   Spilled      phase 2   EndPhaseOne, AskForRoom        P2 was the last
+    phase 1   DiskFull     phase 1   AskForRoom                     it waits: there is no other room
     phase 2   RoomFound    phase 2   Replay, AskForRoom             P3
     phase 2   RoomFound    over      Replay, EndRecovery            P3 was the last
+
+Phase 1 waits for memory only where the disk is full: rows are processed in phase 1, too, so that there will be some;
+only checkpoints wait for it. Whether there is disk again is found out with the next buffer that finds no memory.
 
 Room is asked for what comes next: the oldest spilled buffer, or else what was read (so P1 has read by then). Phases are
 irreversible. Because P3 comes before P1, and P2 appends, all buffers reach memory in the order in which they were made.
@@ -95,7 +99,15 @@ class RoomMissing(msgspec.Struct, frozen=True):
     """There is not, now."""
 
 
-Event = Begun | BufferRead | ChannelRead | RoomFound | RoomMissing
+class Spilled(msgspec.Struct, frozen=True):
+    """What was to be spilled is on the disk."""
+
+
+class DiskFull(msgspec.Struct, frozen=True):
+    """It is not: the disk has no room for it."""
+
+
+Event = Begun | BufferRead | ChannelRead | RoomFound | RoomMissing | Spilled | DiskFull
 
 # What is to be done. The last action of a list is answered by an event; `EndRecovery` is not.
 
@@ -122,7 +134,10 @@ class TakeIntoMemory(msgspec.Struct, frozen=True):
 
 
 class Spill(msgspec.Struct, frozen=True):
-    """P2: write a buffer, made of these parts, to the local disk, and tell the subtask. ``number`` counts from 1."""
+    """P2: write a buffer, made of these parts, to the local disk, and tell the subtask: `Spilled`, `DiskFull`.
+
+    ``number`` counts from 1.
+    """
 
     channel: ChannelId
     parts: tuple[Buffer, ...]
@@ -160,7 +175,7 @@ class _Packed(msgspec.Struct, frozen=True):
         return sum(part.size_bytes for part in self.parts)
 
 
-class _Spilled(msgspec.Struct, frozen=True):
+class _OnDisk(msgspec.Struct, frozen=True):
     """A buffer on the local disk."""
 
     channel: ChannelId
@@ -186,7 +201,9 @@ class ChannelRecovery:
     >>> recovery.handle(BufferRead(0, Buffer(["a"], 1, 10)), 0)
     [AskForRoom(size_bytes=10, wait=False)]
     >>> [type(action).__name__ for action in recovery.handle(RoomMissing(), 0)]
-    ['Spill', 'AskForRoom']
+    ['Spill']
+    >>> recovery.handle(Spilled(), 0)
+    [AskForRoom(size_bytes=10, wait=False)]
     >>> recovery.handle(RoomMissing(), 0)
     [ReadNext(stored=0)]
     >>> recovery.handle(ChannelRead(0), 0)
@@ -203,7 +220,7 @@ class ChannelRecovery:
         self._parts: list[Buffer] = []  # filtered, all of the channel that is being read: not enough for a buffer yet
         self._parts_bytes = 0
         self._made: deque[_Packed] = deque()  # to go into memory, or to the disk
-        self._spilled: deque[_Spilled] = deque()  # oldest first
+        self._spilled: deque[_OnDisk] = deque()  # oldest first
         self._number = 0
         self._asked: Action | None = None  # what the thread is at
         self.state = "new"
@@ -241,7 +258,10 @@ class ChannelRecovery:
                 assert self.state == "phase 1" and self._asked.stored == self._to_read[0] and not self._made
             case AskForRoom():
                 size_bytes = (self._spilled or self._made)[0].size_bytes
-                assert self._asked == AskForRoom(size_bytes, wait=self.state == "phase 2")
+                assert self._asked.size_bytes == size_bytes
+                assert self._asked.wait or self.state == "phase 1"
+            case Spill():
+                assert self.state == "phase 1" and self._asked.parts == self._made[0].parts
             case _:
                 assert self.state in ("new", "over")
 
@@ -280,10 +300,17 @@ class ChannelRecovery:
     def _on_no_room(self, event: RoomMissing) -> list[Action]:
         if not self._made:
             return [ReadNext(self._to_read[0])]
+        made = self._made[0]
+        return [Spill(made.channel, made.parts, made.repacked, self._number + 1)]
+
+    def _on_spilled(self, event: Spilled) -> list[Action]:
         made = self._made.popleft()
         self._number += 1
-        self._spilled.append(_Spilled(made.channel, self._number, made.size_bytes))
-        return [Spill(made.channel, made.parts, made.repacked, self._number), *self._go_on()]
+        self._spilled.append(_OnDisk(made.channel, self._number, made.size_bytes))
+        return self._go_on()
+
+    def _on_disk_full(self, event: DiskFull) -> list[Action]:
+        return [AskForRoom((self._spilled or self._made)[0].size_bytes, wait=True)]
 
     def _go_on(self) -> list[Action]:
         """Order what follows: room for what is next in order, else to read on; else the end."""
@@ -309,7 +336,9 @@ class ChannelRecovery:
             case BufferRead() | ChannelRead():
                 return self._asked == ReadNext(event.stored)
             case RoomFound() | RoomMissing():
-                return isinstance(self._asked, AskForRoom)
+                return isinstance(self._asked, AskForRoom) and not (self._asked.wait and isinstance(event, RoomMissing))
+            case Spilled() | DiskFull():
+                return isinstance(self._asked, Spill)
         return True
 
     def _invalid(self, event: Event) -> InvalidTransitionError:
@@ -328,5 +357,7 @@ class ChannelRecovery:
         ("phase 1", ChannelRead): _on_channel_read,
         ("phase 1", RoomFound): _on_room,
         ("phase 1", RoomMissing): _on_no_room,
+        ("phase 1", Spilled): _on_spilled,
+        ("phase 1", DiskFull): _on_disk_full,
         ("phase 2", RoomFound): _on_room,
     }

@@ -23,7 +23,11 @@ A channel holds, in this order: recovered buffers, those that recovery spilled t
   waits for its end (`PhaseOneEnded`). In phase 2 the state of a channel is its recovered buffers in memory, then the
   spilled ones, then what else stands before the barrier. An aligned barrier waits for all of them.
 - Until `RecoveryEnded` no credit is granted, and events of producers wait behind recovered buffers (but unaligned
-  barriers are seen at once), so that no new row and no watermark comes before a recovered one (trap 30).
+  barriers are seen at once), so that no new row and no watermark comes before a recovered one.
+- Where recovered rows came through other channels than their successors do (`GateInput.relocated`: after a rescale),
+  nothing that producers of the exchange send is processed, and no credit granted, before all that was recovered of it
+  is processed: rows of a key stay in their order, and what a checkpoint stores of the exchange meanwhile is recovered
+  rows only. Other exchanges are read on.
 - A barrier of an older checkpoint than the newest seen, or of an aborted one, is dropped, also where the newer one has
   passed it in its channel; a newer one replaces an older, whose `StoreChannels` then never comes.
 - The watermark of an exchange is that of `headgate.task.watermark_valve`; its end is followed by `EndInput`.
@@ -35,7 +39,7 @@ Of recovery (*reading* is phase 1, *replaying* phase 2), with the actions that a
     state                        event              next       actions              why
     ---------------------------  -----------------  ---------  -------------------  -----------------------------------
     reading, replaying           ChannelConnected   same                            no new rows yet
-    running                      ChannelConnected   same       GrantCredit
+    running                      ChannelConnected   same       GrantCredit?         held: relocated rows are left
     reading, replaying           ElementArrived     same                            an event
     running                      ElementArrived     same       GrantCredit?,        before a snapshot, what was polled
                                                                RecoveredProcessed?  is processed
@@ -113,7 +117,7 @@ actions. Steps without another state or action are left out of events that tell 
     aligning        GateTimePassed            same      TakeSnapshot    a newer one was behind it
     aligning        GateTimePassed            storing   TakeSnapshot    from now on they pass
 
-Follows FLIP-547, sections 2.1 and 4.3 to 4.6; Flink's SingleCheckpointBarrierHandler; traps 30 and 31; lessons
+Follows FLIP-547, sections 2.1 and 4.3 to 4.6; Flink's SingleCheckpointBarrierHandler;
 FLINK-20645 and -37870.
 """
 
@@ -155,11 +159,15 @@ class GateInput(msgspec.Struct, frozen=True, kw_only=True):
         Whether barriers may pass its rows.
     idle_together
         Whether no producer stays idle unless all do, since all are told the same.
+    relocated
+        Whether what follows upon a recovered row may come through another channel:
+        `headgate.checkpoint.channel_assignment.relocated_exchanges`.
     """
 
     producers: tuple[int, ...]
     supports_unaligned: bool
     idle_together: bool = False
+    relocated: bool = False
 
 
 # What happened.
@@ -267,11 +275,13 @@ class Spilled(msgspec.Struct, frozen=True):
 class StoreChannels(msgspec.Struct, frozen=True):
     """Store the input's channel state of a checkpoint, all of it; channels without any are left out.
 
-    A spilled buffer is named by its number only while it was not replayed: then it is there itself.
+    A spilled buffer is named by its number only while it was not replayed: then it is there itself. Of ``relocated``
+    exchanges, rows that follow upon those of one channel may come through another.
     """
 
     checkpoint_id: int
     channels: dict[ChannelId, tuple[Buffer | Spilled, ...]]
+    relocated: frozenset[str] = frozenset()
 
 
 class RecoveredProcessed(msgspec.Struct, frozen=True):
@@ -285,6 +295,26 @@ Action = (
     ProcessRows | AdvanceWatermark | MarkIdle | MarkActive | EndInput | GrantCredit | TakeSnapshot | StoreChannels
     | RecoveredProcessed
 )  # fmt: skip
+
+
+class _Exchange:
+    """What was recovered of an exchange, where the rows that follow may come through other channels."""
+
+    def __init__(self, producers: tuple[int, ...], *, relocated: bool, producers_recover: bool) -> None:
+        self.relocated = relocated
+        self.left = 0  # recovered buffers that are not processed to their end
+        self.recovering = set(producers if producers_recover else ())  # whose `ProducerRecovered` is not reached
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no channel is read, but for what was recovered on this side."""
+        return self.relocated and self.left > 0
+
+    def holds(self, producer: int) -> bool:
+        """Return whether what a producer sent next waits for what was recovered, here or by other producers."""
+        if not self.relocated:
+            return False
+        return self.left > 0 or (bool(self.recovering) and producer not in self.recovering)
 
 
 class _Channel:
@@ -315,6 +345,7 @@ class _Checkpoint:
         self.at_head: set[ChannelId] = set()  # where nothing stands before it
         self.missing: set[ChannelId] | None = None  # None: the snapshot is not taken; else what is read on
         self.stored: dict[ChannelId, list[Buffer | Spilled]] = {}
+        self.relocated: frozenset[str] = frozenset()  # of which exchanges something recovered is stored
 
 
 class InputGate:
@@ -349,8 +380,12 @@ class InputGate:
         credits: int = 4,
     ) -> None:
         self._channels: dict[ChannelId, _Channel] = {}
+        self._exchanges: dict[str, _Exchange] = {}
         self._valves: dict[str, WatermarkValve] = {}
         for exchange, each in inputs.items():
+            self._exchanges[exchange] = _Exchange(
+                each.producers, relocated=each.relocated, producers_recover=producers_recover
+            )
             self._valves[exchange] = WatermarkValve(exchange, each.producers, idle_together=each.idle_together)
             for producer in each.producers:
                 channel = ChannelId(exchange, producer, consumer)
@@ -425,7 +460,7 @@ class InputGate:
             producers_left += channel.recovers or any(type(each) is ProducerRecovered for each in channel.sent)
             waiting = sum(type(each) is Buffer for each in channel.sent)
             assert channel.credits >= 0
-            if self._recovery != "running" or not channel.connected:
+            if self._recovery != "running" or not channel.connected or self._is_held(channel):
                 assert channel.credits == waiting == 0, "new rows came before recovered ones"
             elif not channel.ended:
                 waiting += polled and self._polled is not None and not self._polled[1]
@@ -435,7 +470,7 @@ class InputGate:
                 assert list(channel.spilled) == sorted(channel.spilled)
                 assert self._replayed < channel.spilled[0] <= channel.spilled[-1] <= self._spilled
         left += self._polled is not None and self._polled[1]
-        assert left == self._recovered_left
+        assert left == self._recovered_left == sum(each.left for each in self._exchanges.values())
         assert producers_left == self._producers_left
         assert self._recovery_told == (self._recovery == "running" and not left and not producers_left)
         for valve in self._valves.values():
@@ -469,10 +504,11 @@ class InputGate:
         if channel.connected:
             raise self._invalid(event, "it is connected already")
         channel.connected = True
-        return self._grant_all(channel) if self._recovery == "running" else []
+        return self._grant_all(channel)
 
     def _grant_all(self, channel: _Channel) -> list[Action]:
-        if not channel.connected or channel.ended:
+        """Grant a channel its first credits, if it may have them by now."""
+        if self._recovery != "running" or self._is_held(channel) or not channel.connected or channel.ended:
             return []
         channel.credits = self._credits
         return [GrantCredit(channel.id, self._credits)]
@@ -577,6 +613,8 @@ class InputGate:
             return self._hand_out(channel, element, recovered=False)
         if isinstance(element, ProducerRecovered):
             self._producers_left -= 1
+            self._exchanges[channel.id.exchange].recovering.discard(channel.id.producer)
+            self._read_on(channel.id.exchange)
             actions = self._tell_recovery()
         else:
             valve = self._valves[channel.id.exchange]
@@ -605,17 +643,38 @@ class InputGate:
             return []
         (channel, recovered), self._polled = self._polled, None
         if recovered:
-            self._recovered_left -= 1
-            return self._tell_recovery()
+            return self._finish_recovered(channel.id.exchange)
         if channel.ended:
             return []  # it has no use for it
         channel.credits += 1
         return [GrantCredit(channel.id, 1)]
 
+    def _finish_recovered(self, uid: str) -> list[Action]:
+        """Take note that a recovered buffer of an exchange is processed; after the last one, read what waits for it."""
+        exchange = self._exchanges[uid]
+        exchange.left -= 1
+        self._recovered_left -= 1
+        if not exchange.relocated or exchange.left:
+            return self._tell_recovery()
+        grants = [grant for channel in self._read_on(uid) for grant in self._grant_all(channel)]
+        return [*grants, *self._tell_recovery()]
+
+    def _read_on(self, uid: str) -> list[_Channel]:
+        """Let the channels of an exchange have their turns, if nothing holds them any longer; return them."""
+        channels = [each for each in self._channels.values() if each.id.exchange == uid]
+        for channel in channels:
+            self._set_ready(channel)
+        return channels
+
+    def _is_held(self, channel: _Channel) -> bool:
+        return self._exchanges[channel.id.exchange].is_held
+
     def _is_ready(self, channel: _Channel) -> bool:
         if channel.recovered:
             return True
         if channel.spilled or self._recovery == "reading" or not channel.sent:
+            return False
+        if self._exchanges[channel.id.exchange].holds(channel.id.producer):
             return False
         return type(channel.sent[0]) is not Barrier
 
@@ -633,6 +692,7 @@ class InputGate:
             if self._recovery != "reading" or channel.spilled:
                 raise self._invalid(event, "all of the checkpoint is read, or spilled ones come first")
             self._recovered_left += 1
+            self._exchanges[event.channel.exchange].left += 1
         elif not channel.spilled or channel.spilled[0] != event.spilled or event.spilled != self._replayed + 1:
             raise self._invalid(event, "it was not spilled, or is not the oldest one")
         else:
@@ -651,6 +711,7 @@ class InputGate:
         self._spilled = event.number
         channel.spilled.append(event.number)
         self._recovered_left += 1
+        self._exchanges[event.channel.exchange].left += 1
         return []
 
     def _on_phase_one_ended(self, event: PhaseOneEnded, now_ms: int) -> list[Action]:
@@ -743,6 +804,7 @@ class InputGate:
         assert checkpoint is not None
         actions = self._finish_polled()
         checkpoint.missing = set()
+        checkpoint.relocated = frozenset(uid for uid, each in self._exchanges.items() if each.is_held)
         if checkpoint.passing:
             for channel in self._channels.values():
                 if channel.supports_unaligned:
@@ -758,7 +820,8 @@ class InputGate:
         if checkpoint.missing:
             return []
         self._checkpoint = None
-        return [StoreChannels(checkpoint.id, {each: tuple(rows) for each, rows in checkpoint.stored.items() if rows})]
+        stored = {each: tuple(rows) for each, rows in checkpoint.stored.items() if rows}
+        return [StoreChannels(checkpoint.id, stored, checkpoint.relocated & {each.exchange for each in stored})]
 
     def _known(self, event: ChannelConnected | ElementArrived | RowsRecovered | RowsSpilled) -> _Channel:
         channel = self._channels.get(event.channel)

@@ -12,8 +12,8 @@ Follows FLIP-27, "SourceOutput and Watermarking"; FLIP-217.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol, assert_never
 
 import numpy as np
@@ -148,6 +148,11 @@ class StreamingOutput(TaskOutput):
         Runs something when all rows that were handed on have passed the operator that finds their event times and
         tells them (`rows_passed`). Then whole batches are aligned, because nobody knows before what is in them. None:
         the event-time column is one of ``schema``.
+    asked_ms
+        Returns until when splits were asked for rows in vain, by their ids, in milliseconds; None: all until now.
+    asked_by_others
+        Whether other threads ask (`headgate.readers.SourceReaderBase.asked_until_ms`). Else nobody was asked in a long
+        time in which the task did not say what time it is.
 
     Raises
     ------
@@ -166,11 +171,16 @@ class StreamingOutput(TaskOutput):
         held: bool = False,
         bounded: bool = False,
         behind_rows: Callable[[Callable[[], None]], None] | None = None,
+        asked_ms: Callable[[int], Mapping[str, int]] | None = None,
+        asked_by_others: bool = False,
     ) -> None:
         self._strategy = strategy
         self._downstream = downstream
         self._control = control
         self._behind_rows = behind_rows
+        self._passing: Counter[str] = Counter()  # batches of a split whose event times are not known yet
+        self._asked_ms = asked_ms
+        self._asked_by_others = asked_by_others
         self._now_ms = self._looked_ms = now_ms
         self._blocked = False
         self._outputs: dict[str, _SplitOutput] = {}
@@ -181,7 +191,7 @@ class StreamingOutput(TaskOutput):
         self._alignment: al.SplitAlignment | None = None
         if strategy is not None and strategy.alignment is not None and control is not None:
             self._alignment = al.SplitAlignment(strategy.alignment)
-        self._pauses_splits = True
+        self._cannot_pause: Callable[[str], bool] | None = None  # None: all splits can be paused
         self._source_paused = False
         self._expects_splits = held  # nobody knows yet whether there are any for this reader
         self._owes_report = False  # that it has no vote, if so it is when that is known
@@ -225,7 +235,7 @@ class StreamingOutput(TaskOutput):
     def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
         """Return how many rows come before the first one whose watermark would be beyond the bound."""
         rows: int = batch.num_rows
-        if self._alignment is None or self._event_times is None or not self._pauses_splits:
+        if self._alignment is None or self._event_times is None or not self._can_pause(split_id):
             return rows
         self.create_output_for_split(split_id)
         if self._outputs[split_id].says_itself:
@@ -253,18 +263,16 @@ class StreamingOutput(TaskOutput):
             self._vote_from_now_on(split_id)
 
     def advance_time(self, now_ms: int) -> None:
-        """Find splits that fell silent, and report what is due.
-
-        A step much longer than the timer's is one in which the task's thread stood still: nothing was asked for, so
-        nobody was silent in it.
-        """
-        if self.timer_period_ms is not None and now_ms - self._now_ms > 2 * self.timer_period_ms and not self._blocked:
-            self.block(self._now_ms)
-            self.unblock(now_ms)
-        self._now_ms = now_ms
-        if self.timer_period_ms is not None and now_ms - self._looked_ms >= self.timer_period_ms:
-            self._looked_ms = now_ms
-            self.handle(wm.TimePassed())
+        """Find splits that fell silent, and report what is due."""
+        self._now_ms, stood_still_ms = now_ms, now_ms - self._now_ms
+        if self.timer_period_ms is not None:
+            stood_still = stood_still_ms > 2 * self.timer_period_ms
+            if stood_still and not (self._asked_by_others or self._blocked):
+                self.block(now_ms - stood_still_ms)
+                self.unblock(now_ms)
+            if now_ms - self._looked_ms >= self.timer_period_ms:
+                self._looked_ms = now_ms
+                self._find_silent_splits()
         due_ms = self.due_ms
         if due_ms is not None and now_ms >= due_ms:
             self._align(al.TimePassed())
@@ -316,12 +324,16 @@ class StreamingOutput(TaskOutput):
         """Whether splits may have to be paused: there is an alignment group, and more than one split."""
         return self._alignment is not None and len(self._given | self._outputs.keys()) > 1
 
-    def read_splits_unaligned(self) -> None:
-        """Never pause single splits from now on, because the reader cannot; all of them together, with the source."""
-        self._pauses_splits = False
+    def read_splits_unaligned(self, cannot_pause: Callable[[str], bool] = lambda split_id: True) -> None:
+        """Never pause single splits from now on that the reader cannot pause; all of them together, with the source."""
+        self._cannot_pause = cannot_pause
         if self._alignment is not None and not self._source_paused:
-            self.pause_or_resume_splits((), self._alignment.paused)
+            self.pause_or_resume_splits((), [each for each in self._alignment.paused if cannot_pause(each)])
             self._set_source_paused(self._all_are_ahead())
+
+    def split_ids(self) -> Collection[str]:
+        """Return the splits that have a vote, or had one before they fell silent."""
+        return self._machine.split_ids()
 
     def event_times(self) -> dict[str, SplitEventTime]:
         """Return how far each split is; empty where nothing is known of event time."""
@@ -341,6 +353,9 @@ class StreamingOutput(TaskOutput):
         if self._behind_rows is None:
             max_event_time_ms = None if self._event_times is None else self._event_times.highest(batch)
             self.handle(wm.RowsEmitted(split_id, max_event_time_ms))
+        elif self.timer_period_ms is not None:
+            self._passing[split_id] += 1
+            self._behind_rows(lambda: self._passed(split_id))
 
     def handle(self, event: wm.Event) -> None:
         """Give an event to the watermark machine and carry out what it decides."""
@@ -364,7 +379,9 @@ class StreamingOutput(TaskOutput):
         for action in self._alignment.handle(event, self._now_ms):
             match action:
                 case al.PauseOrResumeSplits(pause=pause, resume=resume):
-                    if self._pauses_splits:
+                    pause = tuple(each for each in pause if self._can_pause(each))
+                    resume = tuple(each for each in resume if self._can_pause(each))
+                    if pause or resume:
                         self.pause_or_resume_splits(pause, resume)
                         self._control.on_pause_or_resume_splits(pause, resume)
                 case al.PauseSource():
@@ -379,8 +396,18 @@ class StreamingOutput(TaskOutput):
                         self._control.on_report(watermark_ms, slowest)
                 case _:
                     assert_never(action)
-        if not self._pauses_splits:  # looked at each time: a split that comes has nobody paused or resumed
+        if self._cannot_pause is not None:  # looked at each time: a split that comes has nobody paused or resumed
             self._set_source_paused(self._all_are_ahead())
+
+    def _find_silent_splits(self) -> None:
+        now_ms = self._now_ms
+        asked_ms = dict.fromkeys(self.split_ids(), now_ms) if self._asked_ms is None else self._asked_ms(now_ms)
+        self.handle(wm.TimePassed({each: at_ms for each, at_ms in asked_ms.items() if each not in self._passing}))
+
+    def _passed(self, split_id: str) -> None:
+        self._passing[split_id] -= 1
+        if not self._passing[split_id]:
+            del self._passing[split_id]
 
     def _expect_no_splits(self) -> None:
         self._expects_splits = False
@@ -392,13 +419,21 @@ class StreamingOutput(TaskOutput):
         if self._control is None or paused == self._source_paused:
             return
         self._source_paused = paused
-        splits = tuple(self._machine.splits())
+        splits = set(self.split_ids())
+        if not paused and self._cannot_pause is not None and self._alignment is not None:
+            splits -= {each for each in self._alignment.paused if self._can_pause(each)}  # they wait by themselves
         self.pause_or_resume_splits(splits if paused else (), () if paused else splits)
         self._control.on_source_paused(paused)
 
+    def _can_pause(self, split_id: str) -> bool:
+        return self._cannot_pause is None or not self._cannot_pause(split_id)
+
     def _all_are_ahead(self) -> bool:
+        """Return whether the source waits as a whole, because of splits that cannot be paused by themselves."""
         assert self._alignment is not None
-        return bool(self._alignment.paused) and self._alignment.paused.issuperset(self._machine.splits())
+        if len(self.split_ids()) > 1 and all(map(self._can_pause, self.split_ids())):
+            return False
+        return bool(self._alignment.paused) and self._alignment.paused.issuperset(self.split_ids())
 
     def _vote_from_now_on(self, split_id: str) -> None:
         self._expects_splits = False

@@ -3,14 +3,16 @@
 Never: decide the order, or what goes to disk (`headgate.task.channel_recovery` does); touch the subtask's machines
 (what it has to tell is posted); wait for room while there is channel state to be read.
 
-What does not fit into memory goes to one local file, an Arrow IPC stream per buffer. The file loses its name when it is
-made, so that no crash leaves it behind; who reads from it keeps it until it has read.
+What does not fit into memory goes to local files, one in each folder that is needed, an Arrow IPC stream per buffer. A
+file loses its name when it is made, so that no crash leaves it; who reads from it keeps it until it has read. Where all
+folders are full, the rest waits for memory.
 
 Follows FLIP-547, sections 4.3.3 and 4.5.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import threading
@@ -31,6 +33,7 @@ from headgate.task.channel_recovery import (
     BufferRead,
     ChannelRead,
     ChannelRecovery,
+    DiskFull,
     EndPhaseOne,
     EndRecovery,
     Event,
@@ -39,6 +42,7 @@ from headgate.task.channel_recovery import (
     RoomFound,
     RoomMissing,
     Spill,
+    Spilled,
     StoredChannel,
     TakeIntoMemory,
 )
@@ -122,11 +126,14 @@ class RecoveredInput(msgspec.Struct, frozen=True):
         Returns the stored buffers, in their order. Called, and its result iterated, by the recovery thread; may block.
     own
         Returns the rows of a buffer that are the subtask's own; None: all are, and nothing is filtered or packed.
+    rows
+        How many the stored buffers have.
     """
 
     channel: ChannelId
     read: Callable[[], Iterable[pa.RecordBatch]]
     own: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    rows: int = 0
 
 
 class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +143,8 @@ class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     buffers_read
         How many stored buffers it has read.
+    rows_read
+        How many rows these had.
     rows_filtered
         How many rows the filter has looked at. 0 at unchanged parallelism.
     buffers_repacked
@@ -145,6 +154,7 @@ class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     buffers_read: int = 0
+    rows_read: int = 0
     rows_filtered: int = 0
     buffers_repacked: int = 0
     buffers_spilled: int = 0
@@ -165,8 +175,8 @@ class RecoveryThread:
         What the subtask takes on, in the coordinator's order.
     pool
         The room for recovered buffers.
-    spill_folder
-        Where to write what does not fit; made when it is needed.
+    spill_folders
+        Where to write what does not fit: into the first of them that has room. Made when they are needed.
     post
         Is given what happened, by the recovery thread, in order; must not block.
     on_error
@@ -181,14 +191,14 @@ class RecoveryThread:
         recovered: Sequence[RecoveredInput],
         *,
         pool: BufferPool,
-        spill_folder: str,
+        spill_folders: Sequence[str],
         post: Callable[[Told], None],
         on_error: Callable[[BaseException], None],
         target_bytes: int = TARGET_BYTES,
     ) -> None:
         self._recovered = tuple(recovered)
         self._pool = pool
-        self._spill_folder = spill_folder
+        self._spill_folders = tuple(spill_folders)
         self._post = post
         self._on_error = on_error
         self._machine = ChannelRecovery(
@@ -196,7 +206,7 @@ class RecoveryThread:
             target_bytes=target_bytes,
         )
         self._figures = RecoveryFigures()  # replaced, never changed: any thread may read it
-        self._spilled: _SpillFile | None = None
+        self._spilled: _SpillFiles | None = None
         self._reading: Iterator[pa.RecordBatch] | None = None  # of the recovery thread alone
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headgate-channel-state-handling-{name}", daemon=True)
@@ -220,6 +230,10 @@ class RecoveryThread:
         """
         batch: pa.RecordBatch = self._spill_file(number).read(number).rows
         return batch
+
+    def size_spilled(self, number: int) -> tuple[int, int]:
+        """Return how many rows a buffer has that was spilled, and how many bytes it takes in memory."""
+        return self._spill_file(number).size(number)
 
     def close(self) -> None:
         """End the thread, where it is, and delete what was spilled. Called by any thread but its own, any time.
@@ -257,13 +271,15 @@ class RecoveryThread:
                     return RoomFound() if self._pool.try_acquire(size_bytes) else RoomMissing()
                 return RoomFound() if self._pool.acquire(size_bytes, self._closed.is_set) else None
             case TakeIntoMemory(channel, parts, repacked):
-                self._tell(input_gate.RowsRecovered(channel, self._packed(parts, repacked)))
+                self._count(buffers_repacked=int(repacked))
+                self._tell(input_gate.RowsRecovered(channel, self._packed(parts)))
             case Spill(channel, parts, repacked, number):
-                if self._spilled is None:
-                    self._spilled = _SpillFile(self._spill_folder)
-                self._spilled.append(self._packed(parts, repacked))
-                self._count(buffers_spilled=1)
+                buffer = self._packed(parts)
+                if not self._spill(buffer):
+                    return DiskFull()
+                self._count(buffers_spilled=1, buffers_repacked=int(repacked))
                 self._tell(input_gate.RowsSpilled(channel, number))
+                return Spilled()
             case Replay(channel, number):
                 buffer = self._spill_file(number).read(number)
                 self._count(buffers_replayed=1)
@@ -285,7 +301,7 @@ class RecoveryThread:
         if batch is None:
             self._reading = None
             return ChannelRead(stored)
-        self._count(buffers_read=1)
+        self._count(buffers_read=1, rows_read=batch.num_rows)
         if recovered.own is not None:
             self._count(rows_filtered=batch.num_rows)
             batch = recovered.own(batch)
@@ -293,15 +309,20 @@ class RecoveryThread:
                 batch = pa.concat_batches([batch])
         return BufferRead(stored, Buffer(batch, batch.num_rows, batch.nbytes))
 
-    def _packed(self, parts: tuple[Buffer, ...], repacked: bool) -> Buffer:
+    def _spill(self, buffer: Buffer) -> bool:
+        """Write a buffer to the first local folder that has room for it; return whether one has."""
+        if self._spilled is None:
+            self._spilled = _SpillFiles(self._spill_folders)
+        return self._spilled.append(buffer)
+
+    def _packed(self, parts: tuple[Buffer, ...]) -> Buffer:
         """Return one buffer of these parts; as large as they are together, which is what room was found for."""
-        self._count(buffers_repacked=int(repacked))
         if len(parts) == 1:
             return parts[0]
         rows = pa.concat_batches([part.rows for part in parts])
         return Buffer(rows, rows.num_rows, sum(part.size_bytes for part in parts))
 
-    def _spill_file(self, number: int) -> _SpillFile:
+    def _spill_file(self, number: int) -> _SpillFiles:
         spilled = self._spilled
         if spilled is None or self._closed.is_set():
             raise StoredStateError(
@@ -320,6 +341,50 @@ class RecoveryThread:
         )
 
 
+class _SpillFiles:
+    """Buffers on the local disks, numbered from 1. One thread appends, any thread reads what was appended.
+
+    A folder that failed is not tried again, but for one that was full.
+    """
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = list(folders)
+        self._files: dict[str, _SpillFile] = {}
+        self._places: list[tuple[_SpillFile, int]] = []  # by number: the file, and the number there
+
+    def append(self, buffer: Buffer) -> bool:
+        """Write the next buffer; return whether there was room for it.
+
+        Raises
+        ------
+        StoredStateError
+            No folder can be written, and that not because it is full.
+        """
+        for folder in list(self._folders):
+            try:
+                file = self._files[folder] = self._files.get(folder) or _SpillFile(folder)
+                self._places.append((file, file.append(buffer)))
+                return True
+            except StoredStateError as error:
+                cause = error.__cause__
+                if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                    continue
+                self._folders.remove(folder)
+                if not self._folders:
+                    raise
+        return False
+
+    def size(self, number: int) -> tuple[int, int]:
+        """Return the rows and bytes of a buffer."""
+        file, place = self._places[number - 1]
+        return file.size(place)
+
+    def read(self, number: int) -> Buffer:
+        """Return a buffer by its number."""
+        file, place = self._places[number - 1]
+        return file.read(place)
+
+
 class _SpillFile:
     """Buffers on the local disk, one behind the other. One thread appends, any thread reads what was appended.
 
@@ -335,11 +400,11 @@ class _SpillFile:
             os.unlink(path)
         except OSError as error:
             raise self._failed("cannot be made", error) from error
-        self._places: list[tuple[int, int, int]] = []  # by number: offset, length, and the buffer's size, in bytes
+        self._places: list[tuple[int, int, int, int]] = []  # by number: offset, length and size in bytes, rows
         self._end = 0
 
-    def append(self, buffer: Buffer) -> None:
-        """Write the next buffer; whoever learns of its number after that can read it."""
+    def append(self, buffer: Buffer) -> int:
+        """Write the next buffer, and return its number; whoever learns of it after that can read it."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, buffer.rows.schema) as writer:
             writer.write_batch(buffer.rows)
@@ -351,12 +416,20 @@ class _SpillFile:
                 self._end += written
                 data = data[written:]
         except OSError as error:
+            self._end = start
+            os.ftruncate(self._file, start)
             raise self._failed("cannot be written", error) from error
-        self._places.append((start, length, buffer.size_bytes))
+        self._places.append((start, length, buffer.size_bytes, buffer.num_rows))
+        return len(self._places)
+
+    def size(self, number: int) -> tuple[int, int]:
+        """Return the rows and bytes of a buffer."""
+        _, _, size_bytes, rows = self._places[number - 1]
+        return rows, size_bytes
 
     def read(self, number: int) -> Buffer:
         """Return a buffer by its number, from 1."""
-        start, length, size_bytes = self._places[number - 1]
+        start, length, size_bytes, _ = self._places[number - 1]
         try:
             data = os.pread(self._file, length, start)
         except OSError as error:

@@ -46,12 +46,12 @@ queue.
   a copy, which is sent all the same. With a timeout it takes its place at the end, and if it has not left when the time
   is over, it goes to the head then, and is sent without a timeout: nobody behind need wait for the same time again.
 - Events never wait for credit, but never pass rows either, barriers aside. They are no channel state: whoever restores
-  the rows finds them out again (traps, 30).
+  the rows finds them out again.
 - A barrier that a newer one passes stays, and its `StoreChannels` follows: consumers drop it.
 - Recovered buffers (``recover-output-on-downstream`` off) are emitted before all others by the driver, then
   `ProducerRecovered`; this machine does not know.
 
-Follows FLIP-547, sections 2.1 and 4.2; Flink's PipelinedSubpartition; lessons FLINK-37870.
+Follows FLIP-547, sections 2.1 and 4.2; Flink's PipelinedSubpartition; FLINK-37870.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ anything of a connection that was given up.
 
 Figures (`SubtaskProgress`) are not counted: without a connection they are dropped, the next ones replace them.
 
-Follows FLIP-27, "Where to run the enumerator"; trap 19.
+Follows FLIP-27, "Where to run the enumerator".
 """
 
 from __future__ import annotations

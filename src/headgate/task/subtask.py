@@ -90,8 +90,7 @@ before. Events of readers and operators are those of the execution that was depl
     running, suspended       OldLetter                 same
     drained, ended           OldLetter                 same
 
-Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "New Source Base Contract"; FLIP-182 for alignment;
-traps 25, 26 and 29.
+Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "New Source Base Contract"; FLIP-182 for alignment.
 """
 
 from __future__ import annotations
@@ -296,14 +295,21 @@ class _Reader:
     def __init__(self, *, reassigns: bool, restored: ReaderState) -> None:
         self.reassigns = reassigns
         self.restored = restored.splits
+        self.held: dict[str, None] = {}  # ids of the splits that it is reading
         self.finished: list[FinishedSplit] = []
         self.told = 0  # how many ends were told in this execution
         self.highest_number = 0
         self.asking = False
         self.no_more = False
 
+    def add(self, splits: tuple[SplitState, ...]) -> None:
+        """Take note of splits that it reads from now on."""
+        self.held.update((split.split_id, None) for split in splits)
+
     def finish(self, split_ids: tuple[str, ...]) -> tuple[FinishedSplit, ...]:
         """Number ends, and keep them until a checkpoint's enumerator is known to know them."""
+        for split_id in split_ids:
+            self.held.pop(split_id, None)
         ends = tuple(FinishedSplit(split_id, self.told + n) for n, split_id in enumerate(split_ids, 1))
         self.told += len(ends)
         self.finished += ends
@@ -413,9 +419,10 @@ class SubtaskMachine:
         for uid, reader in self._readers.items():
             splits, reader.restored = reader.restored, ()
             if splits and not reader.reassigns:
+                reader.add(splits)
                 actions.append(AddSplits(uid, splits))
-            reported = splits if reader.reassigns else ()
-            actions.append(self._post(msg.ReaderRegistered, source=uid, host=self._host, reported_splits=reported))
+            of_it = {"reported_splits": splits} if reader.reassigns else {"held": tuple(reader.held)}
+            actions.append(self._post(msg.ReaderRegistered, source=uid, host=self._host, **of_it))
             if reader.finished:  # numbered anew, so that the coordinator can say which of them are known
                 actions.append(self._post(msg.SplitsFinished, source=uid, finished=tuple(reader.finished)))
         held, self._held = self._held, []
@@ -452,6 +459,7 @@ class SubtaskMachine:
             raise self._invalid(LetterCame(letter))
         reader.highest_number = letter.number
         reader.asking = False
+        reader.add(letter.splits)
         return [AddSplits(letter.source, letter.splits)]
 
     def _on_no_more(self, letter: msg.NoMoreSplits) -> list[Action]:
@@ -486,6 +494,7 @@ class SubtaskMachine:
             finished=tuple(reader.finished),
             request_pending=reader.asking,
             no_more_splits=reader.no_more,
+            held=tuple(reader.held),
         )
         return [report]
 

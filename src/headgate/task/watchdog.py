@@ -2,7 +2,7 @@
 
 Never (the machine): read a clock, end anything. Never (the driver): wait for what it watches.
 
-There are two signals (traps, 21). *Liveness*: the watchdog's thread beats. Code that holds the GIL stops it; then a
+There are two signals. *Liveness*: the watchdog's thread beats. Code that holds the GIL stops it; then a
 thread of C's, which needs no GIL and is set anew with every beat, writes all stacks to stderr and ends the process.
 *Progress*: each call that is watched (a letter of a mailbox, a fetch) ends in time, or the process is ended.
 

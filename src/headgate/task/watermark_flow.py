@@ -10,7 +10,7 @@ take no row of one that is heard of again. So the stage is idle when all inputs 
 An exchange that all subtasks are told of does not stay idle alone, since somewhere a source is not: it is waited for
 while another input is not idle, or has ended where all are told of it.
 
-Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
+Follows FLIP-27, "Per Split Event Time".
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Never: read a clock, look at a batch. Nothing of it is stored: after a restart w
 A split is *waiting* (it has no watermark, and holds the reader's), *active* (it has one) or *idle* (it has no vote).
 An *own* split is one whose source emits watermarks or idleness itself, which replaces the strategy for that split.
 Pausing changes no state: the split keeps its vote, and its idleness clock stands still. An idle split can be resumed.
+Silence is time in which a split was asked for rows and had none (``TimePassed.asked_ms``), however busy the task was.
 
     split state                event             next        why
     -------------------------  ----------------  ----------  ------------------------------------------------------
@@ -18,9 +19,9 @@ Pausing changes no state: the split keeps its vote, and its idleness clock stand
     own active, own idle       RowsEmitted null  same        the same
     known                      WatermarkEmitted  own active  "active again with the next watermark"
     known                      IdleMarked        own idle    nobody should wait for it
-    waiting, active            TimePassed late   idle        readable and without rows for the idle time-out
+    waiting, active            TimePassed late   idle        asked in vain for the idle time-out
     idle, own active, own idle TimePassed late   same        the strategy has no say, or has had it
-    known, unknown             TimePassed        same        not for long enough, or it could not be read
+    known, unknown             TimePassed        same        not for long enough, or it was not asked
     known, unknown             SplitPaused       same        unknown: finishing and pausing may cross
     known, unknown             SplitResumed      same        the same
     known, unknown             SplitFinished     unknown     it holds nobody back any longer
@@ -36,13 +37,13 @@ a reader that finished its split and waits for the next one keeps its place; one
 its first event on, until it is told of unassigned work. What is emitted never goes back, so that a split that starts
 behind holds the watermark where it is.
 
-Follows FLIP-27, "Per Split Event Time"; lessons, "Watermarks and alignment".
+Follows FLIP-27, "Per Split Event Time".
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -103,7 +104,16 @@ class UnassignedChanged(msgspec.Struct, frozen=True):
 
 
 class TimePassed(msgspec.Struct, frozen=True):
-    """Nothing happened, but time went on."""
+    """Time went on.
+
+    Parameters
+    ----------
+    asked_ms
+        Until when splits were asked for rows in vain, by their ids, in milliseconds; None: all until now. A split that
+        is missing was not asked since its last rows, or has rows that wait to be emitted.
+    """
+
+    asked_ms: Mapping[str, int] | None = None
 
 
 class Blocked(msgspec.Struct, frozen=True):
@@ -148,13 +158,17 @@ Action = EmitWatermark | EmitIdle | EmitActive | SplitVoteChanged
 
 
 class _SplitState(msgspec.Struct):
-    """What is known of one split. Clocks are in milliseconds of the readable clock."""
+    """What is known of one split."""
 
-    quiet_since: int
+    quiet_since_ms: int  # moved forward by the time in which the split was paused, or all were blocked
     watermark_ms: int | None = None
     idle: bool = False
     own: bool = False
-    paused_at: int | None = None
+    paused_at_ms: int | None = None
+
+    def skip(self, from_ms: int, to_ms: int) -> None:
+        """Leave a time out of its silence."""
+        self.quiet_since_ms += max(0, to_ms - max(from_ms, self.quiet_since_ms))
 
 
 class SplitWatermarks:
@@ -198,18 +212,21 @@ class SplitWatermarks:
         self._begins = held or bounded  # whether it is waited for, and nobody was told yet
         self._unassigned_ms: int | None = None  # where it begins; None: not known
         self._ended = False
-        self._blocked = False
+        self._blocked_at_ms: int | None = None
         self._now_ms: int | None = None
         # For errors: (time, event) of what changed lately, without what comes with every batch.
         self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)
-        self._readable_ms = 0  # time in which the reader could be read: stands still while blocked
         self._moved: dict[str, _SplitState] = {}  # whose vote the event at hand has changed
+
+    def split_ids(self) -> Collection[str]:
+        """Return the splits that are known."""
+        return self._splits.keys()
 
     def splits(self) -> dict[str, SplitEventTime]:
         """Return how far each split is."""
         return {
             split_id: SplitEventTime(
-                watermark_ms=split.watermark_ms, idle=split.idle, paused=split.paused_at is not None
+                watermark_ms=split.watermark_ms, idle=split.idle, paused=split.paused_at_ms is not None
             )
             for split_id, split in self._splits.items()
         }
@@ -228,10 +245,8 @@ class SplitWatermarks:
             if isinstance(event, RowsEmitted | WatermarkEmitted | IdleMarked | SplitAdded | InputEnded):
                 raise self._invalid(event, "the input has ended")
             return []
-        if self._now_ms is not None and now_ms > self._now_ms and not self._blocked:
-            self._readable_ms += now_ms - self._now_ms
-        self._now_ms = now_ms if self._now_ms is None else max(now_ms, self._now_ms)
-        changed = handler(self, event)
+        now_ms = self._now_ms = now_ms if self._now_ms is None else max(now_ms, self._now_ms)
+        changed = handler(self, event, now_ms)
         if self._ended:
             return self._end()
         actions = self._combine() if changed or self._begins else []
@@ -276,16 +291,16 @@ class SplitWatermarks:
 
     # Handlers return whether the minimum may have changed.
 
-    def _on_split_added(self, event: SplitAdded) -> bool:
+    def _on_split_added(self, event: SplitAdded, now_ms: int) -> bool:
         if event.split_id in self._splits:
             return False
-        self._splits[event.split_id] = _SplitState(quiet_since=self._readable_ms)
+        self._splits[event.split_id] = _SplitState(quiet_since_ms=now_ms)
         self._note(event)
         return True
 
-    def _on_rows_emitted(self, event: RowsEmitted) -> bool:
+    def _on_rows_emitted(self, event: RowsEmitted, now_ms: int) -> bool:
         split = self._known(event)
-        split.quiet_since = self._readable_ms
+        split.quiet_since_ms = now_ms
         if split.own:
             return False
         changed = split.idle and self._set_idle(event.split_id, split, False)
@@ -294,13 +309,13 @@ class SplitWatermarks:
         watermark_ms = event.max_event_time_ms - self._strategy.max_out_of_orderness_ms
         return self._raise_to(event.split_id, split, watermark_ms) or changed
 
-    def _on_watermark_emitted(self, event: WatermarkEmitted) -> bool:
+    def _on_watermark_emitted(self, event: WatermarkEmitted, now_ms: int) -> bool:
         split = self._known(event)
         split.own = True
         changed = self._set_idle(event.split_id, split, False)
         return self._raise_to(event.split_id, split, event.timestamp_ms) or changed
 
-    def _on_idle_marked(self, event: IdleMarked) -> bool:
+    def _on_idle_marked(self, event: IdleMarked, now_ms: int) -> bool:
         split = self._known(event)
         split.own = True
         changed = self._set_idle(event.split_id, split, True)
@@ -308,53 +323,61 @@ class SplitWatermarks:
             self._note(event)
         return changed
 
-    def _on_split_paused(self, event: SplitPaused) -> bool:
+    def _on_split_paused(self, event: SplitPaused, now_ms: int) -> bool:
         split = self._splits.get(event.split_id)
-        if split is not None and split.paused_at is None:
-            split.paused_at = self._readable_ms
+        if split is not None and split.paused_at_ms is None:
+            split.paused_at_ms = now_ms
             self._note(event)
         return False
 
-    def _on_split_resumed(self, event: SplitResumed) -> bool:
+    def _on_split_resumed(self, event: SplitResumed, now_ms: int) -> bool:
         split = self._splits.get(event.split_id)
-        if split is not None and split.paused_at is not None:
-            split.quiet_since += self._readable_ms - max(split.paused_at, split.quiet_since)
-            split.paused_at = None
+        if split is not None and split.paused_at_ms is not None:
+            # What lies behind the beginning of a block is left out when that ends.
+            split.skip(split.paused_at_ms, now_ms if self._blocked_at_ms is None else self._blocked_at_ms)
+            split.paused_at_ms = None
             self._note(event)
         return False
 
-    def _on_split_finished(self, event: SplitFinished) -> bool:
+    def _on_split_finished(self, event: SplitFinished, now_ms: int) -> bool:
         known = self._splits.pop(event.split_id, None) is not None
         if known:
             self._note(event)
         return known
 
-    def _on_time_passed(self, event: TimePassed) -> bool:
+    def _on_time_passed(self, event: TimePassed, now_ms: int) -> bool:
         timeout_ms = self._strategy.idle_timeout_ms if self._strategy is not None else None
         if timeout_ms is None:
             return False
+        latest_ms = now_ms if self._blocked_at_ms is None else self._blocked_at_ms
         changed = False
         for split_id, split in self._splits.items():
-            quiet = split.paused_at is None and self._readable_ms - split.quiet_since >= timeout_ms
-            if quiet and not split.own:
+            asked_ms = now_ms if event.asked_ms is None else event.asked_ms.get(split_id)
+            if asked_ms is None or split.own or split.paused_at_ms is not None:
+                continue
+            if min(asked_ms, latest_ms) - split.quiet_since_ms >= timeout_ms:
                 changed = self._set_idle(split_id, split, True) or changed
         return changed
 
-    def _on_unassigned_changed(self, event: UnassignedChanged) -> bool:
+    def _on_unassigned_changed(self, event: UnassignedChanged, now_ms: int) -> bool:
         known = event.event_time_ms is not None and event.event_time_ms > MIN_WATERMARK_MS
         self._holds = event.event_time_ms is not None
         self._unassigned_ms = event.event_time_ms if known else None
         return True
 
-    def _on_blocked(self, event: Blocked) -> bool:
-        self._blocked = True
+    def _on_blocked(self, event: Blocked, now_ms: int) -> bool:
+        if self._blocked_at_ms is None:
+            self._blocked_at_ms = now_ms
         return False
 
-    def _on_unblocked(self, event: Unblocked) -> bool:
-        self._blocked = False
+    def _on_unblocked(self, event: Unblocked, now_ms: int) -> bool:
+        blocked_at_ms, self._blocked_at_ms = self._blocked_at_ms, None
+        if blocked_at_ms is not None:
+            for split in self._splits.values():
+                split.skip(blocked_at_ms, now_ms if split.paused_at_ms is None else split.paused_at_ms)
         return False
 
-    def _on_input_ended(self, event: InputEnded) -> bool:
+    def _on_input_ended(self, event: InputEnded, now_ms: int) -> bool:
         self._ended = True
         self._note(event)
         return True
@@ -399,7 +422,7 @@ class SplitWatermarks:
             history=history,
         )
 
-    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any], bool]]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, int], bool]]] = {
         SplitAdded: _on_split_added,
         RowsEmitted: _on_rows_emitted,
         WatermarkEmitted: _on_watermark_emitted,

@@ -176,10 +176,19 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         """Start the enumerator; first of all."""
         self.enumerator.start()
 
-    def register_reader(self, subtask: int, host: str | None = None, reported_splits: Sequence[SplitT] = ()) -> None:
+    def register_reader(
+        self,
+        subtask: int,
+        host: str | None = None,
+        reported_splits: Sequence[SplitT] = (),
+        held_split_ids: Sequence[str] = (),
+    ) -> None:
         """Let a reader come, for the first time or again."""
         self.readers[subtask] = ReaderInfo(
-            subtask=subtask, host=host, reported_splits_on_registration=tuple(reported_splits)
+            subtask=subtask,
+            host=host,
+            reported_splits_on_registration=tuple(reported_splits),
+            held_split_ids=tuple(held_split_ids),
         )
         self.assigned.setdefault(subtask, {})
         self._finished.difference_update(split.split_id for split in reported_splits)

@@ -2,7 +2,7 @@
 
 Never: make a call while a lock is held, or two calls of one end at a time.
 
-Follows design, "Data plane".
+Follows docs/architecture.md, "Stages and exchanges".
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class OfferedChannel:
     Raises
     ------
     InternalError
-        The schema has dictionaries: all batches of a stream would share them (traps, 23).
+        The schema has dictionaries: all batches of a stream would share them.
     """
 
     def __init__(
@@ -271,8 +271,9 @@ class OfferedChannel:
 def broken(channel: ChannelId, why: str, *, address: str | None = None, reason: str = "broken") -> TransportError:
     """Return the error that an end of a channel is told."""
     return TransportError(
-        f"{channel_name(channel).capitalize()} cannot be used: {why}.", address=address, reason=reason
-    )
+        f"{channel_name(channel).capitalize()} cannot be used: {why}.",
+        address=address, reason=reason, producer=channel.producer, consumer=channel.consumer,
+    )  # fmt: skip
 
 
 def channel_name(channel: ChannelId) -> str:
@@ -287,7 +288,7 @@ def channel_name(channel: ChannelId) -> str:
 
 
 def refuse_dictionaries(channel: ChannelId, schema: pa.Schema) -> None:
-    """Raise `InternalError` where a schema has dictionaries: all batches of a stream would share them (traps, 23)."""
+    """Raise `InternalError` where a schema has dictionaries: all batches of a stream would share them."""
     if any(_has_dictionary(field.type) for field in schema):
         raise InternalError(f"The schema of {channel_name(channel)} has dictionaries: {schema}.")
 

@@ -1,7 +1,7 @@
 """The consumer's side of a channel over Flight: the stream that `headgate.transport.data_server` describes.
 
 Never: keep a batch in its message, which it pins, and where its buffers lie as they come: Arrow wants them aligned and
-writes a line for each that is not (traps, 23). Copying costs a tenth of what receiving does.
+writes a line for each that is not. Copying costs a tenth of what receiving does.
 
 A stream has one thread, which connects, reads and makes all calls. Credits are written by the data plane's errands.
 """
@@ -20,10 +20,11 @@ from headgate.protocol.channels import Buffer, ChannelId, Element, decode_event
 from headgate.transport.authentication import call_options
 from headgate.transport.channel_ends import ConsumerEnd, OrderedCalls, broken
 from headgate.transport.data_server import ENCODER, VERSION, ChannelRequest, RowsFrame
-from headgate.transport.endpoint import close_quietly, connect, transport_error
+from headgate.transport.endpoint import close_quietly, connect, host_of, port_of, transport_error
 from headgate.transport.errands import Errands
 from headgate.transport.frames import GOODBYE, REFUSED, WELCOME
 from headgate.transport.options import TlsOptions
+from headgate.transport.sockets import NETWORK_OPTION, break_when_lost
 
 _ROWS = msgspec.msgpack.Decoder(RowsFrame)
 
@@ -31,22 +32,31 @@ _ROWS = msgspec.msgpack.Decoder(RowsFrame)
 class Clients:
     """Clients for other slots: one connection to each, however many channels use it."""
 
-    def __init__(self, secret: str, tls: TlsOptions | None) -> None:
+    def __init__(self, secret: str, tls: TlsOptions | None, certified: str | None) -> None:
         self.call_options = call_options(secret)
-        self._tls = tls
+        self._tls, self._certified = tls, certified
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._clients: dict[str, fl.FlightClient] = {}
         self._users: dict[int, int] = {}  # by the client's `id`
+        self._noticed: set[str] = set()  # addresses whose connection breaks when it is lost
 
     def take(self, address: str) -> fl.FlightClient:
         """Return a client; `give_back` must follow."""
         with self._lock:
             client = self._clients.get(address)
             if client is None:
-                client = self._clients[address] = connect(address, self._tls)
+                client = self._clients[address] = connect(address, self._tls, self._certified)
             self._users[id(client)] = self._users.get(id(client), 0) + 1
         return client
+
+    def notice_losses(self, address: str) -> None:
+        """Let connections to a slot break when its host is gone without a word."""
+        with self._lock:
+            known = address in self._noticed
+            self._noticed.add(address)
+        if not known:
+            break_when_lost(lambda _, peer: peer == (host_of(address), port_of(address)))
 
     def give_back(self, address: str, client: fl.FlightClient, *, lost: bool) -> None:
         """Take one back. One that lost its connection is not lent again: it would wait before it connects again."""
@@ -57,6 +67,7 @@ class Clients:
                 del self._users[id(client)]
             if (unused or lost) and self._clients.get(address) is client:
                 del self._clients[address]
+                self._noticed.discard(address)
         if unused:
             close_quietly(client)
 
@@ -66,12 +77,15 @@ class FlightConsumer:
 
     Parameters
     ----------
+    own, address
+        Of the consumer's slot, for errors, and of the producer's.
     on_over
         Called when it is over, on its thread, whose last call it is.
     """
 
     def __init__(
         self,
+        own: str,
         address: str,
         run: int,
         channel: ChannelId,
@@ -84,7 +98,7 @@ class FlightConsumer:
         thread_name: str,
     ) -> None:
         self.channel = channel
-        self._address = address
+        self._own, self._address = own, address
         self._command = ENCODER.encode(
             ChannelRequest(
                 version=VERSION, run=run, generation=generation, channel=channel,
@@ -158,7 +172,7 @@ class FlightConsumer:
         except msgspec.DecodeError as error:
             return self._bad(f"{self._address} sent what is no event ({error})", "failed")
         except (pa.ArrowException, OSError) as error:
-            return transport_error(error.with_traceback(None), self._address)
+            return self._error(error.with_traceback(None))
 
     def _converse(self, reader: fl.FlightStreamReader) -> TransportError:
         """Hand over elements until the stream ends; return why it ended."""
@@ -168,6 +182,7 @@ class FlightConsumer:
             return self._bad(first.removeprefix(REFUSED).decode(), "refused")
         if first != WELCOME:
             return self._bad(f"what answers at {self._address} is no data plane", "failed")
+        self._clients.notice_losses(self._address)
         self._calls.queue(self._end.on_connected)
         with self._lock:
             self._connected = True
@@ -202,6 +217,21 @@ class FlightConsumer:
         if writer is not None:
             close_quietly(writer)
         self._clients.give_back(self._address, client, lost=lost)
+
+    def _error(self, error: Exception) -> TransportError:
+        """Return ours for an error of the stream; one of the network names both ends."""
+        ours = transport_error(error, self._address)
+        if ours.facts["reason"] != "broken":
+            return ours
+        between = TransportError(
+            f"The slot at {self._own} cannot reach the slot at {self._address}, or lost it: {ours} Slots connect to "
+            f"one another on any port, at the addresses from which they reach the driver; {NETWORK_OPTION} names "
+            "another network.",
+            address=self._address, own_address=self._own, reason="broken",
+            producer=self.channel.producer, consumer=self.channel.consumer,
+        )  # fmt: skip
+        between.__cause__ = error
+        return between
 
     def _bad(self, why: str, reason: str) -> TransportError:
         return broken(self.channel, why, address=self._address, reason=reason)

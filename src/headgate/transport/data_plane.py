@@ -17,7 +17,7 @@ and credits as metadata (`headgate.transport.data_server` has its protocol).
                             replaced by a newer one      both of its ends are told that it is broken
                             older than one there was     its producer is told that it is broken
 
-Follows design, "Data plane"; traps 19, 22 and 23.
+Follows docs/architecture.md, "Stages and exchanges".
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class DataPlane:
         Where to listen; port 0: any free one.
     goodbye_s
         How long consumers elsewhere may take to end their streams when it is closed, in seconds; then they are broken.
+    certified
+        The host that the certificate of all slots is made for: the coordinator's; None: each slot's own.
 
     Raises
     ------
@@ -84,11 +86,12 @@ class DataPlane:
         tls: TlsOptions | None = None,
         *,
         goodbye_s: float = 0.5,
+        certified: str | None = None,
     ) -> None:
         self._run = run
         self._goodbye_s = goodbye_s
         self._numbers = itertools.count(1)
-        self._clients = Clients(secret, tls)
+        self._clients = Clients(secret, tls, certified)
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._closing = False
@@ -157,7 +160,7 @@ class DataPlane:
             self._seek(link)
         else:
             link = FlightConsumer(
-                address, self._run, channel, generation, schema, end, self._clients, self._errands,
+                self.address, address, self._run, channel, generation, schema, end, self._clients, self._errands,
                 self._forget_consumer, f"{THREAD_NAME}-client-{next(self._numbers)}",
             )  # fmt: skip
             with self._lock:
@@ -259,7 +262,10 @@ class DataPlane:
         with self._lock:
             if self._closing:
                 raise fl.FlightUnavailableError("the endpoint is being closed")
+            known = any(each.peer == peer for each in self._served)
             self._served.add(stream)
+        if not known:
+            self._endpoint.notice_loss(peer)
         stream.serve(reader, writer, f"{THREAD_NAME}-server-{next(self._numbers)}")
 
     def _await_end(self, stream: ServedChannel) -> None:

@@ -1,6 +1,6 @@
 """The producer's side of a channel over Flight: one stream, on which rows and events go out and credits come in.
 
-Never: run code of others on a thread of gRPC's, or let our thread outlive the stream (traps, 22).
+Never: run code of others on a thread of gRPC's, or let our thread outlive the stream.
 
 A stream has two threads. gRPC's own writes what is queued, and returns last of all; ours reads, and makes the calls.
 
@@ -10,7 +10,7 @@ A stream has two threads. gRPC's own writes what is queued, and returns last of 
     metadata: credits, in MessagePack   rows with metadata `RowsFrame`; metadata: an event, in MessagePack
     the end of the stream               GOODBYE and why
 
-Follows design, "Data plane"; traps 19, 22 and 23.
+Follows docs/architecture.md, "Stages and exchanges".
 """
 
 from __future__ import annotations

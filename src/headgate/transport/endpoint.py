@@ -1,7 +1,7 @@
 """What every plane of a query stands on: a Flight server and clients for it, with the query's secret and TLS.
 
 Never: let a foreign error out of here: `transport_error` makes ours of it. End a server before its streams ended, or
-from one of its own threads (traps, 22).
+from one of its own threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.flight as fl
 from headgate.errors import TransportError
 from headgate.transport.authentication import SecretCheck
 from headgate.transport.options import TlsOptions
-from headgate.transport.sockets import break_connections, parse_peer
+from headgate.transport.sockets import break_connections, break_when_lost, parse_peer
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ class Endpoint:
         self.port: int = self._server.port
         self.address = check.address = join_address(host, self.port)
 
+    def notice_loss(self, peer: str) -> None:
+        """Let the connection from a peer break when its host is gone without a word."""
+        wanted = parse_peer(peer)
+        break_when_lost(lambda port, there: port == self.port and there == wanted)
+
     def break_peer(self, peer: str) -> None:
         """Break the connection from a peer, which does not end it itself."""
         logger.warning("Breaking the connection from %s to %s: it does not end by itself.", peer, self.address)
@@ -104,10 +109,19 @@ class _FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self._exchange(context.peer(), descriptor.command or b"", reader, writer)
 
 
-def connect(address: str, tls: TlsOptions | None) -> fl.FlightClient:
-    """Return a client for an endpoint. Does not block: whether anybody is there shows at the first call."""
+def connect(address: str, tls: TlsOptions | None, certified: str | None = None) -> fl.FlightClient:
+    """Return a client for an endpoint. Does not block: whether anybody is there shows at the first call.
+
+    Parameters
+    ----------
+    address, tls
+        Where it is, and how it is encrypted.
+    certified
+        The host that its certificate must be made for; None: that of the address.
+    """
+    named = {} if tls is None or certified is None else {"override_hostname": certified}
     return fl.FlightClient(
-        _location(address, tls), tls_root_certs=tls.ca if tls else None, generic_options=_CLIENT_OPTIONS
+        _location(address, tls), tls_root_certs=tls.ca if tls else None, generic_options=_CLIENT_OPTIONS, **named
     )
 
 
@@ -147,6 +161,22 @@ def join_address(host: str, port: int) -> str:
     ('127.0.0.1:80', '[::1]:80')
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(address: str) -> str:
+    """Return the host of an address.
+
+    Examples
+    --------
+    >>> host_of("127.0.0.1:80"), host_of("[::1]:80")
+    ('127.0.0.1', '::1')
+    """
+    return address.rpartition(":")[0].strip("[]")
+
+
+def port_of(address: str) -> int:
+    """Return the port of an address."""
+    return int(address.rpartition(":")[2])
 
 
 def _location(address: str, tls: TlsOptions | None) -> fl.Location:

@@ -2,7 +2,7 @@
 
 Never: copy rows, or queue what can be handed over at once: calls are made on the thread of who sends.
 
-Follows design, "Data plane" (batches for one's own slot).
+Follows docs/architecture.md, "Stages and exchanges" (batches for one's own slot).
 """
 
 from __future__ import annotations

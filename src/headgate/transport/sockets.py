@@ -1,4 +1,4 @@
-"""Breaks connections of an endpoint from outside, because Flight has no call for it.
+"""What Flight has no call for: connections broken from outside, and the address at which others reach this process.
 
 Never: touch a socket that listens, or that does not belong to the port. A process that hangs answers no goodbye, and
 its connection would keep a thread of gRPC's, and with it the endpoint's shutdown, waiting for ever.
@@ -7,9 +7,17 @@ its connection would keep a thread of gRPC's, and with it the endpoint's shutdow
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from urllib.parse import unquote
+
+from headgate.errors import OptionError, TransportError
+
+NETWORK_OPTION = "transport.slots.network"
+LOST_AFTER_S = 10
+"""How long a host may be unreachable before a connection to it breaks, in seconds."""
 
 
 def break_connections(port: int, peer: tuple[str, int] | None = None) -> int:
@@ -24,7 +32,44 @@ def break_connections(port: int, peer: tuple[str, int] | None = None) -> int:
     peer
         Only those from this address and port; None: all.
     """
-    broken = 0
+    return _for_connections(
+        lambda own_port, there: own_port == port and peer in (None, there),
+        lambda connection: connection.shutdown(socket.SHUT_RDWR),
+    )
+
+
+def break_when_lost(wanted: Callable[[int, tuple[str, int]], bool]) -> int:
+    """Let connections break some `LOST_AFTER_S` after the other host is gone without a word; return how many.
+
+    TCP alone would wait for a quarter of an hour, and for ever where nothing is to be sent. gRPC's own pings need the
+    server's leave, which Flight cannot give.
+
+    Parameters
+    ----------
+    wanted
+        Tells which, by their port here, and the address and port there.
+    """
+    options = {
+        # macOS calls the second one differently, and lacks the last.
+        (socket.SOL_SOCKET, "SO_KEEPALIVE"): 1,
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE"): LOST_AFTER_S // 2,
+        (socket.IPPROTO_TCP, "TCP_KEEPALIVE"): LOST_AFTER_S // 2,
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL"): 1,
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT"): LOST_AFTER_S - LOST_AFTER_S // 2,
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): LOST_AFTER_S * 1000,
+    }
+
+    def keep(connection: socket.socket) -> None:
+        for (level, name), value in options.items():
+            if hasattr(socket, name):
+                connection.setsockopt(level, getattr(socket, name), value)
+
+    return _for_connections(wanted, keep)
+
+
+def _for_connections(wanted: Callable[[int, tuple[str, int]], bool], do: Callable[[socket.socket], object]) -> int:
+    """Do something with this process's TCP connections that are wanted; return how many."""
+    found = 0
     for number in _open_files():
         try:
             # A duplicate keeps the number from being given to another file between the questions and the deed.
@@ -37,13 +82,67 @@ def break_connections(port: int, peer: tuple[str, int] | None = None) -> int:
             os.close(duplicate)
             continue
         with connection, contextlib.suppress(OSError):
-            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             host, remote_port = connection.getpeername()[:2]  # raises for one that listens
-            if peer is None or peer == (_plain(host), remote_port):
-                connection.shutdown(socket.SHUT_RDWR)
-                broken += 1
-    return broken
+            if wanted(connection.getsockname()[1], (_plain(host), remote_port)):
+                do(connection)
+                found += 1
+    return found
+
+
+def address_towards(host: str) -> str:
+    """Return the address of this host from which packets leave for another: there, whoever that one knows reaches us.
+
+    The name of this host would not do: others cannot resolve it between pods on Kubernetes, and resolve it to loopback
+    where ``/etc/hosts`` says so. Nothing is sent.
+
+    Raises
+    ------
+    TransportError
+        The host's name cannot be resolved, or there is no way to it.
+
+    Examples
+    --------
+    >>> address_towards("127.0.0.1")
+    '127.0.0.1'
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of a datagram socket: only looks up the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise TransportError(
+            f"{socket.gethostname()} has no way to {host}: {error}. See transport.host.",
+            address=host, reason="broken",
+        ) from error  # fmt: skip
+
+
+def address_in(network: str) -> str:
+    """Return the address that this host has in a network (CIDR, already checked).
+
+    Raises
+    ------
+    OptionError
+        It has none there.
+
+    Examples
+    --------
+    >>> address_in("127.0.0.0/8")
+    '127.0.0.1'
+    """
+    parsed = ipaddress.ip_network(network)
+    found: str | None = None
+    with contextlib.suppress(TransportError):  # the way to a network that this host belongs to begins in it
+        found = address_towards(str(parsed.network_address + (parsed.num_addresses > 1)))
+    if found is None or ipaddress.ip_address(found) not in parsed:
+        raise OptionError(
+            f"The option {NETWORK_OPTION!r} is {network!r}, but {socket.gethostname()} has no address in that network"
+            + ("." if found is None else f": its way there begins at {found}."),
+            option=NETWORK_OPTION, value=network,
+        )  # fmt: skip
+    return found
 
 
 def parse_peer(peer: str) -> tuple[str, int]:

@@ -224,7 +224,7 @@ class Handle(StatefulProcessorHandle):
         """Return the timers of the current key, in milliseconds since 1970-01-01 UTC, the first one first."""
         cell = self._timers("list_timers", "Error listing timers").cell
         assert cell is not None
-        return iter(sorted(cell.timers))
+        return iter(sorted(cell.timers or ()))
 
     def _timers(self, operation: str, what: str) -> KeyedStore:
         if self._time_mode == "none":

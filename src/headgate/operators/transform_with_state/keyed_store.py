@@ -8,9 +8,12 @@ A key is a `Cell`: a slot for each state variable, and its timers. What changed 
     kind    in a slot                                changes
     ------  ---------------------------------------  ------------------------------------------------------------------
     value   (bytes, expiry)                          the cell
-    list    a list of (bytes, expiry)                whether it was cleared, and how many items are in snapshots already
+    list    (bytes, expiry) of each item             whether it was cleared, and how many items are in snapshots already
     map     {bytes of the key: (bytes, expiry)}      whether it was cleared, and which keys changed
-    timers  a set of times                           which ones changed
+    timers  a set of times, or nothing               which ones changed
+
+There may be millions of keys, so what stands for one is kept from the cyclic garbage collector, which would stop all
+threads of the process while it looks at each: cells are untracked, and tuples of bytes and numbers it untracks itself.
 
 An expiry is None without a time to live, else milliseconds since 1970-01-01 UTC: what is past it is there no more. It
 is forgotten by `sweep`, which is no change: in snapshots it stands with its expiry.
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +35,7 @@ Stored = tuple[bytes, int | None]
 
 _BUCKETS_PER_TTL = 8
 _SHORTEST_BUCKET_MS = 1000
+_SHORT_LIST = 16
 LAST_MS = 2**63 - 1
 """No timer is later."""
 
@@ -60,33 +64,44 @@ class StateVariable(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
 
 
-class Cell:
-    """The state of one key."""
+class Cell(msgspec.Struct, gc=False, eq=False):
+    """The state of one key. Nothing in it refers to a cell."""
 
-    __slots__ = ("group", "key", "slots", "timers")
-
-    def __init__(self, key: bytes, group: int, slots: int) -> None:
-        self.key = key
-        self.group = group
-        self.slots: list[Any] = [None] * slots
-        self.timers: set[int] = set()
+    key: bytes
+    group: int
+    slots: tuple[Any, ...]
+    timers: set[int] | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is known of the key."""
         return not self.timers and self.slots.count(None) == len(self.slots)
 
+    def put(self, number: int, held: Any) -> None:
+        """Store what is held of a state."""
+        self.slots = (*self.slots[:number], held, *self.slots[number + 1 :])
 
-class _Changes:
-    """What changed in a list or a map since the last snapshot."""
+    def append(self, number: int, items: list[Stored]) -> None:
+        """Put items behind those of a list."""
+        held = self.slots[number]
+        if isinstance(held, list):
+            held.extend(items)
+        else:
+            self.put(number, _items((*(held or ()), *items)))
 
-    __slots__ = ("cleared", "keys", "stored")
 
-    def __init__(self, stored: int = 0) -> None:
-        self.cleared = False
-        self.stored = stored
-        """Of a list: so many of its first items are in snapshots."""
-        self.keys: dict[bytes, None] = {}
+class _Changes(msgspec.Struct, gc=False, eq=False):
+    """What changed in a list or a map since the last snapshot.
+
+    Parameters
+    ----------
+    stored
+        Of a list: so many of its first items are in snapshots.
+    """
+
+    stored: int
+    cleared: bool = False
+    keys: dict[bytes, None] | None = None
 
 
 class KeyedStore:
@@ -105,6 +120,7 @@ class KeyedStore:
         """The cell whose turn it is; None: no key's."""
         self.now_ms = 0
         """The time by which values expire, in milliseconds since 1970-01-01 UTC."""
+        self._nothing: tuple[Any, ...] = (None,) * len(variables)
         self._changes: list[dict[Cell, _Changes]] = [{} for _ in variables]
         self._timer_changes: dict[Cell, dict[int, None]] = {}
         self._timers: list[tuple[int, int, Cell]] = []
@@ -118,7 +134,7 @@ class KeyedStore:
         """Let it be a key's turn."""
         cell = self.cells.get(key)
         if cell is None:
-            cell = self.cells[key] = Cell(key, group, len(self.variables))
+            cell = self.cells[key] = Cell(key, group, self._nothing)
         self.cell = cell
         return cell
 
@@ -148,7 +164,7 @@ class KeyedStore:
     def set_value(self, number: int, data: bytes) -> None:
         """Store a value."""
         assert self.cell is not None
-        self.cell.slots[number] = (data, self.expiry(number))
+        self.cell.put(number, (data, self.expiry(number)))
         self._changed(number)
 
     def clear(self, number: int) -> None:
@@ -156,30 +172,29 @@ class KeyedStore:
         assert self.cell is not None
         if self.cell.slots[number] is None:
             return
-        self.cell.slots[number] = None
+        self.cell.put(number, None)
         changes = self._changed(number)
         changes.cleared = True
         changes.stored = 0
-        changes.keys.clear()
+        changes.keys = None
 
     def append(self, number: int, items: list[bytes]) -> None:
         """Put items behind those of a list."""
         assert self.cell is not None
-        held = self.cell.slots[number]
-        if held is None:
-            held = self.cell.slots[number] = []
+        held = self.cell.slots[number] or ()
         self._changed(number, len(held))
         expiry = self.expiry(number)
-        held.extend((data, expiry) for data in items)
+        self.cell.append(number, [(data, expiry) for data in items])
 
     def put_entry(self, number: int, key: bytes, data: bytes) -> None:
         """Store an entry of a map."""
         assert self.cell is not None
         held = self.cell.slots[number]
         if held is None:
-            held = self.cell.slots[number] = {}
+            held = {}
+            self.cell.put(number, held)
         held[key] = (data, self.expiry(number))
-        self._changed(number).keys[key] = None
+        self._key_changed(number, key)
 
     def remove_entry(self, number: int, key: bytes) -> None:
         """Forget an entry of a map."""
@@ -189,8 +204,8 @@ class KeyedStore:
             return
         del held[key]
         if not held:
-            self.cell.slots[number] = None
-        self._changed(number).keys[key] = None
+            self.cell.put(number, None)
+        self._key_changed(number, key)
 
     def _changed(self, number: int, stored: int = 0) -> _Changes:
         assert self.cell is not None
@@ -199,28 +214,35 @@ class KeyedStore:
             changes = self._changes[number][self.cell] = _Changes(stored)
         return changes
 
+    def _key_changed(self, number: int, key: bytes) -> None:
+        changes = self._changed(number)
+        if changes.keys is None:
+            changes.keys = {}
+        changes.keys[key] = None
+
     # Timers.
 
     def register_timer(self, at_ms: int) -> None:
         """Register a timer of the current key; one that is there already is the same."""
         assert self.cell is not None
         at_ms = min(at_ms, LAST_MS)
-        if at_ms not in self.cell.timers:
+        if at_ms not in (self.cell.timers or ()):
             self._put_timer(self.cell, at_ms)
             self._timer_changes.setdefault(self.cell, {})[at_ms] = None
 
     def delete_timer(self, at_ms: int) -> None:
         """Forget a timer of the current key, if it is there."""
         assert self.cell is not None
-        if at_ms in self.cell.timers:
+        if self.cell.timers and at_ms in self.cell.timers:
             self.cell.timers.remove(at_ms)
+            self.cell.timers = self.cell.timers or None
             self._timer_changes.setdefault(self.cell, {})[at_ms] = None
 
     def next_timer_ms(self) -> int | None:
         """Return the time of the first timer of all keys; None: there is none."""
         while self._timers:
             at_ms, _, cell = self._timers[0]
-            if at_ms in cell.timers:
+            if at_ms in (cell.timers or ()):
                 return at_ms
             heapq.heappop(self._timers)
         return None
@@ -230,11 +252,13 @@ class KeyedStore:
         due: dict[tuple[int, Cell], None] = {}
         while self._timers and self._timers[0][0] <= now_ms:
             at_ms, _, cell = heapq.heappop(self._timers)
-            if at_ms in cell.timers:
+            if at_ms in (cell.timers or ()):
                 due[at_ms, cell] = None
         return list(due)
 
     def _put_timer(self, cell: Cell, at_ms: int) -> None:
+        if cell.timers is None:
+            cell.timers = set()
         cell.timers.add(at_ms)
         heapq.heappush(self._timers, (at_ms, next(self._numbers), cell))
 
@@ -261,15 +285,16 @@ class KeyedStore:
             return
         if kind == "value":
             if self.is_expired(held):
-                cell.slots[number] = None
+                cell.put(number, None)
         elif kind == "list":
             expired = [self.is_expired(item) for item in held]
             changes = self._changes[number].get(cell)
             if changes is not None:
                 changes.stored -= sum(expired[: changes.stored])
-            cell.slots[number] = [item for item, gone in zip(held, expired, strict=True) if not gone] or None
+            left = [item for item, gone in zip(held, expired, strict=True) if not gone]
+            cell.put(number, _items(left) if left else None)
         else:
-            cell.slots[number] = {key: entry for key, entry in held.items() if not self.is_expired(entry)} or None
+            cell.put(number, {key: entry for key, entry in held.items() if not self.is_expired(entry)} or None)
         if cell.is_empty and cell is not self.cell:
             self.cells.pop(cell.key, None)
 
@@ -289,7 +314,9 @@ class KeyedStore:
             changes.clear()
         for cell, times in self._timer_changes.items():
             for at_ms in times:
-                rows.add(TIMERS, cell.group, cell.key, timer_key(at_ms), SET if at_ms in cell.timers else REMOVE)
+                rows.add(
+                    TIMERS, cell.group, cell.key, timer_key(at_ms), SET if at_ms in (cell.timers or ()) else REMOVE
+                )
         self._timer_changes.clear()
         return rows
 
@@ -298,7 +325,7 @@ class KeyedStore:
         for number, group, key, entry, data, expiry in rows:
             cell = self.cells.get(key)
             if cell is None:
-                cell = self.cells[key] = Cell(key, group, len(self.variables))
+                cell = self.cells[key] = Cell(key, group, self._nothing)
             if number == TIMERS:
                 assert entry is not None
                 self._put_timer(cell, timer_of(entry))
@@ -306,17 +333,20 @@ class KeyedStore:
             assert data is not None
             variable = self.variables[number]
             if variable.kind == "value":
-                cell.slots[number] = (data, expiry)
+                cell.put(number, (data, expiry))
             elif variable.kind == "list":
-                if cell.slots[number] is None:
-                    cell.slots[number] = []
-                cell.slots[number].append((data, expiry))
+                cell.append(number, [(data, expiry)])
             else:
                 if cell.slots[number] is None:
-                    cell.slots[number] = {}
+                    cell.put(number, {})
                 cell.slots[number][entry] = (data, expiry)
             if expiry is not None:
                 self._expires(number, cell, expiry, variable.ttl_ms or 0)
+
+
+def _items(items: Sequence[Stored]) -> Sequence[Stored]:
+    """Return the items of a list as they are held: short ones are untracked, long ones grow without being copied."""
+    return tuple(items) if len(items) <= _SHORT_LIST else list(items)
 
 
 def timer_key(at_ms: int) -> bytes:
@@ -348,7 +378,7 @@ def _write_map(rows: Rows, number: int, cell: Cell, change: _Changes) -> None:
     held = cell.slots[number] or {}
     if change.cleared:
         rows.add(number, cell.group, cell.key, None, CLEAR)
-    for key in change.keys:
+    for key in change.keys or ():
         entry = held.get(key)
         if entry is None:
             rows.add(number, cell.group, cell.key, key, REMOVE)

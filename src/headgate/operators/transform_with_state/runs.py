@@ -6,7 +6,7 @@ Each snapshot adds a run with what changed. A run that is not larger than twice 
 so there are few runs, each less than half of the one below it, a row is stored again a few times while the state
 doubles, and the lowest run is stored again only when half as much as it holds has changed.
 
-Follows O'Neil et al., "The Log-Structured Merge-Tree"; traps, 34.
+Follows O'Neil et al., "The Log-Structured Merge-Tree".
 """
 
 from __future__ import annotations

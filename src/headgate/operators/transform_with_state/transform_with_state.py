@@ -9,7 +9,7 @@ one that registers another for a time that has passed does not go on for ever, n
 
 With timers of event time, rows before the watermark are late: the processor does not see them.
 
-Follows ``TransformWithStateInPySparkExec`` of Spark 4.3; design, "Checkpoints"; traps, 30 and 34.
+Follows ``TransformWithStateInPySparkExec`` of Spark 4.3; docs/architecture.md, "Keyed state".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import datetime
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TimeMode = Literal["none", "processingtime", "eventtime"]
+_ROWS_AT_ONCE = 2000
+_ROWS_OF_GROUPS = 200_000
+"""So many rows of state are taken on, and sorted out, in a step of a restore."""
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +152,16 @@ class TransformWithState(KeyedOperator):
         UserFunctionError
             ``handleInitialState`` raised.
         """
+        for _ in self.restore_in_steps(chunks):
+            pass
+
+    def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
+        """Restore a chunk, the keys of some groups, or some thousand keys at a time."""
         declared = self._handle.variables
-        read = [read_chunk(chunk.read(), chunk.chunk_id) for chunk in chunks]
+        read = []
+        for chunk in chunks:
+            read.append(read_chunk(chunk.read(), chunk.chunk_id))
+            yield
         states = StoredStates(
             self._context.uid, self.function, self._codes.codec.schema.json(), declared, self._handle.deleted
         )
@@ -160,20 +171,31 @@ class TransformWithState(KeyedOperator):
         self._store = KeyedStore(states.variables)
         self._runs = Runs(self._name_chunk, self._context.spill_folder)
         now_ms = self._clock_ms()
-        tables = [states.own_rows(table, header, self._context.key_groups) for table, header in read]
+        tables = []
+        for table, header in read:
+            tables.append(states.own_rows(table, header, self._context.key_groups))
+            yield
         keep = all(chunk.whole for chunk in chunks) and all(
             table.num_rows == before.num_rows for table, (before, _) in zip(tables, read, strict=True)
         )
         seeded: dict[int, int | None] = {}
-        if tables:
-            state = compact(tables, lowest=True, now_ms=now_ms)
+        states_left = []
+        for part in _by_groups(tables):
+            state = compact(part, lowest=True, now_ms=now_ms)
+            yield
             is_progress = pc.equal(state["state"], PROGRESS)
-            seeded = {group: expiry for _, group, _, _, _, expiry in rows_of(state.filter(is_progress))}
-            self._store.restore(rows_of(state.filter(pc.invert(is_progress))))
+            seeded |= {group: expiry for _, group, _, _, _, expiry in rows_of(state.filter(is_progress))}
+            of_keys = state.filter(pc.invert(is_progress))
+            for begin in range(0, of_keys.num_rows, _ROWS_AT_ONCE):
+                self._store.restore(rows_of(of_keys.slice(begin, _ROWS_AT_ONCE)))
+                yield
+            if not keep:
+                states_left.append(state)
+        if tables:
             for chunk, table in zip(chunks, tables, strict=True) if keep else ():
                 self._runs.add(table, chunk.chunk_id)
             if not keep:
-                self._runs.add(state)
+                self._runs.add(pa.concat_tables(states_left))
         reached = {group: at_ms for group in self._groups if (at_ms := seeded.get(group)) is not None}
         if len(reached) == len(self._groups):
             self._watermark_ms = min(reached.values())
@@ -182,7 +204,7 @@ class TransformWithState(KeyedOperator):
             self._progress_of = (self._watermark_ms,)
         self._handle.start(self._store)
         self._store.now_ms = now_ms
-        self._apply_initial_state([group for group in self._groups if group not in seeded])
+        yield from self._apply_initial_state([group for group in self._groups if group not in seeded])
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Call ``handleInputRows`` for each key of the batch, then fire the timers that are due."""
@@ -291,7 +313,7 @@ class TransformWithState(KeyedOperator):
         times = self._times()
         for at_ms, cell in self._store.take_due(reached):
             current = self._turn_to(cell)
-            if at_ms in current.timers:
+            if at_ms in (current.timers or ()):
                 key = self._codes.key_of(cell.key)
                 # By name, as Spark does.
                 output = self._user.handleExpiredTimer(
@@ -307,7 +329,7 @@ class TransformWithState(KeyedOperator):
     def _turn_to(self, cell: Cell) -> Cell:
         return self._store.turn_to(cell.key, cell.group)
 
-    def _apply_initial_state(self, new_groups: Sequence[int]) -> None:
+    def _apply_initial_state(self, new_groups: Sequence[int]) -> Iterator[None]:
         state = self._definition.initial_state
         if state is None or not new_groups:
             return
@@ -327,6 +349,7 @@ class TransformWithState(KeyedOperator):
             for row in rows:
                 self._user.handleInitialState(key, row, times)
             self._store.turn_over()
+            yield
 
     def _times(self) -> Any:
         """Return the times that the user sees; as in Spark, -1 without timers, and 0 before there is a watermark."""
@@ -415,6 +438,19 @@ class TransformWithState(KeyedOperator):
                 option="schema", value=text,
             )  # fmt: skip
         return StructType.fromJson(msgspec.json.decode(found))
+
+
+def _by_groups(tables: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield the rows of tables by ranges of key groups, of about `_ROWS_OF_GROUPS` rows, if groups are no larger."""
+    groups = [table["group"].to_numpy() for table in tables]
+    counts = np.bincount(np.concatenate(groups)) if groups else np.zeros(0, np.int64)
+    if counts.sum() <= _ROWS_OF_GROUPS:
+        if tables:
+            yield list(tables)
+        return
+    parts = np.cumsum(counts) // _ROWS_OF_GROUPS  # by group: which part it is of
+    for part in np.unique(parts[counts > 0]):
+        yield [table.filter(pa.array(parts[of] == part)) for table, of in zip(tables, groups, strict=True)]
 
 
 def _bound(at_ms: int | None, kind: pa.TimestampType) -> int:

@@ -7,7 +7,7 @@ window fires when the watermark is at its end or beyond: its groups are emitted 
 forgotten. In ``update`` mode groups that changed are emitted before every barrier, and those that changed since when
 their window fires. To a sliding window that has ended a row that is not late yet does not count either.
 
-Follows Spark 4.3's ``groupBy(window)``; trap 30.
+Follows Spark 4.3's ``groupBy(window)``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ earliest and the latest row, and their times are kept beside them.
 Pieces are in the order of key groups, so that beyond ``memory_bytes`` they can be in local files, and be merged by
 slabs of key groups.
 
-Follows Spark 4.3's ``session_window``; trap 30.
+Follows Spark 4.3's ``session_window``.
 """
 
 from __future__ import annotations

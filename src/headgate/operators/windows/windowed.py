@@ -4,14 +4,14 @@ Never: hold an object per key, or take a row that was late before a restore for 
 
 A row is late when all windows that it belongs to have ended: it is counted, given to `on_late`, and dropped.
 
-How far a key has fired is part of the keyed state (traps, 30): a watermark per key group. After a rescale a subtask may
+How far a key has fired is part of the keyed state: a watermark per key group. After a rescale a subtask may
 have groups of several, which stood at different watermarks when the barrier came. A row is late if its window ended by
 the watermark or by what its key group has fired, the greater counts; so a row that was late before a restore is late
 behind it, and one that was in time is in time. Nothing fires twice, since what fired is no longer in the state.
 
 A checkpoint has, of each subtask, a *head* first and then the parts that it names, each of which is stored once.
 
-Follows Spark 4.3's ``groupBy(window)``; design, "Keyed exchange"; trap 30.
+Follows Spark 4.3's ``groupBy(window)``; docs/architecture.md, "Stages and exchanges".
 """
 
 from __future__ import annotations

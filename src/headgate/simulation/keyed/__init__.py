@@ -6,5 +6,5 @@ Where `headgate.simulation` has a whole driver and one stage, this has several s
 deployments: the machines here are the `InputGate`, `ResultPartition` and `ChannelRecovery` of every subtask, the
 `CheckpointCoordinator`, and what restores a checkpoint at another parallelism.
 
-Follows FLIP-547; lessons, FLINK-38544: a seed replays a failure exactly.
+Follows FLIP-547; FLINK-38544: a seed replays a failure exactly.
 """

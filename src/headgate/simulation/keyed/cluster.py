@@ -192,7 +192,7 @@ class KeyedCluster:
             cp.CheckpointOptions(
                 interval_ms=scenario.interval_ms,
                 timeout_ms=scenario.timeout_ms,
-                tolerable_failed=10_000,
+                tolerable_failed=scenario.tolerable_failed,
                 first_after_restore_ms=scenario.first_after_restore_ms,
             ),
             self._plan,
@@ -259,8 +259,10 @@ class KeyedCluster:
         self._tell_if_running(subtask.deployment)
 
     def recovered_processed(self, subtask: KeyedSubtask) -> None:
-        """Tell the coordinator, if it waits for that."""
+        """Tell the coordinator."""
         self._tell_if_running(subtask.deployment)
+        event = cp.SubtaskRecovered(subtask.id, subtask.deployment.number)
+        self.clock.after(self._letter_ms(), self.driver, self.tell, event)
 
     def _tell_if_running(self, deployment: Deployment) -> None:
         subtasks = deployment.subtasks.values()
@@ -274,7 +276,11 @@ class KeyedCluster:
     def _running(self, deployment: Deployment) -> None:
         if deployment is self.deployment and deployment.alive:
             deployment.running_ms = self.clock.now_ms
-            self.tell(cp.SubtasksRunning(dict.fromkeys(deployment.subtasks, deployment.number), restored=True))
+            recovering = frozenset(
+                each for each, subtask in deployment.subtasks.items() if not subtask.recovered_processed
+            )
+            executions = dict.fromkeys(deployment.subtasks, deployment.number)
+            self.tell(cp.SubtasksRunning(executions, restored=True, recovering=recovering))
             self._tell_if_ended(deployment)
 
     def input_ended(self, subtask: KeyedSubtask) -> None:
@@ -335,7 +341,8 @@ class KeyedCluster:
             case cp.DeleteCheckpoint(checkpoint_id=checkpoint_id):
                 self.storage.manifests.pop(checkpoint_id, None)
             case cp.CheckpointFailureLimitReached():
-                pass
+                assert self.deployment is not None
+                self.crash(next(iter(self.deployment.subtasks.values())))
             case _:
                 assert_never(action)
 

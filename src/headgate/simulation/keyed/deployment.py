@@ -77,8 +77,11 @@ class Deployment:
         self.switches = switches
         self.producers_recover = stored is not None and not switches.on_downstream
         self.routings = {uid: routing_of(scenario, uid, parallelism) for uid in scenario.exchanges}
-        recovered = {}
+        recovered, self.relocated = {}, frozenset[str]()
         if stored is not None:
+            self.relocated = cluster.parts.relocated(
+                stored.channels, old_parallelism=stored.channels_parallelism, parallelism=parallelism
+            )
             recovered = cluster.parts.assign(
                 stored.channels,
                 scenario.exchanges,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headgate.checkpoint.channel_assignment import assign_channels
+from headgate.checkpoint.channel_assignment import assign_channels, relocated_exchanges
 from headgate.checkpoint.coordinator import CheckpointCoordinator
 from headgate.simulation.keyed.subtask import KeyedSubtask
 from headgate.task.channel_recovery import ChannelRecovery
@@ -28,4 +28,5 @@ class KeyedParts:
     coordinator: type[CheckpointCoordinator] = CheckpointCoordinator
     flow: type[WatermarkFlow] = WatermarkFlow
     assign: Callable[..., dict[Any, Any]] = assign_channels
+    relocated: Callable[..., frozenset[str]] = relocated_exchanges
     subtask: type[KeyedSubtask] = KeyedSubtask

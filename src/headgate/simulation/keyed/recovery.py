@@ -42,6 +42,7 @@ class RecoveryThread:
         )
         self._disk: dict[int, Buffer] = {}
         self._waits = False
+        self._replayed = 0
 
     def start(self) -> None:
         """Begin to read."""
@@ -91,10 +92,16 @@ class RecoveryThread:
             case cr.TakeIntoMemory(channel=channel, parts=parts):
                 subtask.tell(subtask.to_gate, ig.RowsRecovered(channel, _joined(parts)))
             case cr.Spill(channel=channel, parts=parts, number=number):
+                left = number - 1 - self._replayed  # what is replayed makes room on this disk
+                if cluster.scenario.disk is not None and left >= cluster.scenario.disk:
+                    self._later(0, cr.DiskFull())
+                    return
                 self._disk[number] = _joined(parts)
                 cluster.spilled += 1
                 subtask.tell(subtask.to_gate, ig.RowsSpilled(channel, number))
+                self._later(0, cr.Spilled())
             case cr.Replay(channel=channel, number=number):
+                self._replayed = number
                 subtask.tell(subtask.to_gate, ig.RowsRecovered(channel, self._disk[number], number))
             case cr.EndPhaseOne():
                 subtask.tell(self._end_phase_one)

@@ -25,8 +25,8 @@ class Row(NamedTuple):
     key, event_ms
         What it is grouped by.
     path
-        Which channels it came through, numbered anew whenever the parallelism changes: rows that came the same way
-        keep their order.
+        Which channels of exchanges that keep no order it came through, numbered anew whenever the parallelism changes:
+        rows of a split and key with the same path keep their order, rescales included.
     """
 
     split: int
@@ -81,6 +81,11 @@ class Routing:
         self.kind, self.salt = kind, salt
         self._parallelism, self._max_parallelism = parallelism, max_parallelism
         self._targets = min(targets or parallelism, parallelism)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether rows of one key go one way, whoever reads their split."""
+        return self.kind != "rebalance"
 
     def owner(self, row: Row) -> int:
         """Return who gets a row, where the row decides."""

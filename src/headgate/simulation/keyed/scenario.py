@@ -130,10 +130,14 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
         As for `InputGate`; and at how many queued buffers a producer waits.
     buffer_rows, room
         How many rows fill a repacked buffer, and how many recovered buffers a subtask has memory for.
+    disk
+        How many more it has a disk for; None: any number.
     link_ms, read_state_ms
         How slow links, and the reading of a recovered buffer, are at most.
     interval_ms, first_after_restore_ms, timeout_ms
         Of checkpoints.
+    tolerable_failed
+        How many checkpoints may fail in a row.
     unaligned, alignment_timeout_ms
         As for `headgate.protocol.channels.Barrier`.
     switches
@@ -163,11 +167,13 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
     queue_buffers: int = 4
     buffer_rows: int = 4
     room: int = 3
+    disk: int | None = None
     link_ms: int = 4
     read_state_ms: int = 2
     interval_ms: int = 100
     first_after_restore_ms: int = 30
     timeout_ms: int = 5000
+    tolerable_failed: int = 10_000
     unaligned: bool = True
     alignment_timeout_ms: int = 0
     switches: tuple[Switches, ...] = (Switches(),)
@@ -281,6 +287,7 @@ class KeyedScenario(msgspec.Struct, frozen=True, kw_only=True):
             faults=_faults(draw, 50 + rows * (read_ms // read_rows + max(costs_ms.values()))),
             idle_ms=draw.choice((0, 0, 0, 50)),
             holds=draw.random() < 0.7,
+            disk=draw.choice((None, None, None, 0, 2)),
         )
 
 

@@ -33,6 +33,7 @@ class _Part(msgspec.Struct):
     state: SubtaskState
     input: dict[ChannelId, tuple[Buffer, ...]] | None
     output: dict[ChannelId, tuple[Buffer, ...]] | None
+    relocated: frozenset[str] = frozenset()
 
 
 class KeyedSubtask(Process):
@@ -94,6 +95,7 @@ class KeyedSubtask(Process):
                         producers=deployment.producers(uid, subtask.subtask),
                         supports_unaligned=plan.kind != "forward",
                         idle_together=scenario.idles_together(plan.producer_stage),
+                        relocated=uid in deployment.relocated,
                     )
                     for uid, plan in inputs.items()
                 },
@@ -201,12 +203,13 @@ class KeyedSubtask(Process):
                 self.cluster.credit_granted(self, channel, credits)
             case ig.TakeSnapshot(barrier=barrier):
                 self.snapshot(barrier)
-            case ig.StoreChannels(checkpoint_id=checkpoint_id, channels=channels):
+            case ig.StoreChannels(checkpoint_id=checkpoint_id, channels=channels, relocated=relocated):
                 stored = {
                     channel: tuple(self._in_memory(each) for each in buffers) for channel, buffers in channels.items()
                 }
                 self.cluster.invariants.on_input_stored(self, checkpoint_id)
                 self._parts[checkpoint_id].input = stored
+                self._parts[checkpoint_id].relocated = relocated
                 self._acknowledge(checkpoint_id)
             case ig.RecoveredProcessed():
                 assert not self.recovered_processed, "told twice that everything recovered is processed"
@@ -281,9 +284,11 @@ class KeyedSubtask(Process):
     def emit(self, rows: Sequence[Row]) -> None:
         """Send rows on."""
         assert self.output_uid is not None
+        routing = self.deployment.routings[self.output_uid]
         way = (self.deployment.era << 8) | (self.id.subtask << 4)
-        for consumer, part in self.deployment.routings[self.output_uid].split(rows, self.id.subtask, self._turn):
-            self._to_partition(rp.RowsEmitted(consumer, buffer_of(tuple(row.sent(way | consumer) for row in part))))
+        for consumer, part in routing.split(rows, self.id.subtask, self._turn):
+            sent = tuple(part) if routing.keeps_order else tuple(row.sent(way | consumer) for row in part)
+            self._to_partition(rp.RowsEmitted(consumer, buffer_of(sent)))
         self._turn += 1
 
     def emit_event(self, event: ChannelEvent) -> None:
@@ -338,13 +343,18 @@ class KeyedSubtask(Process):
             self.cluster.decline(self, checkpoint_id)
             return
         channels = (
-            *self._written(checkpoint_id, part.input, output=False),
-            *self._written(checkpoint_id, part.output, output=True),
+            *self._written(checkpoint_id, part.input, part.relocated, output=False),
+            *self._written(checkpoint_id, part.output, frozenset(), output=True),
         )
         self.cluster.acknowledge(self, checkpoint_id, msgspec.structs.replace(part.state, channels=channels))
 
     def _written(
-        self, checkpoint_id: int, channels: dict[ChannelId, tuple[Buffer, ...]], *, output: bool
+        self,
+        checkpoint_id: int,
+        channels: dict[ChannelId, tuple[Buffer, ...]],
+        relocated: frozenset[str],
+        *,
+        output: bool,
     ) -> Iterable[ChannelState]:
         """Write channel state."""
         for channel, buffers in channels.items():
@@ -360,6 +370,7 @@ class KeyedSubtask(Process):
                 buffers=len(rows),
                 rows=sum(map(len, rows)),
                 size_bytes=size_bytes,
+                relocated=channel.exchange in relocated,
             )
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:

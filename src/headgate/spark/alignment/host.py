@@ -1,12 +1,11 @@
 """The place where an application's planners meet: a Unix socket in a folder of the application, in one of them.
 
-Never: decide anything; `headgate.spark.alignment.rendezvous` does. Nor be reachable by other users: the folder is 0700,
-and whoever connects shows a token.
+Never: decide anything; `headgate.spark.alignment.rendezvous` does. Nor listen to strangers: the folder is 0700, and
+whoever connects shows a token. Tasks on other machines report to a TCP port, which takes nothing but reports; where the
+driver runs in local mode there is none.
 
 One lock, of the machine; each connection has a daemon thread. The host lives and dies with its planner's process, whose
 file lock says that there is one. The members' processes hold file locks too, so that the next host knows who lives.
-
-Follows traps, 12.
 """
 
 from __future__ import annotations
@@ -15,11 +14,16 @@ import fcntl
 import hmac
 import itertools
 import os
+import re
 import secrets
+import socket
 import socketserver
+import struct
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +46,10 @@ from headgate.spark.alignment.letters import (
 
 LONGEST_SOCKET_PATH = 100
 """A Unix socket's path has hardly more bytes than this on any system."""
+_LOCAL_MASTER = re.compile(rb"(?:^|\0)(?:spark\.master=|--master\0)local(?:\[|\0|$)")
+_STRANGER_S = 5.0
+"""How long a task elsewhere may take over its report."""
+_GET_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 _LOCK, _ADDRESS, _MEMBER = "host.lock", "address.json", "member-"
 
 
@@ -66,6 +74,28 @@ def make_private(folder: Path) -> None:
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     folder.chmod(0o700)
+
+
+def is_local() -> bool:
+    """Return whether the driver, which started this process, says in its command line that all tasks run here."""
+    with suppress(OSError):
+        return _LOCAL_MASTER.search(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()) is not None
+    return False
+
+
+def addresses_here() -> list[str]:
+    """Return the IPv4 addresses of this machine that are not loopback, as far as they can be told."""
+    found = []
+    if sys.platform == "linux":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # one without an address
+                    asked = struct.pack("256s", name.encode()[:15])
+                    found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _GET_ADDRESS, asked)[20:24]))
+    else:
+        with suppress(OSError):
+            found = [str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
 class FileLock:
@@ -121,6 +151,8 @@ class Host:
         `folder_of_application`, private.
     member
         The member that becomes the host.
+    local
+        Whether all tasks run on this machine.
 
     Raises
     ------
@@ -128,8 +160,9 @@ class Host:
         There is a host already.
     """
 
-    def __init__(self, folder: Path, member: str) -> None:
+    def __init__(self, folder: Path, member: str, *, local: bool = True) -> None:
         self._file_lock = FileLock(folder / _LOCK)
+        self._reports: _ReportServer | None = None
         self._lock = threading.Lock()
         self._machine = machine.Rendezvous(_alive(folder, member), _now_ms())  # by _lock
         self._connections = itertools.count()
@@ -141,19 +174,30 @@ class Host:
             self._path = self._own_folder / "sock"
         try:
             self._server = _Server(self, str(self._path))
+            addresses: list[tuple[str, int]] = []
+            if not local:
+                self._reports = _ReportServer(self)
+                port = int(self._reports.server_address[1])
+                addresses = [(each, port) for each in addresses_here() or ["127.0.0.1"]]
+            meeting = Meeting(str(self._path), self._token, tuple(addresses))
             address = folder / f".{self._path.name}"
             address.touch(mode=0o600)
-            address.write_bytes(msgspec.json.encode(Meeting(str(self._path), self._token)))
+            address.write_bytes(msgspec.json.encode(meeting))
             address.replace(folder / _ADDRESS)
         except BaseException:
             self._file_lock.release()
             raise
-        threading.Thread(target=self._server.serve_forever, name="headgate-alignment-host", daemon=True).start()
+        for server in self._servers():
+            threading.Thread(target=server.serve_forever, name="headgate-alignment-host", daemon=True).start()
+
+    def _servers(self) -> list[_Server | _ReportServer]:
+        return [self._server] if self._reports is None else [self._server, self._reports]
 
     def close(self) -> None:
         """Stop: another member takes over."""
-        self._server.shutdown()
-        self._server.close_all()
+        for server in self._servers():
+            server.shutdown()
+            server.close_all()
         with suppress(OSError):
             self._path.unlink()
             if self._own_folder is not None:
@@ -165,11 +209,10 @@ class Host:
         first = receive(connection)
         if not isinstance(first, (Join, EventTimesSeen)) or not hmac.compare_digest(first.token, self._token):
             return
-        member, number = first.member, next(self._connections)
         if isinstance(first, EventTimesSeen):
-            self._handle(machine.EventTimesReported(member=member, event_times=first.event_times))
-            send(connection, Noted())
+            self._note(connection, first)
             return
+        member, number = first.member, next(self._connections)
         try:
             send(connection, self._answer(machine.MemberJoined(member=member, connection=number, group=first.group)))
             while True:
@@ -183,6 +226,17 @@ class Host:
         finally:
             self._handle(machine.MemberLeft(member=member, connection=number))
 
+    def serve_stranger(self, connection: Any) -> None:
+        """Take a report of a task on another machine. On the connection's own thread."""
+        connection.settimeout(_STRANGER_S)
+        first = receive(connection)
+        if isinstance(first, EventTimesSeen) and hmac.compare_digest(first.token, self._token):
+            self._note(connection, first)
+
+    def _note(self, connection: Any, report: EventTimesSeen) -> None:
+        self._handle(machine.EventTimesReported(member=report.member, event_times=report.event_times))
+        send(connection, Noted())
+
     def _answer(self, event: machine.MemberEvent) -> Letter:
         (action,) = self._handle(event)
         return action.standing if isinstance(action, machine.Tell) else Unknown()
@@ -192,22 +246,22 @@ class Host:
             return self._machine.handle(event, _now_ms())
 
 
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class _Threads(socketserver.ThreadingMixIn, socketserver.BaseServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, host: Host, path: str) -> None:
-        self._host = host
+    def __init__(self, address: Any, serve: Callable[[Any], None]) -> None:
+        self._serve = serve
         self._open: set[Any] = set()
         self._closing = False
-        super().__init__(path, _Handler)
+        super().__init__(address, _Handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         self._open.add(request)
         try:
             if not self._closing:  # asked only now: `close_all` sees this connection, or is seen here
-                self._host.serve(request)
+                self._serve(request)
         except (EOFError, OSError):
             pass  # the member, or the task, is gone
         finally:
@@ -221,8 +275,18 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             self.shutdown_request(request)
 
 
+class _Server(_Threads, socketserver.UnixStreamServer):
+    def __init__(self, host: Host, path: str) -> None:
+        super().__init__(path, host.serve)
+
+
+class _ReportServer(_Threads, socketserver.TCPServer):
+    def __init__(self, host: Host) -> None:
+        super().__init__(("", 0), host.serve_stranger)
+
+
 class _Handler(socketserver.BaseRequestHandler):
-    """Never made: `_Server.finish_request` does all."""
+    """Never made: `_Threads.finish_request` does all."""
 
 
 def _alive(folder: Path, but: str) -> list[str]:

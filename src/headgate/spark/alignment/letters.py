@@ -13,10 +13,22 @@ import msgspec
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """Where an application's planners and tasks meet: the host's socket, and the secret to be let in."""
+    """Where an application's planners and tasks meet, and the secret to be let in.
+
+    Parameters
+    ----------
+    path
+        The host's Unix socket, for planners and for tasks on the same machine.
+    token
+        The secret.
+    addresses
+        Where tasks on other machines report, each ``(address, port)``; the first that answers will do. Empty: all run
+        on this one.
+    """
 
     path: str
     token: str
+    addresses: tuple[tuple[str, int], ...] = ()
 
 
 class ReportTo(msgspec.Struct, frozen=True):

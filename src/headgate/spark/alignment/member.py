@@ -4,8 +4,6 @@ Never: fail a query. Without a host that can be reached a source is aligned by i
 
 One lock, of the connection. A daemon thread renews the lease, so that a planner which is busy with a long batch keeps
 its vote; if the host died, it finds the next one or becomes it. A process that ends is gone for the others at once.
-
-Follows traps, 12.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.spark.alignment.host import FileLock, Host, make_private, meeting_in, member_lock
+from headgate.spark.alignment.host import FileLock, Host, is_local, make_private, meeting_in, member_lock
 from headgate.spark.alignment.letters import Join, Letter, Renew, ReportTo, Standing, Vote, receive, send
 
 logger = logging.getLogger(__name__)
@@ -164,7 +162,7 @@ class Member:
             self._alive = member_lock(self._folder, self._name)
         with suppress(BlockingIOError):
             if self._host is None:
-                self._host = Host(self._folder, self._name)
+                self._host = Host(self._folder, self._name, local=is_local())
         meeting = meeting_in(self._folder)
         if meeting is None:
             raise ConnectionRefusedError(f"there is no host in {self._folder} yet")

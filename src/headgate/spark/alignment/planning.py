@@ -10,13 +10,13 @@ Two ways:
   slowest by more than the drift are left out. So a split is at most one plan beyond. One of which nothing is known is
   planned first, alone, so that it becomes known before others go on.
 
-That it always progresses (traps, 13): the slowest split of a group is never held, and if it turns out that it has
+That it always progresses: the slowest split of a group is never held, and if it turns out that it has
 nothing to read it is not the slowest any longer. Under `Trigger.AvailableNow` Spark ends a query in which no source
 has planned anything; so a source that is held by another one writes an empty plan, but only when that one has moved
 since: its progress, not a clock, bounds how many there are. If it does not move it belongs to another query; it is
 waited for, `PATIENCE_MS` at most, and then passed.
 
-Follows FLIP-182 and FLIP-217; traps, 12 and 13.
+Follows FLIP-182 and FLIP-217.
 """
 
 from __future__ import annotations

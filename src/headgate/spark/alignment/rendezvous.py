@@ -32,7 +32,7 @@ event time that it has still to read. A member stays for as long as its connecti
     joined, voted  TimePassed late     unknown            its process hangs: it holds nobody
     expected       TimePassed late     unknown            it has not come back
 
-Follows traps, 12; FLIP-182 (one combined watermark of a group).
+Follows FLIP-182 (one combined watermark of a group).
 """
 
 from __future__ import annotations

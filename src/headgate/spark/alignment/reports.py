@@ -1,13 +1,14 @@
 """A task's part: it notes the highest event time of each split that it reads and tells its planner when it ends.
 
-Never: fail or hold up a task. What is reported is a hint: on a host that cannot reach the planner's socket it is lost,
-and a source that cannot seek event times is then aligned less.
+Never: fail a task, or hold it up for long. What is reported is a hint: where no way leads to the planner it is lost,
+which a warning says, and a source that cannot seek event times is then aligned less.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -19,6 +20,8 @@ from headgate.task.outputs import BatchOutput
 logger = logging.getLogger(__name__)
 
 _REPORT_S = 2.0
+_warned: set[str] = set()
+"""The members that this process could not reach: one warning for each will do."""
 
 
 class EventTimeOutput(BatchOutput):
@@ -67,14 +70,32 @@ def report(to: ReportTo, event_times: dict[str, int]) -> None:
     """Tell a planner what event times were read of its splits. Blocks for a moment; does nothing if that fails."""
     if not event_times:
         return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_REPORT_S)
-            connection.connect(to.meeting.path)
-            send(connection, EventTimesSeen(to.meeting.token, to.member, event_times))
-            receive(connection)  # only then may the planner be asked for the next batch
-    except (OSError, EOFError) as error:
-        logger.debug("What event times were read could not be reported: %s", error)
+    errors = []
+    for family, address in _ways(to):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as connection:
+                connection.settimeout(_REPORT_S)
+                connection.connect(address)
+                send(connection, EventTimesSeen(to.meeting.token, to.member, event_times))
+                receive(connection)  # only then may the planner be asked for the next batch
+                return
+        except (OSError, EOFError) as error:
+            errors.append(f"{address}: {error}")
+    level = logging.DEBUG if to.member in _warned else logging.WARNING
+    _warned.add(to.member)
+    logger.log(
+        level,
+        "What event times this task read cannot be reported to the driver's machine (%s): the source is aligned less "
+        "closely. Tasks connect to any port there; see docs/event-time.md.",
+        "; ".join(errors),
+    )
+
+
+def _ways(to: ReportTo) -> Iterator[tuple[int, str | tuple[str, int]]]:
+    """Yield the planner's sockets, the nearest first."""
+    yield socket.AF_UNIX, to.meeting.path
+    for address in to.meeting.addresses:
+        yield socket.AF_INET, address
 
 
 def _highest_ms(batch: pa.RecordBatch, name: str) -> int | None:

@@ -1,7 +1,7 @@
 """Decides how far a plan may go: the earliest event time that anybody has still to read, and the drift.
 
 Never: read a clock, ask a source, or remember a bound: it is found anew for each plan, of what is *next* to be read.
-So where every next row lies beyond a gap, the bound is beyond it too (traps, 13).
+So where every next row lies beyond a gap, the bound is beyond it too.
 
 Each split of a source is known by one event time: that of its next row where the source can tell, else the highest
 that was read of it. It votes with it, or it has no vote:
@@ -15,9 +15,9 @@ that was read of it. It votes with it, or it has no vote:
                                                          set it is idle after so long without a row, else never
     caught up, it never had a row     no                 FLINK-32414: nobody waits for what may never come
     caught up, under AvailableNow     no                 what comes later belongs to a later run
-    at its target, finished           no                 it is not among those that are asked (traps, 13)
+    at its target, finished           no                 it is not among those that are asked
 
-Follows FLIP-182 and FLIP-217; lessons, "Watermarks and alignment" (FLINK-31632: sums saturate).
+Follows FLIP-182 and FLIP-217 (FLINK-31632: sums saturate).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Never: decide how far anybody may read (`headgate.coordinator.alignment` does), 
 All queries of an application run in its driver process, so this is a table in memory. A query is a member from `join`
 until `Membership.leave`; what it shares counts from then on, and without having shared anything it has no vote.
 
-Follows FLIP-182 across queries; traps, 12 (membership ends with the query).
+Follows FLIP-182 across queries (membership ends with the query).
 """
 
 from __future__ import annotations

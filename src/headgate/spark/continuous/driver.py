@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 1.0
+_LOOK_MS = 1000
 _COMMIT_ENDS_S = 60.0
 """How long the end of a run waits for a commit under way."""
 _SLOTS_COME_MS = 9_000
@@ -97,7 +98,7 @@ class QueryDriver:
     on_end
         Called once, on the driver's thread, with the error that ended the run, or None.
     on_progress
-        Called with every subtask's figures and every completed checkpoint.
+        Called with every subtask's figures, every completed checkpoint, and what keeps a source from its work.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class QueryDriver:
         self._log_workers = {uid: Worker(f"headgate-log-{uid}") for uid in plan.sources}
         self._started_ms = monotonic_ms()
         self._slots_came = False
+        self._looked_ms = self._started_ms
         self._thread = threading.Thread(target=self._run, name=f"headgate-query-{self._name}", daemon=True)
 
     def start(self) -> None:
@@ -244,8 +246,20 @@ class QueryDriver:
     def _handle(self, event: jm.Event) -> None:
         self._watch_the_end(event)
         self._watch_the_start()
+        if isinstance(event, cp.Committed):
+            self._on_progress(event)
+        self._look_at_enumerators()
         for action in self._master.handle(event, monotonic_ms()):
             self._carry_out(action)
+
+    def _look_at_enumerators(self) -> None:
+        """Let the machine know which calls of enumerators take long, every second; for its next turns."""
+        if monotonic_ms() - self._looked_ms < _LOOK_MS:
+            return
+        self._looked_ms = monotonic_ms()
+        for uid, enumerator in self._enumerators.items():
+            if (busy := enumerator.busy()) is not None:
+                self._tell(uid, busy)
 
     def _watch_the_end(self, event: jm.Event) -> None:
         """Note when a slot that had rows to publish did not live to do so."""
@@ -296,12 +310,12 @@ class QueryDriver:
                 self._carry_out_for_source(uid, for_source)
             case jm.ShareMinimum(group=group, watermark_ms=watermark_ms):
                 self._memberships[group].share(watermark_ms)
-            case jm.ShowProgress() | jm.ShowCheckpoint():
+            case jm.ShowProgress() | jm.ShowCheckpoint() | jm.ShowSource():
                 self._on_progress(action)
             case jm.Log(level=level, text=text):
                 _log.log(getattr(logging, level.upper()), "query %s: %s", self._name, text)
-            case sch.SubmitJob(submission=submission):
-                self._submit(submission)
+            case sch.SubmitJob(submission=submission, avoid=avoid):
+                self._submit(submission, avoid)
             case sch.CancelJob(submission=submission):
                 if submission in self._jobs:
                     self._jobs[submission].cancel()
@@ -312,6 +326,7 @@ class QueryDriver:
             case cp.WriteManifest() | cp.DeleteCheckpoint():
                 self._storage_worker.do(lambda: self._store(action))
             case cp.Commit():
+                self._on_progress(action)
                 self._commit_worker.do(lambda: self._commit(action))
             case cp.AnswerRequest(request_id=request_id, checkpoint_id=checkpoint_id, reason=reason):
                 self._answer(request_id, checkpoint_id, reason)
@@ -333,6 +348,7 @@ class QueryDriver:
                     state=action.state,
                     checkpoint_id=action.checkpoint_id,
                     holders=action.holders,
+                    assigned=action.assigned,
                     on_event=self._tell,
                 )
             case src.CallEnumerator(call=call):
@@ -358,7 +374,8 @@ class QueryDriver:
         if outcome is not None:
             self._tell(uid, outcome)
 
-    def _submit(self, submission: int) -> None:
+    def _submit(self, submission: int, avoid: tuple[int, ...]) -> None:
+        before = self._jobs.get(submission - 1)
         settings = msgspec.structs.replace(self._settings.slot, submission=submission, address=self._server.address)
         self._jobs[submission] = SlotJob(
             self._spark,
@@ -366,6 +383,7 @@ class QueryDriver:
             settings,
             self._definition,
             self._plan.parallelism,
+            avoid=() if before is None else before.hosts_of(avoid),
             on_ended=lambda error: self._inbox.put(sch.JobEnded(submission, error)),
         )
 

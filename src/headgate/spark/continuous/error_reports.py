@@ -16,19 +16,10 @@ from pyspark import cloudpickle
 
 import headgate
 from headgate import errors
-from headgate.errors import (
-    DeploymentError,
-    HeadgateError,
-    OptionError,
-    UnsupportedOperationError,
-    UnsupportedVersionError,
-    UserFunctionError,
-)
+from headgate.errors import FINAL_ERRORS, HeadgateError, UserFunctionError
 from headgate.protocol.messages import ErrorReport
 
 _MAX_PICKLED_BYTES = 1 << 20
-_FINAL = (OptionError, DeploymentError, UnsupportedOperationError, UnsupportedVersionError)
-"""What only the user can mend."""
 _PLACE = ("stage", "subtask", "source", "split", "position")
 _PACKAGE = os.path.dirname(headgate.__file__) + os.sep
 
@@ -49,7 +40,7 @@ def report_of(error: BaseException, **facts: Any) -> ErrorReport:
         traceback=_shown(error),
         pickled=pickled,
         facts=facts,
-        final=isinstance(error, _FINAL),
+        final=isinstance(error, FINAL_ERRORS),
     )
 
 

@@ -10,7 +10,7 @@ rows are asked for: else every rescale would add what the queues hold to what is
 
 A watermark waits for the rows before it, and so for the coalescer: of several that come meanwhile the last one counts.
 
-Follows design, "Data plane"; FLIP-547, sections 2.1 and 4.2.
+Follows docs/architecture.md, "Stages and exchanges"; FLIP-547, sections 2.1 and 4.2.
 """
 
 from __future__ import annotations

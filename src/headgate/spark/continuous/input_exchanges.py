@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from headgate.errors import TransportError
 from headgate.operators.exchange import Exchange, Partitioner
+from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
-from headgate.spark.continuous.snapshot_parts import ReadsBatch
+from headgate.spark.continuous.snapshot_parts import StoredRows
 from headgate.task import input_gate as ig
 from headgate.task.mailbox import Letter, Mailbox
 from headgate.task.recovery_thread import BufferPool, RecoveredInput, RecoveryFigures, RecoveryThread
@@ -54,8 +55,13 @@ class GateUser(Protocol):
     def on_barrier(self, barrier: Barrier) -> None:
         """Take a snapshot before anything else is processed."""
 
-    def on_input_stored(self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[ReadsBatch]]) -> None:
-        """Take the input's channel state of a checkpoint: for each channel what makes its batches, in order."""
+    def on_input_stored(
+        self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[StoredRows]], relocated: frozenset[str]
+    ) -> None:
+        """Take the input's channel state of a checkpoint: for each channel its buffers, in order.
+
+        ``relocated``: the exchanges whose state `headgate.protocol.state.ChannelState` calls so.
+        """
 
     def on_recovered(self) -> None:
         """Everything that was recovered is processed."""
@@ -87,10 +93,12 @@ class InputExchanges:
         Who is told what the gate decides.
     recovered
         The channel state that the subtask takes on.
-    spill_folder
+    spill_folders
         Where the recovery thread puts what does not fit into memory.
     producers_recover
         Whether the producers send recovered buffers first.
+    relocated
+        The exchanges whose recovered rows come before all that producers send: `headgate.task.input_gate.GateInput`.
     idle_together
         The exchanges of stages of which `headgate.operators.stage_graph.StageGraph.idles_together` holds.
     """
@@ -107,9 +115,10 @@ class InputExchanges:
         now_ms: Callable[[], int],
         user: GateUser,
         recovered: Sequence[RecoveredInput],
-        spill_folder: str,
+        spill_folders: Sequence[str],
         *,
         producers_recover: bool,
+        relocated: frozenset[str],
         idle_together: frozenset[str],
     ) -> None:
         self._consumer = consumer
@@ -131,6 +140,7 @@ class InputExchanges:
                     producers=producers[uid],
                     supports_unaligned=exchange.supports_unaligned,
                     idle_together=uid in idle_together,
+                    relocated=uid in relocated,
                 )
                 for uid, exchange in exchanges.items()
             },
@@ -139,13 +149,16 @@ class InputExchanges:
         )
         self._pool = BufferPool(RECOVERY_MEMORY_BYTES)
         self._in_memory: dict[ChannelId, deque[list[int]]] = {}  # recovered, not processed: rows left, and bytes
+        self._on_disk: dict[int, tuple[int, int]] = {}  # by number: rows and bytes of what is spilled
+        self._rows_to_recover = sum(each.rows for each in recovered)
+        self._recovered = not recovered
         self._recovery: RecoveryThread | None = None
         if recovered:
             self._recovery = RecoveryThread(
                 str(consumer),
                 recovered,
                 pool=self._pool,
-                spill_folder=spill_folder,
+                spill_folders=spill_folders,
                 post=self._tell,
                 on_error=self._tell_failed,
             )
@@ -168,6 +181,19 @@ class InputExchanges:
     def recovery(self) -> RecoveryFigures:
         """What recovery has done so far."""
         return RecoveryFigures() if self._recovery is None else self._recovery.figures
+
+    def recovery_progress(self) -> msg.RecoveryProgress | None:
+        """Return what is left to be recovered on this side; None: nothing."""
+        if self._recovered:
+            return None
+        in_memory = sum(rows for buffers in self._in_memory.values() for rows, _ in buffers)
+        return msg.RecoveryProgress(
+            phase="processing" if self._gate.recovery == "running" else self._gate.recovery,
+            rows_to_read=max(0, self._rows_to_recover - self.recovery.rows_read),
+            rows_left=in_memory + sum(rows for rows, _ in self._on_disk.values()),
+            memory_bytes=self._pool.used_bytes,
+            disk_bytes=sum(size_bytes for _, size_bytes in self._on_disk.values()),
+        )
 
     @property
     def waits_for_aligned(self) -> bool:
@@ -229,22 +255,24 @@ class InputExchanges:
                     self._links[channel].grant(credits)
                 case ig.TakeSnapshot(barrier=barrier):
                     user.on_barrier(barrier)
-                case ig.StoreChannels(checkpoint_id=checkpoint_id, channels=channels):
+                case ig.StoreChannels(checkpoint_id=checkpoint_id, channels=channels, relocated=relocated):
                     user.on_input_stored(
                         checkpoint_id,
-                        {channel: [self._reading(each) for each in held] for channel, held in channels.items()},
+                        {channel: [self._stored(each) for each in held] for channel, held in channels.items()},
+                        relocated,
                     )
                 case ig.RecoveredProcessed():
+                    self._recovered = True
                     user.on_recovered()
                 case _:
                     assert_never(action)
 
-    def _reading(self, held: Buffer | ig.Spilled) -> Callable[[], pa.RecordBatch]:
+    def _stored(self, held: Buffer | ig.Spilled) -> StoredRows:
         if isinstance(held, Buffer):
-            return lambda: held.rows
+            return StoredRows(held.num_rows, lambda: held.rows)
         recovery, number = self._recovery, held.number
         assert recovery is not None
-        return lambda: recovery.read_spilled(number)
+        return StoredRows(recovery.size_spilled(number)[0], lambda: recovery.read_spilled(number))
 
     def _process(self, channel: ChannelId, buffer: Buffer) -> None:
         """Give the chain the first rows of a buffer, and the gate the rest."""
@@ -274,6 +302,9 @@ class InputExchanges:
         if isinstance(event, ig.RowsRecovered):
             buffer = event.buffer
             self._in_memory.setdefault(event.channel, deque()).append([buffer.num_rows, buffer.size_bytes])
+            self._on_disk.pop(event.spilled or 0, None)
+        elif isinstance(event, ig.RowsSpilled) and self._recovery is not None and not self._closed:
+            self._on_disk[event.number] = self._recovery.size_spilled(event.number)
         self._handle(event)
 
     # On any thread.

@@ -1,19 +1,21 @@
-"""Spark's part of a continuous query: one job whose tasks are the slots, submitted again when Spark gives up on it.
+"""Spark's part of a continuous query: one job whose tasks are the slots, submitted again when it ends too early.
 
 Never: decide whether to submit again (the scheduler does), or start in a session that cannot keep slots alive.
-
-Follows traps 19, 20 and 21.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 
 from headgate.errors import DeploymentError, HeadgateError, OptionError
 from headgate.operators.stage_graph import QueryDefinition
@@ -22,13 +24,18 @@ from headgate.spark.continuous.error_reports import report_of
 from headgate.spark.continuous.slot import SlotSettings, run_slot
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
 
 _EXECUTORS_COME_S = 8.0
-_HOPELESS = ("headgate.errors.DeploymentError", "ModuleNotFoundError")
+_EXECUTOR_ANSWERS_S = 1.0
+"""How long an executor's host may take to accept a connection: its kernel does that, however busy the executor is."""
+_HOPELESS = re.compile(
+    r"headgate\.errors\.DeploymentError|ModuleNotFoundError|.*Cannot run program|.*PYTHON_VERSION_MISMATCH"
+)
 """What every attempt of a slot would meet again: executors that lack what the driver has."""
+_NO_PYTHON = re.compile(r'.*Cannot run program "([^"]*)"')
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b: ")
 _OF_THE_JOB = re.compile(r".*most recent failure: Lost task [^:]*: ")
 """What Spark says before a task's error when it gives up on a job."""
@@ -139,6 +146,67 @@ def _kills_idle(spark: SparkSession, name: str) -> bool:
     return str(value).lower() == "true"
 
 
+def give_up_silent_executors(spark: SparkSession) -> list[str]:
+    """Let Spark put others in the place of executors whose hosts do not answer; return them, as ``id at host:port``.
+
+    Spark takes them for well until ``spark.network.timeout`` is over, and would place slots there.
+    """
+    context: Any = spark.sparkContext._jsc.sc()
+    addresses = {each.id(): str(each.hostPort()) for each in _executors(spark)}
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(len(addresses), thread_name_prefix="headgate-probe") as pool:
+        silent = [each for each, answers in zip(addresses, pool.map(_answers, addresses.values())) if not answers]
+    if len(silent) == len(addresses):
+        return []  # the driver reaches none of them, alive or not
+    for each in silent:
+        context.killAndReplaceExecutor(each)
+    return [f"{each} at {addresses[each]}" for each in silent]
+
+
+def _executors(spark: SparkSession) -> list[Any]:
+    """Return what Spark's UI knows of the living executors."""
+    return [each for each in _listed(_status_store(spark).executorList(True)) if each.id() != "driver"]
+
+
+def _status_store(spark: SparkSession) -> Any:
+    context: Any = spark.sparkContext
+    return context._jsc.sc().statusStore()
+
+
+def _listed(sequence: Any) -> list[Any]:
+    return [sequence.apply(number) for number in range(sequence.size())]
+
+
+def _numbers(spark: SparkSession, parallelism: int, avoid: Collection[str]) -> DataFrame:
+    """Return the numbers of slots, one in a partition, to be read on hosts that are not to be avoided.
+
+    A preference: where those have not enough free cores, Spark places slots elsewhere after `spark.locality.wait`.
+    """
+    hosts = {str(each.hostPort()).rpartition(":")[0] for each in _executors(spark)} - set(avoid) if avoid else ()
+    if not hosts:
+        return spark.range(0, parallelism, 1, parallelism)
+    jvm: Any = spark.sparkContext._jvm
+    from pyspark.sql.classic.dataframe import DataFrame  # there is no public way from Spark's own to Python's
+
+    preferred = jvm.PythonUtils.toSeq(sorted(hosts))
+    pairs = jvm.PythonUtils.toSeq([jvm.scala.Tuple2(str(number), preferred) for number in range(parallelism)])
+    tags, text = getattr(jvm.scala.reflect, "ClassTag$"), jvm.java.lang.Class.forName("java.lang.String")
+    context, session = cast(Any, spark.sparkContext), cast(Any, spark)
+    placed = context._jsc.sc().makeRDD(pairs, getattr(tags, "MODULE$").apply(text))
+    numbers = session._jsparkSession.createDataset(placed, jvm.org.apache.spark.sql.Encoders.STRING())
+    return DataFrame(numbers.toDF(), session)
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _EXECUTOR_ANSWERS_S):
+            return True
+    except OSError:
+        return False
+
+
 class SlotJob:
     """One submission of the job.
 
@@ -154,6 +222,8 @@ class SlotJob:
         For the slots.
     parallelism
         How many.
+    avoid
+        Hosts that are to get no slot, if others have the cores for all.
     on_ended
         Called on the job's thread with None, or the error that Spark ended it with.
     """
@@ -166,12 +236,15 @@ class SlotJob:
         definition: QueryDefinition,
         parallelism: int,
         on_ended: Callable[[ErrorReport | None], None],
+        avoid: Collection[str] = (),
     ) -> None:
         self._spark = spark
         self._group = f"headgate-{settings.query_id}-{settings.run}-{settings.submission}"
         self._name = name
         self._slot = partial(run_slot, settings, definition)
         self._parallelism = parallelism
+        self._again = settings.submission > 0
+        self._avoid = avoid
         self._on_ended = on_ended
         self._thread = threading.Thread(target=self._run, name=f"headgate-job-{name}", daemon=True)
         self._thread.start()
@@ -180,6 +253,16 @@ class SlotJob:
     def running_slots(self) -> int:
         """How many slots have a core, whether they have come yet or not."""
         return running_tasks(self._spark, self._group)
+
+    def hosts_of(self, slots: Collection[int]) -> set[str]:
+        """Return the hosts that slots run on or ran on last, as Spark names them."""
+        tracker = self._spark.sparkContext.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)] if slots else []
+        found: dict[int, tuple[int, str]] = {}
+        for stage in [stage for job in jobs if job is not None for stage in job.stageIds]:
+            for task in _listed(_status_store(self._spark).taskList(stage, 0, 2 * self._parallelism + 1000)):
+                found[task.index()] = max(found.get(task.index(), (-1, "")), (task.attempt(), str(task.host())))
+        return {found[slot][1] for slot in slots if slot in found}
 
     def cancel(self) -> None:
         """Let Spark kill the slots."""
@@ -193,16 +276,31 @@ class SlotJob:
         outcome: ErrorReport | None = None
         _groups.add(self._group)
         try:
+            if self._again and not is_local(self._spark):
+                for each in give_up_silent_executors(self._spark):
+                    _log.warning("query %s: executor %s does not answer; Spark is to replace it", self._name, each)
             context: Any = self._spark.sparkContext
             context.setJobGroup(self._group, self._name, interruptOnCancel=True)
-            slots = self._spark.range(0, self._parallelism, 1, self._parallelism)
+            slots = _numbers(self._spark, self._parallelism, self._avoid)
             slots.mapInArrow(self._slot, "id long").write.format("noop").mode("overwrite").save()
         except Exception as error:
             _log.debug("the job of the slots ended", exc_info=True)
-            outcome = _session_stopped() if self._is_session_stopped(error) else _report(error)
+            outcome = self._outcome(error)
         finally:
             _groups.discard(self._group)
         self._on_ended(outcome)
+
+    def _outcome(self, error: Exception) -> ErrorReport:
+        if self._is_session_stopped(error):
+            return _session_stopped()
+        if isinstance(error, Py4JNetworkError | OSError) and not _jvm_answers(self._spark):
+            return report_of(
+                DeploymentError(
+                    "Spark's driver, the Java process of this program, was killed or has crashed. Start the program "
+                    "again: from its checkpoint location the query goes on from its last checkpoint."
+                )
+            )
+        return _report(error)
 
     def _is_session_stopped(self, error: Exception) -> bool:
         context: Any = self._spark.sparkContext
@@ -218,9 +316,27 @@ def _session_stopped() -> ErrorReport:
     )
 
 
+def _jvm_answers(spark: SparkSession) -> bool:
+    """Return whether Spark's JVM is there: one broken connection says nothing, a new one that is refused does."""
+    try:
+        spark.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]
+    except (Py4JError, OSError):
+        return False
+    return True
+
+
 def _report(error: Exception) -> ErrorReport:
     essence = _essence(error)
-    kind = DeploymentError if essence.startswith(_HOPELESS) else HeadgateError
+    missing = _NO_PYTHON.match(essence)
+    if missing is not None:
+        return report_of(
+            DeploymentError(
+                f"Executors cannot start Python as {missing[1]!r}: PYSPARK_PYTHON (or spark.pyspark.python) must be a "
+                f"Python that is there on every executor; see docs/deploy.md. Spark says: {essence}",
+                python=missing[1],
+            )
+        )
+    kind = DeploymentError if _HOPELESS.match(essence) else HeadgateError
     return report_of(kind(f"Spark ended the job of the slots: {essence}"))
 
 

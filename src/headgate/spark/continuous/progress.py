@@ -14,7 +14,8 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from headgate.coordinator.job_master import ShowCheckpoint, ShowProgress
+from headgate.checkpoint.coordinator import Commit, Committed
+from headgate.coordinator.job_master import ShowCheckpoint, ShowProgress, ShowSource
 from headgate.monitor.live_line import LiveLine
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
 from headgate.operators.stage_graph import SINK_UID, QueryDefinition
@@ -50,6 +51,7 @@ class QueryProgress:
             sources={uid: f"{each.source.name}[{uid}]" for uid, each in definition.sources.items()},
             sinks={SINK_UID: definition.sink_format},
             alignment_groups=_alignment_groups(definition),
+            checkpoint_interval_ms=definition.checkpoint_interval_ms,
         )
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -81,13 +83,19 @@ class QueryProgress:
         with self._lock:
             self._reporter.run_began(checkpoint_id)
 
-    def take(self, shown: ShowProgress | ShowCheckpoint) -> None:
+    def take(self, shown: ShowProgress | ShowCheckpoint | ShowSource | Commit | Committed) -> None:
         """Take note of figures. On the driver's thread, as all that follows."""
         with self._lock:
             match shown:
                 case ShowProgress(subtask=subtask, progress=progress):
                     self._reporter.take(subtask, progress, _now_ms())
                     self._rows = self._reporter.rows
+                case Commit():
+                    self._reporter.commit_ordered(_now_ms())
+                case Committed():
+                    self._reporter.committed()
+                case ShowSource(source=source, troubles=troubles):
+                    self._reporter.take_troubles(source, troubles)
                 case ShowCheckpoint():
                     self._reporter.checkpoint_completed(
                         CheckpointStatistics(
@@ -121,6 +129,12 @@ class QueryProgress:
             return self._rows
 
     @property
+    def recovery(self) -> list[dict[str, Any]]:
+        """What is left to be recovered, by stage. Any thread."""
+        with self._lock:
+            return self._reporter.recovery
+
+    @property
     def recent(self) -> list[StreamingQueryProgress]:
         """The last progresses, the newest last. Any thread."""
         with self._lock:
@@ -128,10 +142,10 @@ class QueryProgress:
 
     def _report(self) -> None:
         with self._lock:
-            made, warning = self._reporter.report(_now_ms())
+            made, warnings = self._reporter.report(_now_ms())
             progress = spark_progress(made)
             self._recent = [*self._recent[-99:], progress]
-        if warning is not None:
+        for warning in warnings:
             _log.warning("%s", warning)
         self._calls.progressed(progress)
         self._live_line.show(made)

@@ -1,8 +1,6 @@
 """A running continuous query, as its user sees it: Spark's ``StreamingQuery``, with savepoints and rescaling.
 
 Never: decide, or touch the machine: it starts runs (`QueryDriver`), waits for them, and keeps what outlives one.
-
-Follows api.md, section 2.
 """
 
 from __future__ import annotations
@@ -125,15 +123,19 @@ class ContinuousQuery:
     def status(self) -> dict[str, Any]:
         """What it is doing: Spark's ``message``, ``isDataAvailable`` and ``isTriggerActive``, and more.
 
-        ``rowsIn`` and ``rowsOut`` since the start, ``slots`` (with host and process), ``subtasks``, checkpoints.
+        ``rowsIn`` and ``rowsOut`` since the start, ``slots`` (with host and process), ``subtasks``, checkpoints,
+        ``sources`` (by uid, with the ``troubles`` of each: what keeps its enumerator from its work) and ``recovery``:
+        what is left of the rows that were under way, by stage, as in `lastProgress`.
         """
         driver, progress = self._driver, self._progress
         rows_in, rows_out = (0, 0) if progress is None else progress.rows
-        rows = {"rowsIn": rows_in, "rowsOut": rows_out}
-        if driver is None or not self.isActive:
-            return {"message": "Stopped", "isDataAvailable": False, "isTriggerActive": False, **rows}
-        status = driver.status
-        return {"message": status.state, "isDataAvailable": True, "isTriggerActive": True, **_plain(status), **rows}
+        recovery = [] if progress is None else progress.recovery
+        active = driver is not None and self.isActive
+        known = {} if driver is None else _plain(driver.status)
+        return {
+            "message": known["state"] if active else "Stopped", "isDataAvailable": active, "isTriggerActive": active,
+            **known, "rowsIn": rows_in, "rowsOut": rows_out, "recovery": recovery,
+        }  # fmt: skip
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
@@ -367,7 +369,7 @@ class ContinuousQuery:
             query_id=self._id,
             submission=0,
             address="",
-            data_host=host if is_one_machine(self._spark) else "",
+            data_network=options["transport.slots.network"],
             secret=secrets.token_hex(32),
             tls=transport.tls,
             checkpoint_location=self._location,
@@ -534,6 +536,7 @@ def _job_options(definition: QueryDefinition) -> JobOptions:
         unaligned=options["execution.checkpointing.unaligned.enabled"],
         alignment_timeout_ms=options["execution.checkpointing.aligned-checkpoint-timeout"],
         recover_output_downstream=options["execution.checkpointing.unaligned.recover-output-on-downstream.enabled"],
+        stuck_timeout_ms=options["task.stuck.timeout"],
     )
 
 

@@ -5,7 +5,7 @@ Never: decide (`SlotMachine` does), or end Spark's task with an error because a 
 One thread, Spark's own, handles all events of the machine; a connection is made, and the one before it closed, on a
 thread of its own.
 
-Follows FLIP-27, "Where to run the enumerator"; traps 19 to 22.
+Follows FLIP-27, "Where to run the enumerator".
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from headgate.task.watchdog import Watchdog
 from headgate.transport.address_file import read_address
 from headgate.transport.control_client import ControlClient
 from headgate.transport.data_plane import DataPlane
+from headgate.transport.endpoint import host_of
 from headgate.transport.options import TlsOptions
+from headgate.transport.sockets import address_in, address_towards
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +63,9 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         Which submission of Spark's job this is; later ones fence earlier ones.
     address
         Where the coordinator is. When it is not there any longer, slots look into `ADDRESS_FILE` at the location.
-    data_host
-        Where slots listen for one another; empty: each at its host's own address.
+    data_network
+        The network in which slots listen for one another (CIDR); None: each at the address that its connection to the
+        coordinator comes from.
     secret
         The query's.
     tls
@@ -81,7 +84,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     query_id: str
     submission: int
     address: str
-    data_host: str
+    data_network: str | None
     secret: str
     tls: TlsOptions | None
     checkpoint_location: str
@@ -150,11 +153,17 @@ class SlotRuntime:
         settings = self._settings
         if not self._definition.graph.exchanges:
             return SlotServices()
-        host = settings.data_host or self._host
+        coordinator = host_of(settings.address)
+        network = settings.data_network
+        host = address_towards(coordinator) if network is None else address_in(network)
+        folders = [
+            tempfile.mkdtemp(prefix=f"headgate-slot-{self._slot}-", dir=each) for each in _local_folders(self._slot)
+        ]
         return SlotServices(
-            plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls),
+            plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls, certified=coordinator),
             uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
-            spill_folder=tempfile.mkdtemp(prefix=f"headgate-slot-{self._slot}-", dir=_local_folder()),
+            spill_folder=folders[0],
+            other_spill_folders=tuple(folders[1:]),
         )
 
     def run(self) -> None:
@@ -311,8 +320,8 @@ class SlotRuntime:
             services.plane.close()
         if services.uploader is not None:
             services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written behind the end of the query
-        if services.spill_folder:
-            shutil.rmtree(services.spill_folder, ignore_errors=True)
+        for folder in (services.spill_folder, *services.other_spill_folders) if services.spill_folder else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _finish(self) -> None:
         for runner in self._runners.values():
@@ -321,7 +330,12 @@ class SlotRuntime:
                 os._exit(1)  # the driver sees that this slot did not end well
 
 
-def _local_folder() -> str | None:
-    """Return the first of the folders that Spark gives its tasks for what they spill; None: the machine's own."""
+def _local_folders(slot: int) -> list[str | None]:
+    """Return the folders that Spark gives its tasks for what they spill, another one first in each slot of a host.
+
+    None: the machine's own.
+    """
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return next((each for each in folders if each and os.path.isdir(each)), None)
+    found = [each for each in folders if each and os.access(each, os.W_OK | os.X_OK)]
+    first = slot % len(found) if found else 0
+    return [*found[first:], *found[:first]] or [None]

@@ -2,25 +2,32 @@
 
 Never: block; read a batch on the subtask's thread: what is stored is serialised and written by the uploader's threads.
 
-Follows FLIP-547, section 2.1; trap 34.
+Follows FLIP-547, section 2.1.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
-from headgate.checkpoint.channel_bytes import write_channel
+from headgate.checkpoint.channel_bytes import channel_chunks
 from headgate.checkpoint.state_uploader import StateUploader
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.state import ChannelState, StateHandle
 
-ReadsBatch = Callable[[], pa.RecordBatch]
 PartT = TypeVar("PartT")
+
+
+class StoredRows(msgspec.Struct, frozen=True):
+    """A buffer that belongs to a checkpoint: how many rows it has, and what returns them, on any thread."""
+
+    num_rows: int
+    read: Callable[[], pa.RecordBatch]
 
 
 class SnapshotParts:
@@ -84,17 +91,27 @@ def store_channels(
     checkpoint_id: int,
     prefix: str,
     schemas: Mapping[str, pa.Schema],
-    channels: Mapping[ChannelId, Sequence[ReadsBatch]],
+    channels: Mapping[ChannelId, Sequence[StoredRows]],
+    relocated: frozenset[str],
     *,
     output: bool,
 ) -> Future[list[ChannelState]]:
     """Store channel state; ``prefix`` makes the names of its files unique in the slot and the checkpoint.
 
-    ``schemas`` by exchange.
+    ``schemas`` by exchange; ``relocated``: the exchanges of which `ChannelState.relocated` holds.
     """
     return gathered(
         [
-            _store(uploader, checkpoint_id, prefix, schemas[channel.exchange], channel, held, output)
+            _store(
+                uploader,
+                checkpoint_id,
+                prefix,
+                schemas[channel.exchange],
+                channel,
+                held,
+                relocated=channel.exchange in relocated,
+                output=output,
+            )
             for channel, held in channels.items()
         ]
     )
@@ -106,17 +123,24 @@ def _store(
     prefix: str,
     schema: pa.Schema,
     channel: ChannelId,
-    held: Sequence[ReadsBatch],
+    held: Sequence[StoredRows],
+    *,
+    relocated: bool,
     output: bool,
 ) -> Future[ChannelState]:
     stored: Future[ChannelState] = Future()
-    rows = size_bytes = 0
+    rows, size_bytes = sum(each.num_rows for each in held), 0
 
-    def serialize() -> bytes:
-        nonlocal rows, size_bytes
-        batches = [read() for read in held]
-        rows, size_bytes = sum(each.num_rows for each in batches), sum(each.nbytes for each in batches)
-        return write_channel(channel, schema, batches, output=output)
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal size_bytes
+        for each in held:
+            batch = each.read()
+            size_bytes += batch.nbytes
+            yield batch
+            del batch
+
+    def chunks() -> Iterator[bytes]:
+        return channel_chunks(channel, schema, batches(), buffers=len(held), rows=rows, output=output)
 
     def on_done(future: Future[StateHandle]) -> None:
         error = future.exception()
@@ -133,10 +157,11 @@ def _store(
                 buffers=len(held),
                 rows=rows,
                 size_bytes=size_bytes,
+                relocated=relocated,
             )
         )
 
     side = "output" if output else "input"
     name = f"{prefix}-{channel.exchange}-{channel.producer}-{channel.consumer}-{side}"
-    uploader.store_channel(checkpoint_id, name, serialize).add_done_callback(on_done)
+    uploader.store_channel(checkpoint_id, name, chunks).add_done_callback(on_done)
     return stored

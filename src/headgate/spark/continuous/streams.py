@@ -250,10 +250,7 @@ class ContinuousStream:
     def withColumn(self, colName: str, col: Column) -> ContinuousStream:
         """Add a column, or replace the one of this name."""
         if not isinstance(col, Column):
-            raise OptionError(
-                f"withColumn({colName!r}): the second argument is {col!r}; it must be a Column: col(...) or lit(...).",
-                option="withColumn", value=repr(col),
-            )  # fmt: skip
+            raise _no_column("withColumn", col)
         names = [name.lower() for name in self.columns]
         made = self._all()
         if colName.lower() in names:
@@ -277,6 +274,8 @@ class ContinuousStream:
         """
         if isinstance(condition, str):
             condition = condition_of(condition)
+        if not isinstance(condition, Column):
+            raise _no_column("filter", condition)
         return self._then(Filter(self._node.schema, condition, self._time_zone))
 
     where = filter
@@ -499,4 +498,16 @@ def _column(value: str | Column) -> Column:
         return value
     if isinstance(value, str):
         return Column(Name(value))
-    raise OptionError(f"A column or its name is needed, not {value!r}.", option="column", value=repr(value))
+    raise _no_column("select", value)
+
+
+def _no_column(verb: str, value: object) -> OptionError:
+    """Return the error for what is no column of ours: most often it is PySpark's, by the import that all know."""
+    if type(value).__module__.startswith("pyspark."):
+        message = (
+            f"{verb} takes columns of headgate.functions, not PySpark's ({value!r}). Write 'from headgate.functions "
+            "import col, lit' in place of 'from pyspark.sql.functions import col, lit'."
+        )
+    else:
+        message = f"A column or its name is needed in {verb}, not {value!r}."
+    return OptionError(message, option=verb, value=repr(value))

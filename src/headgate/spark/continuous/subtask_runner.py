@@ -1,6 +1,6 @@
 """Runs one subtask of a stage on its mailbox thread: readers, operators and sink, as the subtask machine orders.
 
-Never: let a letter take much longer than one slice of rows (traps, 18), or touch a reader, an operator or the sink on
+Never: let a letter take much longer than one slice of rows, or touch a reader, an operator or the sink on
 another thread.
 
     loop: letters -> a slice that waits -> a snapshot that is due -> poll a reader, or the gate -> wait for a letter
@@ -39,7 +39,7 @@ import pyarrow as pa
 from headgate.checkpoint.channel_bytes import read_channel
 from headgate.checkpoint.state_uploader import StateUploader
 from headgate.errors import HeadgateError, InternalError, TransportError, UnsupportedOperationError
-from headgate.operators.chain import StageChain
+from headgate.operators.chain import LETTER_MS, StageChain
 from headgate.operators.exchange import Exchange, Partitioner
 from headgate.operators.operator import OperatorContext, RestoredChunk
 from headgate.operators.partitioners import partitioner_of
@@ -59,12 +59,12 @@ from headgate.protocol.state import (
     StateHandle,
     SubtaskState,
 )
-from headgate.readers import SourceReaderBase
+from headgate.readers import AskedInVain, SourceReaderBase
 from headgate.source import Boundedness, InputStatus, SourceEvent, SourceReader, SourceReaderContext
 from headgate.spark.continuous.error_reports import report_of
 from headgate.spark.continuous.exchange import OutputExchange
 from headgate.spark.continuous.input_exchanges import InputExchanges
-from headgate.spark.continuous.snapshot_parts import ReadsBatch, SnapshotParts, gathered, store_channels
+from headgate.spark.continuous.snapshot_parts import SnapshotParts, StoredRows, gathered, store_channels
 from headgate.task import subtask as machine
 from headgate.task.mailbox import Letter, Mailbox, monotonic_ms
 from headgate.task.outputs import StreamingOutput
@@ -110,13 +110,14 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
         Its data plane; None for a query without an exchange.
     uploader
         Stores keyed and channel state; None for a query without an exchange.
-    spill_folder
-        A folder on the local disk.
+    spill_folder, other_spill_folders
+        A folder on a local disk, and one on each other disk: for channel state that the first has no room for.
     """
 
     plane: DataPlane | None = None
     uploader: StateUploader | None = None
     spill_folder: str = ""
+    other_spill_folders: tuple[str, ...] = ()
 
 
 class SubtaskRunner:
@@ -313,9 +314,9 @@ class SubtaskRunner:
     def _open(self, parallelism: int, operators: Mapping[str, OperatorState]) -> None:
         self._close_execution()
         execution = self._execution = _Execution(self, parallelism)
-        execution.open({uid: [self.bytes_of(item) for item in state.items] for uid, state in operators.items()})
-        if not execution.recovers_first:
-            self.handle(machine.OperatorsOpened())
+        items = {uid: [self.bytes_of(item) for item in state.items] for uid, state in operators.items()}
+        execution.opening = execution.open_in_steps(items)
+        execution.go_on_opening()
 
     def bytes_of(self, handle: StateHandle) -> bytes:
         """Return the bytes of stored state. Any thread."""
@@ -329,8 +330,9 @@ class SubtaskRunner:
 
     def _on_progress_due(self) -> None:
         self._mailbox.run_after(PROGRESS_PERIOD_MS, Letter(self._on_progress_due))
-        if self._execution is not None and self._execution.reading:
-            self._post(self._execution.progress())
+        execution = self._execution
+        if execution is not None and (execution.reading or execution.recovers_first):
+            self._post(execution.progress())
 
 
 _Order = (
@@ -353,6 +355,9 @@ class _Execution:
         self._orders: deque[_Order] = deque()  # none, or first a snapshot
         self._ended = False
         self._readable = True
+        self.opening: Iterator[None] | None = None
+        """What is left of opening it; None: nothing."""
+        self._located: msg.SlotsLocated | None = None  # came before the gate was there
         self.recovers_first = False
         """Whether it is running only once everything recovered is processed (``during-recovery`` off)."""
         self.barriers: dict[int, Barrier] = {}  # of the snapshots that are ordered
@@ -368,8 +373,8 @@ class _Execution:
         self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
         self._stage = runner._definition.graph.stages[runner._stage]
         services = runner._services
-        own_folder = f"{runner._stage}-{runner._place.slot}-{self.number}"
-        self._spill_folder = services.spill_folder and os.path.join(services.spill_folder, own_folder)
+        self._own_folder = f"{runner._stage}-{runner._place.slot}-{self.number}"
+        self._spill_folder = services.spill_folder and os.path.join(services.spill_folder, self._own_folder)
         self._room: Future[None] | None = None
         self._turn = 0
         self._looked_ms: int | None = None  # when positions were told last
@@ -381,7 +386,18 @@ class _Execution:
         """Whether it is closed, or being closed."""
         return self._runner._execution is not self
 
-    def open(self, items: Mapping[str, list[bytes]]) -> None:
+    def go_on_opening(self) -> None:
+        """Open some more of it, and be running when all is open. Letters are handled in between, however much it is."""
+        assert self.opening is not None
+        began_s = time.monotonic()
+        for _ in self.opening:
+            if (time.monotonic() - began_s) * 1000 >= LETTER_MS:
+                return
+        self.opening = None
+        if not self.recovers_first:
+            self._runner.handle(machine.OperatorsOpened())
+
+    def open_in_steps(self, items: Mapping[str, list[bytes]]) -> Iterator[None]:
         """Make readers, operators and sink, with the list state of a checkpoint."""
         runner, definition = self._runner, self._runner._definition
         context = OperatorContext(
@@ -404,12 +420,14 @@ class _Execution:
         self._chain = chain = definition.make_chain(
             context, items, stage=runner._stage, keyed=keyed, outputs=self._outputs
         )
-        chain.open()
+        yield from chain.open_in_steps()
         chain.position_of = self._position_of
         for source in self._stage.sources:
             self.inputs[source.uid] = _Input(self, source.uid, source, chain)
             self.inputs[source.uid].start()
         self._open_gate()
+        if self._located is not None:
+            self.connect(self._located)
 
     # Exchanges.
 
@@ -471,8 +489,15 @@ class _Execution:
                 runner._now_ms,
                 self,
                 [self._recovered_input(each, partitioners[each.state.exchange]) for each in mine],
-                os.path.join(self._spill_folder, "channels"),
+                [
+                    os.path.join(folder, "channels")
+                    for folder in (
+                        self._spill_folder,
+                        *(os.path.join(each, self._own_folder) for each in runner._services.other_spill_folders),
+                    )
+                ],
                 producers_recover=from_producers,
+                relocated=deployed.relocated,
                 idle_together=frozenset(uid for uid in self._stage.inputs if graph.idles_together(graph.stage_of(uid))),
             )
             self._inputs_recovered = not (mine or from_producers)
@@ -488,11 +513,14 @@ class _Execution:
             ChannelId(recovered.state.exchange, recovered.channel, consumer),
             lambda: self._read_channel(recovered.state),
             (lambda batch: partitioner.own(batch, consumer)) if recovered.filtered else None,
+            recovered.state.rows,
         )
 
     def _read_channel(self, state: ChannelState) -> Iterator[pa.RecordBatch]:
         channel = ChannelId(state.exchange, state.producer, state.consumer)
-        return read_channel(self._runner.bytes_of(state.handle), channel, output=state.output)
+        uploader = self._runner._services.uploader
+        assert uploader is not None, "a slot of a query with an exchange has an uploader"
+        return read_channel(uploader.open_channel(state.handle), channel, output=state.output)
 
     def _emit_recovered(self, recovered: Sequence[RecoveredChannel]) -> None:
         for each in recovered:
@@ -523,6 +551,7 @@ class _Execution:
 
     def connect(self, located: msg.SlotsLocated) -> None:
         """Connect the channels that this subtask consumes."""
+        self._located = located
         if self._gate is not None and located.generation == self._runner._deployed.generation:
             self._gate.connect(located.addresses)
 
@@ -531,6 +560,8 @@ class _Execution:
         self._parts.pop(checkpoint_id, None)
         if self.barriers.pop(checkpoint_id, None) is not None:
             self._given_up.add(checkpoint_id)
+        if self._runner._services.uploader is not None:
+            self._runner._services.uploader.give_up(checkpoint_id)
         if self._gate is not None:
             self._gate.give_up(checkpoint_id)
         for output in self._outputs.values():
@@ -577,20 +608,27 @@ class _Execution:
 
     def on_recovered(self) -> None:
         self._inputs_recovered = True
+        self._runner._post(msg.SubtaskRecovered(stage=self._runner._stage, execution=self.number))
 
-    def on_input_stored(self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[ReadsBatch]]) -> None:
-        self._store(_GATE, checkpoint_id, self._stage.inputs, channels, output=False)
+    def on_input_stored(
+        self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[StoredRows]], relocated: frozenset[str]
+    ) -> None:
+        self._store(_GATE, checkpoint_id, self._stage.inputs, channels, relocated, output=False)
 
     def _on_output_stored(self, uid: str, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[Buffer]]) -> None:
-        reads = {channel: [partial(_rows_of, buffer) for buffer in held] for channel, held in channels.items()}
-        self._store(uid, checkpoint_id, self._stage.outputs, reads, output=True)
+        reads = {
+            channel: [StoredRows(buffer.num_rows, partial(_rows_of, buffer)) for buffer in held]
+            for channel, held in channels.items()
+        }
+        self._store(uid, checkpoint_id, self._stage.outputs, reads, frozenset(), output=True)
 
     def _store(
         self,
         part: str,
         checkpoint_id: int,
         exchanges: Mapping[str, Exchange],
-        channels: Mapping[ChannelId, Sequence[ReadsBatch]],
+        channels: Mapping[ChannelId, Sequence[StoredRows]],
+        relocated: frozenset[str],
         *,
         output: bool,
     ) -> None:
@@ -598,7 +636,7 @@ class _Execution:
         assert uploader is not None
         schemas = {uid: exchange.schema for uid, exchange in exchanges.items()}
         prefix = f"{self._runner._stage}-{self.number}"
-        stored = store_channels(uploader, checkpoint_id, prefix, schemas, channels, output=output)
+        stored = store_channels(uploader, checkpoint_id, prefix, schemas, channels, relocated, output=output)
         self._parts_of(checkpoint_id).add(part, stored)
 
     def on_broken(self, error: TransportError) -> None:
@@ -668,9 +706,14 @@ class _Execution:
 
     def _step(self, now_ms: int) -> bool:
         chain, overdraft = self._chain, bool(self._orders)
+        if self.opening is not None:
+            self.go_on_opening()
+            return True
         if chain is None:
             return False
-        if not self._has_room(overdraft):
+        if self._has_room(overdraft):
+            self._set_readable(self.reading and not self._ended)
+        else:
             # Of those behind nobody takes rows any more, perhaps, and the snapshot waits for some.
             overdraft = self._gate is not None and self._gate.waits_for_aligned and self._has_room(True)
             if not overdraft:
@@ -685,7 +728,6 @@ class _Execution:
         if self.recovers_first and self._inputs_recovered:
             return self._end_recovery()
         if not (self.reading or self.recovers_first) or self._ended:
-            self._set_readable(False)
             return False
         return self._poll(now_ms) if self._gate is None else self._gate.poll(overdraft=overdraft)
 
@@ -717,15 +759,12 @@ class _Execution:
         for offset in range(len(inputs)):
             each = inputs[(self._turn + offset) % len(inputs)]
             if each.status is InputStatus.MORE_AVAILABLE and not each.paused:
-                self._set_readable(True)
                 each.poll(now_ms)
-                self._set_readable(False)  # until the rows are through
                 return True
         if all(each.status is InputStatus.END_OF_INPUT for each in inputs):
             self._end_input()
             self._runner.handle(machine.AllInputEnded())
             return True
-        self._set_readable(True)
         return False
 
     def _end_input(self) -> None:
@@ -748,7 +787,7 @@ class _Execution:
         return False
 
     def _set_readable(self, readable: bool) -> None:
-        """Let the idleness clocks of splits run only while readers are, or would be, asked for rows."""
+        """Let the idleness clocks of splits run unless rows are not wanted, because of back pressure above all."""
         if readable != self._readable:
             self._readable = readable
             now_ms = self._runner._now_ms()
@@ -881,6 +920,8 @@ class _Execution:
             event_times=event_times,
             skipped=figures.skipped,
             late=figures.late,
+            unpublished_ms=figures.unpublished_ms,
+            recovery=None if self._gate is None else self._gate.recovery_progress(),
         )
 
     def facts_of(self, error: BaseException) -> dict[str, Any]:
@@ -993,7 +1034,7 @@ class _Input:
         self._allow_unaligned = bool(runner._definition.options[ALLOW_UNALIGNED_SPLITS])
         self._asked_to_pause = False
         self._alignment_timer_ms: int | None = None  # when the one that runs is due
-        self.output = _Output(self, source, chain, runner._now_ms())
+        self._polled = AskedInVain()
         self.reader: SourceReader[Any] = source.source.create_reader(
             SourceReaderContext(
                 subtask=runner._place.slot,
@@ -1006,6 +1047,7 @@ class _Input:
                 allow_unaligned_splits=self._allow_unaligned,
             )
         )
+        self.output = _Output(self, source, chain, runner._now_ms())
 
     def start(self) -> None:
         self._call(self.reader.start)
@@ -1014,6 +1056,7 @@ class _Input:
     def add_splits(self, splits: tuple[SplitState, ...]) -> None:
         read = [self._source.split_serializer.deserialize(split.data) for split in splits]
         self._known |= {split.split_id: split.data for split in splits}
+        self._polled.forget()
         if not self.output.ended:  # else the input was drained: they are kept, and not read
             for split in read:
                 self.output.add_split(split.split_id)
@@ -1050,7 +1093,9 @@ class _Input:
             self._known.pop(split_id, None)
         self._ended.clear()
         self.output.advance_time(now_ms)
+        splits = len(self.output.split_ids())
         self.status = self._call(self.reader.poll_next, self.output)
+        self._polled.returned(began_ms=now_ms, splits=splits, empty=self.status is InputStatus.NOTHING_AVAILABLE)
         self._tell_ended()
         self.align()
         if self.status is InputStatus.END_OF_INPUT:
@@ -1069,6 +1114,15 @@ class _Input:
         count, found = _few(tuple(map(self._state_of, splits)))
         self._known |= found
         return count, found
+
+    def asked_ms(self, now_ms: int) -> Mapping[str, int]:
+        """Return until when splits were asked for rows in vain, in milliseconds: by fetchers, or else by polls."""
+        if isinstance(self.reader, SourceReaderBase):
+            return self.reader.asked_until_ms(now_ms)
+        available = None if self.status is not InputStatus.NOTHING_AVAILABLE else self._available
+        waits = available is not None and not available.done()  # the reader would say that there is something
+        until_ms = now_ms if waits else self._polled.until_ms
+        return {} if until_ms is None else dict.fromkeys(self.output.split_ids(), until_ms)
 
     def position_of(self, split_id: str) -> bytes | None:
         """Return where a split is; of one that has ended, or whose reader raised, where it was known to be last."""
@@ -1121,6 +1175,10 @@ class _Input:
                 ) from error  # fmt: skip
             self.output.read_splits_unaligned()
             self._pausing.clear()
+        else:
+            if self._allow_unaligned and isinstance(self.reader, SourceReaderBase):
+                can_pause = self.reader.can_pause
+                self.output.read_splits_unaligned(lambda split_id: not can_pause(split_id))
 
     def _on_alignment_timer(self) -> None:
         self._alignment_timer_ms = None
@@ -1198,6 +1256,8 @@ class _Output(StreamingOutput):
             held=True,
             bounded=source.boundedness is Boundedness.BOUNDED,
             behind_rows=behind_rows,
+            asked_ms=of.asked_ms,
+            asked_by_others=isinstance(of.reader, SourceReaderBase),
         )
         behind.rows_passed = self.rows_passed
         self.ended = False
