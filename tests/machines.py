@@ -17,7 +17,8 @@ What is asserted, after every step, with the shortest trace in the message:
 - an `InvalidTransitionError` leaves no trace and has the history in its facts; any other error fails;
 - `check()` holds.
 
-And in the end: every row has been met, and every action with a question mark was both ordered and left out.
+And in the end: every row has been met, and every action with a question mark was both ordered and left out. An ordinary
+run ends there, at the earliest after `ENOUGH` machines; with ``--exhaustive`` all are visited that there are.
 
 ``state``: how the state is called, where ``machine.state`` (text, or an enum of texts) does not say it: a function of
 the machine and the event, so that a machine of many things can give that of the thing that the event is about (or None:
@@ -40,8 +41,11 @@ import msgspec
 
 from headgate.errors import InvalidTransitionError
 from headgate.simulation.tables import Row, rows_of
+from tests import search
 
 M = TypeVar("M")
+ENOUGH = 500
+"""So many machines an ordinary run visits at least, the nearest ones."""
 _ATOMS = (str, int, float, bytes, bool, type(None), frozenset, Enum, type, FunctionType)
 
 
@@ -58,6 +62,8 @@ class _Node(msgspec.Struct):
     depth: int
     before: _Node | None = None
     event: Any = None
+    whole_key: Any = None
+    """Of all that the machine has, once it is known."""
 
     def trace(self) -> list[str]:
         """Return what led here, oldest first."""
@@ -96,24 +102,31 @@ def explore(
     pairs: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         pairs.setdefault((row.state, row.event, row.next), []).append(row)
-    met: dict[Row, list[frozenset[str]]] = {}
+    met: dict[Row, set[frozenset[str]]] = {}
     ignored = {"_history", *ignore}
     first = _Node(make(), now_ms, 0)
-    seen = {_key(first.machine, ignored)}
+    seen = {key_of(first.machine, ignored)}
     queue = deque([first])
-    while queue:
+    visited = 0
+    while queue and (search.exhaustive or visited < ENOUGH or _unmet(rows, met)):
         node = queue.popleft()
+        visited += 1
+        unused: Any = None
         for each in events(node.machine):
             event, by_ms = (each.event, each.by_ms) if isinstance(each, Later) else (each, 0)
-            after = _Node(_clone(node.machine, {}), node.now_ms + by_ms, node.depth + 1, node, event)
-            if not _step(after, state, name, pairs, met, ignored) or after.depth >= depth or len(seen) >= limit:
+            machine, unused = copy_of(node.machine) if unused is None else unused, None
+            after = _Node(machine, node.now_ms + by_ms, node.depth + 1, node, event)
+            if not _step(after, state, name, pairs, met):
+                unused = machine
                 continue
-            key = _key(after.machine, ignored)
-            if key not in seen:
-                seen.add(key)
-                queue.append(after)
-    _assert_all_met(rows, met)
-    return len(seen)
+            if after.depth < depth and len(seen) < limit:
+                known = len(seen)
+                seen.add(key_of(after.machine, ignored))
+                if len(seen) > known:
+                    queue.append(after)
+    unmet = _unmet(rows, met)
+    assert not unmet, "\n  ".join(["the table says more than what happens:", *unmet])
+    return visited
 
 
 def _step(
@@ -121,17 +134,18 @@ def _step(
     state: Callable[[Any, Any], str | None],
     name: Callable[[Any, Any], str],
     pairs: dict[tuple[str, str, str], list[Row]],
-    met: dict[Row, list[frozenset[str]]],
-    ignored: set[str],
+    met: dict[Row, set[frozenset[str]]],
 ) -> bool:
-    """Take one step; return whether the event was accepted."""
-    machine, event = after.machine, after.event
+    """Take one step; return whether the event was accepted. A machine that refuses it is as it was."""
+    machine, event, before = after.machine, after.event, after.before
+    assert before is not None
     was, called = state(machine, event), name(machine, event)
-    before = _key(machine, set())
     try:
         actions = machine.handle(event, after.now_ms)
     except InvalidTransitionError as error:
-        assert _key(machine, set()) == before, f"a rejected event left a trace: {_told(after)}"
+        if before.whole_key is None:
+            before.whole_key = key_of(before.machine, set())
+        assert key_of(machine, set()) == before.whole_key, f"a rejected event left a trace: {_told(after)}"
         assert "history" in error.facts, f"the error has no history: {_told(after)}"
         return False
     except Exception as error:
@@ -149,66 +163,182 @@ def _step(
     fitting = [row for row in pairs.get((was, called, str(now)), ()) if row.allows(ordered)]
     assert fitting, f"no row for: {was} | {called} | {now} | {', '.join(sorted(ordered))}{_told(after)}"
     for row in fitting:
-        met.setdefault(row, []).append(ordered)
+        met.setdefault(row, set()).add(ordered)
     return True
 
 
-def _assert_all_met(rows: list[Row], met: dict[Row, list[frozenset[str]]]) -> None:
-    never = [row for row in rows if row not in met]
-    assert not never, "never happened:\n" + "\n".join(
-        f"  {row.state} | {row.event} | {row.next} | {', '.join(sorted(row.actions | row.optional))}" for row in never
-    )
+def _unmet(rows: list[Row], met: dict[Row, set[frozenset[str]]]) -> list[str]:
+    """Return what the table says that has not happened."""
+    unmet: list[str] = []
     for row in rows:
+        step = f"{row.state} | {row.event} | {row.next}"
+        if row not in met:
+            unmet.append(f"{step} | {', '.join(sorted(row.actions | row.optional))}: never happened")
+            continue
         for action in row.optional:
-            times = [action in ordered for ordered in met[row]]
-            assert any(times), f"{row.state} | {row.event} | {row.next}: {action} was never ordered"
-            assert not all(times), f"{row.state} | {row.event} | {row.next}: {action} was always ordered"
+            times = {action in ordered for ordered in met[row]}
+            if len(times) < 2:
+                unmet.append(f"{step}: {action} was {'always' if True in times else 'never'} ordered")
+    return unmet
 
 
 def _told(node: _Node) -> str:
     return "\n" + "\n".join(node.trace())
 
 
-def _clone(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy that shares what cannot change: ten times as fast as `copy.deepcopy` on machines."""
-    if isinstance(value, _ATOMS) or (isinstance(value, msgspec.Struct) and value.__struct_config__.frozen):
-        return value
+_Copier = Callable[[Any, dict[int, Any]], Any]
+_Keyer = Callable[[Any, set[str]], Any]
+
+
+def copy_of(value: Any) -> Any:
+    """Return a deep copy that shares what cannot change: many times as fast as `copy.deepcopy` on machines."""
+    copier = _COPIERS[type(value)]
+    return value if copier is None else copier(value, {})
+
+
+def key_of(value: Any, ignored: set[str]) -> Any:
+    """Return something hashable that is equal for equal contents."""
+    keyer = _KEYERS[type(value)]
+    return value if keyer is None else keyer(value, ignored)
+
+
+def _is_frozen(of: type) -> bool:
+    return issubclass(of, msgspec.Struct) and of.__struct_config__.frozen
+
+
+class _Copiers(dict[type, _Copier | None]):
+    """How a thing of a type is copied; None: it is shared."""
+
+    def __missing__(self, of: type) -> _Copier | None:
+        self[of] = made = self._made(of)
+        return made
+
+    def _made(self, of: type) -> _Copier | None:
+        if issubclass(of, _ATOMS) or _is_frozen(of):
+            return None
+        if of in (list, set):
+            return _copied_list
+        if of is deque:
+            return _copied_deque
+        if of is tuple:
+            return _copied_tuple
+        if of is dict:
+            return _copied_dict
+        if issubclass(of, msgspec.Struct):
+            return _copied_struct
+        if of.__dictoffset__ == 0 or issubclass(of, (random.Random, Callable)):  # type: ignore[arg-type]
+            return copy.deepcopy
+        return _copied_object
+
+
+def _copied_list(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) in memo:
         return memo[id(value)]
-    made: Any
-    if type(value) is deque:
-        made = memo[id(value)] = deque((_clone(each, memo) for each in value), value.maxlen)
-    elif type(value) in (list, set):
-        made = memo[id(value)] = type(value)(_clone(each, memo) for each in value)
-    elif type(value) is tuple:
-        made = tuple(_clone(each, memo) for each in value)
-    elif type(value) is dict:
-        made = memo[id(value)] = {key: _clone(each, memo) for key, each in value.items()}
-    elif hasattr(value, "__dict__") and not isinstance(value, random.Random) and not callable(value):
-        made = memo[id(value)] = object.__new__(type(value))
-        for key, each in value.__dict__.items():
-            made.__dict__[key] = _clone(each, memo)
-    else:
-        made = copy.deepcopy(value, memo)
+    made = memo[id(value)] = type(value)(_copied_each(value, memo))
     return made
 
 
-def _key(value: Any, ignored: set[str]) -> Any:
-    """Return something hashable that is equal for equal contents."""
-    if isinstance(value, _ATOMS):
-        return value
-    if isinstance(value, msgspec.Struct):
-        return type(value).__name__, *(_key(getattr(value, field), ignored) for field in value.__struct_fields__)
-    if isinstance(value, list | tuple | deque):
-        return tuple(_key(each, ignored) for each in value)
-    if isinstance(value, set):
-        return frozenset(_key(each, ignored) for each in value)
-    if isinstance(value, dict):
-        return frozenset((key, _key(each, ignored)) for key, each in value.items())
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if callable(value):
-        return id(value)
-    return type(value).__name__, *(
-        (key, _key(each, ignored)) for key, each in sorted(vars(value).items()) if key not in ignored
-    )
+def _copied_deque(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    made = memo[id(value)] = deque(_copied_each(value, memo), value.maxlen)
+    return made
+
+
+def _copied_tuple(value: Any, memo: dict[int, Any]) -> Any:
+    return tuple(_copied_each(value, memo))
+
+
+def _copied_each(values: Iterable[Any], memo: dict[int, Any]) -> list[Any]:
+    copiers = _COPIERS
+    return [each if (copier := copiers[type(each)]) is None else copier(each, memo) for each in values]
+
+
+def _copied_dict(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    copiers = _COPIERS
+    made = memo[id(value)] = {
+        key: each if (copier := copiers[type(each)]) is None else copier(each, memo) for key, each in value.items()
+    }
+    return made
+
+
+def _copied_struct(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    made = memo[id(value)] = copy.copy(value)
+    for field in value.__struct_fields__:
+        each = getattr(value, field)
+        copier = _COPIERS[type(each)]
+        if copier is not None:
+            setattr(made, field, copier(each, memo))
+    return made
+
+
+def _copied_object(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    copiers = _COPIERS
+    made = memo[id(value)] = object.__new__(type(value))
+    attributes = made.__dict__
+    for key, each in value.__dict__.items():
+        copier = copiers[type(each)]
+        attributes[key] = each if copier is None else copier(each, memo)
+    return made
+
+
+class _Keyers(dict[type, _Keyer | None]):
+    """How a thing of a type becomes hashable; None: it is."""
+
+    def __missing__(self, of: type) -> _Keyer | None:
+        self[of] = made = self._made(of)
+        return made
+
+    def _made(self, of: type) -> _Keyer | None:
+        if issubclass(of, _ATOMS):
+            return None
+        if _is_frozen(of):
+            return _key_of_frozen
+        if issubclass(of, msgspec.Struct):
+            return _key_of_struct
+        if issubclass(of, list | tuple | deque):
+            return _key_of_list
+        if issubclass(of, set):
+            return lambda value, ignored: frozenset(_keys_of(value, ignored))
+        if issubclass(of, dict):
+            return lambda value, ignored: frozenset(zip(value, _keys_of(value.values(), ignored)))
+        if issubclass(of, random.Random):
+            return lambda value, ignored: value.getstate()
+        if issubclass(of, Callable):  # type: ignore[arg-type]
+            return lambda value, ignored: id(value)
+        return _key_of_object
+
+
+def _keys_of(values: Iterable[Any], ignored: set[str]) -> list[Any]:
+    keyers = _KEYERS
+    return [each if (keyer := keyers[type(each)]) is None else keyer(each, ignored) for each in values]
+
+
+def _key_of_list(value: Any, ignored: set[str]) -> Any:
+    return tuple(_keys_of(value, ignored))
+
+
+def _key_of_frozen(value: Any, ignored: set[str]) -> Any:
+    try:
+        hash(value)
+    except TypeError:  # it holds a list or a dictionary
+        return _key_of_struct(value, ignored)
+    return value
+
+
+def _key_of_struct(value: Any, ignored: set[str]) -> Any:
+    return type(value), *_keys_of([getattr(value, field) for field in value.__struct_fields__], ignored)
+
+
+def _key_of_object(value: Any, ignored: set[str]) -> Any:
+    attributes = {key: each for key, each in vars(value).items() if key not in ignored}
+    return type(value), *attributes, *_keys_of(attributes.values(), ignored)
+
+
+_COPIERS, _KEYERS = _Copiers(), _Keyers()

@@ -12,6 +12,7 @@ from types import ModuleType
 from headgate.checkpoint import coordinator as checkpoint_coordinator
 from headgate.coordinator import alignment as group_alignment
 from headgate.coordinator import scheduler, slots, source_coordinator
+from headgate.operators.sinks import publication
 from headgate.spark.alignment import rendezvous
 from headgate.task import (
     alignment,
@@ -42,6 +43,7 @@ MACHINES: dict[str, ModuleType] = {
     "WatermarkValve": watermark_valve,
     "ResultPartition": result_partition,
     "ProgressMachine": watchdog,
+    "PublicationMachine": publication,
     "Rendezvous": rendezvous,
 }
 """The machines in the order of the driver, then of the slots, then of micro-batches.

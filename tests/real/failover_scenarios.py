@@ -46,8 +46,8 @@ class Numbers(headgate.SimpleSource):
     schema = "split string, n bigint"
 
     def splits(self) -> list[str]:
-        if happens(Path(self.options["folder"]) / "listing-raises"):
-            raise ConnectionError("the catalog is down")
+        if happens(Path(self.options["folder"]) / "listing-is-wrong"):  # one that raises is only tried again
+            return [None]  # type: ignore[list-item]
         return [f"split-{number}" for number in range(int(self.options["splits"]))]
 
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
@@ -474,7 +474,7 @@ def an_enumerator_that_raises_once(spark: SparkSession, folder: Path) -> None:
     running.until_it_runs()
     attempts, began, pulse = [running.attempt(0), running.attempt(1)], time.time(), Pulse()
     incarnation = source_of(running)._incarnation
-    (folder / "listing-raises").touch()
+    (folder / "listing-is-wrong").touch()
     running.until(lambda: source_of(running)._incarnation > incarnation, "another enumerator")
     running.until_another_checkpoint()
     ended, stall = time.time(), pulse.stop()
@@ -496,7 +496,7 @@ def an_enumerator_without_a_log(spark: SparkSession, folder: Path) -> None:
     (log,) = driver._logs.values()
     load = log._load
     log._load = lambda action: (corrupt(folder / "checkpoints" / "log"), load(action))[1]  # type: ignore[method-assign]
-    (folder / "listing-raises").touch()
+    (folder / "listing-is-wrong").touch()
     running.until_deployed([2, 2])
     running.until_another_checkpoint()
     assert [running.pid(0), running.pid(1)] == pids

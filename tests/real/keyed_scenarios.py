@@ -35,7 +35,7 @@ from headgate.spark.continuous.streams import ContinuousStream
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
-WITHIN_S = 180.0
+WITHIN_S = 300.0
 """How long anything may take. None of it is a measurement: machines are slow at times."""
 DOWNSTREAM = "execution.checkpointing.unaligned.recover-output-on-downstream.enabled"
 DURING = "execution.checkpointing.unaligned.during-recovery.enabled"

@@ -27,6 +27,7 @@ spark = (
     SparkSession.builder.master(master)
     .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     .config("spark.driver.host", "127.0.0.1")
+    .config("spark.executor.extraJavaOptions", os.environ.get("SPARK_SUBMIT_OPTS", ""))  # executors start soon, too
     .getOrCreate()
 )  # fmt: skip
 spark.sparkContext.setLogLevel("OFF")

@@ -12,6 +12,9 @@ from spark_table import Case
 
 # Sentences of docs/files-differences.md.
 FOLDERS_WITH_SCHEMA = "A given schema is the schema of the DataFrame"
+ORC_ZONE = "ORC's timestamps are of the session's time zone"
+ORC_CONVERSIONS = "ORC's columns are converted as Parquet's are"
+MORE_TYPES = "Types that Spark refuses are read"
 NANOSECONDS = "Parquet's nanoseconds become microseconds"
 MIXED_FOLDERS = "Files at different depths of partition folders are an error"
 
@@ -37,8 +40,8 @@ def parquet(
     return Case(name, "parquet", {"a.parquet": parquet_bytes(data)}, options, schema, difference)
 
 
-def orc_case(name: str, data: pa.Table, schema: str | None = None) -> Case:
-    return Case(name, "orc", {"a.orc": orc_bytes(data)}, {}, schema)
+def orc_case(name: str, data: pa.Table, schema: str | None = None, difference: str | None = None) -> Case:
+    return Case(name, "orc", {"a.orc": orc_bytes(data)}, {}, schema, difference)
 
 
 def folders(name: str, *paths: str, schema: str | None = None, difference: str | None = None, **options: str) -> Case:
@@ -145,6 +148,15 @@ CASES: list[Case] = [
          {"ignoreCorruptFiles": "true"}, "id LONG, name STRING"),
     orc_case("all types", TYPES.drop_columns(["p"])),
     orc_case("nested types", NESTED),
+    orc_case("timestamps without zone as local times", LOCAL_TIME, "n TIMESTAMP_NTZ", difference=MORE_TYPES),
+    orc_case("nothing in timestamps without zone", LOCAL_TIME.slice(1)),
+    orc_case("timestamps without zone", LOCAL_TIME, difference=ORC_ZONE),
+    orc_case("instants", TYPES.select(["p"])),
+    orc_case("double as float", one(pa.float64(), 1.5), "x FLOAT", difference=ORC_CONVERSIONS),
+    orc_case("text as a number", one(pa.string(), "7"), "x LONG", difference=ORC_CONVERSIONS),
+    parquet("milliseconds of the day", one(pa.time32("ms"), datetime.time(1, 2)), difference=MORE_TYPES),
+    parquet("half floats", one(pa.float16(), 1.5), difference=MORE_TYPES),
+    parquet("nothing as a string", one(pa.null(), None), "x STRING", difference=MORE_TYPES),
     orc_case("pruned and reordered columns", TYPES.drop_columns(["p"]), "t STRING, i INT"),
     orc_case("names in another case", SMALL, "NAME STRING, Id LONG"),
     orc_case("a missing column", SMALL, "id LONG, nothing DATE"),

@@ -13,6 +13,7 @@ SCHEMA_AS_GIVEN = "A given schema is the schema of the DataFrame"
 TIME_ONLY = "A time without a date is no timestamp"
 BAD_PATTERN = "A pattern that cannot be used is an error"
 BLANK_FIRST_VALUE = "Blanks before a separator with `ignoreTrailingWhiteSpace` alone"
+NO_COLUMNS = "Input in which no column is found is an error"
 UNKNOWN_MODE = "An unknown mode is an error"
 
 ALL_TYPES = (
@@ -87,6 +88,8 @@ CASES = [
     csv("mixed line ends", b"1,a\r\n2,b\n3,c\r4,d", "a INT, b STRING"),
     csv("no end of the last line", b"1,a\n2,b", "a INT, b STRING"),
     csv("byte order mark", b"\xef\xbb\xbf1,a\n2,b\n", "a INT, b STRING"),
+    csv("byte order marks within a file", b"1,a\n\xef\xbb\xbf2,b\r\n\xef\xbb\xbfx,c\n", CORRUPT),
+    csv("nothing but a byte order mark", b"\xef\xbb\xbf", difference=NO_COLUMNS),
     csv("byte order mark before header", b"\xef\xbb\xbfid,name\n1,a\n", header="true"),
     csv("empty file beside others", {"a.csv": b"", "b.csv": b"1,x\n"}, "a INT, b STRING"),
     csv("only empty files", {"a.csv": b""}, "a INT, b STRING"),

@@ -134,6 +134,36 @@ def test_who_connects_while_the_host_leaves_is_sent_away(folder: Path, monkeypat
             receive(connection)
 
 
+def test_a_task_on_another_machine_reports_over_tcp(folder: Path) -> None:
+    """There is no Unix socket where it runs; a stranger is not listened to, and members do not come this way."""
+    make_private(folder)
+    host = Host(folder, "host", local=False)
+    member = Member("g", folder)
+    member.join()
+    assert member.report_to is not None
+    meeting = member.report_to.meeting
+    elsewhere = Meeting("/nowhere/sock", meeting.token, meeting.addresses)
+    report(ReportTo(elsewhere, member.report_to.member), {"split": 5})
+    report(ReportTo(Meeting("/nowhere/sock", "guessed", meeting.addresses), member.report_to.member), {"split": 9})
+    with socket.create_connection(meeting.addresses[0], 60) as connection:
+        send(connection, Join(meeting.token, "stranger", "g"))
+        with pytest.raises((EOFError, ConnectionError)):
+            receive(connection)
+    standing = member.exchange(Vote(1))
+    assert standing.event_times == {"split": 5}
+    assert not standing.others
+    member.leave()
+    host.close()
+    with pytest.raises(OSError):
+        socket.create_connection(meeting.addresses[0], 60)
+
+
+def test_a_report_that_reaches_nobody_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        report(ReportTo(Meeting("/nowhere/sock", "t"), "m"), {"split": 5})
+    assert "cannot be reported to the driver's machine (/nowhere/sock: " in caplog.text
+
+
 @pytest.mark.timeout(120)
 def test_a_killed_host_holds_nobody_and_the_others_go_on(folder: Path) -> None:
     host = child(folder, 1)

@@ -1,4 +1,4 @@
-"""What the programs of api.md, section 2, say and ask on real Spark: operators, sinks, errors, progress, the end."""
+"""What users' programs say and ask on real Spark: operators, sinks, errors, progress, the end."""
 
 from __future__ import annotations
 

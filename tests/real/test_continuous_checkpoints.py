@@ -139,6 +139,7 @@ def test_draining_commits_all_that_was_read(spark: SparkSession, place: Place) -
     has_read(query, 500)
     query.stop(drain=True)
     assert not query.isActive and query.exception() is None and query.status["message"] == "Stopped"
+    assert query.status["slots"], "it ran on these"
     assert len(read_values(spark, place.out)) == query.status["rowsIn"]
 
 

@@ -43,6 +43,7 @@ from tests.real.aligned_rows import (
     settle,
 )
 from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
+from tests.spark_java import SparkJava
 
 if TYPE_CHECKING:
     from local.kafka import Broker
@@ -262,9 +263,9 @@ def test_a_split_goes_on_when_a_worker_is_killed(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.timeout(PATIENCE_S * 5)
-def test_a_split_goes_on_when_a_worker_alone_is_retried(repository: Path, tmp_path: Path) -> None:
+def test_a_split_goes_on_when_a_worker_alone_is_retried(java: SparkJava, repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.real.aligned_with_retries", str(tmp_path)]
-    ended = subprocess.run(command, cwd=repository, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S * 4)
+    ended = java.run(command, cwd=repository, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S * 4)
     assert ended.returncode == 0, ended.stderr[-10_000:]
 
 

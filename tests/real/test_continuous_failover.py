@@ -1,7 +1,7 @@
 """Failover of continuous queries: processes are killed, code hangs or raises, storage fails, and the output is exact.
 
 The scenarios are functions of failover_scenarios.py. Masters that the tests' own session lacks have processes of their
-own, one for all their scenarios.
+own, one for all their scenarios; where tests run in several processes, each of these is run by one of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 import failover_scenarios
 import pytest
 from pyspark.sql import SparkSession
+
+from tests.spark_java import SparkJava
 
 HERE = Path(__file__).parent
 PATIENCE_S = 600
@@ -55,7 +57,7 @@ ON_A_CLUSTER = (
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, java: SparkJava) -> Callable[..., dict[str, str]]:
     """Return a function that runs scenarios in a session of another master: what went wrong in each; empty: nothing."""
 
     @cache
@@ -64,7 +66,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
         program = [sys.executable, str(HERE / "scenario_program.py"), "failover_scenarios"]
         command = [*program, master, str(folder), str(at_a_time), *names]
         with (folder / "log").open("w") as log:
-            ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S)
+            ended = java.run(command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S)
         print((folder / "log").read_text()[-20_000:], file=sys.stderr)
         assert ended.returncode == 0
         found: dict[str, str] = json.loads(ended.stdout)
@@ -93,13 +95,16 @@ def test_on_a_cluster(outcomes: Callable[..., dict[str, str]], scenario: str) ->
     assert not outcome, outcome
 
 
-def test_a_killed_driver_s_query_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """One driver dies in the middle of a checkpoint, the next one in that of a commit; this one ends the query."""
+def test_a_killed_driver_s_query_goes_on(spark: SparkSession, java: SparkJava, tmp_path: Path) -> None:
+    """One driver dies in the middle of a checkpoint, the next one in that of a commit; this one ends the query.
+
+    The first one's Java dies with it; the second one's lives on for a moment, and its tasks with it.
+    """
     folder = tmp_path / "driver"
     folder.mkdir()
-    for moment, well in (("checkpoint", 3), ("commit", 2)):
+    for run, moment, well in ((subprocess.run, "checkpoint", 3), (java.run, "commit", 2)):
         command = [sys.executable, str(HERE / "failover_driver.py"), moment, str(well), str(folder)]
-        died = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+        died = run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
         assert died.returncode == -signal.SIGKILL, died.stderr
     failover_scenarios.a_query_goes_on_after_its_driver(spark, folder)
     runs = sorted(int(path.name) for path in (folder / "checkpoints" / "runs").iterdir())

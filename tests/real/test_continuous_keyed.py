@@ -1,7 +1,7 @@
 """Queries with exchanges on real Spark: rescaled with rows under way, killed and restored, and the output is exact.
 
-The scenarios are functions of keyed_scenarios.py and keyed_state_scenarios.py; they have a session of their own, since
-ten slots want ten cores.
+The scenarios are functions of keyed_scenarios.py and keyed_state_scenarios.py; they have sessions of their own, since
+ten slots want ten cores: one for each part of them, so that two processes can share the work.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.spark_java import SparkJava
+
 HERE = Path(__file__).parent
 PATIENCE_S = 1500
-pytestmark = pytest.mark.timeout(PATIENCE_S + 60)  # all scenarios run in the first test's name
+pytestmark = pytest.mark.timeout(PATIENCE_S + 60)  # all scenarios of a part run in the first test's name
 SCENARIOS = (
     "the_documents_example",
     "repartition",
@@ -48,23 +52,39 @@ SCENARIOS = (
 )
 
 
+PARTS = (SCENARIOS[::2], SCENARIOS[1::2])
+
+
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Run all scenarios, some at a time, and return what went wrong in each; empty: nothing."""
-    folder = tmp_path_factory.mktemp("keyed")
-    modules = "keyed_scenarios,keyed_state_scenarios"
-    program = [sys.executable, str(HERE / "scenario_program.py"), modules, "local[24,3]", str(folder), "3"]
-    with (folder / "log").open("w") as log:
-        ended = subprocess.run(
-            [*program, *SCENARIOS], stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S
-        )
-    print((folder / "log").read_text()[-20_000:], file=sys.stderr)
-    assert ended.returncode == 0
-    found: dict[str, str] = json.loads(ended.stdout)
-    return found
+def outcomes(tmp_path_factory: pytest.TempPathFactory, java: SparkJava) -> Callable[[int], dict[str, str]]:
+    """Return a function that runs a part, some scenarios at a time: what went wrong in each; empty: nothing."""
+
+    @cache
+    def run(part: int) -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("keyed")
+        modules = "keyed_scenarios,keyed_state_scenarios"
+        program = [sys.executable, str(HERE / "scenario_program.py"), modules, "local[24,3]", str(folder), "3"]
+        with (folder / "log").open("w") as log:
+            ended = java.run(
+                [*program, *PARTS[part]], stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S
+            )
+        print((folder / "log").read_text()[-20_000:], file=sys.stderr)
+        assert ended.returncode == 0
+        found: dict[str, str] = json.loads(ended.stdout)
+        return found
+
+    return run
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_with_rows_under_way(outcomes: dict[str, str], scenario: str) -> None:
+@pytest.mark.parametrize("scenario", PARTS[0])
+def test_with_rows_under_way(outcomes: Callable[[int], dict[str, str]], scenario: str) -> None:
     """What the scenario's docstring says holds."""
-    assert not outcomes[scenario], outcomes[scenario]
+    outcome = outcomes(0)[scenario]
+    assert not outcome, outcome
+
+
+@pytest.mark.parametrize("scenario", PARTS[1])
+def test_with_rows_under_way_too(outcomes: Callable[[int], dict[str, str]], scenario: str) -> None:
+    """The same for those of the other part."""
+    outcome = outcomes(1)[scenario]
+    assert not outcome, outcome

@@ -76,7 +76,7 @@ def test_json_windows_equal_spark(spark: SparkSession, kafka: Broker, topic_name
     send(1)
     wait_until(lambda: is_running(query) and query.status["slots"][1]["pid"] not in (0, before[1]), query)
     ends = {f"{topic_name}-{partition}": many for partition, many in enumerate(COUNTS)}
-    wait_until(lambda: json.loads(query.recentProgress[-1].sources[0].endOffset) == ends, query)
+    wait_until(lambda: query.lastProgress and json.loads(query.lastProgress.sources[0].endOffset) == ends, query)
     query.stop(drain=True)
     assert query.lastProgress is not None
     assert query.lastProgress["headgate"]["lateRows"] == 0

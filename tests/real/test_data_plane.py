@@ -622,7 +622,7 @@ def test_closing_the_planes_ends_every_channel_and_thread(far: Pair) -> None:
 
 
 def test_no_end_closes_the_plane_from_its_threads(far: Pair) -> None:
-    """It would wait for itself for ever (traps, 22)."""
+    """It would wait for itself for ever."""
     errors: list[InternalError] = []
 
     def close(element: Element) -> None:
@@ -843,3 +843,27 @@ def test_channels_over_tls(certificates: Certificates) -> None:
     wait_until(lambda: bool(refused.errors))
     for plane in (plain, consuming, producing):
         plane.close()
+
+
+def test_over_tls_slots_show_the_certificate_of_the_drivers_host_wherever_they_are(certificates: Certificates) -> None:
+    tls, here, other = tls_of(certificates), "127.0.0.1", "127.0.0.2"  # the certificate does not name the other
+    consuming = DataPlane(7, SECRET, here, tls=tls, certified=here)
+    producing = DataPlane(7, SECRET, other, tls=tls, certified=here)
+    pair = Pair(producing, consuming)
+    link, _ = pair.both()
+    link.send(buffer(1, 10))
+    wait_until(lambda: pair.consumer.elements == [buffer(1, 10)])
+    for plane in (consuming, producing):
+        plane.close()
+
+
+def test_a_slot_that_cannot_be_reached_is_an_error_with_both_addresses_and_the_option() -> None:
+    gone, plane = DataPlane(7, SECRET, "127.0.0.1"), DataPlane(7, SECRET, "127.0.0.1")
+    gone.close()
+    consumer = Consumer()
+    plane.connect(gone.address, CHANNEL, 1, SCHEMA, consumer)
+    wait_until(lambda: bool(consumer.errors))
+    assert f"The slot at {plane.address} cannot reach the slot at {gone.address}" in str(consumer.errors[0])
+    assert "transport.slots.network" in str(consumer.errors[0])
+    assert consumer.errors[0].facts["own_address"] == plane.address
+    plane.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from demo import data
 from demo.keyed import Totals
+from tests.spark_java import SparkJava
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 300  # of a file
@@ -68,12 +67,10 @@ def flights(tmp_path: Path) -> Path:
     return folder
 
 
-def test_rescaled_under_load_the_totals_are_those_of_spark(flights: Path, tmp_path: Path) -> None:
+def test_rescaled_under_load_the_totals_are_those_of_spark(java: SparkJava, flights: Path, tmp_path: Path) -> None:
     """Each rescale takes rows along, and the first checkpoint behind it completes."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(flights)], cwd=ROOT, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(flights)]
+    done = java.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     rescales, totals = json.loads(done.stdout.splitlines()[-1])
     assert [(each["before"], each["after"]) for each in rescales] == [(2, 4), (4, 3)]

@@ -92,7 +92,7 @@ def test_formats_are_found_without_registration_in_sql_too(spark: SparkSession) 
 
 
 def test_option_names_have_no_case(spark: SparkSession) -> None:
-    """Spark hands them over in lower case (traps, 6)."""
+    """Spark hands them over in lower case."""
     frame = (
         spark.read.format("headgate.datagen")
         .schema("userId bigint")
@@ -143,7 +143,7 @@ def test_a_running_stream_finds_new_splits_and_stays_silent_when_idle(
         wait_until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 9)
         batches = query.lastProgress.batchId
         time.sleep(4)
-        assert query.lastProgress.batchId <= batches + 1, "batches without data (traps, 3)"
+        assert query.lastProgress.batchId <= batches + 1, "batches without data"
         assert rows(spark.table("running")) == numbers(a=6, b=3)
     finally:
         query.stop()
@@ -161,7 +161,7 @@ def test_read_limits_bound_every_batch(spark: SparkSession, lists: Lists, tmp_pa
 
 
 def test_a_filter_does_not_stay_for_the_next_query_on_a_frame(spark: SparkSession, lists: Lists) -> None:
-    """Spark 4.3 keeps a pushed filter (traps, 4), so nothing is pushed whatever the session says."""
+    """Spark 4.3 keeps a pushed filter, so nothing is pushed whatever the session says."""
     headgate.register(spark, Numbers)
     lists.set(a=10)
     for pushdown in ("true", "false"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from local.kafka import Broker
+from tests.spark_java import SparkJava
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -38,15 +38,16 @@ def flights(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Return a function that runs an example as a user would, in an empty folder, and returns what it printed."""
+def run(tmp_path: Path, java: SparkJava) -> Run:
+    """Return a function that runs an example as a user would, in an empty folder, and returns what it printed.
 
-    def run(name: str, *arguments: object) -> str:
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)],
-            cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+    It has a Java that others had before, unless it is to start one of its own.
+    """
+
+    def run(name: str, *arguments: object, own_java: bool = False) -> str:
+        command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
+        run = subprocess.run if own_java else java.run
+        done = run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
         return done.stdout
 
@@ -60,7 +61,7 @@ def rows_of(shown: str) -> list[list[str]]:
 
 
 def test_flights_batch(run: Run, flights: Path) -> None:
-    assert rows_of(run("flights_batch.py", flights)) == [
+    assert rows_of(run("flights_batch.py", flights, own_java=True)) == [
         ["AA", "1", "10.0"],
         ["UA", "3", "4.0"],
         ["DL", "1", "-4.0"],

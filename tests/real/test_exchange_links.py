@@ -22,7 +22,7 @@ from headgate.operators.partitioners import partitioner_of
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
 from headgate.spark.continuous.exchange import OutputExchange
 from headgate.spark.continuous.input_exchanges import InputExchanges
-from headgate.spark.continuous.snapshot_parts import ReadsBatch
+from headgate.spark.continuous.snapshot_parts import StoredRows
 from headgate.task.mailbox import Mailbox, monotonic_ms
 from headgate.transport.data_plane import ConsumerEnd, ConsumerLink, DataPlane, ProducerEnd, ProducerLink
 
@@ -127,7 +127,8 @@ class ConsumerSubtask:
         self.inputs = InputExchanges(
             number, {UID: SLOTS}, {UID: exchange},
             {UID: partitioner_of(exchange, producer=number, parallelism=len(SLOTS), max_parallelism=128)},
-            1, plane, self.mailbox, monotonic_ms, self, (), folder, producers_recover=False, idle_together=frozenset(),
+            1, plane, self.mailbox, monotonic_ms, self, (), folder,
+            producers_recover=False, relocated=frozenset(), idle_together=frozenset(),
         )  # type: ignore[arg-type]  # fmt: skip
         self.inputs.start()
         self.inputs.connect(addresses)
@@ -154,9 +155,13 @@ class ConsumerSubtask:
     def on_barrier(self, barrier: Barrier) -> None:
         self.rows_at_barrier[barrier.checkpoint_id] = list(self.rows)
 
-    def on_input_stored(self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[ReadsBatch]]) -> None:
-        assert checkpoint_id not in self.stored
-        self.stored[checkpoint_id] = [row for held in channels.values() for read in held for row in rows_of(read())]
+    def on_input_stored(
+        self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[StoredRows]], relocated: frozenset[str]
+    ) -> None:
+        assert checkpoint_id not in self.stored and not relocated
+        self.stored[checkpoint_id] = [
+            row for held in channels.values() for read in held for row in rows_of(read.read())
+        ]
 
     def on_recovered(self) -> None:
         """Nothing was."""

@@ -119,7 +119,7 @@ def test_parquet_row_groups_stream(spark: SparkSession, tmp_path: Path) -> None:
     assert ids(spark, tmp_path) == list(range(50_000))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_kills_lose_and_repeat_nothing(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """A query's process dies by SIGKILL again and again while files arrive; the last run completes it."""
     folder, random_ = tmp_path / "in", random.Random(seed)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
@@ -17,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from headgate.connectors.kafka import consumers, split_reader
 from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.cluster import KafkaCluster
 from headgate.connectors.kafka.columns import KafkaColumns
 from headgate.connectors.kafka.consumers import Consumed
 from headgate.connectors.kafka.records import Records, Wanted
@@ -601,6 +603,74 @@ def test_a_topic_deleted_while_it_is_read(kafka: Broker, topic_name: str, fail: 
             assert caught.value.facts["wanted"] == (5, None)
         else:
             assert harness.fetch_all(200) == []
+
+
+def identity(kafka: Broker, topic: str) -> str | None:
+    cluster = KafkaCluster(client(kafka.plain))
+    found = cluster.topics({topic})[topic].topic_id
+    cluster.close()
+    return found
+
+
+def make_again(kafka: Broker, topic: str, records: int) -> None:
+    """Delete a topic and make it again, with other records."""
+    delete_topic(kafka.plain, topic)
+    create_topic(kafka.plain, topic)
+    produce(kafka.plain, topic, [Message(b"new %d" % number) for number in range(records)])
+
+
+@pytest.mark.parametrize("records", [2, 3, 5], ids=["fewer", "as many", "more"])
+@pytest.mark.parametrize("when", ["stopped", "running"])
+def test_a_topic_that_was_made_again_is_read_from_its_beginning_where_losses_are_allowed(
+    kafka: Broker, topic_name: str, records: int, when: str
+) -> None:
+    """Nothing of it twice, nothing missing, though there may be records at the offsets that come next."""
+    create_topic(kafka.plain, topic_name)
+    produce(kafka.plain, topic_name, numbered(3))
+    whole = msgspec.structs.replace(split(topic_name), topic_id=identity(kafka, topic_name))
+    with reader(client(kafka.plain), fail_on_data_loss=False) as harness:
+        if when == "running":
+            harness.add_splits(whole)
+            fetch_until(harness, 3)
+        make_again(kafka, topic_name, records)
+        if when == "stopped":
+            harness.add_splits(msgspec.structs.replace(whole, position=3))
+        old = 3 if when == "running" else 0
+        rows = [row["value"].decode() for row in fetch_until(harness, old + records)[old:]]
+        produce(kafka.plain, topic_name, [Message(b"last")])
+        assert [row["value"] for row in fetch_until(harness, old + records + 1)[old + records :]] == [b"last"]
+        (now,) = harness.splits.values()
+        assert now.topic_id == identity(kafka, topic_name) != whole.topic_id
+    assert rows == [f"new {number}" for number in range(records)]
+
+
+@pytest.mark.parametrize("records", [2, 5], ids=["fewer", "more"])
+@pytest.mark.parametrize("when", ["stopped", "running"])
+def test_a_topic_that_was_made_again_is_data_loss(kafka: Broker, topic_name: str, records: int, when: str) -> None:
+    create_topic(kafka.plain, topic_name)
+    produce(kafka.plain, topic_name, numbered(3))
+    whole = msgspec.structs.replace(split(topic_name), topic_id=identity(kafka, topic_name))
+    with reader(client(kafka.plain)) as harness:
+        if when == "running":
+            harness.add_splits(whole)
+            fetch_until(harness, 3)
+        make_again(kafka, topic_name, records)
+        if when == "stopped":
+            harness.add_splits(msgspec.structs.replace(whole, position=3))
+        with pytest.raises(DataLossError, match=topic_name) as caught:
+            harness.fetch_all()
+        assert caught.value.facts["wanted"] == (3, None) or when == "running"
+        assert when == "running" or harness.rows() == [], "its records are not what is wanted"
+
+
+def test_a_range_of_a_topic_that_was_made_again_gives_none_of_the_new_records(kafka: Broker, topic_name: str) -> None:
+    """It was planned before that; the next plan reads the new topic from its beginning."""
+    create_topic(kafka.plain, topic_name)
+    planned = msgspec.structs.replace(split(topic_name, 0, 1, 4), topic_id=identity(kafka, topic_name))
+    make_again(kafka, topic_name, 6)
+    with reader(client(kafka.plain), fail_on_data_loss=False) as harness:
+        harness.add_splits(planned)
+        assert harness.fetch_all() == []
 
 
 # ---- brokers ----

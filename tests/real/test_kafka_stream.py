@@ -88,7 +88,7 @@ def until(condition: Callable[[], Any], query: StreamingQuery | None = None, sec
 
 
 def test_latest_is_resolved_once_though_batch_0_never_committed(stream: Stream, kafka: Broker, topic_name: str) -> None:
-    """Traps, 1: Spark asks for the first offset again after a kill; ``latest`` must mean the same then."""
+    """Spark asks for the first offset again after a kill; ``latest`` must mean the same then."""
     create_topic(kafka.plain, topic_name)
     send(kafka, topic_name, *range(10))
     query = stream.start(subscribe=topic_name)
@@ -187,6 +187,23 @@ def test_a_topic_that_was_made_again_is_data_loss_unless_allowed(
     assert stream.values() == values(1, 2, 3, *range(10, 10 + rows_after))
 
 
+def test_a_topic_made_again_while_it_is_read_is_read_from_its_beginning_where_losses_are_allowed(
+    stream: Stream, kafka: Broker, topic_name: str
+) -> None:
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, 1, 2, 3)
+    query = stream.start(subscribe=topic_name, startingOffsets="earliest", failOnDataLoss="false")
+    until(lambda: stream.values() == values(1, 2, 3), query)
+    delete_topic(kafka.plain, topic_name)
+    create_topic(kafka.plain, topic_name)
+    send(kafka, topic_name, *range(10, 15))
+    until(lambda: "14" in stream.values(), query)
+    send(kafka, topic_name, 15)
+    until(lambda: "15" in stream.values(), query)
+    query.stop()
+    assert stream.values() == values(1, 2, 3, *range(10, 16))
+
+
 def test_records_deleted_before_they_were_read_are_data_loss_unless_allowed(
     stream: Stream, kafka: Broker, topic_name: str
 ) -> None:
@@ -209,7 +226,7 @@ def test_records_deleted_before_they_were_read_are_data_loss_unless_allowed(
 def test_an_idle_stream_makes_no_batch_and_no_rows_wait_for_long(
     stream: Stream, kafka: Broker, topic_name: str
 ) -> None:
-    """Traps, 3: an offset that changes without data would be an empty batch, again and again."""
+    """An offset that changes without data would be an empty batch, again and again."""
     create_topic(kafka.plain, topic_name, 2)
     query = stream.start(subscribe=topic_name, partition__discovery__interval="100 ms")
     until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)

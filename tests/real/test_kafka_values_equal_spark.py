@@ -27,8 +27,6 @@ GOOD = b'{"k":7,"a":7,"b":"seven","w":"z"}'
 # Sentences of docs/kafka.md.
 AS_WRITTEN = "What is no string keeps its digits and spaces in a string column"
 NO_UTF8 = "A malformed value that is not UTF-8 is shown with replacement characters"
-INCOMPLETE_BASE64 = "Text that is no base64 makes only its own column null"
-NESTED_SYNTAX = "A syntax error inside an object that a string column takes spoils the whole value"
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,7 @@ REWRITTEN = (
     "1e3", "1.50", "NaN", "-Infinity", '{"x" : 1 , "y":[1, 2]}', '[1, 2 , "z"]', "{'x':1}", '{"x":"\\u0041"}',
     "123456789012345678901234567890.10",
 )  # fmt: skip
+ERRORS_INSIDE = tuple(b'{"a":1,"s":%s,"z":2}' % value.encode() for value in table.ERRORS_INSIDE)
 GROUPS = (
     Group("odd", ODD, different=DIFFERENT_ODD),
     Group("odd-bulk-only", ODD, "a BIGINT, _corrupt_record STRING", different={
@@ -114,11 +113,16 @@ GROUPS = (
     cells("FLOAT", "FLOAT", table.DOUBLES),
     cells(
         "STRING", "STRING", (*table.STRINGS, '{"x":bad}'), dict.fromkeys(REWRITTEN, AS_WRITTEN)
-        | {'{"x":bad}': NESTED_SYNTAX}
     ),
     cells("BOOLEAN", "BOOLEAN", table.BOOLEANS),
     cells("DECIMAL", "DECIMAL(10,2)", table.DECIMALS),
-    cells("BINARY", "BINARY", (*table.BINARIES, '"a"'), {'"a"': INCOMPLETE_BASE64}),
+    *(cells(kind, kind, table.DECIMALS) for kind in table.DECIMAL_TYPES),
+    *(
+        Group(f"errors-inside-{kind}", ERRORS_INSIDE, f"a INT, s {kind}, z INT, _corrupt_record STRING")
+        for kind in table.KINDS_WITH_ERRORS
+    ),
+    Group("errors-inside-what-is-skipped", ERRORS_INSIDE, "a INT, z INT, _corrupt_record STRING"),
+    cells("BINARY", "BINARY", (*table.BINARIES, '"a"')),
     cells("DATE", "DATE", table.DATES),
     cells("TIMESTAMP", "TIMESTAMP", table.TIMESTAMPS),
     cells("TIMESTAMP_NTZ", "TIMESTAMP_NTZ", table.TIMESTAMPS),

@@ -317,7 +317,7 @@ def test_a_slot_that_cannot_take_a_letter_loses_its_connection(
 
 
 def test_nobody_closes_an_end_from_its_own_thread() -> None:
-    """It would wait for itself for ever (traps, 22)."""
+    """It would wait for itself for ever."""
     errors: list[InternalError] = []
 
     def close(end: ControlServer | ControlClient) -> None:

@@ -5,6 +5,7 @@ Never: decide when something happens: a test says what fails and when; everythin
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from typing import Any
 
@@ -16,6 +17,7 @@ from headgate.coordinator.log_records import LogRecord
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState
 from headgate.source.enumerator import Boundedness
+from headgate.source.events import SourceEvent
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
 
 UID = "source"
@@ -107,7 +109,13 @@ class Query:
         reader = self.readers[subtask] = Reader(self.executions)
         if not self.reports:
             reader.held = {split.split_id: split for split in splits}
-        self.post(subtask, msg.ReaderRegistered, host="h", reported_splits=splits if self.reports else ())
+        self.post(
+            subtask,
+            msg.ReaderRegistered,
+            host="h",
+            reported_splits=splits if self.reports else (),
+            held=tuple(reader.held),
+        )
 
     def fail_reader(self, subtask: int, *, comes_back: bool = True) -> None:
         """Let a reader be lost, and come back once its splits are."""
@@ -130,6 +138,10 @@ class Query:
         """Let a reader ask for a split."""
         self.readers[subtask].requested = True
         self.post(subtask, msg.SplitRequested, host="h")
+
+    def event(self, subtask: int, event: SourceEvent) -> None:
+        """Let a reader send the enumerator an event."""
+        self.post(subtask, msg.EventToEnumerator, payload=pickle.dumps(event))
 
     def finish(self, subtask: int, split_id: str) -> None:
         """Let a reader read a split to its end."""
@@ -260,6 +272,7 @@ class Query:
                     state=action.state,
                     checkpoint_id=action.checkpoint_id,
                     holders=action.holders,
+                    assigned=action.assigned,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
                 self.hear(runner, runner.start())
@@ -325,6 +338,7 @@ class Query:
                     finished=tuple(reader.finished),
                     request_pending=reader.requested,
                     no_more_splits=reader.ended,
+                    held=tuple(reader.held),
                 )
             case _:
                 raise AssertionError(letter)

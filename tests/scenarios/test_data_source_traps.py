@@ -1,4 +1,4 @@
-"""What looks right in Spark 4.3's Python data sources and is not: the numbers are those of the traps in the design."""
+"""What looks right in Spark 4.3's Python data sources and is not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def planned(reader: StreamReader, limit: ReadLimit) -> int:
 
 
 def test_a_batch_holds_a_thousand_files_unless_there_is_a_place_for_more(tmp_path: Path) -> None:
-    """Trap 2: the plan stands in the offset, which must stay small where ``stateLocation`` is not set."""
+    """The plan stands in the offset, which must stay small where ``stateLocation`` is not set."""
     options = folder_of(tmp_path, 1001)
     reader = stream_reader(FilesSource, options)
     end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
@@ -109,7 +109,7 @@ def backwards(value: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["files", "generated", "simple"])
 def test_a_quiet_minute_makes_no_batch(kind: str, tmp_path: Path) -> None:
-    """Trap 3: a clock, a counter or another order of keys in an offset would make empty batches without end."""
+    """A clock, a counter or another order of keys in an offset would make empty batches without end."""
     source = quiet_source(kind, tmp_path)
     planner = StreamPlanner(source, ROWS)
     start, now_ms = dict(INITIAL), 10_000
@@ -129,7 +129,7 @@ def test_a_quiet_minute_makes_no_batch(kind: str, tmp_path: Path) -> None:
 
 
 def test_finding_our_formats_loads_nothing_but_spark_and_the_standard_library() -> None:
-    """Trap 7: a shim that fails to import, for want of some client, would hide every format there is."""
+    """A shim that fails to import, for want of some client, would hide every format there is."""
     program = """
 import sys
 import pyspark.sql.datasource, pyspark.sql.streaming.datasource
@@ -168,7 +168,7 @@ class Untouchable(SimpleSource):
 
 
 def test_making_and_sending_readers_calls_nothing_of_the_source() -> None:
-    """Traps 1 and 8: an error there is hidden by Spark behind another, and the first offset is asked for often."""
+    """An error there is hidden by Spark behind another, and the first offset is asked for often."""
     source = data_source_for(Untouchable)({})
     source.schema()
     batch, stream = source.reader(COLUMNS), source.streamReader(COLUMNS)
@@ -187,7 +187,7 @@ def test_making_and_sending_readers_calls_nothing_of_the_source() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"path": "x", "fileFormat": "csv", "hedaer": "true"}])
 def test_options_are_checked_where_spark_shows_the_error(options: dict[str, str]) -> None:
-    """Trap 8: at load, in the data source's constructor, and in no reader's."""
+    """At load, in the data source's constructor, and in no reader's."""
     with pytest.raises(OptionError):
         data_source_for(FilesSource)(options)
 
@@ -237,7 +237,7 @@ def emitted(*batches: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def test_a_later_batch_is_brought_into_the_promised_columns() -> None:
-    """Trap 9: Spark reads it by position and trusts its types, so that columns would change places."""
+    """Spark reads it by position and trusts its types, so that columns would change places."""
     other = pa.record_batch(
         {
             "name": pa.array(["y"]).dictionary_encode(),
@@ -267,7 +267,7 @@ def test_a_later_batch_is_brought_into_the_promised_columns() -> None:
     ids=["missing", "type", "nulls", "nulls though its schema says there are none"],
 )
 def test_a_later_batch_that_does_not_fit_is_an_error_and_never_reaches_spark(bad: pa.RecordBatch, message: str) -> None:
-    """Trap 9."""
+    """Spark checks the first batch only: later ones reach the JVM as they are."""
     batches = emitted(GOOD, bad, GOOD)
     assert next(batches) == GOOD
     with pytest.raises(ConnectorContractError, match=message):
@@ -293,7 +293,7 @@ HANDED_BACK = [ReadMaxFiles(10_000), ReadMaxBytes(10**9), ReadMaxRows(10**9)]
 def test_the_smallest_of_all_limits_counts_whichever_spark_hands_back(
     limits: dict[str, str], files: int, available_now: bool, tmp_path: Path
 ) -> None:
-    """Trap 10: Spark knows one limit at a time; the others must not be forgotten."""
+    """Spark knows one limit at a time; the others must not be forgotten."""
     options = folder_of(tmp_path, 12)
     for handed_back in (None, *HANDED_BACK):
         reader = stream_reader(FilesSource, {**options, **limits})
@@ -304,7 +304,7 @@ def test_the_smallest_of_all_limits_counts_whichever_spark_hands_back(
 
 
 def test_without_their_clients_formats_are_found_and_say_what_is_missing() -> None:
-    """Traps, 7: a module ``pyspark_*`` that fails to import hides all formats, those that need no client too."""
+    """A module ``pyspark_*`` that fails to import hides all formats, those that need no client too."""
     program = """
 import sys
 sys.modules.update(dict.fromkeys(("confluent_kafka", "numba", "boto3", "botocore"), None))  # as if not installed

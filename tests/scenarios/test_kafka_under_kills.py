@@ -24,6 +24,7 @@ from headgate.connectors.kafka.sink import write_epoch
 from headgate.connectors.kafka.sink_options import KafkaSink
 from local.kafka import Broker, running_broker
 from local.topics import Message, create_topic, produce
+from tests.spark_java import WORKER_DAEMON
 from tests.unit.spark.continuous.toy_query import wait_until
 
 pytestmark = pytest.mark.timeout(900)  # the first test of each kind starts the broker and Spark as well
@@ -176,7 +177,7 @@ def test_an_epoch_is_written_right_after_the_brokers_start(tmp_path: Path) -> No
 
 def workers(spark: SparkSession) -> Iterator[int]:
     """Find the Python workers of a session's tasks: processes that the daemon has forked."""
-    daemon = "pyspark.daemon pyspark.worker"
+    daemon = f"{WORKER_DAEMON['spark.python.daemon.module']} pyspark.worker"
     parents: dict[int, tuple[int, str]] = {}
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,38 +1,59 @@
-"""Five thousand schedules of keyed pipelines, and scenarios that have a name: rescales in a row, FLIP-547's example."""
+"""Schedules of keyed pipelines, and scenarios that have a name: rescales in a row, FLIP-547's example."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 
 from headgate.checkpoint.channel_assignment import ExchangePlan
+from headgate.simulation.coverage import Coverage
 from headgate.simulation.keyed.cluster import KeyedCluster
 from headgate.simulation.keyed.coverage import keyed_coverage
 from headgate.simulation.keyed.running import simulate, simulate_many
 from headgate.simulation.keyed.scenario import Fault, FaultKind, KeyedScenario, SplitScript, Switches
 from headgate.simulation.running import Outcome
+from tests import search
+from tests.seeds import KEYED_FAILED
 
 SCHEDULES = 5_000
+ORDINARY = 300
 OFF = Switches(on_downstream=False, during_recovery=False)
 
 
-@pytest.mark.timeout(1800)  # two minutes of both cores, which other tests may want as well
-def test_five_thousand_schedules_hold_and_converge() -> None:
-    """Whatever fails, and however often the query is rescaled: each row is counted once, in order, in time."""
+def assert_all_hold(outcomes: Iterable[tuple[Outcome, Coverage]], seeds: int) -> Coverage:
+    """Return what so many seeds met; whatever fails, each row is counted once, in order, in time."""
     coverage, events, faults, failed = keyed_coverage(), 0, 0, list[Outcome]()
-    for outcome, of_chunk in simulate_many(range(SCHEDULES), 2):
+    for outcome, of_chunk in outcomes:
         coverage.add(of_chunk)
         events, faults = events + outcome.events, faults + outcome.faults
         if outcome.error is not None:
             failed.append(outcome)
     told = itertools.islice((f"./run simulate --keyed --replay {each.seed}: {each.error}" for each in failed), 3)
-    assert not failed, f"{len(failed)} of {SCHEDULES}:\n" + "\n".join(told)
+    assert not failed, f"{len(failed)} of {seeds}:\n" + "\n".join(told)
     print(f"{events:,} events, {faults:,} faults, (state, event) pairs: {100 * coverage.share():.1f} %")
+    assert events > 1_000 * seeds and faults > 2 * seeds
+    return coverage
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)  # two minutes of both cores, which other tests may want as well
+def test_five_thousand_schedules_hold_and_converge() -> None:
+    """Whatever fails, and however often the query is rescaled."""
+    coverage = assert_all_hold(simulate_many(range(SCHEDULES), 2), SCHEDULES)
     assert coverage.share() >= 0.95, coverage.missing()
-    assert events > 1_000 * SCHEDULES and faults > 2 * SCHEDULES
+
+
+def test_this_commits_schedules_and_those_that_once_failed_hold_and_converge() -> None:
+    """Whatever fails, and however often the query is rescaled."""
+    seeds = dict.fromkeys([*KEYED_FAILED, *search.rotating(ORDINARY, SCHEDULES)])
+    coverage = keyed_coverage()
+    with coverage.recording():
+        assert_all_hold(((simulate(KeyedScenario.of(seed))[0], coverage) for seed in seeds), len(seeds))
+    assert coverage.share() >= 0.9, coverage.missing()
 
 
 def pipeline(**changes: Any) -> KeyedScenario:
@@ -118,6 +139,25 @@ def test_with_both_switches_off_there_is_no_checkpoint_until_recovery_is_over() 
     assert [each[0] for each in off[:2]] == [1, 1]
     assert off[1][1] == 0
     assert cluster.era == 3
+
+
+def test_a_recovery_that_takes_longer_than_a_checkpoint_may_is_not_begun_anew() -> None:
+    """Checkpoints time out while channel state is read, and none is tolerated: recovery ends all the same."""
+    checkpoints, cluster = completed(
+        pipeline(
+            seed=3,
+            read_rows=4,
+            read_state_ms=8,
+            timeout_ms=60,
+            interval_ms=100,
+            tolerable_failed=0,
+            held_ms=1_500,
+            faults=(Fault(400, FaultKind.RESCALE, parallelism=2),),
+        )
+    )
+    assert cluster.deployments == 2
+    assert checkpoints[0][0] == 1
+    assert any(parallelism == 2 and rows == 400 for parallelism, rows, _ in checkpoints)
 
 
 @pytest.mark.parametrize("kind", ["hash", "rebalance", "broadcast", "custom"])

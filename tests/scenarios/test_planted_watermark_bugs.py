@@ -1,6 +1,6 @@
 """Bugs with watermarks and alignment, planted into a simulated cluster one at a time: each is found within 400 seeds.
 
-The rows of lessons.md, "Watermarks and alignment", are here under their names, and a few of our own. A bug is a
+Those of public tickets are here under their numbers, and a few of our own. A bug is a
 subclass or a changed method, in this file only. Where a machine's own `check` would see a bug first it is off, so that
 what the bug does to the cluster must show.
 """
@@ -138,7 +138,7 @@ def test_flink_37670_an_alignment_that_ends_with_the_assignments_is_found(parts:
 
 
 def test_flink_40093_a_paused_split_that_becomes_idle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, SplitWatermarks, wm.SplitPaused, lambda machine, event: False)
+    plant(monkeypatch, SplitWatermarks, wm.SplitPaused, lambda machine, event, now_ms: False)
     first_found(Parts(), IDLE_TOO_SOON)
 
 
@@ -154,7 +154,7 @@ def test_flink_40093_an_idle_split_that_is_never_resumed_is_found(monkeypatch: p
 
 
 def test_flink_35886_back_pressure_that_counts_as_idleness_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, SplitWatermarks, wm.Blocked, lambda machine, event: False)
+    plant(monkeypatch, SplitWatermarks, wm.Blocked, lambda machine, event, now_ms: False)
     first_found(Parts(), IDLE_TOO_SOON)
 
 

@@ -192,7 +192,7 @@ def test_a_split_reported_and_assigned_later_goes_on_behind_its_stop(
 
 
 def test_a_start_time_is_resolved_once_though_the_query_is_killed_before_its_first_batch_commits() -> None:
-    """FLINK-38453 and trap 1: Spark stores no initial offset, so only the first end offset can hold "now"."""
+    """FLINK-38453: Spark stores no initial offset, so only the first end offset can hold "now"."""
 
     def planner(now_ms: int) -> StreamPlanner:
         return StreamPlanner(DatagenSource({"startTimestamp": "now"}, VirtualClock(now_ms)), ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,8 @@ PURE = (
     "task/watermarks.py", "task/alignment.py", "task/input_gate.py", "task/watermark_valve.py",
     "task/watermark_flow.py",
     "task/result_partition.py", "task/channel_recovery.py", "coordinator/alignment.py",
-    "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py",
+    "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
+    "operators/sinks/publication.py",
     "spark/alignment/votes.py", "spark/alignment/rendezvous.py", "spark/alignment/letters.py",
     "spark/watermark_options.py",
 )  # fmt: skip
@@ -162,7 +164,7 @@ def test_connectors_do_not_import_one_another() -> None:
 
 
 def test_shims_import_pyspark_and_headgate_only() -> None:
-    """Spark imports every module named pyspark_*: one that fails to import hides them all (traps, 7)."""
+    """Spark imports every module named pyspark_*: one that fails to import hides them all."""
     shims = sorted(SRC.glob("pyspark_*"))
     assert shims, "no shim found"
     for shim in shims:
@@ -188,3 +190,16 @@ def test_public_names_of_the_contract() -> None:
     assert sorted(headgate.source.__all__) == CONTRACT
     for name in CONTRACT:
         assert getattr(headgate.source, name).__doc__, f"{name} has no docstring"
+
+
+def test_nothing_cites_pages_that_readers_do_not_have() -> None:
+    """Numbers of design notes say nothing to who has only the repository: what they say stands where it is needed."""
+    root = SRC.parent
+    notes = re.compile(
+        r"\b(?:traps?|lessons?),? \(?\d|(?:traps|lessons|style|api|defects|design)\.md|\bdesign, \"", re.I
+    )
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    for folder in ("src", "tests", "bench", "demo", "examples", "fuzz", "local"):
+        pages += (root / folder).rglob("*.py")
+    cited = [f"{path.relative_to(root)}: {match[0]}" for path in pages for match in notes.finditer(path.read_text())]
+    assert [each for each in cited if not each.startswith("tests/unit/test_layout.py")] == []

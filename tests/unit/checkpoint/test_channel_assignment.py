@@ -1,15 +1,17 @@
-"""Where channel state goes: each buffer to the same subtask and channel, wherever output is recovered."""
+"""Where channel state goes: each buffer to the same subtask, wherever output is recovered, and in which order."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 
+import msgspec
 import pytest
 
-from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
+from headgate.checkpoint import channel_assignment
+from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels, relocated_exchanges
 from headgate.errors import InternalError
-from headgate.protocol.key_groups import key_group_range, subtask_of
+from headgate.protocol.key_groups import KeyGroupRange, key_group_range, subtask_of
 from headgate.protocol.messages import SubtaskId
 from headgate.protocol.state import ChannelState, InlineState, RecoveredChannel
 
@@ -66,16 +68,24 @@ def landings(assigned: dict[SubtaskId, tuple[RecoveredChannel, ...]]) -> list[La
 
 
 @pytest.mark.parametrize(("before", "now"), PAIRS)
-def test_a_buffer_lands_in_the_same_channel_with_the_switch_on_and_off(before: int, now: int) -> None:
-    """The switch decides who recovers output, not where it goes; with it on producers take on nothing."""
+def test_a_buffer_lands_in_the_same_subtask_with_the_switch_on_and_off(before: int, now: int) -> None:
+    """The switch decides who recovers output, not who gets it; with it on producers take on nothing."""
     on, off = assign(before, now, on_downstream=True), assign(before, now, on_downstream=False)
-    assert Counter(map(str, landings(on))) == Counter(map(str, landings(off)))
+    in_place = before == now
+    assert Counter(place(each, in_place) for each in landings(on)) == Counter(
+        place(each, in_place) for each in landings(off)
+    )
     for subtask, recovered in on.items():
         assert all(EXCHANGES[each.state.exchange].consumer_stage == subtask.stage for each in recovered)
     for _, consumer, producer, each, filtered in landings(on):
         assert 0 <= consumer < now
-        assert producer == (each.producer if before == now else each.producer % now)
+        assert producer == (each.producer if before == now else 0)
         assert filtered == (before != now and EXCHANGES[each.exchange].kind in ("hash", "custom"))
+
+
+def place(landing: Landing, in_place: bool) -> str:
+    uid, consumer, producer, each, filtered = landing
+    return str((uid, consumer, producer if in_place else None, each, filtered))
 
 
 @pytest.mark.parametrize("on_downstream", [True, False])
@@ -105,10 +115,10 @@ def test_every_kind_goes_to_whom_it_must(before: int, now: int, on_downstream: b
         assert copies == {consumer % before}
 
 
-@pytest.mark.parametrize(("before", "now"), [(1, 1), (2, 2), (2, 5), (5, 2), (8, 3)])
-def test_of_an_old_pair_input_comes_before_output(before: int, now: int) -> None:
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
+def test_of_an_old_pair_input_comes_before_output(parallelism: int) -> None:
     """Whatever the order in which subtasks acknowledged."""
-    for recovered in assign(before, now, on_downstream=True).values():
+    for recovered in assign(parallelism, parallelism, on_downstream=True).values():
         pairs = [(each.state.exchange, each.state.producer, each.state.consumer) for each in recovered]
         assert pairs == sorted(pairs)
         for first, second in itertools.pairwise(recovered):
@@ -116,6 +126,62 @@ def test_of_an_old_pair_input_comes_before_output(before: int, now: int) -> None
                 assert first.state.exchange != second.state.exchange or (first.state.output, second.state.output) == (
                     False, True,
                 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 5), (5, 2), (8, 3), (1, 8)])
+def test_after_a_rescale_all_input_comes_before_all_output_in_one_channel(before: int, now: int) -> None:
+    """A row of the output may be of the same key as one of the input, wherever that landed the time before."""
+    for recovered in assign(before, now, on_downstream=True).values():
+        assert [each.state.output for each in recovered] == sorted(each.state.output for each in recovered)
+        assert {each.channel for each in recovered} == {0}
+        for old in range(before):
+            producers = [each.state.producer for each in recovered if each.state.consumer == old]
+            half = len(producers) // 2
+            assert producers[:half] == sorted(producers[:half]) == producers[half:]
+
+
+def test_what_was_relocated_stays_so_until_it_is_processed() -> None:
+    """Also at the same parallelism: what follows upon it comes through other channels. Other exchanges keep theirs."""
+    stored = [
+        state("by-key", 1, 1, output=True),
+        msgspec.structs.replace(state("by-key", 0, 1, output=False), relocated=True),
+        state("spread", 1, 1, output=False),
+    ]
+    assert relocated_exchanges(stored, old_parallelism=2, parallelism=2) == {"by-key"}
+    assert relocated_exchanges(stored, old_parallelism=2, parallelism=3) == {"by-key", "spread"}
+    assigned = assign_channels(
+        stored, EXCHANGES, old_parallelism=2, parallelism=2, max_parallelism=MAX, on_downstream=True
+    )
+    by_key, spread = assigned[SubtaskId(1, 1)], assigned[SubtaskId(2, 1)]
+    assert [(each.state, each.channel, each.filtered) for each in by_key] == [
+        (stored[1], 0, False),
+        (stored[0], 0, False),
+    ]
+    assert [each.channel for each in spread] == [1]
+
+
+@pytest.mark.parametrize("now", [999, 1_000, 2_000])
+def test_key_groups_are_looked_up_once_per_subtask_and_not_per_channel(
+    now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand subtasks may have a million channels."""
+    asked: list[int] = []
+
+    def counting(subtask: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
+        asked.append(subtask)
+        return key_group_range(subtask, parallelism, max_parallelism)
+
+    monkeypatch.setattr(channel_assignment, "key_group_range", counting)
+    old = 1_000
+    states = [state("by-key", i, j, output=False) for j in range(old) for i in range(0, old, 200)]
+    assigned = assign_channels(
+        states, EXCHANGES, old_parallelism=old, parallelism=now, max_parallelism=4_000, on_downstream=True
+    )
+    assert len(asked) <= 2 * old
+    assert len(assigned) == now
+    if now == 999:  # of each old range one part, or two, and the same object for both
+        taken = [each for recovered in assigned.values() for each in recovered]
+        assert len({id(each) for each in taken}) == len(states) < len(taken) <= 2 * len(states)
 
 
 def test_who_has_no_state_gets_none_and_new_subtasks_get_theirs() -> None:

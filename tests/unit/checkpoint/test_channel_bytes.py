@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from headgate.checkpoint.channel_bytes import read_channel, write_channel
+from headgate.checkpoint.channel_bytes import channel_chunks, read_channel
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.protocol.channels import ChannelId
 
@@ -41,6 +42,11 @@ def batch(start: int, count: int) -> pa.RecordBatch:
 
 
 BATCHES = [batch(0, 5), batch(5, 0), batch(5, 3)]
+
+
+def write_channel(channel: ChannelId, schema: pa.Schema, batches: Sequence[pa.RecordBatch], *, output: bool) -> bytes:
+    rows = sum(each.num_rows for each in batches)
+    return b"".join(channel_chunks(channel, schema, batches, buffers=len(batches), rows=rows, output=output))
 
 
 def read(data: bytes, channel: ChannelId = CHANNEL, *, output: bool = False) -> list[pa.RecordBatch]:

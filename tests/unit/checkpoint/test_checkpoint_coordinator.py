@@ -118,7 +118,7 @@ SUSPEND = cp.CheckpointRequested(2, CheckpointKind.SUSPEND)
 def events(made: cp.CheckpointCoordinator) -> Iterator[cp.Event | Later]:
     """Yield what may happen next; in a second checkpoint little but what goes well."""
     newest, pending = made._last_id, made._pending
-    yield from (RUNNING, cp.CheckpointTimePassed())
+    yield from (RUNNING, cp.CheckpointTimePassed(), cp.SubtaskRecovered(FIRST, 1))
     if made._commits.epochs:
         yield cp.Committed(made._commits.epochs[0].epoch, {})
     yield cp.SourceStateReady("rides" if pending is None or not pending.sources else "taxis", newest, b"", {})
@@ -233,6 +233,20 @@ def test_failures_in_a_row_count_but_not_savepoints_and_failovers() -> None:
     )
     assert "number 2 in a row: subtask 1 of stage 0 declined: disk full" in limit.reason
     assert run.machine.state == "stopped"
+
+
+def test_failures_in_a_row_are_counted_on_across_failovers() -> None:
+    run = running()
+    for number in (1, 2, 3):
+        limits = of(
+            cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+        )
+        assert [f"number {number} in a row" in limit.reason for limit in limits] == [True]
+        run.tell(RUNNING)
+    run.complete()
+    run.tell(cp.Committed(run.machine.epoch, {}))
+    (limit,) = of(cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full")))
+    assert "number 1 in a row" in limit.reason
 
 
 def test_a_source_that_cannot_take_part_yet_puts_a_checkpoint_off_and_nothing_counts_as_failed() -> None:
@@ -442,6 +456,27 @@ def test_so_many_are_kept_and_never_fewer() -> None:
 def test_finished_splits_are_told_by_subtask_with_the_completion() -> None:
     (notify,) = of(cp.NotifyCompleted, running().complete())
     assert notify == cp.NotifyCompleted(1, {0: {"rides": 4}}, epoch=1, duration_ms=0, size_bytes=10)
+
+
+def test_a_time_out_in_recovery_counts_for_no_failure() -> None:
+    """It would restart the recovery from its beginning, for ever if that takes longer than a checkpoint may."""
+    run = Run(machine(cp.CheckpointOptions(interval_ms=1000, timeout_ms=3000)))
+    recovering = cp.SubtasksRunning({FIRST: 1, SECOND: 1}, restored=True, recovering=frozenset((FIRST, SECOND)))
+    run.tell(cp.CheckpointingStarted(), recovering)
+    for checkpoint_id in (1, 2, 3):
+        run.now_ms += 1000
+        run.tell(cp.CheckpointTimePassed())
+        run.now_ms += 3000
+        (aborted,) = run.tell(cp.CheckpointTimePassed())
+        assert aborted.checkpoint_id == checkpoint_id and "2 subtasks still process" in aborted.reason
+        assert run.machine.state == "idle"
+    run.tell(cp.SubtaskRecovered(FIRST, 1), cp.SubtaskRecovered(SECOND, 7))  # the latter of another execution
+    run.now_ms += 1000
+    run.tell(cp.CheckpointTimePassed())
+    assert of(cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskRecovered(SECOND, 1))) == []
+    run.now_ms += 3000
+    assert of(cp.CheckpointFailureLimitReached, run.tell(cp.CheckpointTimePassed()))
+    assert run.machine.state == "stopped"
 
 
 @given(st.lists(st.integers(0, 14), max_size=80), st.booleans(), st.integers(0, 2))

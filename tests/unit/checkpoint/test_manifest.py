@@ -141,6 +141,15 @@ def test_any_bytes_come_back_to_the_byte(data: bytes) -> None:
     assert deserialize(written(manifest), "m").commits == {"sink": (data,)}
 
 
+def test_a_field_that_old_manifests_lack_is_written_only_where_it_says_something() -> None:
+    """So that the bytes of all others stay what they were."""
+    manifest = msgspec.structs.replace(
+        VERSION_2, channels=tuple(msgspec.structs.replace(each, relocated=True) for each in VERSION_2.channels)
+    )
+    assert deserialize(written(manifest), "m") == manifest != VERSION_2
+    assert b"relocated" in written(manifest) and b"relocated" not in written(VERSION_2)
+
+
 def test_damage_anywhere_is_an_error_that_names_the_file() -> None:
     data = written(VERSION_2)
     for end in (0, 1, 40, len(data) // 2, len(data) - 1):

@@ -201,7 +201,7 @@ def shared(storage: CheckpointStorage) -> list[str]:
 
 
 def test_a_shared_file_lives_as_long_as_a_manifest_names_it(storage: CheckpointStorage) -> None:
-    """Trap 34: with several retained checkpoints, whatever the order in which they are deleted."""
+    """With several retained checkpoints, whatever the order in which they are deleted."""
     one, two, three, four = (storage.write_shared("window", f"w/{n}", bytes([n]) * 100, 10) for n in range(4))
     assert isinstance(storage.write_shared("window", "small", b"x" * 10, 10), InlineState)
     first = storage.write_manifest(keyed(1, 1, one, two))

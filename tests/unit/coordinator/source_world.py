@@ -22,7 +22,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, ReaderState, SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.source import SupportsSplitReassignmentOnRecovery
-from tests.unit.coordinator.toy_sources import SPLITS, STATES, ToySource, ToySplit, event_time_of
+from tests.unit.coordinator.toy_sources import SPLITS, STATES, PullEnumerator, ToySource, ToySplit, event_time_of
 
 UID = "toy"
 Row = tuple[str, int]
@@ -84,7 +84,7 @@ class Reader:
             reported = state.splits
         else:
             self.add(state.splits)
-        self.post(msg.ReaderRegistered, host="host", reported_splits=reported)
+        self.post(msg.ReaderRegistered, host="host", reported_splits=reported, held=tuple(self.held))
         self.outbox.append(Running())
         if state.finished:
             self.finish([each.split_id for each in state.finished])
@@ -118,7 +118,7 @@ class Reader:
     def read(self) -> bool:
         """Emit a row, or ask for a split; whether there was anything to do."""
         if not self.held:
-            if self.requested or self.ended or self.world.reassigns:
+            if self.requested or self.ended or not self.world.asks:
                 return False
             self.requested = True
             self.post(msg.SplitRequested, host="host")
@@ -155,6 +155,7 @@ class Reader:
                     finished=tuple(self.finished),
                     request_pending=self.requested,
                     no_more_splits=self.ended,
+                    held=tuple(self.held),
                 )
             case Barrier():
                 self.outbox.append(Acknowledged(letter.checkpoint_id, self.state(), len(self.rows)))
@@ -184,9 +185,10 @@ class World:
     def __init__(self, source: ToySource, parallelism: int, *, keeps_subtask: bool = False) -> None:
         self.source = source
         self.reassigns = isinstance(source, SupportsSplitReassignmentOnRecovery)
+        self.asks = issubclass(source.enumerator, PullEnumerator)
         self.keeps_subtask = keeps_subtask
         # Whether what a failed reader had returns to it: else it may come to one whose watermark is past it.
-        self.keeps_times = keeps_subtask or self.reassigns
+        self.keeps_times = (keeps_subtask and not self.reassigns) or not self.asks
         self.executions = 0
         self.checkpoints = 0
         self.completed = Checkpoint(0)
@@ -288,6 +290,7 @@ class World:
                     state=order.state,
                     checkpoint_id=order.checkpoint_id,
                     holders=order.holders,
+                    assigned=order.assigned,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
                 self.said.extend(runner.reported(runner.start()))

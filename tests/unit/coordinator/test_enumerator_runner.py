@@ -10,7 +10,7 @@ import pytest
 
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.enumerator_runner import EnumeratorRunner, SlowWork
-from headgate.errors import ConnectorContractError
+from headgate.errors import ConnectorContractError, OptionError, SourceError, SourceUnavailableError
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.events import SourceEvent
@@ -114,7 +114,8 @@ def test_what_it_says_comes_in_order_as_the_coordinator_takes_it() -> None:
 
 def test_events_of_readers_reach_it_and_readers_can_be_forgotten() -> None:
     made = scripted(lambda of: None)
-    (sent,) = made.reported(made.call(src.HandleSourceEvent(1, pickle.dumps(Hello(text="ho")))))
+    sent, handled = made.reported(made.call(src.HandleSourceEvent(1, pickle.dumps(Hello(text="ho")))))
+    assert handled == src.SourceEventHandled(3, 1)
     assert isinstance(sent, src.EventSent)
     assert made.reported(made.call(src.ForgetReader(1))) == [src.ReaderForgotten(3, 1)]
     assert list(made.readers) == [0]
@@ -285,6 +286,15 @@ def test_whatever_raises_fails_the_enumerator() -> None:
     assert failed.error.message == "discovery"
 
 
+@pytest.mark.parametrize("is_final", [True, False])
+def test_an_error_says_whether_trying_again_is_worth_it(is_final: bool) -> None:
+    made, work = runner(ToySource([]))
+    made.start()
+    (failed,) = made.reported(made.finish(work[0], None, SourceUnavailableError("no broker", final=is_final)))
+    assert isinstance(failed, src.EnumeratorFailed)
+    assert failed.error.final == is_final
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
 def test_an_exit_in_a_connector_fails_the_enumerator_and_not_its_thread(error: BaseException) -> None:
     def exiting(of: Any) -> None:
@@ -326,3 +336,66 @@ def test_an_error_that_cannot_be_pickled_is_told_all_the_same() -> None:
     (failed,) = ask(scripted(raising))
     assert failed.error.pickled is None
     assert failed.error.error_type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "error, at_the_start, later",
+    [
+        (OptionError("no such topic", option="subscribe"), True, True),
+        (SourceError("access denied"), True, False),
+        (SourceUnavailableError("away"), False, False),
+        (OSError("away"), False, False),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_only_what_the_user_must_mend_is_not_tried_again(error: Exception, at_the_start: bool, later: bool) -> None:
+    for state, is_final in ((None, at_the_start), (state_of(A), later)):
+        source = ToySource([A])
+        source.enumerator = type("Failing", (Scripted,), {"start": lambda _: raise_(error)})
+        made, _ = runner(source, state)
+        (failed,) = made.reported(made.start())
+        assert isinstance(failed, src.EnumeratorFailed)
+        assert failed.error.final == is_final
+
+
+def raise_(error: Exception) -> None:
+    raise error
+
+
+class Listing(Scripted):
+    """Lists again and again, and can do with errors."""
+
+    def start(self) -> None:
+        self.context.call_async(self.look, lambda _, __: None, period_ms=1000)
+
+    def look(self) -> None:
+        pass
+
+
+def test_slow_work_that_failed_is_tried_again_soon_then_less_often_and_its_failures_are_told() -> None:
+    source = ToySource([])
+    source.enumerator = Listing
+    made, handed_out = runner(source)
+    made.start()
+    (work,) = handed_out
+    waits, failures = [], []
+    for _ in range(7):
+        failures.append(made.reported(made.finish(work, None, OSError("away")))[-1])
+        waits.append(made.next_run_ms(work))
+    assert waits == [500, 1000, 2000, 4000, 8000, 10_000, 10_000]
+    assert failures[1] == src.SlowWorkTried(3, "Listing.look", 2, "OSError: away")
+    assert made.reported(made.finish(work, None, None)) == [src.SlowWorkTried(3, "Listing.look", 0)]
+    assert made.next_run_ms(work) == 1000
+    assert made.reported(made.finish(work, None, None)) == []
+
+
+def test_work_that_is_made_anew_for_each_try_is_known_by_its_name() -> None:
+    def work() -> SlowWork:
+        return SlowWork(lambda: None, lambda _, __: None, 0, None)
+
+    made, _ = runner(ToySource([]), state_of(A))
+    made.start()
+    failed = made.reported(made.finish(work(), None, OSError("away")))[-1]
+    succeeded = made.reported(made.finish(work(), None, None))[-1]
+    assert (failed.failures, succeeded.failures) == (1, 0)  # type: ignore[union-attr]
+    assert failed.name == succeeded.name == "test_work_that_is_made_anew_for_each_try_is_known_by_its_name"  # type: ignore[union-attr]

@@ -28,6 +28,7 @@ from headgate.coordinator.job_master import (
     LetterReceived,
     Log,
     ShowProgress,
+    ShowSource,
     SourcePlan,
     StopRequested,
     TimePassed,
@@ -378,6 +379,29 @@ def test_what_the_driver_reports_of_a_failed_commit_ends_the_query_if_only_the_u
     actions = master(cp.CommitFailed(1, "SinkError: No such table.", refused))
     message = "epoch 1 could not be committed: SinkError: No such table."
     assert sch.FailQuery(msgspec.structs.replace(refused, message=message)) in actions
+
+
+def test_what_only_the_user_can_mend_in_an_enumerator_ends_the_query_the_first_time() -> None:
+    master = Master(1)
+    master(sch.QueryStarted())
+    mistyped = ErrorReport(error_type="OptionError", message="ridez does not exist", final=True)
+
+    actions = master.said(src.EnumeratorFailed(1, mistyped), now_ms=5)
+    assert sch.FailQuery(mistyped) in actions
+    assert not [
+        action for action in actions if isinstance(action, ForSource) and "Start" in type(action.action).__name__
+    ]
+    assert master.machine.status().state in ("failing", "failed")
+
+
+def test_a_call_of_an_enumerator_that_takes_long_is_shown_and_logged() -> None:
+    master = Master(1)
+    master(sch.QueryStarted())
+    busy = src.EnumeratorBusy(1, (src.BusyCall("add_reader", 12_000),))
+    master.said(busy, now_ms=12_000)
+    assert "add_reader" in master.machine.status().sources["a"].troubles[0]
+    shown = master.said(src.EnumeratorBusy(1, ()), now_ms=13_000)
+    assert shown == [ShowSource("a", ())]
 
 
 def test_what_is_deployed_behind_the_last_checkpoint_reads_nothing() -> None:

@@ -205,8 +205,9 @@ def test_a_slot_that_dies_is_waited_for_before_anybody_is_told() -> None:
     assert {each.addresses[1] for each in master.of(msg.SlotsLocated)} == {"h1:1"}
     master.run(2, 1_200, (1, 3))
     master(ConnectionClosed(3), 2_000)
-    for at_ms in (9_000, 11_300):
+    for at_ms in (4_500, 7_000, 9_500, 11_300):
         master.hear(1, msg.SlotHeartbeat(), at_ms)
+        master(TimePassed(), at_ms)
     master(TimePassed(), 12_100)  # it did not come back
     master(TimePassed(), 12_500)
     assert [each.generation for each in master.of(msg.Deploy, 0)] == [3, 3]
@@ -257,6 +258,31 @@ def test_subtasks_get_the_channel_state_that_is_theirs(on_downstream: bool) -> N
     else:
         assert taken == {(0, 1): [(False, 0, True)], (0, 0): [(True, 0, True)]}
     assert all(each.restore == SubtaskState() and each.checkpoint_id == 9 for each in deploys.values())
+    assert {each.relocated for each in deploys.values()} == {frozenset(each.exchange for each in restored.channels)}
+
+
+def test_time_outs_count_once_all_that_was_recovered_is_processed() -> None:
+    """Before that a restart would begin the same recovery anew."""
+    restored = manifest(channel(2, 0, output=False), channels_parallelism=3)
+    master = Master(restored=restored)
+    master.start()
+    master(cp.Committed(restored.epoch, {}))
+    late_ms = 600_000
+
+    def beat(now_ms: int) -> None:
+        for connection, session in master.sessions.items():
+            master(LetterReceived(connection, session.send_uncounted(msg.SlotHeartbeat())), now_ms)
+
+    for number, recovered in ((1, False), (2, True)):
+        begins_ms = number * late_ms * 2
+        beat(begins_ms)
+        snapshot(master, CheckpointKind.CHECKPOINT, "", begins_ms)
+        if recovered:
+            master.hear(1, msg.SubtaskRecovered(stage=1, execution=1), begins_ms + 1)
+        master.of(object)
+        beat(begins_ms + late_ms)
+        master(TimePassed(), begins_ms + late_ms)
+        assert len(master.of(msg.CancelSubtask)) == (4 if recovered else 0)
 
 
 # Barriers.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from headgate.coordinator import slots
 from headgate.coordinator.slots import (
     ATTEMPT_BITS,
@@ -88,16 +90,15 @@ def test_a_slot_that_does_not_come_back_in_time_is_lost_and_may_not_come_back_la
     assert machine(came(1), 15_002) == [AcceptSlot(0, 1)]
 
 
-def test_a_silent_slot_is_lost_though_its_stream_is_open_and_missed_as_hung() -> None:
+def test_a_silent_slot_is_lost_though_its_stream_is_open() -> None:
     machine = Machine()
     machine(came(0), 0)
     machine(SlotHeard(0, 0), 4_000)
 
     assert machine(SlotsTimePassed(), 13_999) == []
-    assert kinds(machine(SlotsTimePassed(), 14_000)) == ["FenceSlot", "SlotsLost"]
-    assert machine(SlotsTimePassed(), 23_999) == []
-    assert machine(SlotsTimePassed(), 24_000) == [SlotsMissed((0,), hung=True)]
-    assert machine(SlotsTimePassed(), 60_000) == []
+    fence, lost = machine(SlotsTimePassed(), 14_000)
+    assert isinstance(fence, FenceSlot)
+    assert lost == SlotsLost((0,), fence.reason, silent=True)
 
 
 def test_slots_that_are_lost_together_are_one_loss() -> None:
@@ -117,7 +118,7 @@ def test_slots_that_never_came_are_missed_once() -> None:
     machine(came(0, 1), 10)
 
     assert machine(SlotHeard(1, 0), 14_000) == []
-    assert machine(SlotsTimePassed(), 15_000) == [SlotsMissed((0, 2), hung=False)]
+    assert machine(SlotsTimePassed(), 15_000) == [SlotsMissed((0, 2))]
     assert machine(SlotsTimePassed(), 15_001) == []
     assert not machine.machine.all_came
 
@@ -139,7 +140,21 @@ def test_who_was_asleep_does_not_take_the_others_for_dead() -> None:
     machine(SlotsTimePassed(), 2_500)
 
     assert machine(SlotsTimePassed(), 60_000) == []
-    assert machine.machine.next_time_ms() == 70_000
+    assert machine.machine.next_time_ms() == 67_500
+
+
+@pytest.mark.parametrize("asleep_ms", [5_001, 9_000, 14_000])
+def test_the_time_that_a_machine_stood_still_is_not_silence_of_its_slots(asleep_ms: int) -> None:
+    """Nobody could hear or say anything in it; what came before and comes after it counts."""
+    machine = Machine()
+    machine(came(0), 0)
+    for now_ms in (2_500, 5_000):
+        assert machine(SlotsTimePassed(), now_ms) == []
+    awake_ms = 5_000 + asleep_ms
+
+    for now_ms in (awake_ms, awake_ms + 2_500, awake_ms + 4_999):
+        assert machine(SlotsTimePassed(), now_ms) == []
+    assert kinds(machine(SlotsTimePassed(), awake_ms + 5_000)) == ["FenceSlot", "SlotsLost"]
 
 
 def test_the_table_is_what_the_machine_does() -> None:

@@ -16,8 +16,10 @@ from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.log_records import (
     AssignedRecord,
     FinishedRecord,
+    GivenBackRecord,
     NoMoreSplitsRecord,
     RegisteredRecord,
+    SourceEventRecord,
     StateRecord,
 )
 from headgate.coordinator.source_coordinator import SourceCoordinator
@@ -27,7 +29,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState
 from tests.machines import Later, explore
 from tests.unit.coordinator.source_world import World
-from tests.unit.coordinator.toy_sources import PushedToySource, ToySource, ToySplit
+from tests.unit.coordinator.toy_sources import PulledReportedToySource, PushedToySource, ToySource, ToySplit
 
 A, B = SplitState("a", b"a"), SplitState("b", b"b")
 ERROR = msg.ErrorReport(error_type="OSError", message="gone")
@@ -44,6 +46,10 @@ def registered(subtask: int = 0, execution: int = 1, reported: tuple[SplitState,
 
 def requested(subtask: int = 0, execution: int = 1) -> src.FromReader:
     return src.FromReader(subtask, msg.SplitRequested(stage=0, execution=execution, source="uid", host="h"))
+
+
+def sent_event(payload: bytes = b"e", subtask: int = 0) -> src.FromReader:
+    return src.FromReader(subtask, msg.EventToEnumerator(stage=0, execution=1, source="uid", payload=payload))
 
 
 def finished(*split_ids: str, subtask: int = 0) -> src.FromReader:
@@ -68,7 +74,7 @@ def kind(of: SourceCoordinator, event: src.Event) -> str:
 def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
     """Yield what may come: one reader, one split, an older enumerator's words, and answers to what was ordered."""
     current = of._incarnation
-    if of.state in ("new", "failed") or (of.state != "closed" and len(of._history) < 4):
+    if of.state in ("new", "failed") or (of.state != "closed" and len(of._history) < 3):
         yield src.SourceStarted()
         yield src.SourceStarted(1, encode_source_state(SourceState(b"s", ("a",))), ("done",))
     yield src.SourceClosed()
@@ -81,12 +87,19 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
     elif of.state == "running":
         yield reported(current, request_pending=True)
     yield requested()
+    if of._handled:
+        yield src.SourceEventHandled(current, 0)
+        return
+    if of._broken_segment == of._segment or (of.state == "recovering" and len(of._history) == 3):
+        yield sent_event()  # without a log it leaves no trace: there are enough machines as it is
     if reader is None or reader.state != "failed":
         yield src.ReaderFailed(0, of._completed)
     for incarnation in (current, current - 1):
         yield src.EnumeratorFailed(incarnation, ERROR)
         if incarnation != current or reader is None or not reader.admitted:
             yield src.ReaderAdded(incarnation, 0)
+        if incarnation != current:
+            yield src.SourceEventHandled(incarnation, 0)
         if incarnation != current or of._said is None:
             yield src.UnassignedChanged(incarnation, 7)
         elif reader is not None and reader.told_work is not None and not of._outbox:
@@ -94,6 +107,9 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
         yield src.EnumeratorSnapshotted(incarnation, of._completed + 1, b"s")
         if reader is None or incarnation != current:
             yield src.EnumeratorStateChanged(incarnation, b"t")
+            yield src.SlowWorkTried(incarnation, "listing", 1, "gone")
+            for for_ms in (400, 1000, 1700):
+                yield src.EnumeratorBusy(incarnation, (src.BusyCall("add_reader", for_ms),))
         if (reader is not None and reader.state != "reporting") or incarnation != current:
             if "a" in of._swallowed or (not len(of._tracker) and not of._parked) or incarnation != current:
                 yield src.SplitsAssigned(incarnation, {0: (A,)})
@@ -104,12 +120,15 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
             yield src.SplitsTakenBack(incarnation, 0)
     if of.state == "running":
         yield Later(src.SourceTimePassed(), by_ms=1)
-    yield src.EnumeratorStarted(current)
+    for took in (False, True):
+        yield src.EnumeratorStarted(current, took)
     yield src.LogAppended(of._number)
     yield src.LogAppendFailed(of._number, "full")
     yield src.LogAppendFailed(of._first_number - 1, "late")
     first = StateRecord(None, of._completed)
-    for records in ((first, AssignedRecord(0, 1, 1, (A,)), FinishedRecord(0, ())), (first,), None):
+    assigned = AssignedRecord(0, 1, 1, (A,))
+    logs = ((first, assigned, FinishedRecord(0, ())), (first, assigned, GivenBackRecord(0, 0)), (first,), None)
+    for records in logs:
         yield src.LogLoaded(records, "corrupt", current)
     yield src.LogLoaded(None, "late", current - 1)
     yield src.CheckpointStarted(of._completed + 1)
@@ -122,12 +141,12 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
 @pytest.mark.timeout(1200)  # a minute of a core, which other tests may want as well
 def test_the_table_is_what_the_machine_does() -> None:
     explore(
-        lambda: machine(parallelism=50),
+        lambda: machine(parallelism=50, reassigns_on_recovery=True, stuck_timeout_ms=1500),
         events,
         table=src.__doc__,
         depth=7,
         limit=9000,
-        ignore=("_incarnation", "_recoveries", "_now_ms", "_quiet_until_ms"),
+        ignore=("_busy", "_failing", "_slow_calls", "_incarnation", "_recoveries", "_now_ms", "_quiet_until_ms"),
     )
 
 
@@ -151,15 +170,14 @@ class AnyOrder(RuleBasedStateMachine):
     """Invariant 1: each split is in exactly one place, in every completed checkpoint; and each row is there once."""
 
     @initialize(
-        pushed=st.booleans(),
+        kind=st.sampled_from([ToySource, PushedToySource, PulledReportedToySource]),
         keeps=st.booleans(),
         parallelism=st.integers(1, 3),
         children=st.lists(st.booleans(), max_size=5),
     )
-    def begin(self, pushed: bool, keeps: bool, parallelism: int, children: list[bool]) -> None:
+    def begin(self, kind: type[ToySource], keeps: bool, parallelism: int, children: list[bool]) -> None:
         splits = [ToySplit(split_id=f"s{n}", child=f"c{n}" if child else "") for n, child in enumerate(children)]
-        source = PushedToySource(splits) if pushed else ToySource(splits)
-        self.world = World(source, parallelism, keeps_subtask=keeps)
+        self.world = World(kind(splits), parallelism, keeps_subtask=keeps)
 
     @rule(subtask=SUBTASKS, step=st.sampled_from(["to_reader", "from_reader", "read"]), times=st.integers(1, 4))
     def reader(self, subtask: int, step: str, times: int) -> None:
@@ -211,7 +229,7 @@ def run_schedule(seed: int) -> None:
     chosen = random.Random(seed)
     children = [chosen.random() < 0.3 for _ in range(chosen.randint(1, 6))]
     splits = [ToySplit(split_id=f"s{n}", child=f"c{n}" if child else "") for n, child in enumerate(children)]
-    source = chosen.choice([ToySource, PushedToySource])(splits)
+    source = chosen.choice([ToySource, PushedToySource, PulledReportedToySource])(splits)
     world = World(source, chosen.randint(1, 3), keeps_subtask=chosen.random() < 0.3)
     for _ in range(chosen.choice([40, 100, 200])):
         subtask = chosen.randrange(world.parallelism)
@@ -351,7 +369,7 @@ def test_with_event_time_splits_of_a_failed_reader_wait_for_it() -> None:
     assert told(made, src.CheckpointStarted(1)) == [src.CheckpointRefused(1, "splits wait for the readers [0]")]
     append, add = told(made, registered(execution=3))
     assert append == src.AppendLog(0, 4, (AssignedRecord(0, 3, 1, (A,)),))
-    assert add == src.CallEnumerator(1, src.AddReader(0, "h"))
+    assert add == src.CallEnumerator(1, src.AddReader(0, "h", held=("a",)))
 
 
 def test_a_reader_that_never_came_has_nothing_to_give_back() -> None:
@@ -400,8 +418,8 @@ def test_what_is_logged_and_did_not_arrive_is_sent_again() -> None:
     made = running()
     logged = [AssignedRecord(0, 1, 1, (A,)), AssignedRecord(0, 1, 2, (B,)), NoMoreSplitsRecord(0)]
     recovered(made, *logged)
-    assert told(made, reported(2, 1)) == [
-        src.CallEnumerator(2, src.AddReader(0, "h")),
+    assert told(made, reported(2, 1, held=("a",))) == [
+        src.CallEnumerator(2, src.AddReader(0, "h", held=("a", "b"))),
         src.SendToReader(0, assign_letter(B, number=2)),
         src.SendToReader(0, msg.NoMoreSplits(stage=0, execution=1, source="uid")),
     ]
@@ -414,6 +432,30 @@ def test_what_a_reader_has_is_not_assigned_twice_and_its_request_is_asked_again(
     assert told(made, src.SplitsAssigned(2, {0: (A,)})) == [src.CallEnumerator(2, src.HandleSplitRequest(0, "h"))]
     (append,) = told(made, src.SplitsAssigned(2, {0: (B,)}))
     assert append.records == (AssignedRecord(0, 1, 2, (B,)),)
+
+
+def test_an_event_is_logged_before_it_is_handled_and_again_after_a_state_that_does_not_know_it() -> None:
+    made = running()
+    append, call = told(made, sent_event(b"1"))
+    assert append.records == (SourceEventRecord(0, b"1"),)
+    assert call == src.CallEnumerator(1, src.HandleSourceEvent(0, b"1"))
+    told(made, src.CheckpointStarted(1), sent_event(b"2"), src.SourceEventHandled(1, 0))
+    (append,) = told(made, src.EnumeratorSnapshotted(1, 1, b"s"))
+    assert append.records[1:] == (SourceEventRecord(0, b"2"),), "the snapshot was ordered before it came"
+    with pytest.raises(InvalidTransitionError, match="no event of that reader"):
+        told(made, src.SourceEventHandled(1, 1))
+
+
+def test_a_restored_enumerator_gets_the_events_that_its_state_does_not_know_once_their_reader_is_back() -> None:
+    made = running()
+    told(made, src.EnumeratorFailed(1, ERROR))
+    (append,) = told(made, sent_event(b"2"))
+    assert append.records == (SourceEventRecord(0, b"2"),)
+    told(made, src.LogLoaded((StateRecord(None, 0), SourceEventRecord(0, b"1")), "", 2), sent_event(b"3"))
+    assert told(made, reported(2)) == [
+        src.CallEnumerator(2, src.AddReader(0, "h")),
+        *(src.CallEnumerator(2, src.HandleSourceEvent(0, payload)) for payload in (b"1", b"2", b"3")),
+    ]
 
 
 def test_ends_told_in_between_are_told_again() -> None:
@@ -464,6 +506,62 @@ def test_splits_after_the_promise_of_an_enumerator_before_are_a_global_failover(
     told(made, reported(2, 0))
     failover = told(made, src.SplitsAssigned(2, {0: (A,)}))[-1]
     assert "nothing follows" in failover.error.message
+
+
+def busy(seconds: float, name: str = "add_reader", **of_it: Any) -> src.EnumeratorBusy:
+    return src.EnumeratorBusy(1, (src.BusyCall(name, round(seconds * 1000), **of_it),))
+
+
+def test_a_method_that_does_not_return_is_warned_of_and_then_the_enumerator_is_restored() -> None:
+    made = running(stuck_timeout_ms=6000)
+    told(made, src.ReaderFailed(1, 0))
+    warnings = {second: told(made, busy(second)) for second in range(1, 7)}
+    assert [second for second, actions in warnings.items() if actions] == [2, 4]
+    (warning,) = warnings[4]
+    assert warning.text == (
+        "add_reader of the source 'uid' has not returned for 4 s: nothing is assigned, no checkpoint completes, the "
+        "failed readers [1] are not restarted until it does"
+    )
+    assert made.troubles() == (warning.text.replace("4 s", "6 s"),)
+    assert told(made, busy(7)) == [src.LoadLog(0, 1, 2)]
+    assert made.troubles() == ()
+    restored = told(made, src.LogLoaded((StateRecord(None, 0),), "", 2))
+    assert src.CallEnumerator(2, src.ForgetReader(1)) in restored, "the reader that failed meanwhile gets on"
+
+
+def test_a_method_that_never_returns_ends_in_a_global_failover_with_its_name() -> None:
+    made = running(stuck_timeout_ms=1000)
+    told(made, src.LogAppendFailed(1, "full"))
+    failover = told(made, busy(1.5, "snapshot_state"))[-1]
+    assert failover.error.error_type == "ConnectorContractError"
+    assert "snapshot_state of the source 'uid' has not returned for 1 s (task.stuck.timeout)" in failover.error.message
+
+
+def test_slow_work_may_take_longer_and_is_shown_and_restarted_too() -> None:
+    made = running(stuck_timeout_ms=3000)
+    slow = [told(made, busy(second, "Pages.splits", is_slow_work=True)) for second in range(1, 61)]
+    warned = [second for second, actions in enumerate(slow, 1) if actions]
+    assert warned == [3, 6, 12, 24, 48]
+    assert "no new splits are found meanwhile; what is assigned is read on" in made.troubles()[0]
+    assert told(made, busy(61, "Pages.splits", is_slow_work=True)) == [src.LoadLog(0, 1, 2)]
+
+
+def test_a_process_that_was_stopped_and_a_call_that_returned_are_not_stuck() -> None:
+    made = running(stuck_timeout_ms=6000)
+    told(made, busy(1))
+    assert [type(action) for action in told(made, busy(3600))] == [src.WarnOfEnumerator]
+    for _ in range(20):
+        assert told(made, busy(1)) == [], "another call of the same name each time"
+    told(made, busy(1), src.EnumeratorBusy(1, ()))
+    assert made.troubles() == ()
+
+
+def test_failing_discovery_is_shown_until_it_succeeds() -> None:
+    made = running()
+    told(made, src.SlowWorkTried(1, "Pages.splits", 1, "OSError: away"), src.SlowWorkTried(1, "Pages.splits", 2, "no"))
+    assert made.troubles() == ("Pages.splits failed 2 times in a row and is tried again: no",)
+    told(made, src.SlowWorkTried(1, "Pages.splits", 0))
+    assert made.troubles() == ()
 
 
 # -- unassigned work ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from headgate.coordinator.log_records import (
     LogRecord,
     NoMoreSplitsRecord,
     RegisteredRecord,
+    SourceEventRecord,
     StateRecord,
 )
 from headgate.coordinator.write_ahead_log import LogGroup, WriteAheadLog, decode_group, encode_group
@@ -31,6 +32,10 @@ ALL: tuple[LogRecord, ...] = (
     GivenBackRecord(1, 4),
     FinishedRecord(1, (FinishedSplit("a", 1),)),
     NoMoreSplitsRecord(1),
+)
+GOLDEN_EVENT = (
+    "68656164676174652d6c6f6720310a34666339323763360a92089183a474797065ac736f757263652d6576656e74a7737562746173"
+    "6b01a77061796c6f6164c4077069636b6c6564"
 )
 GOLDEN = (
     "68656164676174652d6c6f6720310a32363535353935370a92079783a474797065a57374617465a57374617465c405737461"
@@ -109,6 +114,9 @@ def test_every_record_survives_and_the_golden_bytes_are_read() -> None:
     group = LogGroup(7, ALL)
     assert decode_group(encode_group(group), "path") == group
     assert decode_group(bytes.fromhex(GOLDEN), "path") == group
+    event = LogGroup(8, (SourceEventRecord(1, b"pickled"),))
+    assert decode_group(encode_group(event), "path") == event
+    assert decode_group(bytes.fromhex(GOLDEN_EVENT), "path") == event
 
 
 def test_another_version_is_refused() -> None:

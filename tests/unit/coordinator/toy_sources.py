@@ -6,7 +6,7 @@ Never: forgive. A split that comes back though it never left, or is known twice,
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -237,3 +237,39 @@ class PushedToySource(ToySource, SupportsSplitReassignmentOnRecovery):
     """Splits that are pushed, reported and assigned anew."""
 
     enumerator = PushEnumerator
+
+
+class PullReportedEnumerator(PullEnumerator):
+    """Takes note of what it assigned since its state, and promises an end only when all readers have reported."""
+
+    def __init__(self, context: SplitEnumeratorContext[ToySplit], splits: Sequence[ToySplit], state: ToyState) -> None:
+        super().__init__(context, splits, state)
+        self.all_came = False
+
+    def take_assignments(self, assignment: Mapping[int, Sequence[ToySplit]]) -> bool:
+        for split in (each for splits in assignment.values() for each in splits):
+            is_here = self.pending.pop(split.split_id, None) is not None
+            assert is_here or split.split_id not in self.known, f"{split} was assigned before"
+            self.known.add(split.split_id)
+        return True
+
+    def add_reader(self, subtask: int) -> None:
+        super().add_reader(subtask)
+        self.waiting.pop(subtask, None)
+        self.all_came |= len(self.context.registered_readers) == self.context.current_parallelism
+        for split in self.context.registered_readers[subtask].reported_splits_on_registration:
+            assert isinstance(split, ToySplit)
+            assert self.pending.get(split.split_id, split) == split, f"{split} is here at another position"
+            self.known.add(split.split_id)
+            self.pending[split.split_id] = split
+        self.serve()
+
+    def serve(self) -> None:
+        if self.all_came:
+            super().serve()
+
+
+class PulledReportedToySource(ToySource, SupportsSplitReassignmentOnRecovery):
+    """Splits that are pulled, reported and assigned anew."""
+
+    enumerator = PullReportedEnumerator

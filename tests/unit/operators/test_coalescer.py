@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +31,20 @@ def test_small_pieces_are_sent_together() -> None:
     assert [(buffer.num_rows, buffer.size_bytes) for _, buffer in sent] == [(10, 80)]
     assert values(coalescer.flush()) == [[50, 51, 52, 53]]
     assert coalescer.flush() == [] and coalescer.due_ms() is None
+
+
+@pytest.mark.parametrize("target_bytes", [4_000, 1_000_000], ids=["large pieces", "small pieces"])
+def test_what_waits_for_a_slow_consumer_does_not_keep_the_rows_of_others(target_bytes: int) -> None:
+    """Pieces are slices of batches: what is accounted for is what is held."""
+    coalescer = Coalescer(target_bytes=target_bytes, max_bytes=1_000_000)
+    before, slow = pa.total_allocated_bytes(), []
+    for _ in range(20):
+        batch = rows(0, 8_000)
+        for consumer in range(16):
+            sent = [*coalescer.add(consumer, batch.slice(500 * consumer, 500), 0), *coalescer.flush()]
+            slow += [buffer for to, buffer in sent if to == 3]
+    del batch, sent
+    assert pa.total_allocated_bytes() - before <= 2 * sum(buffer.size_bytes for buffer in slow)
 
 
 def test_the_first_row_that_waits_sets_the_time() -> None:
@@ -73,7 +88,7 @@ def test_rows_that_differ_in_size_are_cut_until_they_fit() -> None:
 
 
 def test_the_size_of_a_slice_is_its_own() -> None:
-    """Not that of the batch that it is a part of (traps, 23)."""
+    """Not that of the batch that it is a part of."""
     coalescer = Coalescer(timeout_ms=0)
     ((_, buffer),) = coalescer.add(0, rows(0, 100_000).slice(70_000, 3), 0)
     assert (buffer.num_rows, buffer.size_bytes) == (3, 24)

@@ -104,7 +104,7 @@ def variants(array: pa.Array) -> list[tuple[str, pa.Array]]:
     if not array.null_count:
         with_null = pa.concat_arrays([array, pa.nulls(1, array.type)])
         found.append(("of an array with nulls", with_null.slice(0, len(array))))
-    # An IPC message that lies at an odd address: its buffers are not aligned (traps, 23).
+    # An IPC message that lies at an odd address: its buffers are not aligned.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema({"key": array.type})) as writer:
         writer.write_batch(pa.record_batch({"key": array}))

@@ -46,7 +46,7 @@ def test_a_function_that_returns_a_list() -> None:
 
 
 def test_a_function_that_buffers_is_complete_when_it_returns() -> None:
-    """What it holds at a barrier is in no checkpoint (traps, 17): so a call never spans one."""
+    """What it holds at a barrier is in no checkpoint: so a call never spans one."""
     chain, sink = chain_of(source().then(MapInArrow(buffered, NUMBERS)))
     chain.input("numbers").on_batch(numbers(*range(100)), "s")
     drain(chain)

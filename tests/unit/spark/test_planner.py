@@ -6,9 +6,10 @@ import pytest
 from counting_source import CountingEnumerator, CountingSource, World
 
 from headgate.errors import ConnectorContractError, UnsupportedOperationError
-from headgate.source import Boundedness
+from headgate.source import Boundedness, SourceEvent, SourceReaderContext
 from headgate.spark.packing import pack
 from headgate.spark.planner import plan_batch
+from headgate.spark.task import read_splits
 
 
 @pytest.mark.parametrize("pull", ["true", "false"])
@@ -52,3 +53,29 @@ def test_tasks_are_balanced_by_size_and_hold_every_split_once() -> None:
     assert max(map(len, tasks)) - min(map(len, tasks)) <= 1
     assert pack([], 4) == []
     assert len(pack(splits[:2], 4)) == 2
+
+
+class Hint(SourceEvent, frozen=True):
+    """An event of a connector's own."""
+
+
+def test_an_event_that_cannot_be_delivered_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(self: CountingEnumerator, subtask: int) -> None:
+        self._context.send_event_to_source_reader(subtask, Hint())
+
+    monkeypatch.setattr(CountingEnumerator, "add_reader", send)
+    source = CountingSource({}, World(a=5))
+    with pytest.raises(
+        UnsupportedOperationError, match=r"sends Hint to reader 0, .* planned before any reader .* headgate\.continuous"
+    ):
+        plan_batch(source, source.schema(), 0)
+
+
+def test_an_event_of_a_reader_is_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(self: CountingSource, context: SourceReaderContext) -> None:
+        context.send_event(Hint())
+
+    monkeypatch.setattr(CountingSource, "create_reader", create)
+    source = CountingSource({}, World(a=5))
+    with pytest.raises(UnsupportedOperationError, match=r"Reader 3 of counting sends Hint .* after its plan is made"):
+        list(read_splits(source, source.schema(), [], 3, "UTC"))

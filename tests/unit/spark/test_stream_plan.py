@@ -57,7 +57,7 @@ def test_nothing_new_returns_the_start_unchanged_however_often() -> None:
 
 
 def test_the_first_plan_records_resolved_splits_even_without_rows() -> None:
-    """Otherwise a kill before batch 0 commits would resolve ``latest`` a second time (traps, 1)."""
+    """Otherwise a kill before batch 0 commits would resolve ``latest`` a second time."""
     world = World(a=0)
     end = planner(world).plan(INITIAL, NO_LIMITS, 0)
     assert end != INITIAL
@@ -105,7 +105,7 @@ def test_a_small_plan_waits_for_more_rows_but_not_for_ever() -> None:
 
 
 def test_available_now_waits_for_no_minimum() -> None:
-    """Else a query that should end would wait for rows that never come (traps, 10)."""
+    """Else a query that should end would wait for rows that never come."""
     world = World(a=5)
     limits = PlanLimits(min_rows=10, max_rows=3)
     plans = planner(world)

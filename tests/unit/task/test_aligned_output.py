@@ -380,12 +380,32 @@ def test_event_times_behind_an_operator_have_idleness_end_and_alignment() -> Non
         assert output.rows_allowed(split_id, rows) == 2, "whole batches"
         output.create_output_for_split(split_id).emit_batch(rows)
         output.rows_passed(split_id, at_ms)
+    task.pass_rows()
     assert task.events == ["active", ("a", 2), ("b", 2), 30]
     output.rows_passed("a", 400)
     assert task.orders[-1] == (("a",), ())
     let_pass(output, 1000)
     assert task.events[-1] == 400, "b is idle"
     assert task.orders[-1] == ((), ("a",))
+
+
+def test_a_split_is_not_silent_while_the_operator_that_finds_its_event_times_has_rows_of_it() -> None:
+    task = Task()
+    output = output_of(task, behind=True, idle_timeout_ms=1000)
+    output.add_split("a")
+    output.announce(1000, 900)
+    for _ in range(2):
+        output.create_output_for_split("a").emit_batch(pa.record_batch([[1, 2]], names=["n"]))
+    let_pass(output, 5000)
+    assert task.events[-1] != "idle"
+    output.rows_passed("a", 70)
+    task.waiting.popleft()()
+    let_pass(output, 7000)
+    assert task.events[-1] == 70, "the second batch is still on its way"
+    output.rows_passed("a", 80)
+    task.pass_rows()
+    let_pass(output, 8000)
+    assert task.events[-2:] == [80, "idle"]
 
 
 def test_a_split_that_ended_votes_until_its_last_rows_have_passed() -> None:

@@ -19,6 +19,7 @@ from headgate.task.channel_recovery import (
     BufferRead,
     ChannelRead,
     ChannelRecovery,
+    DiskFull,
     EndPhaseOne,
     EndRecovery,
     Event,
@@ -27,6 +28,7 @@ from headgate.task.channel_recovery import (
     RoomFound,
     RoomMissing,
     Spill,
+    Spilled,
     StoredChannel,
     TakeIntoMemory,
 )
@@ -51,13 +53,21 @@ def filtered(channel: ChannelId = X) -> StoredChannel:
 class Run:
     """Carries out what the machine orders, as the thread does, on lists; and asserts what always holds.
 
-    ``room`` answers whether there is room, each time that is asked without waiting.
+    ``room`` answers whether there is room, each time that is asked without waiting; ``free`` whether the disk has some.
     """
 
-    def __init__(self, stored: list[tuple[StoredChannel, list[Buffer]]], room: Iterator[bool], target: int) -> None:
+    def __init__(
+        self,
+        stored: list[tuple[StoredChannel, list[Buffer]]],
+        room: Iterator[bool],
+        target: int,
+        free: Iterator[bool] | None = None,
+    ) -> None:
         self.machine = ChannelRecovery([channel for channel, _ in stored], target_bytes=target)
         self.unread = [list(buffers) for _, buffers in stored]
         self.room = room
+        self.free = free or iter(())
+        self.full = False
         self.disk: list[tuple[ChannelId, int]] = []
         self.on_disk: dict[int, tuple[Buffer, ...]] = {}
         self.memory: list[tuple[ChannelId, list[Any]]] = []  # channel and rows, in the order in which they came there
@@ -84,7 +94,8 @@ class Run:
                 assert not self.told, "nothing is read in phase 2"
                 return BufferRead(stored, self.unread[stored].pop(0)) if self.unread[stored] else ChannelRead(stored)
             case AskForRoom(size_bytes, wait):
-                assert wait == bool(self.told), "phase 1 never waits, phase 2 does"
+                assert wait == (bool(self.told) or self.full), "phase 1 waits if the disk is full, phase 2 always"
+                self.full = False
                 self.granted = size_bytes
                 return RoomFound() if wait or next(self.room, True) else RoomMissing()
             case TakeIntoMemory(channel, parts):
@@ -94,10 +105,14 @@ class Run:
                 self.made.append(self.memory[-1])
             case Spill(channel, parts, _, number):
                 assert not self.told and number == len(self.on_disk) + 1
+                if not next(self.free, True):
+                    self.full = True
+                    return DiskFull()
                 self.disk.append((channel, number))
                 self.on_disk[number] = parts
                 self.processes.append("P2")
                 self.made.append((channel, [name for part in parts for name in part.rows]))
+                return Spilled()
             case Replay(channel, number):
                 assert self.disk.pop(0) == (channel, number), "the oldest first"
                 self.take("P3", channel, self.on_disk[number])
@@ -146,6 +161,7 @@ def test_the_table_is_what_the_machine_does() -> None:
             yield ChannelRead(place)
         yield RoomFound()
         yield RoomMissing()
+        yield from (Spilled(), DiskFull())
 
     table = channel_recovery.__doc__
     assert table is not None
@@ -154,7 +170,7 @@ def test_the_table_is_what_the_machine_does() -> None:
         lambda: ChannelRecovery([plain(), filtered(Y)], target_bytes=20),
         events,
         table=table.replace(empty, ""),
-        depth=9,
+        depth=11,
     )
     nothing = ChannelRecovery([])
     assert nothing.handle(Begun(), 0) == [EndPhaseOne(), EndRecovery()] and nothing.state == "over"
@@ -175,6 +191,14 @@ def test_every_schedule_of_room(shape: str) -> None:
     stored = named(SHAPES[shape])
     for schedule in itertools.product([True, False], repeat=10):
         assert_recovered(Run(stored, iter(schedule), target=20).run(), stored)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_schedule_of_room_and_disk(shape: str) -> None:
+    """A full disk changes when buffers come, not which, or in what order."""
+    stored = named(SHAPES[shape])
+    for schedule, free in itertools.product(itertools.product([True, False], repeat=5), repeat=2):
+        assert_recovered(Run(stored, iter(schedule), target=20, free=iter(free)).run(), stored)
 
 
 @settings(max_examples=200, deadline=None)
@@ -259,7 +283,7 @@ def test_what_was_not_asked_is_refused(event: Event) -> None:
 def test_phase_two_cannot_be_refused_room() -> None:
     """It waits as long as it takes."""
     machine = ChannelRecovery([plain()])
-    for event in (Begun(), BufferRead(0, rows("a")), RoomMissing(), RoomMissing(), ChannelRead(0)):
+    for event in (Begun(), BufferRead(0, rows("a")), RoomMissing(), Spilled(), RoomMissing(), ChannelRead(0)):
         machine.handle(event, 0)
     with pytest.raises(InvalidTransitionError, match="phase 2"):
         machine.handle(RoomMissing(), 0)

@@ -463,6 +463,53 @@ def test_what_producers_recover_counts() -> None:
     assert world.poll() == [ProcessRows(A, rows("a"))]
 
 
+def test_relocated_rows_come_before_all_that_producers_send() -> None:
+    """Rows of their keys may come through any channel: none has credit before the last is processed."""
+    world = World(2, recovering=True, relocated=True, aligned=1)
+    world.recover(A, "r1", "r2")
+    world.spill(A, "r3")
+    world.end_phase_one()
+    world.arrive(B, WatermarkPassed(7))
+    assert processed(world) == ["r1", "r2"]
+    assert world.poll() == []  # the watermark waits for what is on the disk
+    world.replay()
+    assert world.end_recovery() == [GrantCredit(Y, 4)]
+    world.send(Y, "y")
+    assert [processed(world) for _ in range(2)] == [["r3"], ["y"]]
+    assert world.told == [RecoveredProcessed()]
+    assert world.credits[A] == world.credits[B] == 4
+    world.poll_all()
+    assert world.told[1:] == []  # A has no watermark
+    world.send(B, "b")
+    assert processed(world) == ["b"]
+
+
+def test_what_is_stored_of_a_relocated_exchange_is_marked_until_it_is_processed() -> None:
+    """Who restores it must relocate it again, whatever the parallelism is then."""
+    world = World(2, recovering=True, relocated=True)
+    world.recover(A, "r1")
+    world.recover(A, "r2")
+    world.end_phase_one()
+    world.end_recovery()
+    assert processed(world) == ["r1"]
+    barriers(world, unaligned(1))
+    assert (world.stored[1], world.relocated[1]) == ({A: ["r2"]}, {"x"})
+    world.poll_all()
+    world.send(B, "b")
+    barriers(world, unaligned(2))
+    assert (world.stored[2], world.relocated[2]) == ({B: ["b"]}, frozenset())
+
+
+def test_rows_wait_for_what_every_producer_recovered_of_a_relocated_exchange() -> None:
+    """With `recover-output-on-downstream` off: what another one recovered may be older and of the same key."""
+    world = World(2, producers_recover=True, relocated=True)
+    world.arrive(A, rows("r1", unfiltered=True), ProducerRecovered(), rows("a"))
+    world.arrive(B, rows("r2", unfiltered=True))
+    assert [processed(world) for _ in range(3)] == [["r1"], ["r2"], []]
+    world.arrive(B, ProducerRecovered(), rows("b"))
+    assert sorted(row for _ in range(3) for row in processed(world)) == ["a", "b"]
+
+
 def test_what_others_keep_too_is_never_stored() -> None:
     """FLIP-547's own bug: each of the new subtasks stores the whole of an unfiltered buffer."""
     world = World(2, producers_recover=True)
@@ -471,7 +518,7 @@ def test_what_others_keep_too_is_never_stored() -> None:
         world.arrive(B, unaligned())
 
 
-# Traps, 30.
+# Watermarks and recovered rows.
 
 
 def test_the_watermark_is_held_until_recovered_rows_are_processed() -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element, ProducerEnded, WatermarkPassed
 from headgate.task.input_gate import RecoveredProcessed
-from tests.machines import _clone as copy_of
-from tests.machines import _key as key_of
+from tests.machines import copy_of, key_of
 from tests.unit.task.gate_world import World, rows
 
 Move = Callable[[World], object]
@@ -106,7 +105,7 @@ class Explorer:
 
     def _after(self, place: Place, told: str, move: Move, arrived: int | None = None, recovered: int = 0) -> Place:
         at = tuple(count + (number == arrived) for number, count in enumerate(place.at))
-        after = Place(copy_of(place.world, {}), at, place.recovered + recovered, told, place)
+        after = Place(copy_of(place.world), at, place.recovered + recovered, told, place)
         try:
             move(after.world)
         except Exception as error:

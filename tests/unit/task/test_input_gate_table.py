@@ -83,6 +83,7 @@ STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "storing, next": ((*CONNECTED, *on(Y, UNALIGNED, rows("a"), NEXT), Polled()), False, False),
     "aligning, next": ((*CONNECTED, *on(Y, rows("a"), UNALIGNED, NEXT), Polled()), False, False),
     "behind events": ((*CONNECTED, *on(X, *BEHIND), *on(Y, *BEHIND)), False, True),
+    "relocated": ((ChannelConnected(Y), RowsRecovered(X, rows("r")), PhaseOneEnded(), RecoveryEnded()), True, False),
     "both recover": (
         (*CONNECTED, *on(X, ProducerRecovered()), *on(Y, ProducerRecovered()), PhaseOneEnded()),
         True,
@@ -108,7 +109,7 @@ class AnyGate:
         if isinstance(event, Started):
             told, recovering, producers_recover = STARTS[event.how]
             inputs = {
-                "x": GateInput(producers=(0,), supports_unaligned=True),
+                "x": GateInput(producers=(0,), supports_unaligned=True, relocated=event.how == "relocated"),
                 "y": GateInput(producers=(0,), supports_unaligned=False),
             }
             self.gate = InputGate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -48,15 +49,17 @@ class Subtask:
         *,
         pool_bytes: int = 1_000_000,
         target_bytes: int = 800,
+        other: bool = False,
     ) -> None:
         self.folder = tmp_path / "spill"
+        self.other_folder = tmp_path / "other"
         self.pool = BufferPool(pool_bytes)
         self.told: queue.Queue[Told | BaseException] = queue.Queue()
         self.recovery = RecoveryThread(
             "1-0",
             list(recovered),
             pool=self.pool,
-            spill_folder=str(self.folder),
+            spill_folders=[str(self.folder), *([str(self.other_folder)] if other else [])],
             post=self.told.put,
             on_error=self.told.put,
             target_bytes=target_bytes,
@@ -98,7 +101,7 @@ def test_at_unchanged_parallelism_the_very_same_buffers_come(tmp_path: Path) -> 
         assert [each.rows for each in buffers(told, X)] == batches
         assert all(found.rows is wanted for found, wanted in zip(buffers(told, X), batches, strict=True))
         assert [type(each) for each in told[-2:]] == [PhaseOneEnded, RecoveryEnded]
-        assert subtask.recovery.figures == RecoveryFigures(buffers_read=4)
+        assert subtask.recovery.figures == RecoveryFigures(buffers_read=4, rows_read=6)
         assert subtask.pool.used_bytes == 6 * 8 == sum(each.size_bytes for each in buffers(told))
         assert not subtask.folder.exists()
 
@@ -110,7 +113,9 @@ def test_only_own_rows_come_packed_up_to_the_target(tmp_path: Path) -> None:
         found = buffers(subtask.until(RecoveryEnded))
         assert numbers(found) == list(range(0, 1000, 2))
         assert [each.num_rows for each in found] == [100, 100, 100, 100, 100]
-        assert subtask.recovery.figures == RecoveryFigures(buffers_read=100, rows_filtered=1000, buffers_repacked=5)
+        assert subtask.recovery.figures == RecoveryFigures(
+            buffers_read=100, rows_read=1000, rows_filtered=1000, buffers_repacked=5
+        )
 
 
 def test_the_example_of_the_document(tmp_path: Path) -> None:
@@ -156,7 +161,9 @@ def test_without_room_everything_is_read_before_anything_is_processed(tmp_path: 
         assert [each.spilled for each in told if isinstance(each, RowsRecovered)] == [1, 2, 3, 4]
         assert [each.size_bytes for each in buffers(told)] == [8, 8, 8, 8]
         assert subtask.recovery.read_spilled(1) == batch(1, 1), "also after it was replayed"
-        assert subtask.recovery.figures == RecoveryFigures(buffers_read=5, buffers_spilled=4, buffers_replayed=4)
+        assert subtask.recovery.figures == RecoveryFigures(
+            buffers_read=5, rows_read=5, buffers_spilled=4, buffers_replayed=4
+        )
         assert subtask.pool.used_bytes == 0
 
 
@@ -222,6 +229,43 @@ def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         subtask.until(RecoveryEnded)
 
 
+def full(monkeypatch: pytest.MonkeyPatch, is_full: Callable[[int], bool]) -> list[int]:
+    """Let a disk be full for the writes, counted from 0, that this is true of; return the files that were written."""
+    write, written = os.pwrite, list[int]()
+    calls = iter(range(1_000_000))
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        if is_full(next(calls)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(file)
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    return written
+
+
+@pytest.mark.parametrize("is_full", [lambda _: True, lambda call: call % 2 == 0], ids=["full", "full at times"])
+def test_what_a_full_disk_has_no_room_for_waits_for_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: Callable[[int], bool]
+) -> None:
+    """A recovery that failed would begin again, find the disk full again, and so on for ever."""
+    full(monkeypatch, is_full)
+    with Subtask(tmp_path, [stored(X, *(batch(each, 1) for each in range(9)))], pool_bytes=1) as subtask:
+        told = subtask.until(RecoveryEnded, release=True)
+        assert numbers(buffers(told)) == list(range(9))
+
+
+def test_the_next_local_folder_is_used_where_one_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the first one again, as soon as it has some."""
+    written = full(monkeypatch, lambda call: call == 1)  # the second buffer, in the first folder
+    with Subtask(tmp_path, [stored(X, *(batch(each, 1) for each in range(5)))], pool_bytes=1, other=True) as subtask:
+        told = subtask.until(PhaseOneEnded)
+        assert sum(isinstance(each, RowsSpilled) for each in told) == 4
+        assert [written.index(each) for each in written] == [0, 1, 0, 0]
+        subtask.pool.release(8)
+        assert numbers(buffers([*told, *subtask.until(RecoveryEnded, release=True)])) == list(range(5))
+
+
 def test_close_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promptly, and without another word; what was spilled is gone then."""
     monkeypatch.setattr("headgate.task.recovery_thread._CLOSE_S", WAIT_S)
@@ -264,7 +308,7 @@ def test_no_file_is_left_not_even_by_a_crash(tmp_path: Path) -> None:
         subtask.until(PhaseOneEnded)
         assert os.listdir(subtask.folder) == []
         assert subtask.recovery._spilled is not None
-        file = subtask.recovery._spilled._file
+        (file,) = (each._file for each in subtask.recovery._spilled._files.values())
         before = os.fstat(file)
     assert not is_open(file, before)
 

@@ -168,6 +168,40 @@ def test_time_under_back_pressure_does_not_count_as_silence(two: Machine) -> Non
     assert two(TimePassed(), 10_050) == [EmitIdle()]
 
 
+def test_only_time_in_which_a_split_was_asked_in_vain_is_silence(two: Machine) -> None:
+    two(RowsEmitted("a", 100), 0)
+    two(RowsEmitted("b", 50), 0)
+
+    assert two(TimePassed({"a": 99, "b": 99}), 10_000) == []
+    assert two(TimePassed({"a": 99}), 20_000) == []
+    assert two(TimePassed({"a": 99, "b": 100}), 20_000) == [EmitWatermark(90)]
+    two(RowsEmitted("a", 200), 20_000)
+    assert two(TimePassed({"a": 20_000, "b": 20_000}), 20_050) == []
+    assert two(TimePassed({"a": 20_100, "b": 20_100}), 20_100) == [EmitIdle()]
+
+
+@pytest.mark.parametrize(
+    ("blocked", "paused", "counted_until"),
+    [((20, 50), (30, 60), 20), ((20, 50), (10, 30), 10), ((20, 50), (10, 60), 10), ((10, 60), (20, 50), 10)],
+)
+def test_time_in_which_a_split_is_blocked_and_paused_is_left_out_once(
+    blocked: tuple[int, int], paused: tuple[int, int], counted_until: int
+) -> None:
+    machine = Machine()
+    machine(SplitAdded("a"), 0)
+    machine(RowsEmitted("a", 100), 0)
+    steps: list[tuple[int, Event]] = [
+        (blocked[0], Blocked()), (blocked[1], Unblocked()), (paused[0], SplitPaused("a")),
+        (paused[1], SplitResumed("a")),
+    ]  # fmt: skip
+    for at_ms, event in sorted(steps, key=lambda step: step[0]):
+        machine(event, at_ms)
+        assert machine(TimePassed(), at_ms) == []
+    idle_at_ms = 100 - counted_until + max(blocked[1], paused[1])
+    assert machine(TimePassed(), idle_at_ms - 1) == []
+    assert machine(TimePassed(), idle_at_ms) == [EmitIdle()]
+
+
 def test_what_the_source_emits_replaces_the_strategy_on_that_split(two: Machine) -> None:
     two(RowsEmitted("b", 1000))
     assert two(WatermarkEmitted("a", 5)) == [EmitWatermark(5)]

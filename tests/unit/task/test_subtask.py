@@ -133,7 +133,7 @@ def test_splits_from_state_are_in_the_reader_before_it_is_running() -> None:
 
     assert made.handle(subtask.OperatorsOpened(), 0) == [
         subtask.AddSplits("s", (A, B)),
-        subtask.Post(msg.ReaderRegistered(stage=0, execution=1, source="s", host="h")),
+        subtask.Post(msg.ReaderRegistered(stage=0, execution=1, source="s", host="h", held=("a", "b"))),
         subtask.Post(msg.SubtaskRunning(stage=0, execution=1)),
         subtask.StartReading(),
     ]
@@ -164,7 +164,7 @@ def test_what_is_deployed_behind_the_last_checkpoint_is_there_and_never_reads() 
     made.handle(suspended(splits=(A,)), 0)
     assert made.handle(subtask.OperatorsOpened(), 0) == [
         subtask.AddSplits("s", (A,)),
-        subtask.Post(msg.ReaderRegistered(stage=0, execution=1, source="s", host="h")),
+        subtask.Post(msg.ReaderRegistered(stage=0, execution=1, source="s", host="h", held=("a",))),
         subtask.Post(msg.SubtaskRunning(stage=0, execution=1)),
     ]
     made.check()
@@ -263,7 +263,14 @@ def test_what_a_restored_source_coordinator_asks_is_answered() -> None:
     made.handle(assign(2, B), 0)
     assert posted(made.handle(report, 0)) == [
         msg.SourceReported(
-            stage=0, execution=1, source="s", host="h", incarnation=2, highest_number=2, finished=expected.finished
+            stage=0,
+            execution=1,
+            source="s",
+            host="h",
+            incarnation=2,
+            highest_number=2,
+            finished=expected.finished,
+            held=("b",),
         )
     ]
 

@@ -94,7 +94,7 @@ class RangeReader(SplitReader[Range]):
 
     def close(self) -> None:
         if self.bug == "close blocks":
-            time.sleep(1.2)
+            time.sleep(0.3)
 
 
 class RangeSourceReader(MultiplexedReader[Range]):

@@ -18,7 +18,7 @@ from stateful_runs import INPUT, StatefulRun, Uploads, as_restored, definition, 
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import RestoredChunk
-from headgate.operators.transform_with_state import runs
+from headgate.operators.transform_with_state import runs, transform_with_state
 from headgate.operators.transform_with_state.state_rows import SCHEMA, ChunkHeader, read_chunk, write_chunk
 
 TOLD = definition([("user", pa.string()), ("told", pa.string())], time_mode="eventtime", event_time="at")
@@ -106,6 +106,24 @@ def subtask_of_user(user: str, parallelism: int) -> int:
     """Return which subtask a key belongs to."""
     group = key_groups([pa.array([user])], 128)[0].as_py()
     return group * parallelism // 128
+
+
+def test_much_state_is_restored_in_steps_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = StatefulRun(Scripted(add_all), TOLD)
+    users = [f"user {number}" for number in range(300)]
+    before.rows(*((user, number, 10**9) for number, user in enumerate(users)))
+    chunks = before.snapshot()
+    monkeypatch.setattr(transform_with_state, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(transform_with_state, "_ROWS_OF_GROUPS", 40)
+    for whole in (True, False):
+        restored = StatefulRun(Scripted(add_all), TOLD)
+        largest, steps = 0, 0
+        held = 0
+        for _ in restored.operator.restore_in_steps(as_restored(chunks, whole=whole)):
+            cells = len(restored.operator._store.cells) if steps > 1 else 0
+            largest, held, steps = max(largest, cells - held), cells, steps + 1
+        assert (held, largest <= 7, steps > 300 // 7) == (len(before.operator._store.cells), True, True)
+        assert told(restored, *users) == told(before, *users)
 
 
 def test_one_percent_of_the_keys_is_a_few_percent_of_the_bytes() -> None:

@@ -165,7 +165,7 @@ def test_without_alignment_the_same_input_is_late() -> None:
 
 
 def test_the_bound_moves_over_a_gap_by_itself() -> None:
-    """Traps, 13: every next row lies far beyond what was read."""
+    """Every next row lies far beyond what was read."""
     query = Query()
     query.add(Times(a=[0, 1, 10**9, 10**9 + 1], b=[0, 10**9 + 50]))
     query.freeze()
@@ -175,7 +175,7 @@ def test_the_bound_moves_over_a_gap_by_itself() -> None:
 
 
 def test_a_split_at_its_target_has_no_vote() -> None:
-    """Traps, 13: else the query ends with data unread."""
+    """Else the query ends with data unread."""
     query = Query()
     world = Times(short=[0], long=hour(0, 200))
     query.add(world)
@@ -219,7 +219,7 @@ def test_a_split_that_is_caught_up_holds_for_ever_without_a_timeout_and_a_warnin
         pass
     with caplog.at_level(logging.WARNING):
         for _ in range(10_000):
-            assert not query.batch(), "nothing to read is no batch, whatever the clock says (traps, 3)"
+            assert not query.batch(), "nothing to read is no batch, whatever the clock says"
     (warning,) = [each.getMessage() for each in caplog.records if each.name.startswith("headgate.spark.alignment")]
     assert "the split 'a' of counting holds" in warning and "scan.watermark.idle-timeout" in warning
     query.streams[0].world.times["a"].append(390)

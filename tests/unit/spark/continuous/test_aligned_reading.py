@@ -13,7 +13,7 @@ import pytest
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, SplitEventTime
-from headgate.readers import MultithreadedReader
+from headgate.readers import MultiplexedReader, MultithreadedReader, ReaderOptions
 from headgate.source import (
     FetchedBatch,
     SourceReader,
@@ -205,6 +205,30 @@ def test_example_2_a_split_reader_that_cannot_pause_reads_on_while_the_others_of
     source.fed["slow"].append(600)
     wait_until(lambda: 501 in running.sink.numbers)
     wait_until(lambda: ([], ["fast"]) in fast.told)
+
+
+@pytest.mark.parametrize("kinds", [(Scripted,), (Scripted, Pausable)], ids=["none can pause", "one can pause"])
+def test_what_is_allowed_switches_off_alignment_between_the_splits_of_a_reader_and_not_between_sources(
+    start: Start, kinds: tuple[type[Scripted], ...]
+) -> None:
+    source = ScriptedSource(*kinds)
+    running = start(a=source, options=ALLOWED)
+    source.fed |= {"rash": [1000], "fast": [500]}
+    running.start("rash", "fast")
+    running.announce(20, 10)
+    wait_until(lambda: set(running.sink.numbers) == {500, 1000})
+    source.fed["rash"].append(1001)
+    source.fed["fast"].append(501)
+    running.settle()
+    _, figures = running.checkpoint(1)
+    assert {split_id: each.paused for split_id, each in figures.event_times["a"].items()} == {
+        "rash": True,
+        "fast": True,
+    }
+    running.settle()
+    assert set(running.sink.numbers) == {500, 1000}, "another source is far behind"
+    running.announce(MAX_WATERMARK_MS, MAX_WATERMARK_MS)
+    wait_until(lambda: set(running.sink.numbers) == {500, 501, 1000, 1001})
 
 
 def test_split_readers_that_cannot_pause_raise_when_the_second_split_arrives(start: Start) -> None:
@@ -421,6 +445,25 @@ def test_a_split_that_is_resumed_was_not_silent_until_its_announcement_was_read(
     polls(running, source)
     _, figures = running.checkpoint(1)
     assert figures.event_times["a"] == {"s": SplitEventTime(watermark_ms=50)}
+
+
+class BehindAFullQueue(ScriptedSource):
+    """Read by one fetcher, which waits for the task most of the time."""
+
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[ToySplit]:  # type: ignore[override]
+        return MultiplexedReader(lambda: Pausable(self.fed, self.whole), context, ReaderOptions(queue_bytes=1))
+
+
+@pytest.mark.parametrize("source", [ScriptedSource(Pausable), BehindAFullQueue(Pausable)], ids=["ahead", "full"])
+def test_an_empty_split_beside_a_backlog_becomes_idle_however_busy_the_operators_are(
+    start: Start, source: ScriptedSource
+) -> None:
+    clock = VirtualClock()
+    of = WatermarkStrategy(event_time_column="at", idle_timeout_ms=5000)
+    source.fed["busy"] = list(range(1_000_000))
+    running = start(a=source, strategy=of, operator=ToyOperator(process=lambda batch: clock.advance(20)), now_ms=clock)
+    running.start("empty", "busy")
+    wait_until(lambda: any(isinstance(each, msg.SubtaskProgress) and each.watermark_ms for each in running.posted))
 
 
 # What the coordinator is told.

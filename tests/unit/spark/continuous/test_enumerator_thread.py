@@ -61,6 +61,7 @@ class Running:
             state=None,
             checkpoint_id=0,
             holders={},
+            assigned={},
             on_event=lambda uid, event: self.said.put((uid, event)),
         )
 
@@ -183,3 +184,37 @@ def test_one_that_hangs_is_left_to_itself_and_says_no_more(hangs_in: str) -> Non
         if "enumerator-uid" in thread.name:
             thread.join(PATIENCE_S)
     assert running.said.empty()
+
+
+@pytest.mark.parametrize("where", ["handle_split_request", "start.<locals>.work"])
+def test_a_call_that_does_not_return_is_told_of_by_its_name_until_it_does(
+    start: Callable[..., Running], where: str
+) -> None:
+    gate = threading.Event()
+
+    class Slow:
+        def list_all(self) -> None:
+            gate.wait(PATIENCE_S)
+
+    is_slow_work = where != "handle_split_request"
+    if is_slow_work:
+        running = start(begin=lambda of: of.context.call_async(Slow().list_all, lambda _, __: None))
+    else:
+        running = start(on_request=lambda of: Slow().list_all())
+        running.thread.call(src.HandleSplitRequest(0, "h"))
+    found: list[src.EnumeratorBusy] = []
+
+    def is_busy() -> bool:
+        found.extend(filter(None, [running.thread.busy()]))
+        return bool(found)
+
+    wait_until(is_busy)
+    (call,) = found[0].calls
+    assert call.is_slow_work == is_slow_work
+    assert call.for_ms >= 1000
+    assert call.name.endswith("test_a_call_that_does_not_return_is_told_of_by_its_name_until_it_does") or (
+        call.name == "handle_split_request"
+    )
+    gate.set()
+    wait_until(lambda: running.thread.busy() == src.EnumeratorBusy(1, ()))
+    assert running.thread.busy() is None

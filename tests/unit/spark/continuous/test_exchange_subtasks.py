@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
+from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels, relocated_exchanges
 from headgate.checkpoint.channel_bytes import read_channel
 from headgate.checkpoint.state_uploader import StateUploader
 from headgate.checkpoint.storage import CheckpointStorage
@@ -26,6 +26,7 @@ from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.messages import CheckpointKind, SubtaskId
 from headgate.protocol.state import ChannelState, InlineState, OperatorState, StateHandle, SubtaskState
 from headgate.source import Boundedness
+from headgate.spark.continuous import input_exchanges
 from headgate.spark.continuous.exchange import MAX_QUEUED_BUFFERS
 from headgate.spark.continuous.subtask_runner import SlotPlace, SlotServices, SubtaskRunner
 from headgate.task import input_gate as ig
@@ -167,6 +168,7 @@ class Pair:
                 checkpoint_id=checkpoint_id,
                 generation=self.generation,
                 recovered=assigned.get(SubtaskId(stage, 0), ()),
+                relocated=relocated_exchanges(channels, old_parallelism=1, parallelism=1),
             )
 
     def connect(self) -> None:
@@ -225,6 +227,20 @@ class Pair:
             if isinstance(letter, kind):
                 return letter
             assert not isinstance(letter, msg.SubtaskFailed) or letter.execution < self.execution, letter
+
+    def recovery_that_waits(self) -> msg.RecoveryProgress:
+        """Return how far the recovery of the consumer, which is blocked, gets."""
+        gate = self.runners[1]._execution._gate  # type: ignore[union-attr]
+        found: list[msg.RecoveryProgress] = []
+
+        def looked() -> bool:
+            self.runners[1]._mailbox.post(Letter(lambda: found.append(gate.recovery_progress())))  # type: ignore
+            self.settle(1)
+            return found[-1].phase != "reading"
+
+        wait_until(looked)
+        wait_until(lambda: any(isinstance(each, msg.SubtaskProgress) and each.recovery for each in list(self.posted)))
+        return found[-1]
 
     def wait_for_order(self) -> None:
         """Wait until the consumer, which is blocked, has a snapshot to take."""
@@ -565,8 +581,13 @@ def test_a_restart_while_rows_are_being_recovered_begins_anew(start: Start) -> N
     assert not pair.failures()
 
 
-def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(start: Start) -> None:
-    """Once, whichever side it was on."""
+@pytest.mark.parametrize("relocated", [False, True])
+@pytest.mark.parametrize("memory_bytes", [input_exchanges.RECOVERY_MEMORY_BYTES, 1], ids=["in memory", "spilled"])
+def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
+    start: Start, relocated: bool, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, whichever side it was on, on the disk too; and whether new rows of its keys come through other channels."""
+    monkeypatch.setattr(input_exchanges, "RECOVERY_MEMORY_BYTES", memory_bytes)
     pair = start()
     pair.block()
     numbers = pair.fill()
@@ -576,9 +597,15 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(start: Sta
     states = pair.acknowledged(1)
     done = pair.sink.numbers[: pair.sink.prepared_at[1]]
     wait_until(lambda: pair.sink.numbers == numbers)
+    moved = [msgspec.structs.replace(each, relocated=relocated) for each in states[1].channels]
+    states = states[0], msgspec.structs.replace(states[1], channels=tuple(moved))
     for checkpoint_id in (2, 3, 4):
         pair.sink.room = Future()
         pair.restart(states, checkpoint_id - 1)
+        progress = pair.recovery_that_waits()
+        assert progress.phase == ("processing" if memory_bytes > 1 else "replaying")
+        assert (progress.rows_to_read, progress.rows_left) == (0, len(numbers) - len(done))
+        assert progress.memory_bytes > 0 and (progress.disk_bytes > 0) == (memory_bytes == 1)
         pair.trigger(checkpoint_id)
         pair.wait_for_order()
         pair.unblock()
@@ -586,7 +613,10 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(start: Sta
         done += pair.sink.numbers[: pair.sink.prepared_at[checkpoint_id]]
         found = numbers_in(pair, (*states[1].channels, *states[0].channels))
         assert done + found.get(False, []) + found.get(True, []) == numbers
+        assert {each.relocated for each in states[1].channels} == {relocated}
         assert position(states[0]) == BEHIND
+        recovered = msg.SubtaskRecovered(stage=1, execution=pair.execution)
+        wait_until(lambda recovered=recovered: recovered in pair.posted)  # type: ignore[misc]
 
 
 def test_an_operator_is_told_the_time_once_however_long_its_output_has_no_room(start: Start) -> None:

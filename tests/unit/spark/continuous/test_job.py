@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from headgate.spark.continuous.job import _essence, _report
+from headgate.protocol.messages import ErrorReport
+from headgate.spark.continuous.job import SlotJob, _essence, _report
 
 FAILED = """An error occurred while calling o91.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 1 times, most recent \
@@ -67,3 +72,50 @@ def test_what_every_attempt_would_meet_again_is_final(raised: str, kind: str, fi
 
 def test_a_module_that_executors_lack_is_final() -> None:
     assert _report(RuntimeError("Traceback:\nModuleNotFoundError: No module named 'headgate'")).final
+
+
+NO_PYTHON = """An error occurred while calling o74.save.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent \
+failure: Lost task 0.0 in stage 0.0 (TID 0) (localhost executor driver): java.io.IOException: Cannot run program \
+"/nope/python": error=2, No such file or directory
+\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)
+Caused by: java.io.IOException: error=2, No such file or directory
+"""
+
+
+def test_a_python_that_is_not_there_is_final_and_named() -> None:
+    report = _report(RuntimeError(NO_PYTHON))
+    assert (report.error_type, report.final, report.facts["python"]) == ("DeploymentError", True, "/nope/python")
+    assert "PYSPARK_PYTHON" in report.message
+
+
+def test_another_python_than_the_drivers_is_final() -> None:
+    said = (
+        "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
+    )
+    assert _report(RuntimeError(f"Traceback:\n{said}")).final
+
+
+class NoJvm:
+    """A session whose Java process is gone: every call raises what py4j raises then."""
+
+    @property
+    def sparkContext(self) -> Any:
+        context = SimpleNamespace(_jsc=object(), master="local[2]", setJobGroup=self._refuse)
+        context._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(System=self)))
+        return context
+
+    def _refuse(self, *_args: object, **_named: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    nanoTime = _refuse
+
+
+def test_a_jvm_that_is_gone_is_final_at_once() -> None:
+    ended: queue.SimpleQueue[ErrorReport | None] = queue.SimpleQueue()
+    settings: Any = SimpleNamespace(query_id="q", run=1, submission=1)
+    SlotJob(NoJvm(), "gone", settings, None, 1, ended.put)  # type: ignore[arg-type]
+    report = ended.get(timeout=60)
+    assert report is not None
+    assert (report.error_type, report.final) == ("DeploymentError", True)
+    assert "was killed or has crashed" in report.message

@@ -18,7 +18,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope
 from headgate.protocol.session import Session
 from headgate.spark.continuous import slot as slot_module
-from headgate.spark.continuous.slot import ADDRESS_FILE, SlotRuntime, SlotSettings
+from headgate.spark.continuous.slot import ADDRESS_FILE, SlotRuntime, SlotSettings, _local_folders
 from headgate.spark.task import Versions
 from headgate.task import slot as machine
 from headgate.task.mailbox import monotonic_ms
@@ -104,7 +104,7 @@ class Slot:
             query_id="q",
             submission=0,
             address=address,
-            data_host="127.0.0.1",
+            data_network=None,
             secret=secret,
             tls=None,
             checkpoint_location=str(location),
@@ -310,3 +310,14 @@ def test_a_connection_that_comes_when_the_slot_has_ended_is_closed(tmp_path: Pat
     runtime._close()
     runtime._connect(1)
     assert hasty.made[0].closed
+
+
+def test_the_slots_of_a_host_spill_to_all_local_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with another one, and leaves out those that cannot be written."""
+    folders = [str(tmp_path / name) for name in "ab"]
+    for folder in folders:
+        Path(folder).mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", ",".join([folders[0], str(tmp_path / "missing"), folders[1]]))
+    assert [_local_folders(slot) for slot in (0, 1, 2)] == [folders, folders[::-1], folders]
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert _local_folders(1) == [None]

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headgate.errors import OptionError, UnsupportedOperationError
@@ -254,13 +255,29 @@ def test_the_default_parallelism_takes_every_core(caplog: pytest.LogCaptureFixtu
     assert definition(stream).parallelism == 6
 
 
+def pyspark_column() -> Any:
+    """Return what ``pyspark.sql.functions.col("n")`` returns where a session is."""
+
+    class JavaColumn:
+        def toString(self) -> str:
+            return "n"
+
+    return ClassicColumn(JavaColumn())  # type: ignore[arg-type]
+
+
 WRONG: dict[str, tuple[str, Any]] = {
     "no format": ("Name the source", lambda: streams().readStream.load()),
     "option": ("no option 'rowsPerSecnd'.*rowsPerSecond", lambda: numbers(rowsPerSecnd=1)),
     "column": ("no column 'm'", lambda: numbers().select("m")),
-    "select": ("A column or its name", lambda: numbers().select(5)),  # type: ignore[arg-type]
+    "select": ("needed in select, not 5", lambda: numbers().select(5)),  # type: ignore[arg-type]
+    "select of PySpark's": (
+        "select takes.*not PySpark's.*from headgate.functions import",
+        lambda: numbers().select(pyspark_column()),
+    ),
+    "filter of PySpark's": ("filter takes.*not PySpark's", lambda: numbers().filter(pyspark_column())),
+    "withColumn of PySpark's": ("not PySpark's", lambda: numbers().withColumn("m", pyspark_column())),
     "select nothing": ("at least one column", lambda: numbers().select()),
-    "withColumn": ("must be a Column", lambda: numbers().withColumn("m", 5)),  # type: ignore[arg-type]
+    "withColumn": ("A column or its name is needed in withColumn", lambda: numbers().withColumn("m", 5)),  # type: ignore[arg-type]
     "drop": ("no column is left", lambda: numbers().drop("n", "at")),
     "condition": ("for all else use headgate.functions", lambda: numbers().filter("n + 1 > 2")),
     "func": ("cannot be called", lambda: numbers().mapInArrow(5, TIMED)),  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from headgate.connectors.datagen import DatagenSource
 from headgate.errors import SinkError, SourceError
+from headgate.operators.operator import KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import (
@@ -82,7 +83,7 @@ def test_a_restored_subtask_registers_what_it_has_and_only_then_runs(start: Star
     running.deploy(SubtaskState(readers={"a": reader}, operators={"sink": sink}))
 
     assert running.letters() == [
-        msg.ReaderRegistered(stage=0, execution=1, source="a", host="h"),
+        msg.ReaderRegistered(stage=0, execution=1, source="a", host="h", held=("s",)),
         msg.SplitsFinished(stage=0, execution=1, source="a", finished=(FinishedSplit("over", 1),)),
         msg.SubtaskRunning(stage=0, execution=1),
         msg.SplitRequested(stage=0, execution=1, source="a", host="h"),
@@ -105,6 +106,36 @@ def test_a_source_with_the_marker_reports_its_splits_and_gets_them_by_assignment
     running.assign("s")
     running.letters()
     assert source.reader.log == ["start", "add s"]
+
+
+class Restoring(ToyOperator, KeyedOperator):
+    """Has state without end to restore."""
+
+    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
+        raise NotImplementedError
+
+    def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
+        while not self.does["is_restored"]():
+            yield
+
+    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
+        return ()
+
+
+def test_a_subtask_that_restores_much_is_not_stuck_and_handles_its_letters(start: Start) -> None:
+    restored = threading.Event()
+    running = start(a=ToySource(), operator=Restoring(is_restored=restored.is_set))
+    running.deploy()
+    for _ in range(2):
+        handled = threading.Event()
+        running.runner._mailbox.post(Letter(handled.set))
+        assert handled.wait(PATIENCE_S)
+    assert names(running.posted) == []
+    running.deliver(msg.CancelSubtask)
+    assert running.ended.get(timeout=PATIENCE_S) == 1
+    running.deploy()
+    restored.set()
+    running.next(msg.SubtaskRunning)
 
 
 def test_one_thread_calls_reader_operator_and_sink_whoever_posts(start: Start) -> None:
@@ -590,6 +621,14 @@ def test_a_split_is_not_idle_because_the_sink_has_no_room(start: Start) -> None:
     idle.offer()
     wait_until(lambda: idle.running.sink.numbers == [1, 2])
     assert idle.watermark_ms() == 2
+
+
+def test_a_split_without_rows_beside_a_backlog_becomes_idle_though_each_batch_takes_its_time(start: Start) -> None:
+    idle = Idle(start, ToyOperator(process=lambda batch: idle.clock.advance(20)))
+    for _ in range(20):
+        idle.offer()
+    wait_until(lambda: len(idle.running.sink.numbers) == 20)
+    assert idle.watermark_ms() == 20
 
 
 def test_a_split_is_not_idle_because_a_function_is_slow(start: Start) -> None:
