@@ -1,6 +1,6 @@
 """Spark's daemon of Python workers, which has imported what they need: else each of its forks imports it again.
 
-Named by ``spark.python.daemon.module``. The folder of this file, which is on the path of workers, has nothing else.
+Named by ``spark.python.daemon.module``. The folder of this file is on the path of workers.
 
 Never: fork with threads about; those of the libraries are off before these are imported.
 """
