@@ -21,6 +21,7 @@ FAILED: dict[int, str] = {
     8: "a remainder has no vote",
     31: "splits come back, and nobody who waits is woken",
     41: "a source that ends at once emits no final watermark",
+    145: "what is pending for a subtask that is gone after a rescale is in no place",
 }
 """Of clusters: ``./run simulate --replay SEED``."""
 
