@@ -2,16 +2,24 @@
 
 Named by ``spark.python.daemon.module``. The folder of this file is on the path of workers.
 
+Each fork collects garbage behind each task: what the daemon has is none. It looks for modules in its first task, which
+reads jars on the path again: they are off it.
+
 Never: fork with threads about; those of the libraries are off before these are imported.
 """
 
 import contextlib
+import gc
 import importlib
 import os
+import sys
 from pathlib import Path
 
 from pyspark.daemon import manager
 
+for jar in [path for path in sys.path if path.endswith(".jar")]:
+    sys.path.remove(jar)
+    sys.path_importer_cache.pop(jar, None)
 os.environ.update({"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 for name in (
@@ -27,4 +35,5 @@ for name in (
         importlib.import_module(name)
 threads = Path("/proc/self/task")
 assert not threads.exists() or len(list(threads.iterdir())) == 1, "a module started a thread, which forks do not have"
+gc.freeze()
 manager()
