@@ -192,7 +192,7 @@ def union_of_stages(spark: SparkSession, folder: Path) -> None:
     rows = 20_000
     folder.mkdir(parents=True)
     source = numbers(spark, 2, rows)
-    stream = source.repartition().union(source).mapInArrow(Slowly(folder, 1.0), "n long, pid long")
+    stream = source.repartition().union(source).mapInArrow(Slowly(folder, 0.5), "n long, pid long")
     query = start(stream, folder)
     wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
     query.rescale(3)
@@ -202,7 +202,7 @@ def union_of_stages(spark: SparkSession, folder: Path) -> None:
 
 def union_before_an_exchange(spark: SparkSession, folder: Path) -> None:
     """A rescale stops who comes behind; rows before a barrier that stays aligned are processed without their room."""
-    rows = 100_000
+    rows = 50_000
     fast = folder / "fast"
     fast.mkdir(parents=True)
     (fast / "hurry").touch()
@@ -220,7 +220,7 @@ def union_before_an_exchange(spark: SparkSession, folder: Path) -> None:
 
 def union_of_far_stages(spark: SparkSession, folder: Path) -> None:
     """A branch without an exchange goes through every stage that another one has."""
-    rows = 50_000
+    rows = 10_000
     folder.mkdir(parents=True)
     source = ticks(spark, folder, rows)
     stream = source.repartition().repartition().union(source).mapInArrow(Slowly(folder, 0.2), "n long, pid long")
@@ -311,7 +311,7 @@ def old_behaviour(spark: SparkSession, folder: Path) -> None:
     """Both switches off: output is recovered upstream, and no checkpoint completes until all that is processed."""
     rows = 15_000
     folder.mkdir(parents=True)
-    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long")
+    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder, 1.0), "n long, pid long")
     query = start(stream, folder, {DOWNSTREAM: False})
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.checkpoint()
@@ -327,7 +327,7 @@ def no_checkpoint_during_recovery(spark: SparkSession, folder: Path) -> None:
     """With output recovered downstream alone, a checkpoint still waits for the end of recovery."""
     rows = 15_000
     folder.mkdir(parents=True)
-    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long")
+    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder, 1.0), "n long, pid long")
     query = start(stream, folder, {DURING: False})
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.rescale(3)
@@ -468,7 +468,10 @@ AT = pa.timestamp("us", "UTC")
 
 
 class Ticks(headgate.SimpleSource):
-    """Numbers with keys and times, a few at a time until a file says that it can hurry; the last ones not before."""
+    """Numbers with keys and times, a few at a time until a file says that it can hurry; the last ones not before.
+
+    In a hurry it has ten times as many at a time: what is behind the last thing that happens only has to be right.
+    """
 
     name = "keyed-ticks"
     schema = "n bigint, k bigint, at timestamp"
@@ -477,18 +480,18 @@ class Ticks(headgate.SimpleSource):
         return ["0", "1", "2"]
 
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        folder, rows = Path(self.options["folder"]), int(self.options["rows"])
-        for begin in range(position or 0, rows, 100):
-            while begin + 100 == rows and not (folder / "hurry").exists():
+        folder, rows, begin = Path(self.options["folder"]), int(self.options["rows"]), position or 0
+        while begin < rows:
+            hurry = (folder / "hurry").exists()
+            end = min(begin + (1000 if hurry else 100), rows)
+            if not hurry:
                 time.sleep(0.05)
-                nothing = pa.array([], pa.int64())
-                yield pa.RecordBatch.from_arrays([nothing, nothing, nothing.cast(AT)], names=["n", "k", "at"]), begin
-            if not (folder / "hurry").exists():
-                time.sleep(0.05)
-            n = pa.array(range(begin, begin + 100), pa.int64())
-            k = pa.array([(each * 7 + int(split_id)) % 50 for each in range(begin, begin + 100)], pa.int64())
+                end = begin if end == rows else end
+            n = pa.array(range(begin, end), pa.int64())
+            k = pa.array([(each * 7 + int(split_id)) % 50 for each in range(begin, end)], pa.int64())
             at = pc.cast(pc.multiply(n, 1000), AT)
-            yield pa.RecordBatch.from_arrays([n, k, at], names=["n", "k", "at"]), begin + 100
+            begin = end
+            yield pa.RecordBatch.from_arrays([n, k, at], names=["n", "k", "at"]), begin
 
 
 def ticks(spark: SparkSession, folder: Path, rows: int, parallelism: int = 2) -> ContinuousStream:
@@ -502,7 +505,7 @@ def windows_through_rescales(spark: SparkSession, folder: Path) -> None:
     """A windowed aggregation that is rescaled, killed and restored gives what an undisturbed one gives."""
     folder.mkdir(parents=True)
     headgate.register(spark, Ticks)
-    rows = 100_000
+    rows = 30_000
     stream = (
         headgate.continuous(spark, parallelism=2).read.format(Ticks.name)
         .option("rows", rows).option("folder", str(folder)).load()

@@ -63,7 +63,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, java: SparkJava) -> Calla
     def run(part: int) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("keyed")
         modules = "keyed_scenarios,keyed_state_scenarios"
-        program = [sys.executable, str(HERE / "scenario_program.py"), modules, "local[24,3]", str(folder), "3"]
+        program = [sys.executable, str(HERE / "scenario_program.py"), modules, "local[24,3]", str(folder), "4"]
         with (folder / "log").open("w") as log:
             ended = java.run(
                 [*program, *PARTS[part]], stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S
