@@ -107,6 +107,7 @@ class Running:
         *,
         splits: int = 4,
         batches: int = 0,
+        pause: float = 0.03,
     ) -> None:
         headgate.register(spark, Numbers)
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +115,7 @@ class Running:
         self.splits, self.batches = splits, batches
         streams = headgate.continuous(spark, parallelism=2)
         reader = streams.read if batches else streams.readStream  # with a number of batches it ends by itself
-        settings = {"splits": splits, "batches": batches or 10**9, "pause": 0.01, "folder": folder}
+        settings = {"splits": splits, "batches": batches or 10**9, "pause": pause, "folder": folder}
         numbers = reader.format(Numbers.name).option("discovery.interval", "200 ms")
         for name, value in settings.items():
             numbers = numbers.option(name, value)
@@ -247,7 +248,7 @@ def send(pid: int, number: int) -> None:
 
 def a_killed_worker_s_task_is_retried_alone(spark: SparkSession, folder: Path) -> None:
     """The other subtask keeps its attempt and its execution, and emits all along; it also gets splits all along."""
-    running = Running(spark, folder, splits=500, batches=8)  # these take the other one most of a minute
+    running = Running(spark, folder, splits=250, batches=8, pause=0.02)  # these take the other one most of a minute
     running.until_it_runs()
     victim, other, attempt = running.pid(0), running.pid(1), running.attempt(1)
     pulse, began = Pulse(), time.time()
@@ -621,7 +622,7 @@ def start_with_files(
     headgate.register(spark, Numbers)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = headgate.continuous(spark, parallelism=2).read.format(Numbers.name)
-    for name, value in {"splits": 4, "batches": 150, "pause": 0.01, "folder": folder, "held": True}.items():
+    for name, value in {"splits": 4, "batches": 150, "pause": 0.03, "folder": folder, "held": True}.items():
         numbers = numbers.option(name, value)
     writer = numbers.load().writeStream.format("parquet").option("path", str(folder / "out"))
     for name, value in {"publishInterval": "100 ms", "checkpointLocation": folder / "checkpoints", **options}.items():
