@@ -135,7 +135,21 @@ class InvalidTransitionError(InternalError):
     """A state machine got an event that its state does not allow. Facts: state, event, history."""
 
 
-FINAL_ERRORS: tuple[type[HeadgateError], ...] = (
-    OptionError, DeploymentError, UnsupportedOperationError, UnsupportedVersionError,
+_FINAL = (
+    OptionError, DeploymentError, UnsupportedOperationError, UnsupportedVersionError, BadDataError, DataLossError,
 )  # fmt: skip
-"""What only the user can mend: nothing is tried again."""
+
+
+def is_final(error: BaseException, *, is_new: bool = False) -> bool:
+    """Return whether only the user can mend an error, so that the query ends: a restart would meet it again.
+
+    Parameters
+    ----------
+    error
+        Of a reader, an operator, an enumerator, a commit.
+    is_new
+        Whether what failed never worked before. What the system refuses is final only then: later it may be an outage.
+    """
+    refused = is_new and isinstance(error, SourceError) and not error.retryable
+    says_so = isinstance(error, HeadgateError) and error.facts.get("final") is True
+    return refused or says_so or isinstance(error, _FINAL)

@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.coordinator import source_coordinator as src
-from headgate.errors import FINAL_ERRORS, ConnectorContractError, HeadgateError, SourceError
+from headgate.errors import ConnectorContractError, HeadgateError, is_final
 from headgate.protocol.messages import ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
@@ -423,16 +423,8 @@ class EnumeratorRunner:
             traceback="".join(traceback.format_exception(error)),
             pickled=pickled,
             facts={"source": self.uid, **plain},
-            final=self._is_final(error, plain),
+            final=is_final(error, is_new=self._is_new),
         )
-
-    def _is_final(self, error: BaseException, facts: Mapping[str, Any]) -> bool:
-        """Return whether only the user can mend it.
-
-        Options always; what a connector says is final; what cannot be read only before it ever was.
-        """
-        never_passes = self._is_new and isinstance(error, SourceError) and not error.retryable
-        return never_passes or facts.get("final") is True or isinstance(error, FINAL_ERRORS)
 
 
 class _Context(SplitEnumeratorContext[Any]):

@@ -10,7 +10,7 @@ import pytest
 
 from headgate.coordinator import source_coordinator as src
 from headgate.coordinator.enumerator_runner import EnumeratorRunner, SlowWork
-from headgate.errors import ConnectorContractError, OptionError, SourceError, SourceUnavailableError
+from headgate.errors import ConnectorContractError, DataLossError, OptionError, SourceError, SourceUnavailableError
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.events import SourceEvent
@@ -343,6 +343,7 @@ def test_an_error_that_cannot_be_pickled_is_told_all_the_same() -> None:
     [
         (OptionError("no such topic", option="subscribe"), True, True),
         (SourceError("access denied"), True, False),
+        (DataLossError("records are gone"), True, True),
         (SourceUnavailableError("away"), False, False),
         (OSError("away"), False, False),
     ],

@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 
 import headgate
 from headgate import errors
-from headgate.errors import FINAL_ERRORS, HeadgateError, UserFunctionError
+from headgate.errors import HeadgateError, UserFunctionError, is_final
 from headgate.protocol.messages import ErrorReport
 
 _MAX_PICKLED_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def report_of(error: BaseException, **facts: Any) -> ErrorReport:
         traceback=_shown(error),
         pickled=pickled,
         facts=facts,
-        final=isinstance(error, FINAL_ERRORS),
+        final=is_final(error),
     )
 
 

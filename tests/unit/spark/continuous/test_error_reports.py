@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from headgate.errors import (
+    BadDataError,
+    DataLossError,
     DeploymentError,
     HeadgateError,
     InvalidTransitionError,
     OptionError,
     SourceError,
+    SourceUnavailableError,
     UnsupportedOperationError,
+    UnsupportedVersionError,
     UserFunctionError,
 )
 from headgate.operators.map_in_arrow import MapInArrow
@@ -136,8 +140,13 @@ def test_of_a_users_function_only_the_users_own_lines_are_shown() -> None:
     ("kind", "final"),
     [
         (OptionError, True), (DeploymentError, True), (UnsupportedOperationError, True),
-        (UserFunctionError, False), (SourceError, False), (OSError, False),
+        (DataLossError, True), (BadDataError, True), (UnsupportedVersionError, True),
+        (UserFunctionError, False), (SourceError, False), (SourceUnavailableError, False), (OSError, False),
     ],
 )  # fmt: skip
 def test_what_only_the_user_can_mend_is_final(kind: type[Exception], final: bool) -> None:
     assert report_of(raised(kind("x"))).final is final
+
+
+def test_an_error_that_says_so_is_final() -> None:
+    assert report_of(raised(SourceUnavailableError("x", final=True))).final
