@@ -43,6 +43,12 @@ ROWS: list[tuple[Any, ...]] = [
      dt.date(2023, 1, 1), dt.datetime(2023, 7, 3, 4, 5, 6, 7, UTC), {"a": 9, "b": "z"}),
 ]  # fmt: skip
 
+
+def text_of(f: Any, c: Any, positive: str, other: str) -> Any:
+    """Return a column of two texts, by the sign of ``i``."""
+    return f.when(c("i") > 0, positive).otherwise(other)
+
+
 CASES: dict[str, Callable[[Any, Any], Any]] = {
     "literals": lambda f, c: f.struct(f.lit(1).alias("a"), f.lit("x").alias("b"), f.lit(2.5).alias("c")),
     "null literal": lambda f, c: f.coalesce(f.lit(None), c("i")),
@@ -191,6 +197,19 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "cast decimal to string": lambda f, c: c("d").cast("string"),
     "cast decimal to int": lambda f, c: c("d").cast("int"),
     "cast decimal to double": lambda f, c: c("d").cast("double"),
+    "cast decimal with a carry": lambda f, c: text_of(f, c, "999.99", "-999.95").cast("decimal(5,2)")
+    .cast("decimal(5,1)"),
+    "cast fraction to int": lambda f, c: text_of(f, c, "0.5", "-0.9").cast("decimal(38,38)").cast("int"),
+    "cast fraction to decimal": lambda f, c: text_of(f, c, "0.5", "-0.4").cast("decimal(38,38)").cast("decimal(38,0)"),
+    "cast decimal to most digits": lambda f, c: text_of(f, c, "9", "-1").cast("decimal(1,0)").cast("decimal(38,37)"),
+    "cast long to the most digits": lambda f, c: c("k").cast("decimal(38,19)"),
+    "cast boolean to decimal": lambda f, c: c("p").cast("decimal(1,0)"),
+    "common type of long decimals": lambda f, c: f.coalesce(
+        text_of(f, c, "1e20", "7").cast("decimal(30,5)"), text_of(f, c, "0.5", "0.25").cast("decimal(38,20)")
+    ),
+    "compare long decimals": lambda f, c: text_of(f, c, "1e20", "0.1").cast("decimal(38,0)")
+    < text_of(f, c, "0.5", "0.75").cast("decimal(38,38)"),
+    "common type of long and decimal": lambda f, c: f.coalesce("k", text_of(f, c, "0.5", "1").cast("decimal(38,30)")),
     "cast boolean to string": lambda f, c: c("p").cast("string"),
     "cast boolean to int": lambda f, c: c("p").cast("int"),
     "cast timestamp to string": lambda f, c: c("at").cast("string"),
@@ -209,6 +228,14 @@ FAILING: dict[str, Callable[[Any, Any], Any]] = {
     "no number": lambda f, c: c("s").cast("int"),
     "too large a number": lambda f, c: c("k").cast("int"),
     "NaN to int": lambda f, c: c("x").cast("int"),
+    "too large a text for a decimal": lambda f, c: text_of(f, c, "1e20", "4").cast("decimal(38,38)"),
+    "a text with a comma": lambda f, c: text_of(f, c, "1,234", "1").cast("decimal(10,2)"),
+    # One that wraps to another number in 128 bits.
+    "too large a decimal": lambda f, c: text_of(f, c, "1e20", "1e20").cast("decimal(38,0)").cast("decimal(38,38)"),
+    "too large a decimal with digits": lambda f, c: (
+        text_of(f, c, "1234567890123456789012345678", "0").cast("decimal(38,10)").cast("decimal(38,20)")
+    ),
+    "too large a long": lambda f, c: f.when(c("i").isNotNull(), 4).otherwise(4).cast("bigint").cast("decimal(38,38)"),
     "no date": lambda f, c: c("s").cast("date"),
     "no boolean": lambda f, c: c("s").cast("boolean"),
 }

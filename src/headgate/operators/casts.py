@@ -27,6 +27,7 @@ _NAMES: dict[str, pa.DataType] = {
     "timestamp": TIMESTAMP, "timestamp_ltz": TIMESTAMP, "timestamp_ntz": TIMESTAMP_NTZ,
 }  # fmt: skip
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
+_MOST_DIGITS = 38
 _INTEGER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
@@ -50,7 +51,7 @@ def type_of_name(name: str) -> pa.DataType:
     decimal = _DECIMAL.fullmatch(lower)
     if decimal is not None:
         precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
-        if 1 <= precision <= 38 and scale <= precision:
+        if 1 <= precision <= _MOST_DIGITS and scale <= precision:
             return pa.decimal128(precision, scale)
     elif lower in _NAMES:
         return _NAMES[lower]
@@ -114,7 +115,9 @@ def as_decimal(kind: pa.DataType) -> pa.DataType:
 def _widest_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     scale = max(left.scale, right.scale)
     whole = max(left.precision - left.scale, right.precision - right.scale)
-    return pa.decimal128(min(38, whole + scale), scale)
+    if whole + scale > _MOST_DIGITS:  # digits before the point are kept, those behind it as far as there is room
+        scale = max(0, _MOST_DIGITS - whole)
+    return pa.decimal128(min(_MOST_DIGITS, whole + scale), scale)
 
 
 def cast(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
@@ -150,10 +153,9 @@ def cast(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
     if pa.types.is_timestamp(to) and to.tz is not None and pa.types.is_integer(source):
         return pc.multiply_checked(values.cast(pa.int64()), 1_000_000).cast(to)
     if pa.types.is_integer(to) and (pa.types.is_floating(source) or pa.types.is_decimal(source)):
-        whole = pc.trunc(values)
-        return whole.cast(pa.decimal128(38, 0)).cast(to) if pa.types.is_decimal(source) else whole.cast(to)
-    if pa.types.is_decimal(source) and pa.types.is_decimal(to) and to.scale < source.scale:
-        return pc.round(values, to.scale, round_mode="half_towards_infinity").cast(to)
+        if pa.types.is_decimal(source):
+            return pc.trunc(_wide(values)).cast(pa.decimal128(38, 0)).cast(to)
+        return pc.trunc(values).cast(to)
     if is_number(source) or pa.types.is_boolean(source):
         allowed = is_number(to) or pa.types.is_boolean(to)
         if allowed and not (pa.types.is_floating(source) and pa.types.is_decimal(to)):
@@ -167,10 +169,23 @@ def _between_numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(to):
         return pc.not_equal(values, pa.scalar(0).cast(values.type))
     if pa.types.is_boolean(values.type):
-        return values.cast(pa.int8()).cast(to)
-    if pa.types.is_integer(values.type) and pa.types.is_decimal(to):
-        return values.cast(as_decimal(pa.int64())).cast(to)
+        values = values.cast(pa.int8())
+    if pa.types.is_decimal(to):
+        return _to_decimal(values.cast(as_decimal(values.type)), to)
     return values.cast(to, safe=not pa.types.is_floating(to))
+
+
+def _to_decimal(values: pa.Array, to: pa.DataType) -> pa.Array:
+    if to.scale < values.type.scale:
+        return pc.round(_wide(values), to.scale, round_mode="half_towards_infinity").cast(to)
+    if values.type.precision + to.scale - values.type.scale > _MOST_DIGITS:
+        values = _wide(values)
+    return values.cast(to)
+
+
+def _wide(values: pa.Array) -> pa.Array:
+    """Return decimals with room for a carry and for every scale: what 128 bits have no room for Arrow does not see."""
+    return values.cast(pa.decimal256(2 * _MOST_DIGITS, values.type.scale))
 
 
 def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
@@ -189,6 +204,8 @@ def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
                 ("(?i)^nan$", "NaN"),
             ):
                 trimmed = pc.replace_substring_regex(trimmed, pattern, name)
+        if pa.types.is_decimal(to):  # commas are a file's, not a number's
+            trimmed = pc.if_else(pc.match_substring(trimmed, ","), "", trimmed)
         result, bad = cast_strings(trimmed, to, {}, time_zone)
     if bad is not None and pc.any(bad, min_count=0).as_py():
         example = values.filter(bad)[0].as_py()
