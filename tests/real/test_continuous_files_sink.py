@@ -194,6 +194,24 @@ def test_readers_see_an_empty_table_before_the_first_publication(spark: SparkSes
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "inferred"),
+    [("parquet", "struct<id:bigint,name:string>"), ("csv", "struct<id:string,name:string>"), ("json", "struct<>")],
+)
+def test_a_query_without_rows_leaves_a_table_whose_schema_can_be_inferred(
+    spark: SparkSession, tmp_path: Path, name: str, inferred: str
+) -> None:
+    """As Spark's own file sink does: CSV has its header, JSON a file of no lines."""
+    header = {"header": "true"} if name == "csv" else {}
+    sink = make_sink(name, {"path": str(tmp_path / "out"), **header}, SIMPLE)
+    publish(sink, SIMPLE, [[]])
+    reader = spark.read.format(name).options(**header)
+    read = reader.load(str(tmp_path / "out"))
+    assert (read.schema.simpleString(), read.collect()) == (inferred, [])
+    publish(sink, SIMPLE, [[{"id": 1, "name": "first"}]], run=2)
+    assert [(int(row["id"]), row["name"]) for row in reader.load(str(tmp_path / "out")).collect()] == [(1, "first")]
+
+
 @pytest.mark.parametrize("size", ["1b", "1m"], ids=["moved", "merged"])
 def test_a_bucket_gets_the_same_log(aws: MotoServer, size: str) -> None:
     bucket = f"rides-{uuid.uuid4().hex[:8]}"

@@ -95,6 +95,7 @@ class FilesSink(Sink):
         self._fs, (self._output,) = resolve_paths([path], "path")
         self._base_uri = _base_uri(path, self._output)
         self._encoding = _encoding(name, parsed)
+        self._schema = schema
         self._limits = PublishingLimits(
             interval_ms=parsed["publishInterval"],
             size_bytes=parsed["publishSize"],
@@ -109,7 +110,7 @@ class FilesSink(Sink):
 
     def create_committer(self) -> FilesCommitter:
         """See `Sink.create_committer`. Makes the folder ready: readers see nothing in it but what is published."""
-        committer = FilesCommitter(self._fs, self._output, self._base_uri, self._encoding, self._limits)
+        committer = FilesCommitter(self._fs, self._output, self._base_uri, self._encoding, self._schema, self._limits)
         committer.open()
         return committer
 

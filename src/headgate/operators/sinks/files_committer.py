@@ -25,6 +25,9 @@ its run still owns the query (`check_owner`) before it takes a number and behind
 whether a number is taken and taking it are two steps (object stores), only that keeps the older one out. Until a number
 is taken nobody knows whether a publication that began will take it: its files stay.
 
+A commit without rows publishes a file without rows if nothing was published before, as Spark's sink does: readers that
+infer the schema need one.
+
 Waiting committables are returned, so that checkpoints hold them, and remembered, so that it does not matter whether
 they are given again with the next epoch or only after a restore.
 """
@@ -46,7 +49,7 @@ import pyarrow.fs as pa_fs
 from headgate.errors import CorruptStateError, OptionError, SinkError, UnsupportedVersionError
 from headgate.operators.operator import SinkCommitter
 from headgate.operators.sinks.durable_files import copy_new, delete_if_there, make_durable, write_at_once
-from headgate.operators.sinks.file_encodings import FileEncoding
+from headgate.operators.sinks.file_encodings import FileEncoding, stored_schema
 from headgate.operators.sinks.files_writer import as_sink_error
 from headgate.operators.sinks.spark_metadata import (
     REMEMBERED_BATCHES,
@@ -81,7 +84,7 @@ class PublishingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Output(msgspec.Struct, frozen=True):
-    """A file to publish, and the staged files that go into it; both by name."""
+    """A file to publish, and the staged files that go into it, if any; both by name."""
 
     name: str
     staged: tuple[str, ...]
@@ -127,6 +130,8 @@ class FilesCommitter(SinkCommitter):
         How Spark spells ``output``: a URI without a slash at its end.
     encoding
         How files are merged.
+    schema
+        The rows' columns.
     limits
         When to publish, and how large.
     clock
@@ -139,6 +144,7 @@ class FilesCommitter(SinkCommitter):
         output: str,
         base_uri: str,
         encoding: FileEncoding,
+        schema: pa.Schema,
         limits: PublishingLimits,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -146,6 +152,7 @@ class FilesCommitter(SinkCommitter):
         self._output = output
         self._base_uri = base_uri
         self._encoding = encoding
+        self._stored_schema = stored_schema(schema)
         self._limits = limits
         self._clock = clock
         self._metadata = SparkMetadataLog(file_system, output)
@@ -181,7 +188,7 @@ class FilesCommitter(SinkCommitter):
         self._forget(published)
         sweeps = self._note_writers(staged)
         with as_sink_error(self._output, "publish"):
-            if self._waiting and (final or self._is_due()):
+            if final or self._is_due() if self._waiting else self._is_bare():
                 published = self._publish(published)
                 sweeps = True
             if sweeps:
@@ -201,11 +208,16 @@ class FilesCommitter(SinkCommitter):
             return True
         return sum(each.size for each in self._waiting.values()) >= self._limits.size_bytes
 
+    def _is_bare(self) -> bool:
+        """Return whether the log names no file, as it begins; one that Spark's sink began may have a few."""
+        return self._metadata.latest == 0
+
     # Publishing.
 
     def _publish(self, published: dict[int, frozenset[str]]) -> dict[int, frozenset[str]]:
         """Publish what waits; return what the last batches hold then."""
-        while self._waiting:
+        has_rows = bool(self._waiting)
+        while self._waiting or self._is_bare():
             latest = self._metadata.latest
             try:
                 self._publish_once(published)
@@ -215,14 +227,17 @@ class FilesCommitter(SinkCommitter):
                 # Somebody else published, perhaps the very same staged files, and deleted them.
                 published = self._read_log()
                 self._forget(published)
-        self._published_at_ms = self._now_ms()
+        if has_rows:
+            self._published_at_ms = self._now_ms()
         return published
 
     def _publish_once(self, published: dict[int, frozenset[str]]) -> None:
         staged = self._present()
-        if staged:
+        if staged or self._is_bare():
             batch, token = (self._metadata.latest or 0) + 1, secrets.token_hex(8)
             intent = _Intent(batch=batch, outputs=self._plan(batch, token, staged))
+            if not staged:  # no writer has made it
+                self._fs.create_dir(posixpath.join(self._output, FOLDER), recursive=True)
             path = staged_path(self._output, f"publishing-{batch:05d}-{token}.json")
             write_at_once(self._fs, path, iter([msgspec.json.encode(intent)]))
             self._carry_out(intent, path)
@@ -279,7 +294,10 @@ class FilesCommitter(SinkCommitter):
         return present
 
     def _plan(self, batch: int, token: str, staged: Iterable[StagedFile]) -> tuple[_Output, ...]:
-        """Group staged files to published ones, whose names nobody else hits upon. Runs may differ in columns."""
+        """Group staged files to published ones, whose names nobody else hits upon. Runs may differ in columns.
+
+        Without staged files: to one without rows.
+        """
         groups: list[list[StagedFile]] = []
         room, of = 0, None
         for each in staged:
@@ -297,13 +315,15 @@ class FilesCommitter(SinkCommitter):
             _Output(
                 f"part-{batch:05d}-{number:05d}-{token}.{self._encoding.extension}", tuple(each.name for each in group)
             )
-            for number, group in enumerate(groups)
+            for number, group in enumerate(groups or [[]])
         )
 
     def _make(self, output: _Output) -> None:
         sources = [staged_path(self._output, name) for name in output.staged]
         target = posixpath.join(self._output, output.name)
-        if len(sources) == 1:
+        if not sources:
+            self._encoding.create(self._fs, target, self._stored_schema).close()
+        elif len(sources) == 1:
             copy_new(self._fs, sources[0], target)
         else:
             self._encoding.merge(self._fs, sources, target)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from headgate.operators.sinks.file_encodings import JsonEncoding
@@ -15,6 +16,7 @@ from headgate.operators.sinks.files_writer import FilesWriter
 from headgate.operators.sinks.staged_files import StagedNames
 
 OUTPUT = "out"
+SCHEMA = pa.schema({"id": pa.int64()})
 SMALL = PublishingLimits(interval_ms=10_000, size_bytes=1 << 20, file_bytes=1 << 20)
 
 
@@ -112,7 +114,7 @@ class DyingHandler(pa_fs.FileSystemHandler):  # type: ignore[misc]
 def committer(handler: DyingHandler, limits: PublishingLimits = SMALL, now: Sequence[float] = (0.0,)) -> FilesCommitter:
     """Return a committer of JSON files. ``now``: its last element is the time, in seconds."""
     return FilesCommitter(
-        pa_fs.PyFileSystem(handler), OUTPUT, "mock:///out", JsonEncoding("none"), limits, lambda: now[-1]
+        pa_fs.PyFileSystem(handler), OUTPUT, "mock:///out", JsonEncoding("none"), SCHEMA, limits, lambda: now[-1]
     )
 
 

@@ -223,6 +223,46 @@ def test_a_log_of_sparks_own_sink_is_gone_on_with() -> None:
     assert visible(files) == [1]
 
 
+def test_a_commit_without_rows_publishes_a_file_without_rows_once() -> None:
+    """Readers that infer the schema need a file; the first rows are seen at once all the same."""
+    files = in_memory()
+    commits = committer(DyingHandler(files))
+    for epoch in (1, 2):
+        assert commits.commit([], epoch=epoch, final=False) == []
+        assert len(published_names(files)) == 1 and visible(files) == []
+    assert committer(DyingHandler(files)).commit([], epoch=3, final=True) == []
+    assert len(published_names(files)) == 1
+    assert commits.commit(stage(files, [[1]]), epoch=4, final=False) == []
+    assert visible(files) == [1] and len(published_names(files)) == 2
+    assert commits.commit([], epoch=5, final=False) == []
+    assert len(published_names(files)) == 2
+    assert_tidy(files)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("again", ["new process", "same process"])
+@pytest.mark.parametrize("has_rows", [False, True], ids=["no rows", "rows"])
+def test_a_crash_at_any_operation_of_a_commit_without_rows(when: When, again: str, has_rows: bool) -> None:
+    dies_at, crashed = 0, True
+    while crashed:
+        dies_at += 1
+        files = in_memory()
+        dying = DyingHandler(files, dies_at, when)
+        crashing = committer(dying)
+        try:
+            crashing.commit([], epoch=1, final=False)
+            crashed = False
+        except SinkError:
+            assert visible(files) == []
+        dying.dead, dying.dies_at = False, None
+        after = crashing if again == "same process" else committer(DyingHandler(files))
+        rows = stage(files, [[1]]) if has_rows else []
+        assert after.commit(rows, epoch=2, final=False) == []
+        assert visible(files) == [1] * has_rows and published_names(files), dies_at
+        assert_tidy(files)
+    assert dies_at > 6
+
+
 def test_a_number_that_another_sink_took_does_not_count_as_ours() -> None:
     """The crash came before the log's file; then Spark's own sink wrote one of that number."""
     files = in_memory()

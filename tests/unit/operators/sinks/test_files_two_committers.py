@@ -97,7 +97,7 @@ class SteppedHandler(DyingHandler):
 
     def get_file_info(self, paths: Sequence[str]) -> Any:
         self._steps.pause(self._number)
-        self._looked_for = paths[0]
+        self._looked_for = paths[0] if paths else None
         return super().get_file_info(paths)
 
     def get_file_info_selector(self, selector: Any) -> Any:
@@ -113,11 +113,12 @@ def stage(handler: DyingHandler, rows: Sequence[int], run: int) -> list[bytes]:
     """Stage a file per row."""
     who = OperatorContext(uid="sink", subtask=0, parallelism=1, run=run, execution=1, query_id="q")
     writer = make_writer(handler, StagedNames(who, "json"), SCHEMA)
+    staged: Sequence[bytes] = ()
     for checkpoint_id, row in enumerate(rows, 1):
         writer.write(pa.record_batch({"id": pa.array([row], pa.int64())}))
-        state = writer.prepare_commit(checkpoint_id, final=False).result(_TIMEOUT_S)
+        staged = writer.prepare_commit(checkpoint_id, final=False).result(_TIMEOUT_S).committables
     writer.close()
-    return list(state.committables)
+    return list(staged)
 
 
 class TakenOver:
@@ -263,6 +264,7 @@ def test_schedules_of_two_switches(limits: PublishingLimits) -> None:
 @settings(max_examples=50)
 @given(
     limits=st.sampled_from([SMALL, ONE_BY_ONE]),
+    rows=st.sampled_from([(), (1, 2)]),
     batches=st.sampled_from([0, 8]),
     checked=st.booleans(),
     dies_at=st.one_of(st.none(), st.integers(1, 14)),
@@ -270,9 +272,15 @@ def test_schedules_of_two_switches(limits: PublishingLimits) -> None:
     counts=st.lists(st.integers(1, 12), max_size=20),
 )
 def test_any_schedule(
-    limits: PublishingLimits, batches: int, checked: bool, dies_at: int | None, first: int, counts: list[int]
+    limits: PublishingLimits,
+    rows: Sequence[int],
+    batches: int,
+    checked: bool,
+    dies_at: int | None,
+    first: int,
+    counts: list[int],
 ) -> None:
-    TakenOver(limits, batches=batches, checked=checked, dies_at=dies_at).run(turns_of(first, *counts))
+    TakenOver(limits, rows=rows, batches=batches, checked=checked, dies_at=dies_at).run(turns_of(first, *counts))
 
 
 class SlowEncoding(JsonEncoding):
@@ -299,7 +307,7 @@ class LocalFolder:
 
     def committer(self, encoding: JsonEncoding | None = None) -> FilesCommitter:
         local, encoding = pa_fs.LocalFileSystem(), encoding or JsonEncoding("none")
-        made = FilesCommitter(local, self._output, Path(self._output).as_uri(), encoding, self._limits)
+        made = FilesCommitter(local, self._output, Path(self._output).as_uri(), encoding, SCHEMA, self._limits)
         made.open()
         return made
 
