@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from headgate.source import SourceReaderContext
 from headgate.spark.continuous.settings import arrow_schema
 from headgate.spark.continuous.streams import ContinuousStream
 from headgate.spark.continuous.writer import ContinuousStreamWriter
+from local.kafka import running_broker
 from local.topics import Message, add_partitions, create_topic, produce
 from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until
 
@@ -187,6 +189,34 @@ def test_brokers_that_never_answer_end_the_query_with_their_address(spark: Spark
     query = stream.writeStream.format("noop").start()
     with pytest.raises(SourceUnavailableError, match=r"127\.0\.0\.1:1 did not answer within 1000 ms.*the query ends"):
         query.awaitTermination(120)
+
+
+def test_brokers_that_are_away_for_a_while_are_shown(spark: SparkSession, tmp_path: Path) -> None:
+    """Which brokers and partitions, since when; until they are back, though no record comes then."""
+    with running_broker(tmp_path / "broker") as broker:
+        topic = create_topic(broker.plain, "away", 1)
+        send(broker, topic, range(10), 1)
+        query = (
+            read(spark, broker, topic, 1).writeStream.format("memory").trigger(continuous="200 milliseconds").start()
+        )
+        wait_until(lambda: len(query.table()) == 10, query)
+
+        def troubles() -> list[str]:
+            found: list[str] = query.status["sources"]["kafka"]["troubles"]
+            return [each for each in found if each.startswith("No Kafka broker")]
+
+        assert troubles() == []
+        broker.kill()
+        (trouble,) = wait_until(troubles, query)
+        assert re.match(
+            rf"No Kafka broker at {broker.plain} has answered since 20\d\d-\S+Z: away-0 cannot be read", trouble
+        )
+        wait_until(lambda: trouble in query.lastProgress["headgate"]["troubles"].get("kafka", ()), query)
+        broker.start()
+        wait_until(lambda: not troubles(), query)
+        send(broker, topic, range(10, 20), 1)
+        wait_until(lambda: len(query.table()) == 20, query)
+        query.stop()
 
 
 def test_a_group_that_cannot_be_committed_to_ends_nothing(

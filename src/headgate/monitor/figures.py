@@ -136,6 +136,10 @@ class Figures:
                 waits[uid] = max(waited, waits.get(uid, 0))
         return waits
 
+    def troubles(self, source: str) -> list[str]:
+        """Return what readers of a source wait for beside data, as sentences; empty: nothing."""
+        return [trouble for each in self._letters() for trouble in each.troubles.get(source, ())]
+
     def begin_interval(self) -> None:
         """Let `busiest` tell of the time from now on."""
         for each in self._subtasks.values():

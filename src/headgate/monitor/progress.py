@@ -134,6 +134,11 @@ class ProgressReporter:
         """What is left to be recovered, by stage, as in a progress."""
         return [msgspec.to_builtins(each) for each in self._figures.recovery()]
 
+    @property
+    def reader_troubles(self) -> dict[str, list[str]]:
+        """What readers wait for beside data, as sentences, by source."""
+        return {uid: self._figures.troubles(uid) for uid in self._identity.sources}
+
     def run_began(self, checkpoint_id: int) -> None:
         """Take note that the query is rescaled: its subtasks are others, and their executions begin with 1."""
         self._figures.forget_subtasks()
@@ -164,8 +169,8 @@ class ProgressReporter:
         - ``operators``, the busiest first: ``uid``, ``stage``, ``subtask`` and ``busyPercent`` of each at its busiest
           subtask;
         - ``splits``: how many are being read, by source;
-        - ``troubles``: what keeps a source's enumerator from its work, as sentences, by source that has any: discovery
-          that fails, a method that does not return;
+        - ``troubles``: what keeps a source's enumerator or its readers from their work, as sentences, by source that
+          has any: discovery that fails, a method that does not return, a system that does not answer;
         - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, ``skippedRecords``, and ``lateRows``,
           which came behind the watermark of an aggregation;
         - ``unpublishedMs``: by sink how long the oldest rows of a complete checkpoint have waited to be published; a
@@ -259,7 +264,7 @@ class ProgressReporter:
                 {"uid": each.uid, "stage": each.stage, "subtask": each.subtask, "busyPercent": round(100 * each.share)}
                 for each in self._figures.busiest()
             ],
-            "troubles": {uid: list(troubles) for uid, troubles in self._troubles.items() if troubles},
+            "troubles": {uid: troubles for uid, troubles in self._all_troubles().items() if troubles},
             "splits": {uid: self._figures.splits(uid) for uid in self._identity.sources},
             "rowsRead": {uid: self._figures.rows_in[uid] for uid in self._identity.sources},
             "rowsWritten": {uid: self._figures.rows_out[uid] for uid in self._identity.sinks},
@@ -268,6 +273,9 @@ class ProgressReporter:
             "unpublishedMs": self._unpublished_ms(now_ms),
             "recovery": self.recovery,
         }  # fmt: skip
+
+    def _all_troubles(self) -> dict[str, list[str]]:
+        return {uid: self._troubles.get(uid, []) + of for uid, of in self.reader_troubles.items()}
 
     def _unpublished_ms(self, now_ms: int) -> dict[str, int]:
         waits = self._figures.unpublished_ms()

@@ -248,6 +248,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         By sink uid: how long the oldest rows of a complete checkpoint have waited to be published; absent: none wait.
     recovery
         How far its recovery is; None: it is over, or there is none.
+    troubles
+        By source uid: what its reader waits for beside data, as sentences; absent: nothing.
     """
 
     rows_in: dict[str, int] = {}
@@ -261,6 +263,7 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     late: int = 0
     unpublished_ms: dict[str, int] = {}
     recovery: RecoveryProgress | None = None
+    troubles: dict[str, tuple[str, ...]] = {}
 
 
 class WatermarkReported(_SubtaskMessage, frozen=True, kw_only=True):

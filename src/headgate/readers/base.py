@@ -219,6 +219,10 @@ class SourceReaderBase(SourceReader[SplitT]):
             if split_id not in waiting
         }
 
+    def troubles(self) -> tuple[str, ...]:
+        """Return what split readers wait for beside data, as sentences for the user; empty: nothing."""
+        return tuple(trouble for each in self._fetchers.values() if (trouble := each.trouble()) is not None)
+
     def stuck_since(self) -> float | None:
         """Return when the oldest fetch under way began, in seconds of ``time.monotonic``; None: none is. Any thread.
 

@@ -47,7 +47,7 @@ class SplitFetcher(Generic[SplitT]):
     name
         The thread's name.
     split_reader
-        Called on the new thread only, save for ``wake_up``.
+        Called on the new thread only, save for ``wake_up`` and ``trouble``.
     queue
         Takes what is fetched, and the error that ended the fetcher.
     fetch_timeout_ms
@@ -142,6 +142,10 @@ class SplitFetcher(Generic[SplitT]):
         """When the fetch under way began, in seconds of ``time.monotonic``; None: there is none. For any thread."""
         with self._lock:
             return self._fetching_since_s
+
+    def trouble(self) -> str | None:
+        """Return what the split reader waits for beside data, as a sentence; None: nothing. For any thread."""
+        return self._split_reader.trouble()
 
     def asked_until(self, now_ms: int) -> tuple[int | None, Collection[str]]:
         """Return until when splits without new rows were asked for them in vain, in milliseconds, and which these are.

@@ -1,6 +1,6 @@
 """The split reader: what most connectors implement instead of a whole source reader. It may block.
 
-Never: be called by two threads at once, save for `wake_up`, which exists to be called from another one.
+Never: be called by two threads at once, save for `wake_up` and `trouble`, which exist to be called from another one.
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for `pause_or_resume_splits`.
 """
@@ -51,7 +51,7 @@ class FetchedBatch(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
 
 
 class SplitReader(ABC, Generic[SplitT]):
-    """Reads one or more splits, blocking. All methods but `wake_up` are called on the fetcher's thread."""
+    """Reads one or more splits, blocking. Called on the fetcher's thread, save for `wake_up` and `trouble`."""
 
     @abstractmethod
     def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[SplitT]]:
@@ -86,9 +86,16 @@ class SplitReader(ABC, Generic[SplitT]):
             operation="pause_or_resume_splits",
         )
 
+    def trouble(self) -> str | None:
+        """Return what it waits for beside data, as a sentence for the user; None: nothing.
+
+        For example a system that does not answer. Called from another thread, at any time; must not block.
+        """
+        return None
+
     @abstractmethod
     def wake_up(self) -> None:
-        """Make a `fetch` that blocks return soon. The only method called from another thread, at any time."""
+        """Make a `fetch` that blocks return soon. Called from another thread, at any time."""
 
     @abstractmethod
     def close(self) -> None:

@@ -40,6 +40,16 @@ def position(offset: int) -> dict[str, dict[str, bytes]]:
     return {"kafka": {"rides-0": SPLIT_SERIALIZER.serialize(split)}}
 
 
+def test_what_readers_wait_for_is_told_until_they_no_longer_do() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    reporter.take_troubles("kafka", ["Discovery fails"])
+    reporter.take(0, letter(troubles={"kafka": ("No broker answers",)}), 500)
+    assert reporter.report(1000)[0]["headgate"]["troubles"] == {"kafka": ["Discovery fails", "No broker answers"]}
+    assert reporter.reader_troubles == {"kafka": ["No broker answers"], "gen": []}
+    reporter.take(0, letter(), 1500)
+    assert reporter.report(2000)[0]["headgate"]["troubles"] == {"kafka": ["Discovery fails"]}
+
+
 def test_a_query_that_has_done_nothing_yet() -> None:
     progress, warnings = ProgressReporter(IDENTITY, started_ms=1_000_000).report(1_000_000)
     assert warnings == []

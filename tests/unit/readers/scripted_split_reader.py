@@ -40,6 +40,7 @@ class Script:
         self.closed: list[ScriptedSplitReader] = []
         self.made: list[ScriptedSplitReader] = []
         self.ignores_wake_up = False
+        self.trouble: str | None = None
         self.has_positions = False
         """Whether batches have the positions of single rows."""
         self.released = threading.Event()
@@ -68,6 +69,9 @@ class ScriptedSplitReader(SplitReader[Numbers]):
         self.woken = False
         self.threads: set[str] = set()
         self.calls: list[tuple[str, object]] = []
+
+    def trouble(self) -> str | None:
+        return self.script.trouble
 
     def _next(self) -> list[FetchedBatch[Numbers]]:
         for split_id, split in list(self.splits.items()):

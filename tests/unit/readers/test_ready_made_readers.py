@@ -629,6 +629,16 @@ def test_rows_stay_complete_and_in_order_whatever_is_paused_meanwhile(
     assert all(driven.output.rows(split_id) == list(range(60)) for split_id in ids)
 
 
+def test_what_split_readers_wait_for_is_told(drive: Drive) -> None:
+    driven = drive(MultiplexedReader)
+    assert driven.reader.troubles() == (), "there is none yet"
+    driven.add("a")
+    driven.script.wait_for(lambda: driven.script.waiting > 0)
+    assert driven.reader.troubles() == ()
+    driven.script.trouble = "No broker answers"
+    assert driven.reader.troubles() == ("No broker answers",)
+
+
 @pytest.mark.parametrize("reader_type", ALL)
 def test_a_fetch_that_hangs_can_be_told_from_one_that_does_not(drive: Drive, reader_type: ReaderType) -> None:
     driven = drive(reader_type)

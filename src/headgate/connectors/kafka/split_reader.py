@@ -35,6 +35,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -81,6 +82,8 @@ _ASK_MS = 5000
 """How long brokers may take to answer what an error is about."""
 _TOPIC_IDS_AGAIN_S = 1.0
 """How often topics' ids are compared."""
+_MOST_NAMED = 5
+"""The most partitions that a trouble names."""
 _LOOK_S = 0.05
 """How often a fetch that waits for an answer looks whether it should return."""
 
@@ -182,7 +185,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._woken = False
         self._rows = _FIRST_ROWS
         self._waited_ms = 0.0  # in fetches, since the client last told anything of a partition
-        self._brokers_down = False
+        self._down_since: datetime | None = None  # since when no broker is connected
         self._last_error = "none"
 
     # ---- called by the fetcher ----
@@ -235,6 +238,18 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             self._failed = True
             raise
 
+    def trouble(self) -> str | None:
+        """See `SplitReader.trouble`: no broker answers."""
+        since, partitions = self._down_since, sorted(map(str, list(self._reading)))
+        if since is None or not partitions:
+            return None
+        more = f" and {len(partitions) - _MOST_NAMED} more" if len(partitions) > _MOST_NAMED else ""
+        return (
+            f"No Kafka broker at {self._client.address} has answered since {since:%Y-%m-%dT%H:%M:%SZ}: "
+            f"{', '.join(partitions[:_MOST_NAMED])}{more} cannot be read, and the query waits "
+            f"for the brokers. The client's last error: {self._last_error}."
+        )
+
     def close(self) -> None:
         """Give the consumer back."""
         lease, self._lease = self._lease, None
@@ -278,7 +293,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             self._waited_ms += (time.monotonic() - begin) * 1000
         if consumed.records or any(each.code == PARTITION_EOF for each in consumed.events):
             self._waited_ms = 0.0
-            self._brokers_down = False
+            self._down_since = None
         for event in consumed.events:
             fetched += self._on_event(event)
         if not consumed.records and self._waited_ms >= self._poll_timeout_ms:
@@ -333,6 +348,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         if isinstance(error, SourceUnavailableError):
             _log.info("whether topics are still the same is not known: %s", error)
             return []  # what is held goes on waiting; so does what was not read yet
+        self._down_since = None
         if error is not None:
             _log.warning("whether topics are still the same cannot be known, and is not asked again: %s", error)
             self._may_ask = False
@@ -488,8 +504,9 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             return self._look_again([event.source])
         if event.code in GONE:
             return self._look_again(list(self._reading))
-        if event.code == ALL_BROKERS_DOWN and not self._brokers_down:
-            self._brokers_down, self._waited_ms = True, 0.0
+        if event.code == ALL_BROKERS_DOWN and self._down_since is None:
+            self._down_since, self._waited_ms = datetime.now(UTC), 0.0
+            self._question = None  # an answer to what was asked before does not say that they are back
         if event.code in REFUSED or (event.code == SSL and "verif" in event.text):
             self._fail("refuse this client. Check user, password, certificates and kafka.security.protocol", event)
         if event.code == TOPIC_REFUSED:
@@ -522,13 +539,13 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             if fetched or self._changed:
                 return fetched
             self._unavailable(bounded[0], "The brokers answer, but send no records; is a transaction left open?")
-        if self._brokers_down and self._reading:
+        if self._down_since is not None and self._reading:
             source = next(iter(self._reading))
             try:
                 self._consumer.partitions(min(_ASK_MS, self._poll_timeout_ms))
             except ConnectionError as error:
                 self._unavailable(source, f"They do not answer: {error}.")
-            self._brokers_down = False
+            self._down_since = None
         self._waited_ms = 0.0
         return []
 

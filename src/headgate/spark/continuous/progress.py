@@ -135,6 +135,12 @@ class QueryProgress:
             return self._reporter.recovery
 
     @property
+    def reader_troubles(self) -> dict[str, list[str]]:
+        """What readers wait for beside data, as sentences, by source. Any thread."""
+        with self._lock:
+            return self._reporter.reader_troubles
+
+    @property
     def recent(self) -> list[StreamingQueryProgress]:
         """The last progresses, the newest last. Any thread."""
         with self._lock:

@@ -124,14 +124,17 @@ class ContinuousQuery:
         """What it is doing: Spark's ``message``, ``isDataAvailable`` and ``isTriggerActive``, and more.
 
         ``rowsIn`` and ``rowsOut`` since the start, ``slots`` (with host and process), ``subtasks``, checkpoints,
-        ``sources`` (by uid, with the ``troubles`` of each: what keeps its enumerator from its work) and ``recovery``:
-        what is left of the rows that were under way, by stage, as in `lastProgress`.
+        ``sources`` (by uid, with the ``troubles`` of each: what keeps its enumerator or its readers from their
+        work) and ``recovery``: what is left of the rows that were under way, by stage, as in `lastProgress`.
         """
         driver, progress = self._driver, self._progress
         rows_in, rows_out = (0, 0) if progress is None else progress.rows
         recovery = [] if progress is None else progress.recovery
         active = driver is not None and self.isActive
         known = {} if driver is None else _plain(driver.status)
+        for uid, troubles in ({} if progress is None else progress.reader_troubles).items():
+            if troubles and uid in known.get("sources", {}):
+                known["sources"][uid]["troubles"] = [*known["sources"][uid]["troubles"], *troubles]
         return {
             "message": known["state"] if active else "Stopped", "isDataAvailable": active, "isTriggerActive": active,
             **known, "rowsIn": rows_in, "rowsOut": rows_out, "recovery": recovery,

@@ -922,6 +922,7 @@ class _Execution:
             late=figures.late,
             unpublished_ms=figures.unpublished_ms,
             recovery=None if self._gate is None else self._gate.recovery_progress(),
+            troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
         )
 
     def facts_of(self, error: BaseException) -> dict[str, Any]:
@@ -1114,6 +1115,10 @@ class _Input:
         count, found = _few(tuple(map(self._state_of, splits)))
         self._known |= found
         return count, found
+
+    def troubles(self) -> tuple[str, ...]:
+        """Return what the reader waits for beside data."""
+        return self.reader.troubles() if isinstance(self.reader, SourceReaderBase) else ()
 
     def asked_ms(self, now_ms: int) -> Mapping[str, int]:
         """Return until when splits were asked for rows in vain, in milliseconds: by fetchers, or else by polls."""
