@@ -691,7 +691,8 @@ class JobMaster:
                 self._release()
             case sch.ReportFailure() | sch.ReportMissingSlots():
                 connected = isinstance(action, sch.ReportFailure) and self._plan.is_connected
-                why = " They are all, since exchanges connect them; slots stay." if connected else ""
+                stay = "; slots that live stay" if self._scheduler.keeps_slots else ""
+                why = f" They are all, since exchanges connect them{stay}." if connected else ""
                 self._log("warning", _told(action) + why)
             case sch.FailQuery() | sch.QueryOver():
                 self._on_end(action)

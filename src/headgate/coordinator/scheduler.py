@@ -546,6 +546,11 @@ class Scheduler:
             return "running"
         return "restarting" if any(subtask.is_repeated for subtask in self._subtasks()) else "starting"
 
+    @property
+    def keeps_slots(self) -> bool:
+        """Whether subtasks restart in the slots that there are: the job is not submitted again."""
+        return self._phase == "submitted"
+
     def execution(self, subtask: SubtaskId) -> int | None:
         """Return the execution of a subtask whose letters count; None: it is not deployed."""
         found = self._subtask(subtask)

@@ -184,7 +184,10 @@ def test_whatever_fails_restarts_all_that_exchanges_connect_in_place() -> None:
     master.hear(2, msg.SubtaskFailed(stage=1, execution=1, error=BROKEN), 1_000)
     assert [(each.stage, each.execution) for each in master.of(msg.CancelSubtask, 0)] == [(0, 1), (1, 1)]
     assert [(each.stage, each.execution) for each in master.of(msg.CancelSubtask, 1)] == [(0, 1)]
-    assert "subtasks 0, 1 restart" in master.logged[-1] and "since exchanges connect them" in master.logged[-1]
+    assert (
+        "subtasks 0, 1 restart" in master.logged[-1]
+        and "since exchanges connect them; slots that live stay" in master.logged[-1]
+    )
     master(TimePassed(), 1_100)
     letters = [each for slot in (0, 1) for each in master.got[slot] if isinstance(each, msg.Deploy | msg.SlotsLocated)]
     assert {(type(each), each.execution, each.generation) for each in letters} == {
@@ -193,6 +196,14 @@ def test_whatever_fails_restarts_all_that_exchanges_connect_in_place() -> None:
     assert len(letters) == 8
     master.run(2, 1_200)
     assert master.machine.status().state == "running"
+
+
+def test_slots_do_not_stay_when_the_job_is_submitted_again() -> None:
+    master = Master()
+    master.start()
+    master(sch.JobEnded(0, BROKEN), 1_000)
+    (told,) = (each for each in master.logged if "subtasks 0, 1 restart" in each)
+    assert told.endswith("They are all, since exchanges connect them.")
 
 
 def test_a_slot_that_dies_is_waited_for_before_anybody_is_told() -> None:

@@ -162,8 +162,7 @@ class SlotRuntime:
         return SlotServices(
             plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls, certified=coordinator),
             uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
-            spill_folder=folders[0],
-            other_spill_folders=tuple(folders[1:]),
+            spill_folders=tuple(folders),
         )
 
     def run(self) -> None:
@@ -320,7 +319,7 @@ class SlotRuntime:
             services.plane.close()
         if services.uploader is not None:
             services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written behind the end of the query
-        for folder in (services.spill_folder, *services.other_spill_folders) if services.spill_folder else ():
+        for folder in services.spill_folders:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _finish(self) -> None:

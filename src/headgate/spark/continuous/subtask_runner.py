@@ -110,14 +110,13 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
         Its data plane; None for a query without an exchange.
     uploader
         Stores keyed and channel state; None for a query without an exchange.
-    spill_folder, other_spill_folders
-        A folder on a local disk, and one on each other disk: for channel state that the first has no room for.
+    spill_folders
+        A folder on each local disk: operators use the first, and channel state the first that has room.
     """
 
     plane: DataPlane | None = None
     uploader: StateUploader | None = None
-    spill_folder: str = ""
-    other_spill_folders: tuple[str, ...] = ()
+    spill_folders: tuple[str, ...] = ()
 
 
 class SubtaskRunner:
@@ -373,8 +372,8 @@ class _Execution:
         self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
         self._stage = runner._definition.graph.stages[runner._stage]
         services = runner._services
-        self._own_folder = f"{runner._stage}-{runner._place.slot}-{self.number}"
-        self._spill_folder = services.spill_folder and os.path.join(services.spill_folder, self._own_folder)
+        own_folder = f"{runner._stage}-{runner._place.slot}-{self.number}"
+        self._spill_folders = [os.path.join(each, own_folder) for each in services.spill_folders]
         self._room: Future[None] | None = None
         self._turn = 0
         self._looked_ms: int | None = None  # when positions were told last
@@ -411,7 +410,7 @@ class _Execution:
             options={"checkpointLocation": runner._place.checkpoint_location},
             max_parallelism=definition.options["max-parallelism"],
             time_zone=runner._place.time_zone,
-            spill_folder=self._spill_folder,
+            spill_folder=next(iter(self._spill_folders), ""),
             memory_bytes=definition.options["state.memory"],
         )
         self._open_outputs()
@@ -489,13 +488,7 @@ class _Execution:
                 runner._now_ms,
                 self,
                 [self._recovered_input(each, partitioners[each.state.exchange]) for each in mine],
-                [
-                    os.path.join(folder, "channels")
-                    for folder in (
-                        self._spill_folder,
-                        *(os.path.join(each, self._own_folder) for each in runner._services.other_spill_folders),
-                    )
-                ],
+                [os.path.join(each, "channels") for each in self._spill_folders],
                 producers_recover=from_producers,
                 relocated=deployed.relocated,
                 idle_together=frozenset(uid for uid in self._stage.inputs if graph.idles_together(graph.stage_of(uid))),
@@ -955,8 +948,7 @@ class _Execution:
         closings += [output.close for output in self._outputs.values()]
         if self._chain is not None:
             closings.append(self._chain.close)
-        if self._spill_folder and os.path.isdir(self._spill_folder):
-            closings.append(lambda: shutil.rmtree(self._spill_folder, ignore_errors=True))
+        closings += [partial(shutil.rmtree, each, ignore_errors=True) for each in self._spill_folders]
         for close in closings:
             try:
                 close()

@@ -95,7 +95,10 @@ class Pair:
         self.execution = self.generation = 0
         self._unread: queue.Queue[msg.FromSlot] = queue.Queue()
         self._restored: tuple[SubtaskState, SubtaskState] | None = None
-        services = SlotServices(plane=self.plane, uploader=self.uploader, spill_folder=str(location / "spilled"))
+        self.disks = [location / "spilled", location / "spilled on another disk"]
+        services = SlotServices(
+            plane=self.plane, uploader=self.uploader, spill_folders=tuple(str(each) for each in self.disks)
+        )
         place = SlotPlace(
             run=1, slot=0, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location=str(location)
         )
@@ -617,6 +620,28 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
         assert position(states[0]) == BEHIND
         recovered = msg.SubtaskRecovered(stage=1, execution=pair.execution)
         wait_until(lambda recovered=recovered: recovered in pair.posted)  # type: ignore[misc]
+
+
+def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_exchanges, "RECOVERY_MEMORY_BYTES", 1)
+    pair = start()
+    pair.disks[0].parent.mkdir(exist_ok=True)
+    pair.disks[0].write_text("a disk that cannot be written")
+    pair.block()
+    pair.fill()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    states = pair.acknowledged(1)
+    pair.sink.room = Future()
+    pair.restart(states, 1)
+    assert pair.recovery_that_waits().disk_bytes > 0
+    assert [each.name for each in pair.disks[1].iterdir()] == [f"1-0-{pair.execution}"]
+    pair.unblock()
+    pair.close()
+    assert list(pair.disks[1].iterdir()) == []
 
 
 def test_an_operator_is_told_the_time_once_however_long_its_output_has_no_room(start: Start) -> None:
