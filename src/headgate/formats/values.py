@@ -61,7 +61,7 @@ def cast_strings(
 
 def check_type(to: pa.DataType, options: Mapping[str, Any], time_zone: str) -> None:
     """Raise the `OptionError` that casting to a type would raise, before there is anything to cast."""
-    cast_strings(pa.array([], pa.string()), to, options, time_zone)
+    cast_strings(pa.nulls(0, pa.string()), to, options, time_zone)
 
 
 def _cast(
