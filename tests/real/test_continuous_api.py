@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQuer
 from pyspark.sql.types import StructType
 
 import headgate
-from headgate.errors import OptionError, TransportError, UserFunctionError
+from headgate.errors import BadDataError, OptionError, TransportError, UserFunctionError
 from headgate.functions import col, lit
 from headgate.spark.continuous import driver
 from headgate.transport.control_client import ControlClient
@@ -242,6 +242,17 @@ def test_a_function_that_raises_ends_the_query_and_is_told_of(spark: SparkSessio
     text = str(error)
     assert 'raise ValueError("seven is not allowed")' in text and "badRecords" in text
     assert text.count("broken raised ValueError: seven is not allowed") == 1, text
+
+
+def test_data_that_a_restart_would_meet_again_ends_the_query_at_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1, but no more of it")
+    rows = headgate.continuous(spark, parallelism=1).readStream.format("headgate.files").schema("n long")
+    query = rows.option("fileFormat", "parquet").load(str(tmp_path)).writeStream.format("noop").start()
+    with pytest.raises(BadDataError, match=r"broken\.parquet"):
+        query.awaitTermination(90)
+    assert "restart from the last completed checkpoint" not in caplog.text
 
 
 @pytest.mark.parametrize("handling", ["skip", "sink"])
