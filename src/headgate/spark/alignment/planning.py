@@ -8,7 +8,8 @@ Two ways:
 - A source that knows where event times are (`SupportsEventTimeSeek`) is planned up to the bound, to the row.
 - Any other learns: what the tasks of the last batch report makes its splits known, and those that are beyond the
   slowest by more than the drift are left out. So a split is at most one plan beyond. One of which nothing is known is
-  planned first, alone, so that it becomes known before others go on.
+  planned first, alone, so that it becomes known before others go on. Files are not: they are read one after the other,
+  and the next one is begun when nothing that was begun has to wait, for it is likely to be further still.
 
 That it always progresses: the slowest split of a group is never held, and if it turns out that it has
 nothing to read it is not the slowest any longer. Under `Trigger.AvailableNow` Spark ends a query in which no source
@@ -239,7 +240,9 @@ class AlignedPlans:
         self._tried &= set(ids)
         self._first_read = frozenset()
         new = [each for each in splits if self._votes.is_new(each.split_id) and each.split_id not in self._tried]
-        if new:
+        in_turn = len(new) < len(splits) and all(each.remaining().file is not None for each in new)
+        unknown = {each.split_id for each in new} if in_turn else set()
+        if new and not in_turn:
             ranges = plan_ranges(new, limits)
             names = [planned.split.split_id for planned in ranges] or [each.split_id for each in new]
             self._tried.update(names)
@@ -251,6 +254,8 @@ class AlignedPlans:
         while True:
             earliest, _ = self._slowest(now_ms, frozen)
             within = self._votes.within(ids, earliest)
+            if len(within) < len(ids):
+                within = [name for name in within if name not in unknown]
             if within == tried or not within:
                 return ()
             tried = within
@@ -258,6 +263,8 @@ class AlignedPlans:
             ranges = plan_ranges(allowed, limits)
             self._note(allowed, ranges, limits, now_ms)
             if ranges:
+                self._first_read = frozenset(unknown & {planned.split.split_id for planned in ranges})
+                self._tried |= self._first_read
                 return ranges
 
     def _note(self, asked: Sequence[Split], ranges: Ranges, limits: PlanLimits, now_ms: int) -> None:

@@ -12,11 +12,12 @@ from event_time_source import LearningSource, Seat, SeekingSource, Times, VagueS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.source import PlanLimits, WatermarkAlignment
+from headgate.source import PlanLimits, Remaining, WatermarkAlignment
 from headgate.spark.alignment.planning import AlignedPlans
 from headgate.spark.alignment.rendezvous import Rendezvous
 from headgate.spark.offsets import INITIAL
 from headgate.spark.stream_plan import StreamPlanner
+from tests.unit.spark.counting_source import RangeSplit
 
 NO_LIMITS = PlanLimits()
 DRIFT_MS = 100
@@ -279,6 +280,31 @@ def test_a_learning_source_holds_back_who_is_ahead_by_at_most_one_plan() -> None
     assert {max(times) for times in query.batches[:3]} == {400, 80, 20}
     went_on = query.batches.index([600, 800, 1000])
     assert [300, 310, 320] in query.batches[:went_on], "the slowest was within the drift of 400 before"
+
+
+def test_files_of_which_nothing_is_known_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first rows of each before the others: the watermark would pass what is left of the first ones."""
+    monkeypatch.setattr(RangeSplit, "remaining", lambda split: Remaining(file=split.split_id))
+    query = Query()
+    for _ in range(2):
+        query.add(Times(**{f"f{n}": hour(500 * n) for n in range(6)}), LearningSource, finite="true")
+    query.freeze()
+    query.run_to_the_end(PlanLimits(max_rows=10))
+    assert query.has_read_everything()
+    assert query.late(DRIFT_MS + 100) == []
+
+
+def test_a_file_is_not_begun_while_another_waits_for_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RangeSplit, "remaining", lambda split: Remaining(file=split.split_id))
+    query = Query()
+    ahead = query.add(Times(f0=hour(0, step_ms=40), f1=hour(2000)), LearningSource, finite="true")
+    behind = query.add(Times(a=hour(0)), LearningSource)
+    query.freeze()
+    while not any(name == "f1" for name, _ in ahead.rows):
+        assert query.batch(PlanLimits(max_rows=5))
+    assert len(behind.rows) == 50, "until then f0 was held back, again and again"
+    query.run_to_the_end(PlanLimits(max_rows=5))
+    assert query.has_read_everything()
 
 
 def test_a_seeking_source_waits_for_what_a_learning_one_has_planned_and_not_reported() -> None:
