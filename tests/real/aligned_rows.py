@@ -49,7 +49,7 @@ class AlignedRows(headgate.SimpleSource):
             elif told["finished"]:
                 return
             else:
-                time.sleep(0.005)
+                time.sleep(0.02)
                 yield rows_of(split_id, []), n
 
 
