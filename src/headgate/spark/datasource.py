@@ -167,7 +167,7 @@ class _Reader:
         ]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from headgate.spark.task import check_versions, read_splits
+        from headgate.spark.task import check_versions, keep_modules, read_splits
 
         # Spark plans one empty partition where a source has none.
         if not isinstance(partition, SplitsPartition):
@@ -185,6 +185,8 @@ class _Reader:
             partition.reporting,
             partition.ordering,
         )
+        if context is not None:
+            keep_modules()
 
 
 class BatchReader(_Reader, DataSourceReader):

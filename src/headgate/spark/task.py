@@ -5,8 +5,10 @@ Never: plan, or hand the JVM a batch that was not checked: Spark checks the firs
 
 from __future__ import annotations
 
+import gc
 import platform
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -151,6 +153,23 @@ def read_splits(
             report(reporting.to, output.event_times)
     finally:
         reader.close()
+
+
+_modules = 0
+"""So many were imported when `keep_modules` was called last."""
+
+
+def keep_modules() -> None:
+    """Take all that is alive out of garbage collections, if modules were imported since the last time.
+
+    Spark's workers collect garbage behind each task, and each time search what was imported: of pandas, pyarrow and
+    numba that is a tenth of a second, more than a small task takes.
+    """
+    global _modules
+    if len(sys.modules) != _modules:
+        gc.collect()
+        gc.freeze()
+        _modules = len(sys.modules)
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, source_name: str) -> Iterator[pa.RecordBatch]:
