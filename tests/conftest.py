@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep thousands of tests, which live to the end, from the garbage collector: it went through all again and again."""
+    """Keep the garbage collector from going through thousands of tests, which live to the end, again and again."""
     gc.collect()
     gc.freeze()
 
