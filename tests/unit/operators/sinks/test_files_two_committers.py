@@ -7,9 +7,11 @@ memory bytes are lost when a file is deleted while it is open.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,24 @@ def stage(handler: DyingHandler, rows: Sequence[int], run: int) -> list[bytes]:
     return list(staged)
 
 
+def file_system_of(folder: tempfile.TemporaryDirectory[str]) -> Any:
+    return pa_fs.SubTreeFileSystem(folder.name, pa_fs.LocalFileSystem())
+
+
+@cache  # hundreds of stories begin alike
+def begun(
+    rows: tuple[int, ...], before: tuple[int, ...]
+) -> tuple[tempfile.TemporaryDirectory[str], list[bytes], list[bytes]]:
+    """Return a folder with some rows published, and what was staged there by the old run and by the new one."""
+    folder = tempfile.TemporaryDirectory()
+    files = file_system_of(folder)
+    files.create_dir(f"{OUTPUT}/_staging")
+    committer(DyingHandler(files)).open()
+    for number, row in enumerate(before, 1):
+        committer(DyingHandler(files)).commit(stage(DyingHandler(files), [row], 1), epoch=number, final=True)
+    return folder, stage(DyingHandler(files), rows, 1), stage(DyingHandler(files), [3], 2)
+
+
 class TakenOver:
     """A story: an old run commits rows while a new one commits those too, because of its checkpoint, and row 3.
 
@@ -148,18 +168,12 @@ class TakenOver:
         dies_at: int | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.files: Any = pa_fs.SubTreeFileSystem(self._folder.name, pa_fs.LocalFileSystem())
-        self.files.create_dir(f"{OUTPUT}/_staging")
+        self.files = file_system_of(self._folder)
         self.limits = limits
         self.rows = rows
         self.before = [-number for number in range(batches)]
-        committer(DyingHandler(self.files)).open()
-        for number, row in enumerate(self.before, 1):
-            committer(DyingHandler(self.files)).commit(
-                stage(DyingHandler(self.files), [row], 1), epoch=number, final=True
-            )
-        self.staged = stage(DyingHandler(self.files), rows, 1)
-        self.more = stage(DyingHandler(self.files), [3], 2)
+        beginning, self.staged, self.more = begun(tuple(rows), tuple(self.before))
+        shutil.copytree(beginning.name, self._folder.name, dirs_exist_ok=True)
         self.steps = Steps()
         self.dies = dies_at is not None
         self.taken_over = False
