@@ -1,7 +1,8 @@
 """Which tests stay together when several processes run them, and which begin first, so that all end at about one time.
 
 A file's tests stay together, for they share what its fixtures make; of some files only those of a function. What takes
-long begins first, then files with many tests.
+long begins first, then what else has a Spark or a broker, then simulators. Unit tests, of which no file takes long, come
+last: they fill up whatever the others leave, so that no process works alone in the end.
 """
 
 from __future__ import annotations
@@ -19,19 +20,28 @@ LONGEST = (
     "tests/real/test_continuous_failover.py::test_with_retries_of_tasks",
     "tests/real/test_continuous_keyed.py::test_with_rows_under_way_too",
     "tests/real/test_examples.py",
+    "tests/real/test_kafka_alignment.py",
     "tests/real/test_files_equal_spark.py",
+    "tests/real/test_kafka_stream.py",
     "tests/real/test_continuous_failover.py::test_on_a_cluster",
     "tests/real/test_kafka_equal_spark.py",
-    "tests/real/test_kafka_stream.py",
+    "tests/real/test_event_time_stream.py",
+    "tests/real/test_doors.py",
+    "tests/real/test_kafka_security.py",
     "tests/real/test_continuous_failover.py::test_without_retries_of_tasks",
     "tests/real/test_continuous_event_time.py",
     "tests/real/test_continuous_kafka_sink.py",
     "tests/real/test_kafka_sink.py",
     "tests/real/test_files_stream.py",
+    "tests/real/test_files_trouble.py",
+    "tests/real/test_kinesis_stream.py",
+    "tests/scenarios/test_kafka_under_kills.py",
     "tests/real/test_continuous_failover.py::test_a_killed_driver_s_query_goes_on",
     "tests/real/test_kafka_split_reader.py",
 )
 """Pieces of work that begin first, in this order."""
+FOLDERS = ("tests/real/", "tests/scenarios/", "tests/unit/")
+"""What begins then, in this order."""
 
 
 def piece_of(nodeid: str) -> str:
@@ -45,9 +55,10 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     places = {piece: place for place, piece in enumerate(LONGEST)}
     sizes = Counter(piece_of(item.nodeid) for item in items)
 
-    def place(item: pytest.Item) -> tuple[int, int, str]:
+    def place(item: pytest.Item) -> tuple[int, int, int, str]:
         piece = piece_of(item.nodeid)
-        return places.get(piece, len(places)), -sizes[piece], piece
+        folder = next((at for at, folder in enumerate(FOLDERS) if piece.startswith(folder)), len(FOLDERS))
+        return places.get(piece, len(places)), folder, -sizes[piece], piece
 
     return sorted(items, key=place)
 
