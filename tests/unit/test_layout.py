@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,13 @@ CONTRACT = [
 ]
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """Yield the full name of every module that a file imports, wherever in the file it does so."""
+@cache
+def imported_modules(path: Path) -> list[str]:
+    """Return the full name of every module that a file imports, wherever in the file it does so."""
+    return list(_imported_modules(path))
+
+
+def _imported_modules(path: Path) -> Iterator[str]:
     package = path.relative_to(SRC).with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
