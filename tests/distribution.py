@@ -1,8 +1,8 @@
 """Which tests stay together when several processes run them, and which begin first, so that all end at about one time.
 
 A file's tests stay together, for they share what its fixtures make; of some files only those of a function. What takes
-long begins first, then what else has a Spark or a broker, then simulators. Unit tests, of which no file takes long, come
-last: they fill up whatever the others leave, so that no process works alone in the end.
+long begins first, then what else has a Spark or a broker, then simulators. Unit tests, of which no file takes long,
+come last: they fill up whatever the others leave, so that no process works alone in the end.
 """
 
 from __future__ import annotations
