@@ -20,7 +20,7 @@ from tests import search
 from tests.seeds import KEYED_FAILED
 
 SCHEDULES = 5_000
-ORDINARY = 300
+ORDINARY = 200
 OFF = Switches(on_downstream=False, during_recovery=False)
 
 
