@@ -188,7 +188,7 @@ class FilesCommitter(SinkCommitter):
         self._forget(published)
         sweeps = self._note_writers(staged)
         with as_sink_error(self._output, "publish"):
-            if final or self._is_due() if self._waiting else self._is_bare():
+            if (final or self._is_due()) if self._waiting else self._is_bare():
                 published = self._publish(published)
                 sweeps = True
             if sweeps:
