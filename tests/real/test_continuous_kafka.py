@@ -211,7 +211,12 @@ def test_brokers_that_are_away_for_a_while_are_shown(spark: SparkSession, tmp_pa
         assert re.match(
             rf"No Kafka broker at {broker.plain} has answered since 20\d\d-\S+Z: away-0 cannot be read", trouble
         )
-        wait_until(lambda: trouble in query.lastProgress["headgate"]["troubles"].get("kafka", ()), query)
+
+        def shown() -> list[str]:
+            progress = query.lastProgress
+            return [] if progress is None else progress["headgate"]["troubles"].get("kafka", [])
+
+        wait_until(lambda: trouble in shown(), query)
         broker.start()
         wait_until(lambda: not troubles(), query)
         send(broker, topic, range(10, 20), 1)
