@@ -5,7 +5,7 @@ Never: hand one consumer to two owners, or one that failed for good to anybody. 
 made it: a child that was forked leaves its parent's alone.
 
 A consumer is one of two kinds: `bulk.BulkConsumer`, or where that cannot be had `plain.PlainConsumer`. Both give the
-same.
+same, through a `verified_consumer.VerifiedConsumer`.
 """
 
 from __future__ import annotations
@@ -264,13 +264,15 @@ def acquire(client: ClientConfig, settings: Mapping[str, str | int | bool], deco
 
 
 def _connect(settings: dict[str, str | int | bool], decoder: Decoder) -> KafkaConsumer:
+    from headgate.connectors.kafka.verified_consumer import VerifiedConsumer
+
     if decoder == "auto" and _bulk_is_possible():
         from headgate.connectors.kafka.bulk import BulkConsumer
 
-        return BulkConsumer(settings)
+        return VerifiedConsumer(BulkConsumer(settings))
     from headgate.connectors.kafka.plain import PlainConsumer
 
-    return PlainConsumer(settings)
+    return VerifiedConsumer(PlainConsumer(settings))
 
 
 _bulk_possible: bool | None = None
