@@ -157,7 +157,7 @@ def test_an_unknown_version_is_read_message_by_message(
     client = ClientConfig((("bootstrap.servers", kafka.plain),))
     with caplog.at_level(logging.WARNING):
         leases = [consumers.acquire(client, {}, "auto") for _ in range(2)]
-    assert [type(lease.consumer) for lease in leases] == [PlainConsumer, PlainConsumer]
+    assert [type(lease.consumer.client) for lease in leases] == [PlainConsumer, PlainConsumer]
     (warning,) = [record.message for record in caplog.records if "one by one" in record.message]
     assert warning.endswith("is not one whose interface is known")
     for lease in leases:
@@ -170,7 +170,7 @@ sys.modules["numba"] = None
 from headgate.connectors.kafka import consumers
 from headgate.connectors.kafka.client_config import ClientConfig
 lease = consumers.acquire(ClientConfig((("bootstrap.servers", "127.0.0.1:1"),)), {}, "auto")
-print(type(lease.consumer).__name__)
+print(type(lease.consumer.client).__name__)
 lease.release(assigned=[], failed=True)
 """
 

@@ -31,19 +31,19 @@ class VerifiedConsumer:
 
     Parameters
     ----------
-    consumer
+    client
         Reads.
     """
 
-    def __init__(self, consumer: KafkaConsumer) -> None:
-        self._consumer = consumer
+    def __init__(self, client: KafkaConsumer) -> None:
+        self.client = client
         self._begun: dict[TopicPartition, int] = {}  # and where
         self._doubted: dict[TopicPartition, int] = {}  # and what came first of them
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """See `KafkaConsumer.assign`."""
         self._begun.update(positions)
-        self._consumer.assign(positions)
+        self.client.assign(positions)
 
     def unassign(self, sources: Iterable[TopicPartition]) -> None:
         """See `KafkaConsumer.unassign`."""
@@ -51,11 +51,11 @@ class VerifiedConsumer:
         for source in sources:
             self._begun.pop(source, None)
             self._doubted.pop(source, None)
-        self._consumer.unassign(sources)
+        self.client.unassign(sources)
 
     def consume(self, wanted: Wanted, at_most: int, timeout_ms: int) -> Consumed:
         """See `KafkaConsumer.consume`."""
-        consumed = self._consumer.consume(wanted, at_most, timeout_ms)
+        consumed = self.client.consume(wanted, at_most, timeout_ms)
         if not self._begun:
             return consumed
         again: dict[TopicPartition, int] = {}
@@ -66,8 +66,8 @@ class VerifiedConsumer:
             if each.code != PARTITION_EOF or each.source is None or self._is_right(each.source, each.offset, again)
         ]
         if again:
-            self._consumer.unassign(again)
-            self._consumer.assign(again)
+            self.client.unassign(again)
+            self.client.assign(again)
         return Consumed(records, events)
 
     def _is_right(self, source: TopicPartition, offset: int, again: dict[TopicPartition, int]) -> bool:
@@ -91,16 +91,16 @@ class VerifiedConsumer:
 
     def watermarks(self, source: TopicPartition, timeout_ms: int) -> tuple[int, int]:
         """See `KafkaConsumer.watermarks`."""
-        return self._consumer.watermarks(source, timeout_ms)
+        return self.client.watermarks(source, timeout_ms)
 
     def partitions(self, timeout_ms: int) -> dict[str, int]:
         """See `KafkaConsumer.partitions`."""
-        return self._consumer.partitions(timeout_ms)
+        return self.client.partitions(timeout_ms)
 
     def wake_up(self) -> None:
         """See `KafkaConsumer.wake_up`."""
-        self._consumer.wake_up()
+        self.client.wake_up()
 
     def close(self) -> None:
         """See `KafkaConsumer.close`."""
-        self._consumer.close()
+        self.client.close()
