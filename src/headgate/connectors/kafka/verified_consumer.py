@@ -32,7 +32,7 @@ class VerifiedConsumer:
     Parameters
     ----------
     client
-        Reads.
+        Reads: a `bulk.BulkConsumer` or a `plain.PlainConsumer`.
     """
 
     def __init__(self, client: KafkaConsumer) -> None:
