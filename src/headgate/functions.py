@@ -1,7 +1,7 @@
 """The functions of continuous queries, with the names and meanings of ``pyspark.sql.functions``.
 
 Never: evaluate anything; they make expressions, which Arrow evaluates batch by batch
-(`headgate.operators.expressions`).
+(`headgate.expressions.expressions`).
 
 Types and errors are those of Spark's ANSI mode, the default of Spark 4: an overflow, a division by zero or a text that
 is no number fails the record. Regular expressions are RE2's. Names of columns have no case.
@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.errors import OptionError
-from headgate.operators.expressions import Branches, Column, Constant, Name, as_node, call
+from headgate.expressions.expressions import Branches, Column, Constant, Name, as_node, call
 from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.source.options import duration_ms

@@ -4,82 +4,8 @@ Never: start one before every subtask is running, two at a time, or write a mani
 
 `Stale` is news of a checkpoint that is not under way (any longer), or of a part of it that is there already.
 
-    state                        event                       next          actions                        why
-    ---------------------------  --------------------------  ------------  -----------------------------  ------------
-    stopped                      CheckpointingStarted        same          Commit?                        it may not be
-    stopped                      SubtasksRunning             idle                                         first: soon
-    stopped                      SubtasksRunning restored    recommitting  Commit?                        older is first
-    ending                       SubtasksRunning             same          Commit?                        it had failed
-    suspended                    SubtasksRunning             same                                         all is done
-    stopped, ending, suspended   SubtasksNotRunning          same                                         nothing pends
-    recommitting, idle           SubtasksNotRunning          stopped
-    snapshotting, pending        SubtasksNotRunning          stopped       NotifyAborted, AnswerRequest?  incomplete
-    completing                   SubtasksNotRunning          stopped       NotifyAborted, AnswerRequest?  see below
-    stopped, recommitting, idle  CheckpointRequested         same                                         due at once
-    snapshotting, pending        CheckpointRequested         same                                         it waits
-    completing                   CheckpointRequested         same                                         it waits
-    ending, suspended            CheckpointRequested         same          AnswerRequest                  it is over
-    stopped, recommitting, idle  InputAllEnded               same                                         due at once
-    snapshotting, pending        InputAllEnded               same                                         it waits
-    completing                   InputAllEnded               same                                         it waits
-    ending, suspended            InputAllEnded               same                                         after a drain
-    idle                         CheckpointTimePassed due    snapshotting  SnapshotSources
-    stopped, recommitting, idle  CheckpointTimePassed        same
-    snapshotting, pending        CheckpointTimePassed        same
-    completing                   CheckpointTimePassed        same
-    ending, suspended            CheckpointTimePassed        same
-    snapshotting, pending        CheckpointTimePassed late   idle          NotifyAborted, AnswerRequest?  timeout
-    completing                   CheckpointTimePassed late   idle          NotifyAborted, AnswerRequest?  see below
-    snapshotting, pending        CheckpointTimePassed late   stopped       NotifyAborted, AnswerRequest?, one too many
-                                                                           CheckpointFailureLimitReached
-    completing                   CheckpointTimePassed late   stopped       NotifyAborted, AnswerRequest?, one too many
-                                                                           CheckpointFailureLimitReached
-    snapshotting                 SourceStateReady            same                                         some missing
-    snapshotting                 SourceStateReady all        pending       SendBarriers
-    snapshotting                 SourceRefused               idle          NotifyAborted                  put off: soon
-    snapshotting                 SourceRefused late          idle          NotifyAborted, AnswerRequest?  for too long
-    snapshotting                 SourceRefused late          stopped       NotifyAborted, AnswerRequest?, one too many
-                                                                           CheckpointFailureLimitReached
-    pending                      SubtaskAcknowledged         same                                         some missing
-    pending                      SubtaskAcknowledged all     completing    WriteManifest                  last of all
-    pending                      SubtaskDeclined             idle          NotifyAborted, AnswerRequest?
-    pending                      SubtaskDeclined             stopped       NotifyAborted, AnswerRequest?, one too many
-                                                                           CheckpointFailureLimitReached
-    completing                   ManifestWritten savepoint   same          WriteManifest                  then our own
-    completing                   ManifestWritten             idle          NotifyCompleted, Commit?,      it is complete
-                                                                           AnswerRequest?,
-                                                                           DeleteCheckpoint?
-    completing                   ManifestWritten last        ending        NotifyCompleted, Commit?,      nothing more
-                                                                           AnswerRequest?,                begins
-                                                                           DeleteCheckpoint?
-    completing                   ManifestWriteFailed         idle          NotifyAborted, AnswerRequest?  see below
-    completing                   ManifestWriteFailed         stopped       NotifyAborted, AnswerRequest?, one too many
-                                                                           CheckpointFailureLimitReached
-    stopped, idle                Committed                   same          Commit?                        the next epoch
-    snapshotting, pending        Committed                   same          Commit?                        the next epoch
-    completing                   Committed                   same          Commit?                        the next epoch
-    recommitting                 Committed                   same          Commit                         the next epoch
-    recommitting                 Committed all               idle
-    ending                       Committed                   same          Commit                         the next epoch
-    ending                       Committed final             suspended     QuerySuspended
-    stopped, ending              CommitFailed                same          CheckpointFailureLimitReached  again when all
-                                                                                                          run
-    recommitting, idle           CommitFailed                stopped       CheckpointFailureLimitReached
-    snapshotting, pending        CommitFailed                stopped       NotifyAborted, AnswerRequest?,
-                                                                           CheckpointFailureLimitReached
-    completing                   CommitFailed                stopped       NotifyAborted, AnswerRequest?,
-                                                                           CheckpointFailureLimitReached
-    stopped, recommitting, idle  SubtaskRecovered            same
-    snapshotting, pending        SubtaskRecovered            same
-    completing                   SubtaskRecovered            same
-    ending, suspended            SubtaskRecovered            same
-    stopped, recommitting, idle  Stale                       same
-    snapshotting, pending        Stale                       same
-    completing                   Stale                       same
-    ending, suspended            Stale                       same
-
 - A checkpoint that is given up while its manifest is being written may exist all the same. It is a consistent one, so
-  that it may be restored; nobody is told that it completed, and it is deleted when a newer one is complete.
+  that it may be restored; nobody is notified that it completed, and it is deleted when a newer one is complete.
 - A source that cannot take part yet (its enumerator is being restored) puts a checkpoint off, as often as it refuses:
   who asked for it need not ask again, and nothing has failed before the time of one checkpoint is over.
 - While a subtask has recovered rows to process (`SubtaskRecovered` is yet to come), a time-out gives its checkpoint up,
@@ -90,258 +16,31 @@ Never: start one before every subtask is running, two at a time, or write a mani
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   stands in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
-Longer than other modules, since what comes in and goes out stands beside the machine and its table.
-
 Follows FLIP-27, "Where to run the enumerator"; Flink's CheckpointCoordinator.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import Any, ClassVar
-
 import msgspec
 
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.commits import CommitQueue
 from headgate.checkpoint.manifest import Committables, Manifest, QueryPlan, SourceEntry, UncommittedEpoch
-from headgate.errors import InvalidTransitionError
+from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId
 from headgate.protocol.state import InlineState, SubtaskState
 
-_HISTORY = 64
 _PUT_OFF_MS = 200
 """How long a checkpoint waits that a source refused."""
 
-# What happened.
-
-
-class CheckpointingStarted(msgspec.Struct, frozen=True):
-    """The run begins: what the restored checkpoint may not have published is published before anything runs."""
-
-
-class SubtasksRunning(msgspec.Struct, frozen=True):
-    """Every subtask is running. ``restored``: they just were (a start or a failover): the first checkpoint is early.
-
-    ``recovering``: those that have recovered rows to process.
-    """
-
-    executions: dict[SubtaskId, int]
-    restored: bool
-    recovering: frozenset[SubtaskId] = frozenset()
-
-
-class SubtaskRecovered(msgspec.Struct, frozen=True):
-    """A subtask has processed all that it recovered."""
-
-    subtask: SubtaskId
-    execution: int
-
-
-class SubtasksNotRunning(msgspec.Struct, frozen=True):
-    """Some subtask is not running any longer: what is pending cannot complete."""
-
-    reason: str
-
-
-class CheckpointRequested(msgspec.Struct, frozen=True):
-    """Somebody wants one now.
-
-    Parameters
-    ----------
-    request_id
-        Names the request in the `AnswerRequest`.
-    kind
-        What kind.
-    location
-        Folder of a savepoint; empty for a checkpoint at the query's own location.
-    """
-
-    request_id: int
-    kind: CheckpointKind
-    location: str = ""
-
-
-class InputAllEnded(msgspec.Struct, frozen=True):
-    """All input has ended: take the last checkpoint."""
-
-
-class SourceStateReady(msgspec.Struct, frozen=True):
-    """An enumerator's part is there. ``finished_known`` by subtask."""
-
-    source: str
-    checkpoint_id: int
-    state: bytes
-    finished_known: dict[int, int]
-
-
-class SourceRefused(msgspec.Struct, frozen=True):
-    """A source cannot contribute now."""
-
-    source: str
-    checkpoint_id: int
-    reason: str
-
-
-class SubtaskAcknowledged(msgspec.Struct, frozen=True):
-    """A subtask's part is safe."""
-
-    subtask: SubtaskId
-    execution: int
-    checkpoint_id: int
-    state: SubtaskState
-
-
-class SubtaskDeclined(msgspec.Struct, frozen=True):
-    """A subtask could not make its part."""
-
-    subtask: SubtaskId
-    execution: int
-    checkpoint_id: int
-    reason: str
-
-
-class ManifestWritten(msgspec.Struct, frozen=True):
-    """The manifest is durable: the checkpoint is complete."""
-
-    checkpoint_id: int
-    size_bytes: int
-
-
-class ManifestWriteFailed(msgspec.Struct, frozen=True):
-    """It could not be written. It may exist all the same. ``error``: what was raised, if something was."""
-
-    checkpoint_id: int
-    reason: str
-    error: ErrorReport | None = None
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """Sinks published an epoch. ``left`` (by sink uid): what they will publish later; it stays in checkpoints."""
-
-    epoch: int
-    left: Committables
-
-
-class CommitFailed(msgspec.Struct, frozen=True):
-    """Sinks could not publish. ``error``: what was raised, if something was."""
-
-    epoch: int
-    reason: str
-    error: ErrorReport | None = None
-
-
-class CheckpointTimePassed(msgspec.Struct, frozen=True):
-    """Time went on."""
-
-
-Event = (
-    CheckpointingStarted | SubtasksRunning | SubtaskRecovered | SubtasksNotRunning | CheckpointRequested | InputAllEnded
-    | SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
-    | Committed | CommitFailed | CheckpointTimePassed
-)  # fmt: skip
-
-# What is to be done.
-
-
-class SnapshotSources(msgspec.Struct, frozen=True):
-    """Let every source coordinator begin the checkpoint."""
-
-    checkpoint_id: int
-
-
-class SendBarriers(msgspec.Struct, frozen=True):
-    """Send the barrier to every subtask, then tell the source coordinators that it is out.
-
-    ``location`` tells a savepoint's folder; state files go to the query's own location all the same, and are copied.
-    """
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    location: str
-
-
-class WriteManifest(msgspec.Struct, frozen=True):
-    """Write a manifest, last of all files of its checkpoint. Answered by `ManifestWritten` or `ManifestWriteFailed`.
-
-    ``location`` is a savepoint's folder; empty for the query's own location.
-    """
-
-    checkpoint_id: int
-    manifest: Manifest
-    location: str
-
-
-class NotifyCompleted(msgspec.Struct, frozen=True):
-    """Tell subtasks and sources that a checkpoint is durable.
-
-    Parameters
-    ----------
-    checkpoint_id, epoch
-        Which one.
-    finished_known
-        By subtask, by source.
-    duration_ms, size_bytes
-        From its beginning to now, in milliseconds; of its manifest.
-    """
-
-    checkpoint_id: int
-    finished_known: dict[int, dict[str, int]]
-    epoch: int = 0
-    duration_ms: int = 0
-    size_bytes: int = 0
-
-
-class NotifyAborted(msgspec.Struct, frozen=True):
-    """Tell subtasks and sources that a checkpoint will not complete. ``put_off``: another takes its place soon."""
-
-    checkpoint_id: int
-    reason: str = ""
-    put_off: bool = False
-
-
-class DeleteCheckpoint(msgspec.Struct, frozen=True):
-    """Delete a checkpoint that nobody needs: its manifest first; after what was ordered to be written before."""
-
-    checkpoint_id: int
-
-
-class Commit(msgspec.Struct, frozen=True):
-    """Let the sinks publish. Answered by `Committed` or `CommitFailed`. ``final``: publish everything, keep nothing."""
-
-    epoch: int
-    committables: Committables
-    final: bool
-
-
-class AnswerRequest(msgspec.Struct, frozen=True):
-    """Answer a `CheckpointRequested`: the checkpoint's number, or why there is none."""
-
-    request_id: int
-    checkpoint_id: int | None
-    reason: str = ""
-
-
-class QuerySuspended(msgspec.Struct, frozen=True):
-    """The last checkpoint (savepoint with stop, drain, or end of all input) is complete and committed: end."""
-
-    checkpoint_id: int
-
-
-class CheckpointFailureLimitReached(msgspec.Struct, frozen=True):
-    """More checkpoints in a row failed than are tolerated, or a commit did: fail over. ``error``: what was raised."""
-
-    reason: str
-    error: ErrorReport | None = None
-
-
-Action = (
-    SnapshotSources | SendBarriers | WriteManifest | NotifyCompleted | NotifyAborted | DeleteCheckpoint | Commit
-    | AnswerRequest | QuerySuspended | CheckpointFailureLimitReached
-)  # fmt: skip
 
 _OfCheckpoint = (
-    SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
+    cp.SourceStateReady
+    | cp.SourceRefused
+    | cp.SubtaskAcknowledged
+    | cp.SubtaskDeclined
+    | cp.ManifestWritten
+    | cp.ManifestWriteFailed
 )
 
 
@@ -389,7 +88,7 @@ class StoredCheckpoints(msgspec.Struct, frozen=True):
 
 
 class _Pending(msgspec.Struct):
-    """The checkpoint under way. ``last``: the query ends with it. ``requests``: who is told of it.
+    """The checkpoint under way. ``last``: the query ends with it. ``requests``: who hears of it.
 
     ``late_ms``: when it is given up, which does not change while it is put off.
     """
@@ -398,16 +97,16 @@ class _Pending(msgspec.Struct):
     kind: CheckpointKind
     location: str
     last: bool
-    requests: tuple[CheckpointRequested, ...]
+    requests: tuple[cp.CheckpointRequested, ...]
     began_ms: int
     late_ms: int
-    sources: dict[str, SourceStateReady] = {}
+    sources: dict[str, cp.SourceStateReady] = {}
     subtasks: dict[SubtaskId, SubtaskState] = {}
     manifest: Manifest | None = None
     to_write: tuple[str, ...] = ()
 
 
-class CheckpointCoordinator:
+class CheckpointCoordinator(Machine):
     """The machine of a query's checkpoints.
 
     Parameters
@@ -425,6 +124,82 @@ class CheckpointCoordinator:
         What is added to the machine's time to have milliseconds since 1970-01-01 UTC.
     """
 
+    # fmt: off
+    TRANSITIONS = (
+        Row("stopped",                  cp.CheckpointingStarted, SAME, [Maybe(cp.Commit)], "it may not be"),
+        Row("stopped",                  cp.SubtasksRunning,      "idle", [], "first: soon"),
+        Row("stopped",                  cp.SubtasksRunning,      "recommitting", [Maybe(cp.Commit)], "older is first",
+            when="restored"),
+        Row("ending",                   cp.SubtasksRunning,      SAME, [Maybe(cp.Commit)], "it had failed",
+            by="_on_subtasks_running_again"),
+        Row("suspended",                cp.SubtasksRunning,      SAME, [], "all is done",
+            by="_on_subtasks_running_again"),
+        Row("stopped, ending, suspended", cp.SubtasksNotRunning, SAME, IGNORED, "nothing pends"),
+        Row("recommitting, idle",       cp.SubtasksNotRunning,   "stopped"),
+        Row("snapshotting, pending",    cp.SubtasksNotRunning,   "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest)], "incomplete"),
+        Row("completing",               cp.SubtasksNotRunning,   "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest)], "its manifest may exist all the same"),
+        Row("stopped, recommitting, idle", cp.CheckpointRequested, SAME, [], "due at once"),
+        Row("snapshotting, pending, completing", cp.CheckpointRequested, SAME, [], "it waits"),
+        Row("ending, suspended",        cp.CheckpointRequested,  SAME, [cp.AnswerRequest], "it is over",
+            by="_on_checkpoint_requested_too_late"),
+        Row("stopped, recommitting, idle", cp.InputAllEnded, SAME, [], "due at once"),
+        Row("snapshotting, pending, completing", cp.InputAllEnded, SAME, [], "it waits"),
+        Row("ending, suspended",        cp.InputAllEnded,        SAME, IGNORED, "after a drain"),
+        Row("idle",                     cp.CheckpointTimePassed, "snapshotting", [cp.SnapshotSources], when="due",
+            by="_on_time_in_idle"),
+        Row("stopped, recommitting, ending, suspended", cp.CheckpointTimePassed, SAME, IGNORED),
+        Row("idle",                     cp.CheckpointTimePassed, SAME, by="_on_time_in_idle"),
+        Row("snapshotting, pending, completing", cp.CheckpointTimePassed, SAME, by="_on_time_in_pending"),
+        Row("snapshotting, pending",    cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
+            "timeout", when="late", by="_on_time_in_pending"),
+        Row("completing",               cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
+            "its manifest may exist all the same", when="late", by="_on_time_in_pending"),
+        Row("snapshotting, pending, completing", cp.CheckpointTimePassed, "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many", when="late",
+            by="_on_time_in_pending"),
+        Row("snapshotting",             cp.SourceStateReady,     SAME, [], "some missing"),
+        Row("snapshotting",             cp.SourceStateReady,     "pending", [cp.SendBarriers], when="all"),
+        Row("snapshotting",             cp.SourceRefused,        "idle", [cp.NotifyAborted], "put off: soon"),
+        Row("snapshotting",             cp.SourceRefused,        "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
+            "for too long", when="late"),
+        Row("snapshotting",             cp.SourceRefused,        "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many", when="late"),
+        Row("pending",                  cp.SubtaskAcknowledged,  SAME, [], "some missing"),
+        Row("pending",                  cp.SubtaskAcknowledged,  "completing", [cp.WriteManifest], "last of all",
+            when="all"),
+        Row("pending",                  cp.SubtaskDeclined,      "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)]),
+        Row("pending",                  cp.SubtaskDeclined,      "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
+        Row("completing",               cp.ManifestWritten,      SAME, [cp.WriteManifest], "then our own",
+            when="savepoint"),
+        Row("completing",               cp.ManifestWritten,      "idle",
+            [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint)],
+            "it is complete"),
+        Row("completing",               cp.ManifestWritten,      "ending",
+            [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint)],
+            "nothing more begins", when="last"),
+        Row("completing",               cp.ManifestWriteFailed,  "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
+            "its manifest may exist all the same"),
+        Row("completing",               cp.ManifestWriteFailed,  "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
+        Row("stopped, idle, snapshotting, pending, completing", cp.Committed, SAME, [Maybe(cp.Commit)],
+            "the next epoch"),
+        Row("recommitting, ending",     cp.Committed,            SAME, [cp.Commit], "the next epoch"),
+        Row("recommitting",             cp.Committed,            "idle", when="all"),
+        Row("ending",                   cp.Committed,            "suspended", [cp.QuerySuspended], when="final"),
+        Row("stopped, ending",          cp.CommitFailed,         SAME, [cp.CheckpointFailureLimitReached],
+            "again when all run"),
+        Row("recommitting, idle",       cp.CommitFailed,         "stopped", [cp.CheckpointFailureLimitReached]),
+        Row("snapshotting, pending, completing", cp.CommitFailed, "stopped",
+            [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached]),
+        Row("stopped, recommitting, idle, snapshotting, pending, completing, ending, suspended", cp.SubtaskRecovered,
+            SAME),
+        Row("stopped, recommitting, idle, snapshotting, pending, completing, ending, suspended", Stale, SAME, IGNORED),
+    )
+    # fmt: on
+
     def __init__(
         self,
         options: CheckpointOptions,
@@ -433,12 +208,12 @@ class CheckpointCoordinator:
         stored: StoredCheckpoints | None = None,
         clock_offset_ms: int = 0,
     ) -> None:
+        super().__init__()
         assert plan.sources and options.num_retained >= 1
         stored = stored or StoredCheckpoints()
         self._options = options
         self._plan = plan
         self._clock_offset_ms = clock_offset_ms
-        self._history: deque[str] = deque(maxlen=_HISTORY)
         self.state = "stopped"
         self.latest = restored
         """The last completed checkpoint: what subtasks and sources are restored from."""
@@ -450,7 +225,7 @@ class CheckpointCoordinator:
         self._executions: dict[SubtaskId, int] = {}
         self._recovering: set[SubtaskId] = set()
         self._pending: _Pending | None = None
-        self._requests: list[CheckpointRequested] = []
+        self._requests: list[cp.CheckpointRequested] = []
         self._input_ended = False
         self._due_ms: int | None = None
         self._late_ms: int | None = None  # when what was put off is given up
@@ -461,26 +236,22 @@ class CheckpointCoordinator:
         )  # fmt: skip
         self._commits = CommitQueue(restored_epochs)
 
-    def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
-
-        Raises
-        ------
-        InvalidTransitionError
-            The table has no such row; nothing has changed.
-        """
-        kind = self.kind_of(event)
-        handler = self._HANDLERS.get((self.state, kind))
-        if handler is None:
-            raise self._invalid(event, "the table has no such row")
+    def refused(self, event: cp.Event) -> str | None:
+        """Return why an event cannot have happened."""
         if isinstance(event, _OfCheckpoint) and event.checkpoint_id > self._last_id:
-            raise self._invalid(event, "there was no such checkpoint")
-        if isinstance(event, SourceStateReady | SourceRefused) and event.source not in self._plan.sources:
-            raise self._invalid(event, "there is no such source")
-        actions = handler(self, event, now_ms)
-        if not isinstance(event, CheckpointTimePassed) or actions:
-            self._history.append(f"{_brief(event)} at {now_ms} ms")
-        return actions
+            return "there was no such checkpoint"
+        if isinstance(event, cp.SourceStateReady | cp.SourceRefused) and event.source not in self._plan.sources:
+            return "there is no such source"
+        if isinstance(event, cp.Committed | cp.CommitFailed) and event.epoch != self._commits.under_way:
+            return "no such commit is under way"
+        return None
+
+    def brief(self, event: cp.Event, kind: type) -> str:
+        """Return an event without the state in it, which may be large."""
+        return _brief(event)
+
+    def __str__(self) -> str:
+        return f"The checkpoint coordinator (checkpoint under way: {self.pending_id}; last: {self._last_id})"
 
     def next_time_ms(self) -> int | None:
         """Return when `CheckpointTimePassed` is wanted, in milliseconds; it may be past. None: not before an event."""
@@ -522,7 +293,7 @@ class CheckpointCoordinator:
         if self.state in ("ending", "suspended"):
             assert bool(self._commits.epochs) == (self.state == "ending")
 
-    def kind_of(self, event: Event) -> type:
+    def kind_of(self, event: cp.Event) -> type:
         """Return the type under which the table has the event."""
         pending = self._pending
         if not isinstance(event, _OfCheckpoint):
@@ -530,9 +301,9 @@ class CheckpointCoordinator:
         if pending is None or pending.checkpoint_id != event.checkpoint_id:
             return Stale
         match event:
-            case SourceStateReady() | SourceRefused():  # a part that is there is safe
+            case cp.SourceStateReady() | cp.SourceRefused():  # a part that is there is safe
                 stale = event.source in pending.sources
-            case SubtaskAcknowledged() | SubtaskDeclined():
+            case cp.SubtaskAcknowledged() | cp.SubtaskDeclined():
                 stale = event.subtask in pending.subtasks or self._executions.get(event.subtask) != event.execution
             case _:
                 stale = False
@@ -540,10 +311,10 @@ class CheckpointCoordinator:
 
     # What concerns all subtasks.
 
-    def _on_checkpointing_started(self, event: CheckpointingStarted, now_ms: int) -> list[Action]:
+    def _on_checkpointing_started(self, event: cp.CheckpointingStarted, now_ms: int) -> list[cp.Action]:
         return self._commit_next()
 
-    def _on_subtasks_running(self, event: SubtasksRunning, now_ms: int) -> list[Action]:
+    def _on_subtasks_running(self, event: cp.SubtasksRunning, now_ms: int) -> list[cp.Action]:
         self._executions, self._recovering = dict(event.executions), set(event.recovering)
         if event.restored or self._due_ms is None:
             self._due_ms = self._soon(now_ms)
@@ -553,38 +324,38 @@ class CheckpointCoordinator:
         self.state = "recommitting"
         return self._commit_next()
 
-    def _on_subtask_recovered(self, event: SubtaskRecovered, now_ms: int) -> list[Action]:
+    def _on_subtask_recovered(self, event: cp.SubtaskRecovered, now_ms: int) -> list[cp.Action]:
         if self._executions.get(event.subtask) == event.execution:
             self._recovering.discard(event.subtask)
         return []
 
-    def _on_subtasks_running_again(self, event: SubtasksRunning, now_ms: int) -> list[Action]:
+    def _on_subtasks_running_again(self, event: cp.SubtasksRunning, now_ms: int) -> list[cp.Action]:
         return self._commit_next()
 
-    def _on_subtasks_not_running(self, event: SubtasksNotRunning, now_ms: int) -> list[Action]:
+    def _on_subtasks_not_running(self, event: cp.SubtasksNotRunning, now_ms: int) -> list[cp.Action]:
         actions = self._abort(event.reason)
         self._stop()
         return actions
 
-    def _on_checkpoint_requested(self, event: CheckpointRequested, now_ms: int) -> list[Action]:
+    def _on_checkpoint_requested(self, event: cp.CheckpointRequested, now_ms: int) -> list[cp.Action]:
         self._requests.append(event)
         self._due_ms = now_ms
         return []
 
-    def _on_checkpoint_requested_too_late(self, event: CheckpointRequested, now_ms: int) -> list[Action]:
-        return [AnswerRequest(event.request_id, None, _OVER)]
+    def _on_checkpoint_requested_too_late(self, event: cp.CheckpointRequested, now_ms: int) -> list[cp.Action]:
+        return [cp.AnswerRequest(event.request_id, None, _OVER)]
 
-    def _on_input_all_ended(self, event: InputAllEnded, now_ms: int) -> list[Action]:
+    def _on_input_all_ended(self, event: cp.InputAllEnded, now_ms: int) -> list[cp.Action]:
         self._input_ended = True
         self._due_ms = now_ms
         return []
 
     # The way of a checkpoint.
 
-    def _on_time_in_idle(self, event: CheckpointTimePassed, now_ms: int) -> list[Action]:
+    def _on_time_in_idle(self, event: cp.CheckpointTimePassed, now_ms: int) -> list[cp.Action]:
         if self._due_ms is None or now_ms < self._due_ms:
             return []
-        first = self._requests[0] if self._requests else CheckpointRequested(0, CheckpointKind.CHECKPOINT)
+        first = self._requests[0] if self._requests else cp.CheckpointRequested(0, CheckpointKind.CHECKPOINT)
         # Whoever asks for no more than a checkpoint is content with the one that others asked for.
         served = [
             each for each in self._requests
@@ -601,9 +372,9 @@ class CheckpointCoordinator:
             self._due_ms = now_ms
         else:
             self._due_ms = None if interval_ms is None else now_ms + interval_ms
-        return [SnapshotSources(self._last_id)]
+        return [cp.SnapshotSources(self._last_id)]
 
-    def _on_time_in_pending(self, event: CheckpointTimePassed, now_ms: int) -> list[Action]:
+    def _on_time_in_pending(self, event: cp.CheckpointTimePassed, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
         if now_ms < pending.late_ms:
             return []
@@ -617,15 +388,15 @@ class CheckpointCoordinator:
             reason += f" ({len(self._recovering)} subtasks still process what they recovered: this does not count)"
         return self._fail(reason, now_ms, counts=not self._recovering)
 
-    def _on_source_state_ready(self, event: SourceStateReady, now_ms: int) -> list[Action]:
+    def _on_source_state_ready(self, event: cp.SourceStateReady, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
         pending.sources[event.source] = event
         if pending.sources.keys() != self._plan.sources.keys():
             return []
         self.state = "pending"
-        return [SendBarriers(pending.checkpoint_id, pending.kind, pending.location)]
+        return [cp.SendBarriers(pending.checkpoint_id, pending.kind, pending.location)]
 
-    def _on_source_refused(self, event: SourceRefused, now_ms: int) -> list[Action]:
+    def _on_source_refused(self, event: cp.SourceRefused, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
         reason = f"source {event.source!r} could not take part: {event.reason}"
         if now_ms >= pending.late_ms:
@@ -633,9 +404,9 @@ class CheckpointCoordinator:
         self._pending, self.state = None, "idle"
         self._requests = [*pending.requests, *self._requests]
         self._due_ms, self._late_ms = now_ms + _PUT_OFF_MS, pending.late_ms
-        return [NotifyAborted(pending.checkpoint_id, reason, put_off=True)]
+        return [cp.NotifyAborted(pending.checkpoint_id, reason, put_off=True)]
 
-    def _on_subtask_acknowledged(self, event: SubtaskAcknowledged, now_ms: int) -> list[Action]:
+    def _on_subtask_acknowledged(self, event: cp.SubtaskAcknowledged, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
         pending.subtasks[event.subtask] = event.state
         if pending.subtasks.keys() != self._executions.keys():
@@ -643,21 +414,21 @@ class CheckpointCoordinator:
         self.state = "completing"
         pending.manifest = self._manifest(pending, now_ms)
         pending.to_write = (pending.location, "") if pending.location else ("",)
-        return [WriteManifest(pending.checkpoint_id, pending.manifest, pending.to_write[0])]
+        return [cp.WriteManifest(pending.checkpoint_id, pending.manifest, pending.to_write[0])]
 
-    def _on_subtask_declined(self, event: SubtaskDeclined, now_ms: int) -> list[Action]:
+    def _on_subtask_declined(self, event: cp.SubtaskDeclined, now_ms: int) -> list[cp.Action]:
         where = f"subtask {event.subtask.subtask} of stage {event.subtask.stage}"
         return self._fail(f"{where} declined: {event.reason}", now_ms)
 
-    def _on_manifest_write_failed(self, event: ManifestWriteFailed, now_ms: int) -> list[Action]:
+    def _on_manifest_write_failed(self, event: cp.ManifestWriteFailed, now_ms: int) -> list[cp.Action]:
         return self._fail(f"its manifest could not be written: {event.reason}", now_ms, event.error)
 
-    def _on_manifest_written(self, event: ManifestWritten, now_ms: int) -> list[Action]:
+    def _on_manifest_written(self, event: cp.ManifestWritten, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
         assert pending.manifest is not None
         pending.to_write = pending.to_write[1:]
         if pending.to_write:
-            return [WriteManifest(pending.checkpoint_id, pending.manifest, pending.to_write[0])]
+            return [cp.WriteManifest(pending.checkpoint_id, pending.manifest, pending.to_write[0])]
         return self._complete(pending, pending.manifest, event.size_bytes, now_ms)
 
     def _manifest(self, pending: _Pending, now_ms: int) -> Manifest:
@@ -698,23 +469,23 @@ class CheckpointCoordinator:
             channels_parallelism=self._plan.parallelism,
         )
 
-    def _complete(self, pending: _Pending, manifest: Manifest, size_bytes: int, now_ms: int) -> list[Action]:
+    def _complete(self, pending: _Pending, manifest: Manifest, size_bytes: int, now_ms: int) -> list[cp.Action]:
         """Take the checkpoint for the one to restore from, and let it be published."""
         known: dict[int, dict[str, int]] = {}
         for uid, ready in pending.sources.items():
             for subtask, number in ready.finished_known.items():
                 known.setdefault(subtask, {})[uid] = number
         duration_ms = now_ms - pending.began_ms
-        actions: list[Action] = [
-            NotifyCompleted(pending.checkpoint_id, known, manifest.epoch, duration_ms, size_bytes),
-            *(AnswerRequest(each.request_id, pending.checkpoint_id) for each in pending.requests),
+        actions: list[cp.Action] = [
+            cp.NotifyCompleted(pending.checkpoint_id, known, manifest.epoch, duration_ms, size_bytes),
+            *(cp.AnswerRequest(each.request_id, pending.checkpoint_id) for each in pending.requests),
         ]
         self.latest, self._pending = manifest, None
         self._failed_in_row = self._failed_since_start = 0
         self._commits.add(manifest.epoch, _committables(pending.subtasks))
         self.state = "idle"
         if pending.last:
-            actions += [AnswerRequest(each.request_id, None, _OVER) for each in self._requests]
+            actions += [cp.AnswerRequest(each.request_id, None, _OVER) for each in self._requests]
             self._requests = []
             self._stop()
             self.state = "ending"
@@ -722,13 +493,15 @@ class CheckpointCoordinator:
         superfluous = len(self._retained) - self._options.num_retained
         doomed = [*self._abandoned, *self._retained[: max(0, superfluous)]]
         self._retained, self._abandoned = self._retained[max(0, superfluous) :], []
-        return [*actions, *self._commit_next(), *(DeleteCheckpoint(each) for each in doomed)]
+        return [*actions, *self._commit_next(), *(cp.DeleteCheckpoint(each) for each in doomed)]
 
     def _under_way(self) -> _Pending:
         assert self._pending is not None
         return self._pending
 
-    def _fail(self, reason: str, now_ms: int, error: ErrorReport | None = None, *, counts: bool = True) -> list[Action]:
+    def _fail(
+        self, reason: str, now_ms: int, error: ErrorReport | None = None, *, counts: bool = True
+    ) -> list[cp.Action]:
         """Give up the checkpoint under way; fail over if it was one too many."""
         pending = self._under_way()
         checkpoint_id = pending.checkpoint_id
@@ -740,19 +513,19 @@ class CheckpointCoordinator:
             self._failed_since_start = 0
             self._stop()
             limit = f"checkpoint {checkpoint_id} failed, number {self._failed_in_row} in a row: {reason}"
-            return [*actions, CheckpointFailureLimitReached(limit, error)]
+            return [*actions, cp.CheckpointFailureLimitReached(limit, error)]
         self.state = "idle"
         self._due_ms = self._soon(now_ms)
         return actions
 
-    def _abort(self, reason: str) -> list[Action]:
+    def _abort(self, reason: str) -> list[cp.Action]:
         """Forget the checkpoint under way; what is stored of it is deleted some day."""
         pending, self._pending = self._pending, None
         if pending is None:
             return []
         self._abandoned.append(pending.checkpoint_id)
-        answers = [AnswerRequest(each.request_id, None, reason) for each in pending.requests]
-        return [NotifyAborted(pending.checkpoint_id, reason), *answers]
+        answers = [cp.AnswerRequest(each.request_id, None, reason) for each in pending.requests]
+        return [cp.NotifyAborted(pending.checkpoint_id, reason), *answers]
 
     def _stop(self) -> None:
         """Begin nothing before all subtasks are running (again)."""
@@ -770,85 +543,34 @@ class CheckpointCoordinator:
 
     # Commits, beside checkpoints.
 
-    def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
-        self._check_commit(event)
+    def _on_committed(self, event: cp.Committed, now_ms: int) -> list[cp.Action]:
         final = self.state == "ending" and len(self._commits.epochs) == 1
         if final and any(event.left.values()):
-            raise self._invalid(event, "a final commit leaves nothing to be published later")
+            raise self.invalid(event, "a final commit leaves nothing to be published later")
         self._commits.committed(event.left)
         if final:
             assert self.latest is not None
             self.state = "suspended"
-            return [QuerySuspended(self.latest.checkpoint_id)]
+            return [cp.QuerySuspended(self.latest.checkpoint_id)]
         if self.state == "recommitting" and not self._commits.comes_first:
             self.state = "idle"
         return self._commit_next()
 
-    def _on_commit_failed(self, event: CommitFailed, now_ms: int) -> list[Action]:
-        self._check_commit(event)
+    def _on_commit_failed(self, event: cp.CommitFailed, now_ms: int) -> list[cp.Action]:
         self._commits.failed()
         reason = f"epoch {event.epoch} could not be committed: {event.reason}"
         actions = self._abort(reason)
         if self.state != "ending":
             self._stop()
-        return [*actions, CheckpointFailureLimitReached(reason, event.error)]
+        return [*actions, cp.CheckpointFailureLimitReached(reason, event.error)]
 
-    def _commit_next(self) -> list[Action]:
+    def _commit_next(self) -> list[cp.Action]:
         """Order the oldest commit, unless one is under way."""
         ordered = self._commits.order_next()
         if ordered is None:
             return []
         final = self.state == "ending" and len(self._commits.epochs) == 1
-        return [Commit(ordered.epoch, ordered.committables, final)]
-
-    def _check_commit(self, event: Committed | CommitFailed) -> None:
-        if event.epoch != self._commits.under_way:
-            raise self._invalid(event, "no such commit is under way")
-
-    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
-        history = tuple(self._history)
-        return InvalidTransitionError(
-            f"The checkpoint coordinator is {self.state} and cannot take {_brief(event)}: {why}. Checkpoint under way: "
-            f"{self.pending_id}; last: {self._last_id}. Before: {', '.join(history[-5:]) or 'nothing'}.",
-            state=self.state, event=_brief(event), history=history,
-        )  # fmt: skip
-
-    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any, int], list[Action]]]] = {
-        (state, event): handler
-        for states, event, handler in (
-            ("stopped", CheckpointingStarted, _on_checkpointing_started),
-            ("stopped", SubtasksRunning, _on_subtasks_running),
-            ("ending suspended", SubtasksRunning, _on_subtasks_running_again),
-            (
-                "stopped recommitting idle snapshotting pending completing ending suspended",
-                SubtaskRecovered,
-                _on_subtask_recovered,
-            ),
-            ("recommitting idle snapshotting pending completing", SubtasksNotRunning, _on_subtasks_not_running),
-            ("stopped ending suspended", SubtasksNotRunning, lambda *_: []),
-            (
-                "stopped recommitting idle snapshotting pending completing",
-                CheckpointRequested,
-                _on_checkpoint_requested,
-            ),
-            ("ending suspended", CheckpointRequested, _on_checkpoint_requested_too_late),
-            ("stopped recommitting idle snapshotting pending completing", InputAllEnded, _on_input_all_ended),
-            ("ending suspended", InputAllEnded, lambda *_: []),
-            ("idle", CheckpointTimePassed, _on_time_in_idle),
-            ("snapshotting pending completing", CheckpointTimePassed, _on_time_in_pending),
-            ("stopped recommitting ending suspended", CheckpointTimePassed, lambda *_: []),
-            ("snapshotting", SourceStateReady, _on_source_state_ready),
-            ("snapshotting", SourceRefused, _on_source_refused),
-            ("pending", SubtaskAcknowledged, _on_subtask_acknowledged),
-            ("pending", SubtaskDeclined, _on_subtask_declined),
-            ("completing", ManifestWritten, _on_manifest_written),
-            ("completing", ManifestWriteFailed, _on_manifest_write_failed),
-            ("stopped recommitting idle snapshotting pending completing ending suspended", Stale, lambda *_: []),
-            ("stopped recommitting idle snapshotting pending completing ending", Committed, _on_committed),
-            ("stopped recommitting idle snapshotting pending completing ending", CommitFailed, _on_commit_failed),
-        )
-        for state in states.split()
-    }
+        return [cp.Commit(ordered.epoch, ordered.committables, final)]
 
 
 _OVER = "the query has taken its last checkpoint"
@@ -872,7 +594,7 @@ def _for_manifest(state: SubtaskState) -> SubtaskState:
     return msgspec.structs.replace(state, operators=operators, channels=())
 
 
-def _brief(event: Event) -> str:
+def _brief(event: cp.Event) -> str:
     """Return what an event is about, without the state in it, which may be large."""
     shown = [
         f"{name}={getattr(event, name)!r}"

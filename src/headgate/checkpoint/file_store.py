@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, unquote
 import pyarrow as pa
 from pyarrow import fs as pa_fs
 
-from headgate.connectors.files.file_systems import resolve_paths
 from headgate.errors import DeploymentError, HeadgateError, OptionError, StoredStateError
+from headgate.formats.file_systems import resolve_paths
 
 _TEMPORARY = ".part-"
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}

@@ -12,16 +12,12 @@ import datetime
 import os
 import socket
 import uuid
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from headgate.checkpoint.file_store import FileStore
 from headgate.errors import StoredStateError
 from headgate.source.serialization import VersionedSerializer
-
-if TYPE_CHECKING:
-    from headgate.checkpoint.storage import CheckpointStorage
 
 _RUNS = "runs"
 _KEPT_RUNS = 100
@@ -59,12 +55,11 @@ class Ownership:
         self.run = run
 
     @classmethod
-    def claim(cls, storage: CheckpointStorage) -> Ownership:
+    def claim(cls, store: FileStore) -> Ownership:
         """Take a location over: from now on all older runs fail when they write.
 
         Look for the newest checkpoint afterwards, not before: an older run may complete one until now.
         """
-        store = storage.store
         while True:
             runs = _runs(store)
             run = max(runs, default=0) + 1

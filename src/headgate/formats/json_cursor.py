@@ -44,6 +44,7 @@ _COMMENT = re.compile(r"//[^\r\n]*|/\*.*?\*/", re.DOTALL)
 _GROUP = r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)"
 _BASE64_GROUP = re.compile(_GROUP)
 _BASE64 = re.compile(rf"(?:[\x00-\x20]*{_GROUP})*[\x00-\x20]*")
+_NO_UTF8 = b"\x80".decode("utf-8", "surrogateescape")
 _BASE64_LETTERS = string.ascii_letters + string.digits + "+/"
 _WORD_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc", "Cf"}
 _MOST_NESTED = 1000
@@ -226,8 +227,11 @@ class JsonCursor:
         third = self._base64_letter(2)
         if third != "=":
             return third + self._base64_letter(3)
-        if self._next_character() != "=":  # the string's end is behind us, then
-            raise MalformedRecordError
+        read = character = self._next_character()  # if it ends the string, that is read now
+        if character == "\\":
+            character = self._escaped()
+        if character != "=":
+            raise self._no_base64(read)
         return "=="
 
     def _base64_letter(self, index: int) -> str:
@@ -239,13 +243,20 @@ class JsonCursor:
             return character
         if character == '"' and index > 1:
             self.position -= 1
+        read = character
         if character == "\\":
             character = self._escaped()
             if index == 0 and character <= " ":
                 return ""
         if character not in (_BASE64_LETTERS if index < 2 else _BASE64_LETTERS + "="):
-            raise MalformedRecordError
+            raise self._no_base64(read)
         return character
+
+    def _no_base64(self, read: str) -> MalformedRecordError:
+        """Return the error of a character that was read. Of bytes one is: what is left of several is no UTF-8."""
+        if not self._dialect.characters and read > "\x7f" and not "\udc80" <= read <= "\udcff":
+            self._text = self._text[: self.position] + _NO_UTF8 + self._text[self.position :]
+        return MalformedRecordError()
 
     def _next_character(self) -> str:
         character = self._text[self.position : self.position + 1]

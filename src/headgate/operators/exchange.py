@@ -1,6 +1,6 @@
 """The exchange: where rows go from the subtasks of one stage to those of the next, as a node of a query.
 
-Never: move a row itself (`headgate.spark.continuous.exchange` does), or hold anything of a subtask.
+Never: move a row itself (`headgate.runtime.output_exchange` does), or hold anything of a subtask.
 
     kind        rows go to                                        a recovered buffer, at another parallelism, goes to
     ----------  ------------------------------------------------  ---------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.operators.expressions import Column, evaluate, type_in
+from headgate.expressions.expressions import Column, evaluate, type_in
 from headgate.operators.operator import Emit, Operator
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import OptionError, UserFunctionError
-from headgate.operators.conform import MisfitError, conform
-from headgate.operators.operator import Emit, Operator, OperatorContext
+from headgate.operators.cast_to_schema import MisfitError, conform
+from headgate.operators.operator import Emit, Operator
+from headgate.protocol.operator_context import OperatorContext
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 """What ``mapInArrow`` takes: PySpark's signature."""

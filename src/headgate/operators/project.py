@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.operators.expressions import Column, Node, evaluate, index_of, type_in
+from headgate.expressions.expressions import Column, Node, evaluate, index_of, type_in
 from headgate.operators.operator import Emit, Operator
 
 

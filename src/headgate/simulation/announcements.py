@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.job import job_events as jm
+from headgate.coordinator.sources import source_events as src
 from headgate.protocol import messages as msg
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkAlignment, saturated_ms
 

@@ -9,12 +9,13 @@ import random
 from collections import deque
 from typing import Any
 
-from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.restore import restore
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import scheduler as sch
-from headgate.coordinator.slots import ATTEMPT_BITS
+from headgate.coordinator.job import job_events as jm
+from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_plan import JobPlan, SourcePlan
+from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.simulation.clockwork import Clockwork, Process
@@ -295,9 +296,9 @@ class Cluster:
         """Start the query from the newest checkpoint."""
         self.run_number += 1
         found = self.storage.newest()
-        plan = jm.JobPlan(
+        plan = JobPlan(
             sources={
-                uid: jm.SourcePlan(
+                uid: SourcePlan(
                     name="scripted",
                     reassigns_on_recovery=topic.script.reassigns,
                     keeps_subtask=topic.script.keeps_subtask,

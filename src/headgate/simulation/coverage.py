@@ -12,47 +12,41 @@ from typing import Any
 
 import msgspec
 
-from headgate.checkpoint import coordinator as checkpoints
-from headgate.coordinator import scheduler, slots, source_coordinator
-from headgate.simulation.tables import rows_of
-from headgate.task import slot, subtask
+from headgate.checkpoint.coordinator import CheckpointCoordinator
+from headgate.coordinator.job.scheduler import Scheduler
+from headgate.coordinator.slots.slots import SlotAttempts
+from headgate.coordinator.sources.reader import ReaderMachine
+from headgate.coordinator.sources.source_coordinator import SourceCoordinator
+from headgate.machine import Machine, Step, steps_of
+from headgate.task.slot import SlotMachine
+from headgate.task.subtask import SubtaskMachine
 
 Pair = tuple[str, str]
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """A machine with a table, and how to see the pairs that an event makes in it."""
+    """A machine with a table, the steps in it, and how to see the pairs that an event makes in it."""
 
     machine: type[Any]
-    table: str | None
+    steps: Sequence[Step]
     pairs: Callable[[Any, Any], Iterable[Pair]]
 
-
-def _by_kind(machine: Any, event: Any) -> Iterable[Pair]:
-    return [(machine.state, machine.kind_of(event).__name__)]
-
-
-def _by_event(machine: Any, event: Any) -> Iterable[Pair]:
-    return [(machine.state_of(event), type(event).__name__)]
+    @classmethod
+    def of(cls, machine: type[Machine]) -> Watched:
+        """Return how a machine is watched."""
+        return cls(machine, steps_of(machine.TRANSITIONS), _pair_of)
 
 
-def _by_state(machine: Any, event: Any) -> Iterable[Pair]:
-    return [(machine.state, type(event).__name__)]
+def _pair_of(machine: Machine, event: Any) -> Iterable[Pair]:
+    return [(machine.state_of(event), machine.kind_of(event).__name__)]
 
 
-def _by_slot(machine: Any, event: Any) -> Iterable[Pair]:
-    about = [event.slot] if hasattr(event, "slot") else range(len(machine._slots))
-    return [(machine.state(number), type(event).__name__) for number in about]
-
-
-WATCHED = (
-    Watched(slot.SlotMachine, slot.__doc__, _by_kind),
-    Watched(subtask.SubtaskMachine, subtask.__doc__, _by_kind),
-    Watched(slots.Slots, slots.__doc__, _by_slot),
-    Watched(scheduler.Scheduler, scheduler.__doc__, _by_event),
-    Watched(checkpoints.CheckpointCoordinator, checkpoints.__doc__, _by_kind),
-    Watched(source_coordinator.SourceCoordinator, source_coordinator.__doc__, _by_state),
-)
+WATCHED = tuple(
+    Watched.of(each)
+    for each in (
+        SlotMachine, SubtaskMachine, SlotAttempts, Scheduler, CheckpointCoordinator, SourceCoordinator, ReaderMachine,
+    )
+)  # fmt: skip
 
 
 # Rows that no cluster makes: (machine, states, events, why). They stand in the tables because the machine does not rely
@@ -87,17 +81,17 @@ _NOT_IN_A_CLUSTER: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]
     ),
     (
         "SourceCoordinator",
-        ("closed",),
-        ("BarriersSent", "CheckpointStarted", "ReaderFailed", "SourceCheckpointAborted", "SourceCheckpointCompleted"),
-        "at the end of the query the checkpoints and the scheduler have ended before",
+        ("closed", "failed"),
+        ("CheckpointStarted",),
+        "everything is cancelled with a request for a global failover, and checkpoints have ended before the query",
     ),
     (
-        "SourceCoordinator",
-        ("failed",),
-        ("BarriersSent", "CheckpointStarted", "ReaderFailed", "FromReader", "SourceCheckpointCompleted"),
-        "everything is cancelled with the request for a global failover",
+        "ReaderMachine",
+        ("absent", "reporting"),
+        ("ReaderAdded",),
+        "an enumerator adds it when it is registered, and forgets it afterwards",
     ),
-    ("SourceCoordinator", ("recovering",), ("BarriersSent",), "a source that is being restored has refused"),
+    ("ReaderMachine", ("registered",), ("SourceReported",), "each enumerator asks once"),
     ("SourceCoordinator", ("new",), ("SourceClosed",), "sources start with the query"),
 )
 
@@ -163,7 +157,7 @@ class Coverage:
     def _wanted(self) -> dict[str, set[Pair]]:
         excused = self._excused()
         return {
-            watched.machine.__name__: {(row.state, row.event) for row in rows_of(watched.table or "")}
+            watched.machine.__name__: {(step.state, step.event) for step in watched.steps}
             - excused.get(watched.machine.__name__, set())
             for watched in self._watched
         }

@@ -10,11 +10,13 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, assert_never
 
-from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint import checkpoint_events as cp
+from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.manifest import Manifest
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import scheduler as sch
-from headgate.coordinator import source_coordinator as src
+from headgate.coordinator.job import job_events as jm
+from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_plan import JobPlan
+from headgate.coordinator.sources import source_events as src
 from headgate.protocol.messages import Envelope
 from headgate.simulation.announcements import Announcements
 from headgate.simulation.clockwork import Process
@@ -52,7 +54,7 @@ class DriverProcess(Process):
         What the machine is made of.
     """
 
-    def __init__(self, cluster: Cluster, plan: jm.JobPlan, restored: Manifest | None) -> None:
+    def __init__(self, cluster: Cluster, plan: JobPlan, restored: Manifest | None) -> None:
         super().__init__(f"driver of run {plan.run}")
         self.cluster = cluster
         self.plan = plan
@@ -61,7 +63,7 @@ class DriverProcess(Process):
             cluster.scenario.job_options(),
             restored,
             random.Random(f"{cluster.scenario.seed} {plan.run}"),
-            stored=cp.StoredCheckpoints(tuple(sorted(cluster.storage.manifests))),
+            stored=StoredCheckpoints(tuple(sorted(cluster.storage.manifests))),
         )
         aligned = {uid: source.alignment for uid, source in plan.sources.items() if source.alignment is not None}
         self._announcements = Announcements(aligned, plan.parallelism) if aligned else None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.checkpoint.manifest import Manifest
-from headgate.coordinator.log_records import LogRecord
+from headgate.coordinator.sources.log_records import LogRecord
 
 Row = tuple[str, str, int]
 """Source uid, split id, offset."""

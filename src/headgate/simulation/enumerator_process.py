@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.enumerator_runner import Output, SlowWork
+from headgate.coordinator.job import job_events as jm
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.enumerator_runner import Output, SlowWork
 from headgate.protocol.messages import ErrorReport
 from headgate.simulation.clockwork import Process
 from headgate.source.enumerator import Boundedness

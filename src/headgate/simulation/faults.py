@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from headgate.coordinator import job_master as jm
+from headgate.coordinator.job import job_events as jm
 from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.scenario import Fault, FaultKind
 

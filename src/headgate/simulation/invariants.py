@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.source_state import decode_source_state
+from headgate.coordinator.job import job_events as jm
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.source_state import decode_source_state
 from headgate.protocol import messages as msg
 from headgate.protocol.state import InlineState, SplitState
 from headgate.simulation.clockwork import Process

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.coordinator.enumerator_runner import EnumeratorRunner
-from headgate.coordinator.job_master import JobMaster
+from headgate.coordinator.job.job_master import JobMaster
+from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner
 from headgate.simulation.scripted_source import ScriptedEnumerator
 from headgate.task.slot import SlotMachine
 from headgate.task.subtask import SubtaskMachine

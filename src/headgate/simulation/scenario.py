@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from headgate.checkpoint.coordinator import CheckpointOptions
-from headgate.coordinator.job_master import JobOptions
-from headgate.coordinator.restart_strategy import FixedDelay
-from headgate.coordinator.scheduler import SchedulerOptions
+from headgate.coordinator.job.job_plan import JobOptions
+from headgate.coordinator.job.restart_strategy import FixedDelay
+from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.simulation.scripted_source import SourceScript, TopicSplit
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, WatermarkStrategy
 

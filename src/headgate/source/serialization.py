@@ -8,6 +8,7 @@ Follows FLIP-27, "Core Public Interfaces" (``SimpleVersionedSerializer``).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,8 @@ from headgate.errors import CorruptStateError, UnsupportedVersionError
 T = TypeVar("T")
 
 _VERSION_KEY = "v"
+_first_use = threading.Lock()
+"""msgspec finds out what a struct is made of when it is decoded first, and crashes where two threads do so at once."""
 
 
 class VersionedSerializer(Generic[T]):
@@ -57,6 +60,7 @@ class VersionedSerializer(Generic[T]):
         self.version = version
         self.what = what
         self._upgrades = dict(upgrades or {})
+        self._is_known = False
 
     def to_json(self, value: T) -> dict[str, Any]:
         """Return ``value`` as a JSON object (plain dicts, lists, strings and numbers) with its version."""
@@ -100,6 +104,10 @@ class VersionedSerializer(Generic[T]):
                     found=str(fields)[:1000],
                 ) from error
             version += 1
+        if not self._is_known:
+            with _first_use:
+                msgspec.json.Decoder(self.value_type)
+            self._is_known = True
         try:
             return msgspec.convert(fields, self.value_type)
         except msgspec.ValidationError as error:

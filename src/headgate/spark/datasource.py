@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,11 +32,11 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headgate.microbatch.alignment.member import Member
+    from headgate.microbatch.alignment.planning import AlignedPlans
+    from headgate.microbatch.stream_plan import StreamPlanner
+    from headgate.microbatch.task import Ordering, Reporting
     from headgate.source import PlanLimits, Source, Split, WatermarkStrategy
-    from headgate.spark.alignment.member import Member
-    from headgate.spark.alignment.planning import AlignedPlans
-    from headgate.spark.stream_plan import StreamPlanner
-    from headgate.spark.task import Ordering, Reporting
 
 
 class HeadgateDataSource(DataSource):
@@ -65,8 +65,6 @@ class HeadgateDataSource(DataSource):
 
     @cached_property
     def _source(self) -> Source[Any, Any]:
-        from headgate.spark.registration import resolve
-
         source: Source[Any, Any] = resolve(self.source_class)(dict(self.options))
         return source
 
@@ -108,7 +106,7 @@ class SplitsPartition(InputPartition):
         reporting: Reporting | None = None,
         ordering: Ordering | None = None,
     ) -> None:
-        from headgate.spark.task import Versions
+        from headgate.versions import Versions
 
         super().__init__(number)
         self.splits = splits
@@ -147,8 +145,8 @@ class _Reader:
         return self._source.grouping() if isinstance(self._source, SupportsTaskGroups) else {"cores": os.cpu_count()}
 
     def _group(self, splits: Sequence[Split], grouping: Mapping[str, Any]) -> Sequence[Sequence[Split]]:
+        from headgate.microbatch.packing import pack
         from headgate.source import SupportsTaskGroups
-        from headgate.spark.packing import pack
 
         if isinstance(self._source, SupportsTaskGroups):
             return self._source.group_splits(splits, grouping)
@@ -167,7 +165,8 @@ class _Reader:
         ]
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from headgate.spark.task import check_versions, keep_modules, read_splits
+        from headgate.microbatch.task import keep_modules, read_splits
+        from headgate.versions import check_versions
 
         # Spark plans one empty partition where a source has none.
         if not isinstance(partition, SplitsPartition):
@@ -194,8 +193,8 @@ class BatchReader(_Reader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Run the enumerator to its end and cut its splits into tasks."""
-        from headgate.spark.planner import plan_batch
-        from headgate.spark.watermark_options import ordered_by
+        from headgate.microbatch.planner import plan_batch
+        from headgate.microbatch.watermark_options import ordered_by
 
         column = ordered_by(self._source.options, self._arrow_schema())
         splits = plan_batch(self._source, self._arrow_schema(), _now_ms())
@@ -207,8 +206,8 @@ class BatchReader(_Reader, DataSourceReader):
         return self._read(partition)
 
     def _ordering(self, column: str, splits: Sequence[Split]) -> Ordering:
+        from headgate.microbatch.task import Ordering
         from headgate.source import SupportsEventTimeSeek, SupportsTaskGroups
-        from headgate.spark.task import Ordering
 
         begins: Mapping[str, int | None] | None = None
         # A source that groups its splits itself may cut them, and has few of them in a task.
@@ -228,7 +227,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the constant that stands for "nothing read, nothing resolved"."""
-        from headgate.spark.offsets import INITIAL
+        from headgate.microbatch.offsets import INITIAL
 
         return dict(INITIAL)
 
@@ -290,7 +289,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _planning(self) -> StreamPlanner:
         if self._planner is None:
-            from headgate.spark.stream_plan import StreamPlanner
+            from headgate.microbatch.stream_plan import StreamPlanner
 
             self._planner = StreamPlanner(
                 self._source, self._arrow_schema(), self._group, self._grouping(), self._aligned_plans()
@@ -298,14 +297,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._planner
 
     def _aligned_plans(self) -> AlignedPlans | None:
-        from headgate.spark.watermark_options import strategy_of
+        from headgate.microbatch.watermark_options import strategy_of
 
         self._strategy = strategy_of(self._source.options, self._arrow_schema())
         if self._strategy is None or self._strategy.alignment is None:
             return None
-        from headgate.spark.alignment.host import folder_of_application
-        from headgate.spark.alignment.member import Member
-        from headgate.spark.alignment.planning import AlignedPlans
+        from headgate.microbatch.alignment.host import folder_of_application
+        from headgate.microbatch.alignment.member import Member
+        from headgate.microbatch.alignment.planning import AlignedPlans
 
         alignment = self._strategy.alignment
         self._member = Member(alignment.group, folder_of_application())
@@ -313,7 +312,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _reporting(self) -> Reporting | None:
         """Return where tasks report what they read; None where nothing is learned from it."""
-        from headgate.spark.task import Reporting
+        from headgate.microbatch.task import Reporting
 
         if self._member is None or self._strategy is None or not self._planning().learns:
             return None
@@ -321,8 +320,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return None if to is None else Reporting(to, self._strategy.event_time_column)
 
     def _limits(self) -> PlanLimits:
+        from headgate.microbatch.stream_plan import FILES_PER_BATCH
         from headgate.source import PlanLimits
-        from headgate.spark.stream_plan import FILES_PER_BATCH
 
         options = self._source.options
         max_files = options.get("maxFilesPerTrigger")
@@ -357,3 +356,16 @@ def import_source(where: Any) -> Any:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def resolve(where: Any) -> Callable[[Mapping[str, str]], Source[Any, Any]]:
+    """Return what makes a source of options: a `Source` class, or a `SimpleSource` class in its adapter."""
+    from headgate.source.simple import SimpleSource
+
+    source = import_source(where)
+    if issubclass(source, SimpleSource):
+        from headgate.connectors.simple import adapt
+
+        return adapt(source)
+    made: type[Source[Any, Any]] = source
+    return made

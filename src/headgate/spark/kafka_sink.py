@@ -26,7 +26,7 @@ from headgate.spark.datasource import HeadgateDataSource
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headgate.connectors.kafka.sink_options import KafkaSink
+    from headgate.connectors.kafka.sink.options import KafkaSink
 
 _READ_BY = ("assign", "subscribe", "subscribepattern")
 """One of these options, in lower case, is needed to read, and none is known to write."""
@@ -84,7 +84,7 @@ class KafkaDataSource(HeadgateDataSource):
         from pyspark.sql.pandas.types import to_arrow_schema
 
         from headgate.connectors.kafka.client_config import require_client_library
-        from headgate.connectors.kafka.sink_options import KafkaSink
+        from headgate.connectors.kafka.sink.options import KafkaSink
 
         require_client_library()
         return KafkaSink.of(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
@@ -104,7 +104,7 @@ class BatchWriter(DataSourceArrowWriter):
         SinkError
             Not all rows were written; some may be.
         """
-        from headgate.connectors.kafka.sink import write_batches
+        from headgate.connectors.kafka.sink.task_writer import write_batches
 
         write_batches(self._sink, iterator)
         return WriterCommitMessage()
@@ -124,7 +124,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         SinkError
             Not all rows were written: exactly once none, otherwise some may be.
         """
-        from headgate.connectors.kafka.sink import write_batches, write_epoch
+        from headgate.connectors.kafka.sink.task_writer import write_batches, write_epoch
 
         if self._sink.exactly_once:
             name, epoch = task_and_epoch()

@@ -5,13 +5,12 @@ Never: keep a registry. The class travels with the query, so one defined in a no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import ConnectorContractError
 from headgate.source import Source
 from headgate.source.simple import SimpleSource
-from headgate.spark.datasource import HeadgateDataSource, import_source
+from headgate.spark.datasource import HeadgateDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,14 +50,3 @@ def data_source_for(source: Any) -> type[HeadgateDataSource]:
             method="name",
         )
     return type(f"{source.__name__}DataSource", (HeadgateDataSource,), {"format_name": name, "source_class": source})
-
-
-def resolve(where: Any) -> Callable[[Mapping[str, str]], Source[Any, Any]]:
-    """Return what makes a source of options: a `Source` class, or a `SimpleSource` class in its adapter."""
-    source = import_source(where)
-    if issubclass(source, SimpleSource):
-        from headgate.connectors.simple import adapt
-
-        return adapt(source)
-    made: type[Source[Any, Any]] = source
-    return made

@@ -1,4 +1,4 @@
-"""What runs in a slot: the machines of the slot and of a subtask, mailbox, outputs, and watermarks per split.
+"""What runs in a slot: the machines of the slot and of a subtask, outputs, and watermarks per split.
 
 Never: import a transport or Spark. Connector code called from here never needs a lock: one thread calls all of it.
 
@@ -6,7 +6,6 @@ Follows FLIP-27, "Reader Interface and Threading Model" and "SourceOutput and Wa
 """
 
 from headgate.source.watermark import MAX_WATERMARK_MS
-from headgate.task.mailbox import Letter, Mailbox
 from headgate.task.outputs import BatchOutput, Downstream, StreamingOutput, TaskOutput
 from headgate.task.watermarks import SplitWatermarks
 
@@ -14,8 +13,6 @@ __all__ = [
     "MAX_WATERMARK_MS",
     "BatchOutput",
     "Downstream",
-    "Letter",
-    "Mailbox",
     "SplitWatermarks",
     "StreamingOutput",
     "TaskOutput",

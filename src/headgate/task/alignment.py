@@ -21,69 +21,6 @@ A reader without a split votes with where the work begins that its enumerator ha
 while that still looks for it: it is about to read the next of that, and nobody may run ahead of it meanwhile. Where
 nothing is left to assign: no split, no vote.
 
-    state                   event             next           actions               why
-    ----------------------  ----------------  -------------  --------------------  ------------------------------------
-    reading, source paused  SplitAdded        same           ReportWatermark?      nothing is ahead of it, or it is
-                                                                                   known already
-    reading                 SplitAdded        splits paused  PauseOrResumeSplits,  it has no rows yet: nobody may run
-                                                             ReportWatermark       ahead of its first one
-    source paused           SplitAdded        splits paused  ResumeSource,         two now: the first one is paused by
-                                                             PauseOrResumeSplits,  itself
-                                                             ReportWatermark
-    splits paused           SplitAdded        same           PauseOrResumeSplits?,
-                                                             ReportWatermark?
-    reading                 SplitFinished     same           ReportWatermark?
-    source paused           SplitFinished     same           ReportWatermark?      an unknown one
-    source paused           SplitFinished     reading        ResumeSource,         the next one must be asked for
-                                                             ReportWatermark?
-    splits paused           SplitFinished     same           PauseOrResumeSplits?,
-                                                             ReportWatermark?
-    splits paused           SplitFinished     reading        PauseOrResumeSplits?, it was the one that was paused, or
-                                                             ReportWatermark?      the one that was waited for
-    splits paused           SplitFinished     source paused  PauseOrResumeSplits,  one is left: its source is paused
-                                                             PauseSource,          instead
-                                                             ReportWatermark?
-    reading, source paused  SplitMoved        same           ReportWatermark?
-    reading                 SplitMoved        source paused  PauseSource,          ahead: watermarks beyond the bound
-                                                             ReportWatermark?
-    reading                 SplitMoved        splits paused  PauseOrResumeSplits,
-                                                             ReportWatermark?
-    splits paused           SplitMoved        same           PauseOrResumeSplits?, ahead, or the slowest one, which
-                                                             ReportWatermark?      moves the bound
-    splits paused           SplitMoved        reading        PauseOrResumeSplits,
-                                                             ReportWatermark?
-    reading, source paused  SplitHeld         same           ReportWatermark?      its vote moved the bound, or it is
-                                                                                   known already
-    reading                 SplitHeld         source paused  PauseSource,          ahead: its next row beyond the bound
-                                                             ReportWatermark?
-    reading                 SplitHeld         splits paused  PauseOrResumeSplits,
-                                                             ReportWatermark?
-    splits paused           SplitHeld         same           PauseOrResumeSplits?,
-                                                             ReportWatermark?
-    splits paused           SplitHeld         reading        PauseOrResumeSplits,  a gap: all wait for the slowest one's
-                                                             ReportWatermark?      next row
-    reading, source paused  AllowedAnnounced  same           ReportWatermark?
-    reading                 AllowedAnnounced  source paused  PauseSource,          back: somebody slow has come, or has
-                                                             ReportWatermark?      come back
-    reading                 AllowedAnnounced  splits paused  PauseOrResumeSplits,
-                                                             ReportWatermark?
-    source paused           AllowedAnnounced  reading        ResumeSource,         idle or not
-                                                             ReportWatermark?
-    splits paused           AllowedAnnounced  same           PauseOrResumeSplits?,
-                                                             ReportWatermark?
-    splits paused           AllowedAnnounced  reading        PauseOrResumeSplits,
-                                                             ReportWatermark?
-    reading, source paused  TimePassed        same           ReportWatermark?
-    splits paused           TimePassed        same           ReportWatermark?
-    reading, source paused  InputEnded        ended          ReportWatermark?      nothing is read, nothing is resumed
-    splits paused           InputEnded        ended          ReportWatermark?
-    reading, source paused  UnassignedChanged same           ReportWatermark?      what the next split begins with
-    splits paused           UnassignedChanged same           ReportWatermark?
-    ended                   UnassignedChanged same                                 late
-    ended                   AllowedAnnounced  same                                 late
-    ended                   SplitFinished     same                                 a drained split that is let go
-    ended                   TimePassed        same
-
 The first announcement, and the end, are answered by a report in any case, even that there is no vote: the group may
 still count what the reader said before it failed. After that a report is made at once when the vote came or went, when
 the minimum fell, and when it rose by a quarter of the drift since the last report, so that nobody who catches up waits
@@ -94,17 +31,14 @@ Follows FLIP-182; FLIP-217, Proposed Changes.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from collections.abc import Collection
 
 import msgspec
 
-from headgate.errors import InvalidTransitionError
+from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, saturated_ms
-from headgate.task.history import told_before
 
-_HISTORY = 64
+# What happened.
 
 
 class SplitAdded(msgspec.Struct, frozen=True):
@@ -130,7 +64,7 @@ class SplitMoved(msgspec.Struct, frozen=True):
 class SplitHeld(msgspec.Struct, frozen=True):
     """The split's next row would raise its watermark to this, beyond the bound: it waits in the reader.
 
-    Told before the rows that precede it are emitted, each time that the reader asks and may not emit all. It holds
+    Reported before the rows that precede it are emitted, each time that the reader asks and may not emit all. It holds
     until the split's watermark has reached it, so only splits whose watermark follows from their rows are held: not
     those whose source emits watermarks itself. If the split is not paused thereupon, its vote has moved the bound, and
     the row may be emitted.
@@ -165,20 +99,36 @@ class TimePassed(msgspec.Struct, frozen=True):
     """A report may be due."""
 
 
+Event = (
+    SplitAdded | SplitFinished | SplitMoved | SplitHeld | AllowedAnnounced | UnassignedChanged | InputEnded | TimePassed
+)
+
+
+class OneSplitLeft(msgspec.Struct, frozen=True):
+    """Stands in the table for `SplitFinished` of one of two splits."""
+
+
+class NoSplitChanged(msgspec.Struct, frozen=True):
+    """Stands in the table for `SplitAdded` of a known split, and for `SplitFinished` of an unknown one."""
+
+
+# What is to be done.
+
+
 class PauseSource(msgspec.Struct, frozen=True):
-    """Poll the reader no more: its only split is ahead. Tell `SplitWatermarks` that it is paused."""
+    """Poll the reader no more: its only split is ahead. `SplitWatermarks` learns that it is paused."""
 
     split_id: str
 
 
 class ResumeSource(msgspec.Struct, frozen=True):
-    """Poll the reader again. Tell `SplitWatermarks` that the split is resumed; it may have finished."""
+    """Poll the reader again. `SplitWatermarks` learns that the split is resumed; it may have finished."""
 
     split_id: str
 
 
 class PauseOrResumeSplits(msgspec.Struct, frozen=True):
-    """Call `SourceReader.pause_or_resume_splits` with exactly these, and tell `SplitWatermarks`.
+    """Call `SourceReader.pause_or_resume_splits` with exactly these; `SplitWatermarks` learns of it.
 
     When a source's pause becomes that of its split, or the other way round, the resuming action comes first: whoever
     carries out one after the other ends with the split's idleness clock standing still.
@@ -195,9 +145,6 @@ class ReportWatermark(msgspec.Struct, frozen=True):
     slowest: str
 
 
-Event = (
-    SplitAdded | SplitFinished | SplitMoved | SplitHeld | AllowedAnnounced | UnassignedChanged | InputEnded | TimePassed
-)
 Action = PauseSource | ResumeSource | PauseOrResumeSplits | ReportWatermark
 
 
@@ -214,8 +161,11 @@ class _SplitState(msgspec.Struct):
         return self.watermark_ms if self.next_watermark_ms is None else self.next_watermark_ms
 
 
-class SplitAlignment:
-    """The part of one reader in its alignment group.
+_ANY = "without split, reading, source paused, all reading, splits paused"
+
+
+class SplitAlignment(Machine):
+    """The part of one reader in its alignment group. *reading*: its only split, *all reading*: several.
 
     Parameters
     ----------
@@ -235,7 +185,64 @@ class SplitAlignment:
     [ResumeSource(split_id='a')]
     """
 
+    # fmt: off
+    TRANSITIONS = (
+        Row("without split", SplitAdded,        "reading", [Maybe(ReportWatermark)]),
+        Row("reading",       SplitAdded,        "all reading", [Maybe(ReportWatermark)], "nothing is ahead of it"),
+        Row("reading",       SplitAdded,        "splits paused", [PauseOrResumeSplits, ReportWatermark],
+            "it has no rows yet: nobody may run ahead of its first one"),
+        Row("source paused", SplitAdded,        "splits paused", [ResumeSource, PauseOrResumeSplits, ReportWatermark],
+            "two now: the first one is paused by itself"),
+        Row("all reading",   SplitAdded,        SAME, [Maybe(ReportWatermark)]),
+        Row("all reading",   SplitAdded,        "splits paused", [PauseOrResumeSplits, ReportWatermark], "the same"),
+        Row("splits paused", SplitAdded,        SAME, [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)]),
+        Row("reading",       SplitFinished,     "without split", [Maybe(ReportWatermark)]),
+        Row("source paused", SplitFinished,     "without split", [ResumeSource, Maybe(ReportWatermark)],
+            "the next one must be asked for"),
+        Row("all reading",   SplitFinished,     SAME, [Maybe(ReportWatermark)]),
+        Row("splits paused", SplitFinished,     SAME, [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)]),
+        Row("splits paused", SplitFinished,     "all reading", [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)],
+            "the only one that was paused, or the one that was waited for"),
+        Row("all reading",   OneSplitLeft,      "reading", [Maybe(ReportWatermark)]),
+        Row("splits paused", OneSplitLeft,      "reading", [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)]),
+        Row("splits paused", OneSplitLeft,      "source paused",
+            [PauseOrResumeSplits, PauseSource, Maybe(ReportWatermark)], "its source is paused instead"),
+        Row("reading, source paused, all reading", SplitMoved, SAME, [Maybe(ReportWatermark)]),
+        Row("reading",       SplitMoved,        "source paused", [PauseSource, Maybe(ReportWatermark)],
+            "ahead: its watermark is beyond the bound"),
+        Row("all reading",   SplitMoved,        "splits paused", [PauseOrResumeSplits, Maybe(ReportWatermark)]),
+        Row("splits paused", SplitMoved,        SAME, [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)],
+            "ahead, or the slowest one, which moves the bound"),
+        Row("splits paused", SplitMoved,        "all reading", [PauseOrResumeSplits, Maybe(ReportWatermark)]),
+        Row("reading, source paused, all reading", SplitHeld, SAME, [Maybe(ReportWatermark)],
+            "its vote moved the bound, or it is known already"),
+        Row("reading",       SplitHeld,         "source paused", [PauseSource, Maybe(ReportWatermark)],
+            "ahead: its next row is beyond the bound"),
+        Row("all reading",   SplitHeld,         "splits paused", [PauseOrResumeSplits, Maybe(ReportWatermark)]),
+        Row("splits paused", SplitHeld,         SAME, [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)]),
+        Row("splits paused", SplitHeld,         "all reading", [PauseOrResumeSplits, Maybe(ReportWatermark)],
+            "a gap: all wait for the slowest one's next row"),
+        Row("without split, reading, source paused, all reading", AllowedAnnounced, SAME, [Maybe(ReportWatermark)]),
+        Row("reading",       AllowedAnnounced,  "source paused", [PauseSource, Maybe(ReportWatermark)],
+            "back: somebody slow has come, or has come back"),
+        Row("all reading",   AllowedAnnounced,  "splits paused", [PauseOrResumeSplits, Maybe(ReportWatermark)]),
+        Row("source paused", AllowedAnnounced,  "reading", [ResumeSource, Maybe(ReportWatermark)], "idle or not"),
+        Row("splits paused", AllowedAnnounced,  SAME, [Maybe(PauseOrResumeSplits), Maybe(ReportWatermark)]),
+        Row("splits paused", AllowedAnnounced,  "all reading", [PauseOrResumeSplits, Maybe(ReportWatermark)]),
+        Row(_ANY,            UnassignedChanged, SAME, [Maybe(ReportWatermark)], "what the next split begins with"),
+        Row(_ANY,            NoSplitChanged,    SAME, [Maybe(ReportWatermark)], by="_on_nothing"),
+        Row(_ANY,            TimePassed,        SAME, [Maybe(ReportWatermark)], by="_on_nothing"),
+        Row(_ANY,            InputEnded,        "ended", [Maybe(ReportWatermark)], "nothing is read or resumed"),
+        Row("ended",         UnassignedChanged, SAME, IGNORED, "late"),
+        Row("ended",         AllowedAnnounced,  SAME, IGNORED, "late"),
+        Row("ended",         NoSplitChanged,    SAME, IGNORED, "a drained split that is let go"),
+        Row("ended",         TimePassed,        SAME, IGNORED),
+    )
+    # fmt: on
+
     def __init__(self, alignment: WatermarkAlignment) -> None:
+        super().__init__()
+        self.state = "without split"
         self._drift_ms = alignment.max_drift_ms
         self._interval_ms = alignment.update_interval_ms
         self._splits: dict[str, _SplitState] = {}
@@ -245,20 +252,8 @@ class SplitAlignment:
         self._others_ms: int | None = None  # None: not announced yet
         self._bound_ms: int | None = None
         self._paused: set[str] = set()
-        self._by_source = False  # how they are: the source for its only split, or splits by themselves
         self._reported: ReportWatermark | None = None
         self._reported_at_ms = 0
-        self._ended = False
-        self._history: deque[tuple[int, Event]] = deque(maxlen=_HISTORY)  # for errors: what changed lately
-
-    @property
-    def state(self) -> str:
-        """What is paused, as in the module's table."""
-        if self._ended:
-            return "ended"
-        if not self._paused:
-            return "reading"
-        return "source paused" if self._by_source else "splits paused"
 
     @property
     def bound_ms(self) -> int | None:
@@ -275,23 +270,36 @@ class SplitAlignment:
         news = self._reported is not None and self._vote() != self._reported
         return self._reported_at_ms + self._interval_ms if news else None
 
-    def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
+    def kind_of(self, event: Event) -> type:
+        """Return the type under which the table has the event."""
+        match event:
+            case SplitAdded() if event.split_id in self._splits:
+                return NoSplitChanged
+            case SplitFinished() if event.split_id not in self._splits:
+                return NoSplitChanged
+            case SplitFinished() if len(self._splits) == 2:
+                return OneSplitLeft
+        return type(event)
 
-        Raises
-        ------
-        InvalidTransitionError
-            The split is not known, or the input has ended and something was read all the same.
-        """
-        if self._ended:
-            if not isinstance(event, AllowedAnnounced | UnassignedChanged | TimePassed | SplitFinished):
-                raise self._invalid(event, "the input has ended")
+    def refused(self, event: Event) -> str | None:
+        """Return why an event cannot have happened: it is of a split that the reader has not."""
+        unknown = isinstance(event, SplitMoved | SplitHeld) and event.split_id not in self._splits
+        return "the split was not added, or has finished" if unknown else None
+
+    def follow_up(self, event: Event, now_ms: int) -> list[Action]:
+        """Return the report, if the group must know the vote now."""
+        if not self._is_due(now_ms):
             return []
-        actions: list[Action] = self._HANDLERS[type(event)](self, event, now_ms)
-        if self._is_due(now_ms):
-            self._reported, self._reported_at_ms = self._vote(), now_ms
-            actions.append(self._reported)
-        return actions
+        self._reported, self._reported_at_ms = self._vote(), now_ms
+        return [self._reported]
+
+    def brief(self, event: Event, kind: type) -> str:
+        """Return an event as the history shows it."""
+        name = type(event).__name__
+        return f"{name} {event.split_id}" if hasattr(event, "split_id") else name
+
+    def __str__(self) -> str:
+        return f"The alignment of a reader of splits {sorted(self._splits)[:20]}"
 
     def check(self) -> None:
         """Assert what always holds: exactly those ahead are paused, one by its source, and never the slowest of all."""
@@ -299,7 +307,7 @@ class SplitAlignment:
         assert self._minimum_ms == (min(votes) if votes else None)
         assert self._bound_ms == self._find_bound()
         assert self._paused == {split_id for split_id in self._splits if self._is_ahead(split_id)}
-        assert not self._paused or self._by_source == (len(self._splits) == 1)
+        assert self.state == "ended" or self.state == self._state_at(len(self._splits))
         for split in self._splits.values():
             if split.next_watermark_ms is not None and split.watermark_ms is not None:
                 assert split.next_watermark_ms > split.watermark_ms
@@ -308,44 +316,36 @@ class SplitAlignment:
             assert _vote_of(self._splits[self._slowest]) == self._minimum_ms
             if self._others_ms is not None and _vote_of(self._splits[self._slowest]) <= self._others_ms:
                 assert self._slowest not in self.paused
-        if self._ended:
+        if self.state == "ended":
             assert not self._splits
             assert self._reported == ReportWatermark(None, "")
 
     def _on_split_added(self, event: SplitAdded, now_ms: int) -> list[Action]:
-        if event.split_id in self._splits:
-            return []
-        self._note(event, now_ms)
         self._splits[event.split_id] = _SplitState()
-        self._count(event.split_id)
         return self._align(event.split_id)
 
     def _on_split_finished(self, event: SplitFinished, now_ms: int) -> list[Action]:
-        if event.split_id not in self._splits:
-            return []
-        self._note(event, now_ms)
         del self._splits[event.split_id]
-        if not self._by_source:
+        if self.state == "splits paused":
             self._paused.discard(event.split_id)  # a split that is gone cannot be resumed; a source can, and must be
-        self._count(event.split_id)
         return self._align(event.split_id)
 
+    _on_one_split_left = _on_split_finished
+
     def _on_split_moved(self, event: SplitMoved, now_ms: int) -> list[Action]:
-        split = self._known(event)
+        split = self._splits[event.split_id]
         split.watermark_ms, split.idle = event.watermark_ms, event.idle
         next_ms = split.next_watermark_ms
         if next_ms is not None and event.watermark_ms is not None and event.watermark_ms >= next_ms:
             split.next_watermark_ms = None
-        self._count(event.split_id)
         return self._align(event.split_id)
 
     def _on_split_held(self, event: SplitHeld, now_ms: int) -> list[Action]:
-        split = self._known(event)
+        split = self._splits[event.split_id]
         next_ms = saturated_ms(event.next_watermark_ms)
         if split.watermark_ms is not None and next_ms <= split.watermark_ms:
             return []  # the split is there already
         split.next_watermark_ms = next_ms
-        self._count(event.split_id)
         return self._align(event.split_id)
 
     def _on_allowed_announced(self, event: AllowedAnnounced, now_ms: int) -> list[Action]:
@@ -357,15 +357,14 @@ class SplitAlignment:
         return []
 
     def _on_input_ended(self, event: InputEnded, now_ms: int) -> list[Action]:
-        self._note(event, now_ms)
-        self._ended = True
+        self.state = "ended"
         self._splits.clear()
         self._paused.clear()
         self._slowest = self._minimum_ms = None
         self._bound_ms = self._find_bound()
         return []
 
-    def _on_time_passed(self, event: TimePassed, now_ms: int) -> list[Action]:
+    def _on_nothing(self, event: Event, now_ms: int) -> list[Action]:
         return []
 
     def _count(self, split_id: str) -> None:
@@ -377,7 +376,7 @@ class SplitAlignment:
                 self._minimum_ms, self._slowest = vote, split_id
             return
         lowest: int | None = vote
-        slowest = None if vote is None else split_id  # it stays the slowest while no other one is behind it
+        slowest = None if vote is None else split_id  # it stays the slowest while no other one is slower
         for each, other in self._splits.items():
             if not other.idle and (lowest is None or _vote_of(other) < lowest):
                 lowest, slowest = _vote_of(other), each
@@ -385,27 +384,36 @@ class SplitAlignment:
 
     def _align(self, split_id: str | None = None) -> list[Action]:
         """Pause exactly those ahead, after a split changed. Looks at all of them only when the bound fell."""
+        if split_id is not None:
+            self._count(split_id)
         before, self._bound_ms = self._bound_ms, self._find_bound()
         looked_at: Collection[str] = () if split_id is None else (split_id,)
         if before != self._bound_ms:
             rose = before is not None and self._bound_ms is not None and before < self._bound_ms
             looked_at = {*self._paused, *looked_at} if rose else self._splits
         changed = [each for each in looked_at if self._is_ahead(each) != (each in self._paused)]
-        alone = len(self._splits) <= 1
-        if not changed and (self._by_source == alone or not self._paused):
-            return []
-        return self._pause(self._paused.symmetric_difference(changed), alone)
+        return self._pause(self._paused.symmetric_difference(changed) if changed else self._paused)
 
-    def _pause(self, ahead: set[str], alone: bool) -> list[Action]:
+    def _pause(self, ahead: set[str]) -> list[Action]:
         """Pause these and nothing else; what resumes comes first."""
-        were_source, were_splits = (self._paused, set()) if self._by_source else (set(), self._paused)
-        source, splits = (ahead, set()) if alone else (set(), ahead)
-        self._paused, self._by_source = ahead, alone
+        were, self._paused = self._paused, ahead
+        was, self.state = self.state, self._state_at(len(self._splits))
+        if ahead is were and (was == "source paused") == (self.state == "source paused"):
+            return []
+        were_source, were_splits = (were, set()) if was == "source paused" else (set(), were)
+        source, splits = (ahead, set()) if self.state == "source paused" else (set(), ahead)
         actions: list[Action] = [ResumeSource(split_id) for split_id in were_source - source]
         if splits != were_splits:
             pause, resume = splits - were_splits, were_splits - splits
             actions.append(PauseOrResumeSplits(pause=tuple(sorted(pause)), resume=tuple(sorted(resume))))
         return [*actions, *(PauseSource(split_id) for split_id in source - were_source)]
+
+    def _state_at(self, splits: int) -> str:
+        if splits == 0:
+            return "without split"
+        if splits == 1:
+            return "source paused" if self._paused else "reading"
+        return "splits paused" if self._paused else "all reading"
 
     def _find_bound(self) -> int | None:
         if self._others_ms is None:
@@ -420,54 +428,23 @@ class SplitAlignment:
 
     @property
     def _vote_ms(self) -> int | None:
-        return self._minimum_ms if self._splits or self._ended else self._unassigned_ms
+        return self._minimum_ms if self._splits or self.state == "ended" else self._unassigned_ms
 
     def _vote(self) -> ReportWatermark:
         return ReportWatermark(self._vote_ms, self._slowest or "")
 
     def _is_due(self, now_ms: int) -> bool:
         """Return whether the group must know the vote now."""
-        vote, told = self._vote_ms, self._reported
-        if told is None:
-            return vote is not None or self._others_ms is not None or self._ended
-        if vote is None or told.watermark_ms is None:
-            return vote != told.watermark_ms
-        moved_ms = vote - told.watermark_ms
-        if moved_ms == 0 and (self._slowest or "") == told.slowest:
+        vote, reported = self._vote_ms, self._reported
+        if reported is None:
+            return vote is not None or self._others_ms is not None or self.state == "ended"
+        if vote is None or reported.watermark_ms is None:
+            return vote != reported.watermark_ms
+        moved_ms = vote - reported.watermark_ms
+        if moved_ms == 0 and (self._slowest or "") == reported.slowest:
             return False
         much = moved_ms < 0 or (moved_ms > 0 and 4 * moved_ms >= self._drift_ms)
         return much or now_ms - self._reported_at_ms >= self._interval_ms
-
-    def _known(self, event: SplitMoved | SplitHeld) -> _SplitState:
-        split = self._splits.get(event.split_id)
-        if split is None:
-            raise self._invalid(event, "the split was not added, or has finished")
-        return split
-
-    def _note(self, event: Event, now_ms: int) -> None:
-        self._history.append((now_ms, event))
-
-    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
-        """Make the error, with the history of the event's split and, for any, the end of the input."""
-        history = told_before(self._history, event)
-        return InvalidTransitionError(
-            f"The alignment of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}. "
-            f"Before: {', '.join(history[-10:]) or 'nothing'}.",
-            state=self.state,
-            event=repr(event),
-            history=history,
-        )
-
-    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, int], list[Action]]]] = {
-        SplitAdded: _on_split_added,
-        SplitFinished: _on_split_finished,
-        SplitMoved: _on_split_moved,
-        SplitHeld: _on_split_held,
-        AllowedAnnounced: _on_allowed_announced,
-        UnassignedChanged: _on_unassigned_changed,
-        InputEnded: _on_input_ended,
-        TimePassed: _on_time_passed,
-    }
 
 
 def _vote_of(split: _SplitState) -> int:

@@ -2,31 +2,6 @@
 
 Never: read a file, look into rows, wait.
 
-    state     event        next      actions                        why
-    --------  -----------  --------  -----------------------------  ---------------------------------------------------
-    new       Begun        phase 1   ReadNext                       P1 and P2 begin alike
-    new       Begun        over      EndPhaseOne, EndRecovery       there is nothing to recover
-    phase 1   BufferRead   phase 1   ReadNext                       none of it is the subtask's own, or it waits for
-                                                                    more, to be packed with it
-    phase 1   BufferRead   phase 1   AskForRoom                     without waiting
-    phase 1   ChannelRead  phase 1   ReadNext                       the next one
-    phase 1   ChannelRead  phase 1   AskForRoom                     for the rest of what was packed
-    phase 1   ChannelRead  phase 2   EndPhaseOne, AskForRoom        all is read and some is spilled: now it waits
-    phase 1   ChannelRead  over      EndPhaseOne, EndRecovery       all is read, and in memory
-    phase 1   RoomFound    phase 1   TakeIntoMemory, ReadNext       P1: nothing is spilled
-    phase 1   RoomFound    phase 1   TakeIntoMemory, AskForRoom     P1, and more was made of what was read
-    phase 1   RoomFound    over      TakeIntoMemory, EndPhaseOne,   P1 was the last
-                                     EndRecovery
-    phase 1   RoomFound    phase 1   Replay, AskForRoom             P3, before P1: more is spilled, or waits
-    phase 1   RoomFound    phase 1   Replay, ReadNext               P3: the disk is empty again
-    phase 1   RoomMissing  phase 1   ReadNext                       P2: read on, filter
-    phase 1   RoomMissing  phase 1   Spill                          P2: what was read goes after what is spilled
-    phase 1   Spilled      phase 1   AskForRoom
-    phase 1   Spilled      phase 2   EndPhaseOne, AskForRoom        P2 was the last
-    phase 1   DiskFull     phase 1   AskForRoom                     it waits: there is no other room
-    phase 2   RoomFound    phase 2   Replay, AskForRoom             P3
-    phase 2   RoomFound    over      Replay, EndRecovery            P3 was the last
-
 Phase 1 waits for memory only where the disk is full: rows are processed in phase 1, too, so that there will be some;
 only checkpoints wait for it. Whether there is disk again is found out with the next buffer that finds no memory.
 
@@ -44,16 +19,12 @@ Follows FLIP-547, section 4.5.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
 
 import msgspec
 
-from headgate.errors import InvalidTransitionError
+from headgate.machine import Machine, Row
 from headgate.protocol.channels import Buffer, ChannelId
-from headgate.task.history import told_before
-
-_HISTORY = 64
 
 
 class StoredChannel(msgspec.Struct, frozen=True):
@@ -183,7 +154,7 @@ class _OnDisk(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class ChannelRecovery:
+class ChannelRecovery(Machine):
     """The recovery of a subtask's channels.
 
     Parameters
@@ -212,7 +183,35 @@ class ChannelRecovery:
     ['Replay', 'EndRecovery']
     """
 
+    # fmt: off
+    TRANSITIONS = (
+        Row("new",     Begun,       "phase 1", [ReadNext], "P1 and P2 begin alike"),
+        Row("new",     Begun,       "over", [EndPhaseOne, EndRecovery], "there is nothing to recover"),
+        Row("phase 1", BufferRead,  "phase 1", [ReadNext],
+            "none of it is the subtask's own, or it waits for more, to be packed with it"),
+        Row("phase 1", BufferRead,  "phase 1", [AskForRoom], "without waiting"),
+        Row("phase 1", ChannelRead, "phase 1", [ReadNext], "the next one"),
+        Row("phase 1", ChannelRead, "phase 1", [AskForRoom], "for the rest of what was packed"),
+        Row("phase 1", ChannelRead, "phase 2", [EndPhaseOne, AskForRoom],
+            "all is read and some is spilled: now it waits"),
+        Row("phase 1", ChannelRead, "over", [EndPhaseOne, EndRecovery], "all is read, and in memory"),
+        Row("phase 1", RoomFound,   "phase 1", [TakeIntoMemory, ReadNext], "P1: nothing is spilled"),
+        Row("phase 1", RoomFound,   "phase 1", [TakeIntoMemory, AskForRoom], "P1, and more was made of what was read"),
+        Row("phase 1", RoomFound,   "over", [TakeIntoMemory, EndPhaseOne, EndRecovery], "P1 was the last"),
+        Row("phase 1", RoomFound,   "phase 1", [Replay, AskForRoom], "P3, before P1: more is spilled, or waits"),
+        Row("phase 1", RoomFound,   "phase 1", [Replay, ReadNext], "P3: the disk is empty again"),
+        Row("phase 1", RoomMissing, "phase 1", [ReadNext], "P2: read on, filter"),
+        Row("phase 1", RoomMissing, "phase 1", [Spill], "P2: what was read goes after what is spilled"),
+        Row("phase 1", Spilled,     "phase 1", [AskForRoom]),
+        Row("phase 1", Spilled,     "phase 2", [EndPhaseOne, AskForRoom], "P2 was the last"),
+        Row("phase 1", DiskFull,    "phase 1", [AskForRoom], "it waits: there is no other room"),
+        Row("phase 2", RoomFound,   "phase 2", [Replay, AskForRoom], "P3"),
+        Row("phase 2", RoomFound,   "over", [Replay, EndRecovery], "P3 was the last"),
+    )
+    # fmt: on
+
     def __init__(self, stored: Sequence[StoredChannel], *, target_bytes: int = 256 * 1024) -> None:
+        super().__init__()
         landing = {each.channel: place for place, each in reversed(list(enumerate(stored)))}
         self._stored = tuple(stored)
         self._to_read = deque(sorted(range(len(stored)), key=lambda place: landing[stored[place].channel]))
@@ -225,24 +224,19 @@ class ChannelRecovery:
         self._asked: Action | None = None  # what the thread is at
         self.state = "new"
         """Where it is, as in the module's table."""
-        self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)  # for errors: rows left out
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
-
-        Raises
-        ------
-        InvalidTransitionError
-            It is no answer to what was ordered.
-        """
-        handler = self._HANDLERS.get((self.state, type(event)))
-        if handler is None or not self._is_answer(event):
-            raise self._invalid(event)
-        actions = handler(self, event)
+        """Take note of an answer to what was ordered last, and return what is to be done, in order."""
+        actions: list[Action] = super().handle(event, now_ms)
         self._asked = actions[-1]
-        if not isinstance(event, BufferRead):
-            self._history.append((now_ms, event))
         return actions
+
+    def refused(self, event: Event) -> str | None:
+        """Return why an event is no answer to what was ordered."""
+        return None if self._is_answer(event) else "it is no answer to what was ordered"
+
+    def __str__(self) -> str:
+        return f"The recovery of channels (ordered: {self._asked!r})"
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -265,11 +259,11 @@ class ChannelRecovery:
             case _:
                 assert self.state in ("new", "over")
 
-    def _on_begun(self, event: Begun) -> list[Action]:
+    def _on_begun(self, event: Begun, now_ms: int) -> list[Action]:
         self.state = "phase 1"
         return self._go_on()
 
-    def _on_buffer(self, event: BufferRead) -> list[Action]:
+    def _on_buffer_read(self, event: BufferRead, now_ms: int) -> list[Action]:
         stored, buffer = self._stored[event.stored], event.buffer
         if not stored.filtered:
             self._pack(stored.channel)
@@ -283,33 +277,33 @@ class ChannelRecovery:
                 self._pack(stored.channel)
         return self._go_on()
 
-    def _on_channel_read(self, event: ChannelRead) -> list[Action]:
+    def _on_channel_read(self, event: ChannelRead, now_ms: int) -> list[Action]:
         self._to_read.popleft()
         channel = self._stored[event.stored].channel
         if not self._to_read or self._stored[self._to_read[0]].channel != channel:
             self._pack(channel)
         return self._go_on()
 
-    def _on_room(self, event: RoomFound) -> list[Action]:
+    def _on_room_found(self, event: RoomFound, now_ms: int) -> list[Action]:
         if self._spilled:
             spilled = self._spilled.popleft()
             return [Replay(spilled.channel, spilled.number), *self._go_on()]
         made = self._made.popleft()
         return [TakeIntoMemory(made.channel, made.parts, made.repacked), *self._go_on()]
 
-    def _on_no_room(self, event: RoomMissing) -> list[Action]:
+    def _on_room_missing(self, event: RoomMissing, now_ms: int) -> list[Action]:
         if not self._made:
             return [ReadNext(self._to_read[0])]
         made = self._made[0]
         return [Spill(made.channel, made.parts, made.repacked, self._number + 1)]
 
-    def _on_spilled(self, event: Spilled) -> list[Action]:
+    def _on_spilled(self, event: Spilled, now_ms: int) -> list[Action]:
         made = self._made.popleft()
         self._number += 1
         self._spilled.append(_OnDisk(made.channel, self._number, made.size_bytes))
         return self._go_on()
 
-    def _on_disk_full(self, event: DiskFull) -> list[Action]:
+    def _on_disk_full(self, event: DiskFull, now_ms: int) -> list[Action]:
         return [AskForRoom((self._spilled or self._made)[0].size_bytes, wait=True)]
 
     def _go_on(self) -> list[Action]:
@@ -340,24 +334,3 @@ class ChannelRecovery:
             case Spilled() | DiskFull():
                 return isinstance(self._asked, Spill)
         return True
-
-    def _invalid(self, event: Event) -> InvalidTransitionError:
-        before = told_before(self._history, event)
-        return InvalidTransitionError(
-            f"The recovery of channels cannot take {event!r} in state {self.state}, after {self._asked!r}. "
-            f"Before: {', '.join(before[-10:]) or 'nothing'}.",
-            state=self.state,
-            event=repr(event),
-            history=before,
-        )
-
-    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any], list[Action]]]] = {
-        ("new", Begun): _on_begun,
-        ("phase 1", BufferRead): _on_buffer,
-        ("phase 1", ChannelRead): _on_channel_read,
-        ("phase 1", RoomFound): _on_room,
-        ("phase 1", RoomMissing): _on_no_room,
-        ("phase 1", Spilled): _on_spilled,
-        ("phase 1", DiskFull): _on_disk_full,
-        ("phase 2", RoomFound): _on_room,
-    }

@@ -5,36 +5,6 @@ Never: stop reading because the coordinator cannot be reached; open a socket (it
 An envelope has the name of its letter where that is for the slot itself; others are `EnvelopeReceived`. `Stale` is
 anything of a connection that was given up.
 
-    state                    event                  next         actions        why
-    -----------------------  ---------------------  -----------  -------------  -------------------------------------
-    new                      SlotStarted            connecting   OpenStream
-    connecting               StreamOpened           registering  SendEnvelope   RegisterSlot, first on a connection
-    connecting               StreamBroken           waiting                     nobody is there: again, a bit later
-    registering              SlotAccepted           connected    SendEnvelope?  what did not arrive goes out again
-    registering              StreamBroken           waiting
-    registering              SlotTimePassed late    waiting                     no answer is as good as a break
-    connected                EnvelopeReceived       same         Deliver
-    connected                EnvelopeReceived else  same                        it came before, or one is missing
-    connected                CoordinatorHeartbeat   same                        says what has arrived there
-    connected                StreamBroken           waiting                     the subtasks read on
-    connected                SlotTimePassed         same         SendEnvelope?  a heartbeat, when one is due
-    connected                SlotTimePassed late    waiting                     silence is as good as a break
-    connected                LetterPosted           same         SendEnvelope
-    connected                ShutDownSlot           exited       ExitSlot       the query is over
-    registering, connected   SlotFenced             exited       ExitSlot       a newer attempt, or another run
-    waiting                  SlotTimePassed due     connecting   OpenStream     the coordinator may have moved
-    waiting, registering     SlotTimePassed         same
-    connecting, exited       SlotTimePassed         same                        an answer always comes; nothing does
-    connecting, registering  LetterPosted           same                        kept until the slot is accepted
-    waiting                  LetterPosted           same                        kept until there is a connection
-    exited                   LetterPosted           same                        nobody wants to know
-    connecting, registering  SubtaskEnded           same                        the next RegisterSlot is without it
-    connected, waiting       SubtaskEnded           same
-    exited                   SubtaskEnded           same                        closed because the slot ends
-    connecting, registering  Stale                  same                        late news of an older connection
-    connected, waiting       Stale                  same
-    exited                   Stale                  same
-
 Figures (`SubtaskProgress`) are not counted: without a connection they are dropped, the next ones replace them.
 
 Follows FLIP-27, "Where to run the enumerator".
@@ -42,18 +12,13 @@ Follows FLIP-27, "Where to run the enumerator".
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import Any, ClassVar
-
 import msgspec
 
-from headgate.errors import InvalidTransitionError
+from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope, FromSlot, ToSlot
 from headgate.protocol.session import Session
 
-_HISTORY = 64
 _FIRST_DELAY_MS, _MAX_DELAY_MS = 50, 1000  # between two attempts to connect
 
 # What happened.
@@ -142,7 +107,7 @@ class Stale(msgspec.Struct, frozen=True):
 _OWN_LETTERS = (msg.SlotAccepted, msg.SlotFenced, msg.ShutDownSlot, msg.CoordinatorHeartbeat)
 
 
-class SlotMachine:
+class SlotMachine(Machine):
     """One attempt of a slot.
 
     Parameters
@@ -165,6 +130,48 @@ class SlotMachine:
     [OpenStream(connection=2)]
     """
 
+    # fmt: off
+    TRANSITIONS = (
+        Row("new",                      SlotStarted,              "connecting", [OpenStream]),
+        Row("connecting",               StreamOpened,             "registering", [SendEnvelope],
+            "RegisterSlot, first on a connection"),
+        Row("connecting, registering",  StreamBroken,             "waiting", [], "again, a bit later"),
+        Row("registering",              msg.SlotAccepted,         "connected", [Maybe(SendEnvelope)],
+            "what did not arrive goes out again"),
+        Row("registering",              SlotTimePassed,           "waiting", [], "no answer is as good as a break",
+            when="late", by="_on_time_registering"),
+        Row("connected",                EnvelopeReceived,         SAME, [Deliver]),
+        Row("connected",                EnvelopeReceived,         SAME, [], "it came before, or one is missing",
+            when="else"),
+        Row("connected",                msg.CoordinatorHeartbeat, SAME, [], "says what has arrived there"),
+        Row("connected",                StreamBroken,             "waiting", [], "the subtasks read on"),
+        Row("connected",                SlotTimePassed,           SAME, [Maybe(SendEnvelope)],
+            "a heartbeat, when one is due", by="_on_time_connected"),
+        Row("connected",                SlotTimePassed,           "waiting", [], "silence is as good as a break",
+            when="late", by="_on_time_connected"),
+        Row("connected",                LetterPosted,             SAME, [SendEnvelope], by="_on_letter_connected"),
+        Row("connected",                msg.ShutDownSlot,         "exited", [ExitSlot], "the query is over"),
+        Row("registering, connected",   msg.SlotFenced,           "exited", [ExitSlot],
+            "a newer attempt, or another run"),
+        Row("waiting",                  SlotTimePassed,           "connecting", [OpenStream],
+            "the coordinator may have moved", when="due", by="_on_time_waiting"),
+        Row("waiting",                  SlotTimePassed,           SAME, by="_on_time_waiting"),
+        Row("registering",              SlotTimePassed,           SAME, by="_on_time_registering"),
+        Row("connecting, exited",       SlotTimePassed,           SAME, IGNORED,
+            "an answer always comes; nothing does"),
+        Row("connecting, registering",  LetterPosted,             SAME, [], "kept until the slot is accepted",
+            by="_on_letter_kept"),
+        Row("waiting",                  LetterPosted,             SAME, [], "kept until there is a connection",
+            by="_on_letter_kept"),
+        Row("exited",                   LetterPosted,             SAME, IGNORED, "nobody wants to know"),
+        Row("connecting, registering, connected, waiting", SubtaskEnded, SAME, [],
+            "the next RegisterSlot is without it"),
+        Row("exited",                   SubtaskEnded,             SAME, IGNORED, "closed because the slot ends"),
+        Row("connecting, registering, connected, waiting, exited", Stale, SAME, IGNORED,
+            "late news of an older connection"),
+    )
+    # fmt: on
+
     def __init__(
         self,
         *,
@@ -177,6 +184,7 @@ class SlotMachine:
         data_address: str = "",
         heartbeat_timeout_ms: int = 10_000,
     ) -> None:
+        super().__init__()
         self.state = "new"
         self._about = msg.RegisterSlot(host=host, pid=pid, executor=executor, data_address=data_address)
         self._session = Session(run=run, slot=slot, attempt=attempt)
@@ -187,25 +195,6 @@ class SlotMachine:
         self._connect_ms = 0  # when to connect again, while waiting
         self._heard_ms = 0
         self._beat_ms = 0
-        self._history: deque[str] = deque(maxlen=_HISTORY)
-
-    def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
-
-        Raises
-        ------
-        InvalidTransitionError
-            The table has no row for it.
-        """
-        kind = self.kind_of(event)
-        handler = self._HANDLERS.get((self.state, kind))
-        if handler is None:
-            raise self._invalid(event)
-        was = self.state
-        actions = handler(self, event, now_ms)
-        if kind is not SlotTimePassed or self.state != was:
-            self._history.append(f"{now_ms} ms: {was} {kind.__name__} -> {self.state}")
-        return actions
 
     def next_time_ms(self) -> int | None:
         """Return when `SlotTimePassed` is due, in milliseconds; None: not by itself."""
@@ -246,23 +235,23 @@ class SlotMachine:
     def _on_stream_broken(self, event: StreamBroken, now_ms: int) -> list[Action]:
         return self._wait(now_ms)
 
-    def _on_accepted(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
+    def _on_slot_accepted(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
         unconfirmed = self._session.resend(event.envelope.received)
         self._session.receive(event.envelope)
         self.state = "connected"
         self._heard_ms, self._delay_ms = now_ms, _FIRST_DELAY_MS
         return [SendEnvelope(self._connection, envelope) for envelope in unconfirmed]
 
-    def _on_fenced(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
+    def _on_slot_fenced(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
         assert isinstance(event.envelope.message, msg.SlotFenced)
         self.state = "exited"
         return [ExitSlot(event.envelope.message.reason)]
 
-    def _on_shut_down(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
+    def _on_shut_down_slot(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
         self.state = "exited"
         return [ExitSlot(None)]
 
-    def _on_envelope(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
+    def _on_envelope_received(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
         self._heard_ms = now_ms
         letters = self._session.receive(event.envelope)
         for letter in letters:
@@ -301,9 +290,6 @@ class SlotMachine:
     def _on_time_waiting(self, event: SlotTimePassed, now_ms: int) -> list[Action]:
         return self._connect() if now_ms >= self._connect_ms else []
 
-    def _ignore(self, event: Event, now_ms: int) -> list[Action]:
-        return []
-
     def _is_silent(self, now_ms: int) -> bool:
         return now_ms >= self._heard_ms + self._heartbeat_timeout_ms
 
@@ -322,46 +308,6 @@ class SlotMachine:
         self._beat_ms = now_ms + self._heartbeat_timeout_ms // 4
         return SendEnvelope(self._connection, self._session.send_uncounted(letter))
 
-    def _invalid(self, event: Event) -> InvalidTransitionError:
+    def __str__(self) -> str:
         session = self._session
-        return InvalidTransitionError(
-            f"Slot {session.slot} (run {session.run}, attempt {session.attempt}) cannot take {event!r} in state "
-            f"{self.state}. Before: {', '.join(list(self._history)[-10:]) or 'nothing'}.",
-            state=self.state,
-            event=repr(event),
-            history=tuple(self._history),
-        )
-
-    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any, int], list[Action]]]] = {
-        ("new", SlotStarted): _on_slot_started,
-        ("connecting", StreamOpened): _on_stream_opened,
-        ("connecting", StreamBroken): _on_stream_broken,
-        ("registering", msg.SlotAccepted): _on_accepted,
-        ("registering", StreamBroken): _on_stream_broken,
-        ("registering", SlotTimePassed): _on_time_registering,
-        ("registering", msg.SlotFenced): _on_fenced,
-        ("connected", EnvelopeReceived): _on_envelope,
-        ("connected", msg.CoordinatorHeartbeat): _on_coordinator_heartbeat,
-        ("connected", StreamBroken): _on_stream_broken,
-        ("connected", SlotTimePassed): _on_time_connected,
-        ("connected", LetterPosted): _on_letter_connected,
-        ("connected", msg.ShutDownSlot): _on_shut_down,
-        ("connected", msg.SlotFenced): _on_fenced,
-        ("waiting", SlotTimePassed): _on_time_waiting,
-        ("connecting", SlotTimePassed): _ignore,
-        ("exited", SlotTimePassed): _ignore,
-        ("connecting", LetterPosted): _on_letter_kept,
-        ("registering", LetterPosted): _on_letter_kept,
-        ("waiting", LetterPosted): _on_letter_kept,
-        ("exited", LetterPosted): _ignore,
-        ("connecting", SubtaskEnded): _on_subtask_ended,
-        ("registering", SubtaskEnded): _on_subtask_ended,
-        ("connected", SubtaskEnded): _on_subtask_ended,
-        ("waiting", SubtaskEnded): _on_subtask_ended,
-        ("exited", SubtaskEnded): _ignore,
-        ("connecting", Stale): _ignore,
-        ("registering", Stale): _ignore,
-        ("connected", Stale): _ignore,
-        ("waiting", Stale): _ignore,
-        ("exited", Stale): _ignore,
-    }
+        return f"Slot {session.slot} (run {session.run}, attempt {session.attempt})"

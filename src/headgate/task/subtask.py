@@ -10,98 +10,17 @@ A letter of the coordinator's has its own name here; `OldLetter` is one for an e
 before. Events of readers and operators are those of the execution that was deployed last, told at once, in order; only
 `SnapshotMade`, `SnapshotFailed` and `SomethingFailed` may be late.
 
-    state                    event                     next       actions            why
-    -----------------------  ------------------------  ---------  -----------------  ----------------------------------
-    idle, failed             Deploy                    opening    OpenOperators
-    opening                  Deploy                    opening    CloseAll,          the newer one counts
-                                                                  OpenOperators
-    running, suspended       Deploy                    opening    CloseAll,
-                                                                  OpenOperators
-    drained, ended           Deploy                    opening    CloseAll,
-                                                                  OpenOperators
-    opening, running         CancelSubtask             idle       CloseAll
-    suspended                CancelSubtask             idle       CloseAll
-    drained, ended           CancelSubtask             idle       CloseAll
-    opening                  OperatorsOpened           running    Post, AddSplits?,  registrations, then SubtaskRunning
-                                                                  StartReading
-    opening                  OperatorsOpened suspended suspended  Post, AddSplits?   behind the last checkpoint nothing
-                                                                                     is read, only published
-    opening                  RequestMade               same                          posted behind the registration
-    running, suspended       RequestMade               same       Post
-    opening                  EventMade                 same                          posted behind the registration
-    running, suspended       EventMade                 same       Post
-    running                  SplitsEnded               same       Post
-    running                  AllInputEnded             ended      Post
-    running, suspended       AssignSplits              same       AddSplits
-    running, suspended       AssignSplits again        same                          sent again after a restored log
-    drained                  AssignSplits              same       AddSplits          not read, but not lost either
-    drained, ended           AssignSplits again        same
-    running, suspended       NoMoreSplits              same       TellNoMoreSplits
-    running, suspended       NoMoreSplits again        same                          promised again by a restored one
-    drained, ended           NoMoreSplits              same
-    opening                  AlignmentAnnounced        same                          told again when it has registered
-    running, suspended       AlignmentAnnounced        same       Announce
-    drained, ended           AlignmentAnnounced        same                          nobody reads any longer
-    opening                  UnassignedWork            same                          told again when it has registered
-    running, suspended       UnassignedWork            same       SetUnassigned
-    drained, ended           UnassignedWork            same                          the final watermark is out
-    running, suspended       WatermarkFound            same       Post
-    drained, ended           WatermarkFound            same       Post               that it votes no longer
-    running, suspended       EventToReader             same       HandEvent
-    drained, ended           EventToReader             same                          nobody reads any longer
-    running, suspended       ReportSource              same       Post
-    drained, ended           ReportSource              same       Post
-    running                  TriggerCheckpoint         running    TakeSnapshot
-    running                  TriggerCheckpoint         suspended  TakeSnapshot       SUSPEND
-    running                  TriggerCheckpoint         drained    TakeSnapshot       DRAIN
-    suspended                TriggerCheckpoint newer   running    ResumeReading,     its own one was aborted, which
-                                                                  TakeSnapshot       it is told later
-    suspended                TriggerCheckpoint newer   same       ResumeReading,     SUSPEND
-                                                                  TakeSnapshot
-    suspended                TriggerCheckpoint newer   drained    ResumeReading,     DRAIN
-                                                                  TakeSnapshot
-    drained, ended           TriggerCheckpoint         same       TakeSnapshot       whoever ended still takes part
-    running, suspended       SnapshotMade              same       Post
-    drained, ended           SnapshotMade              same       Post
-    running, suspended       SnapshotMade late         same                          its checkpoint was aborted
-    drained, ended           SnapshotMade late         same
-    idle, opening, failed    SnapshotMade late         same                          of an execution that is over
-    running, suspended       SnapshotFailed            same       Post
-    drained, ended           SnapshotFailed            same       Post
-    running, suspended       SnapshotFailed late       same
-    drained, ended           SnapshotFailed late       same
-    idle, opening, failed    SnapshotFailed late       same
-    running, suspended       CheckpointCompleted       same       NotifyOperators
-    drained, ended           CheckpointCompleted       same       NotifyOperators
-    opening                  CheckpointCompleted       same                          nothing of it is here
-    running                  CheckpointAborted         same                          what was staged is carried on
-    ended                    CheckpointAborted         same                          an end stays an end
-    drained                  CheckpointAborted other   same                          an earlier one
-    drained                  CheckpointAborted         failed     Post, CloseAll     what it emitted was the end, and
-                                                                                     is not: it must start again
-    suspended                CheckpointAborted         running    ResumeReading
-    suspended                CheckpointAborted other   same                          an earlier one
-    opening                  CheckpointAborted         same
-    opening, running         SomethingFailed           failed     Post, CloseAll
-    suspended                SomethingFailed           failed     Post, CloseAll
-    drained, ended           SomethingFailed           failed     Post, CloseAll
-    idle, failed             SomethingFailed           same                          told already, or nobody asks
-    idle, opening, failed    OldLetter                 same                          late
-    running, suspended       OldLetter                 same
-    drained, ended           OldLetter                 same
-
 Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "New Source Base Contract"; FLIP-182 for alignment.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from headgate.errors import InvalidTransitionError
+from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind, SubtaskId
 from headgate.protocol.state import (
@@ -113,12 +32,6 @@ from headgate.protocol.state import (
     SplitState,
     SubtaskState,
 )
-
-_HISTORY = 64
-_READING, _DONE, _OVER = ("running", "suspended"), ("drained", "ended"), ("idle", "failed")
-_OPEN = (*_READING, *_DONE)
-_ALIVE, _NOT_OPEN = ("opening", *_OPEN), ("opening", *_OVER)
-_ALL = (*_ALIVE, *_OVER)
 
 # What happened.
 
@@ -323,7 +236,7 @@ class _Barrier(msgspec.Struct, frozen=True):
     input_ended: bool
 
 
-class SubtaskMachine:
+class SubtaskMachine(Machine):
     """One subtask of a slot, through all its executions.
 
     Parameters
@@ -344,7 +257,77 @@ class SubtaskMachine:
     ['Post', 'Post', 'StartReading']
     """
 
+    # fmt: off
+    TRANSITIONS = (
+        Row("idle, failed",             msg.Deploy,              "opening", [OpenOperators]),
+        Row("opening, running, suspended, drained, ended", msg.Deploy, "opening", [CloseAll, OpenOperators],
+            "the newer one counts"),
+        Row("opening, running, suspended, drained, ended", msg.CancelSubtask, "idle", [CloseAll]),
+        Row("opening",                  OperatorsOpened,         "running", [Post, Maybe(AddSplits), StartReading],
+            "registrations, then SubtaskRunning"),
+        Row("opening",                  OperatorsOpened,         "suspended", [Post, Maybe(AddSplits)],
+            "behind the last checkpoint nothing is read, only published", when="suspended"),
+        Row("opening",                  RequestMade,             SAME, [], "posted behind the registration",
+            by="_hold"),
+        Row("running, suspended",       RequestMade,             SAME, [Post], by="_on_request"),
+        Row("opening",                  EventMade,               SAME, [], "posted behind the registration",
+            by="_hold"),
+        Row("running, suspended",       EventMade,               SAME, [Post]),
+        Row("running",                  SplitsEnded,             SAME, [Post]),
+        Row("running",                  AllInputEnded,           "ended", [Post]),
+        Row("running, suspended, drained", msg.AssignSplits, SAME, [AddSplits],
+            "drained: not read, but not lost either"),
+        Row("running, suspended, drained, ended", msg.AssignSplits, SAME, [], "sent again after a restored log",
+            when="again"),
+        Row("running, suspended",       msg.NoMoreSplits,        SAME, [TellNoMoreSplits]),
+        Row("running, suspended",       msg.NoMoreSplits,        SAME, [], "promised again by a restored one",
+            when="again"),
+        Row("drained, ended",           msg.NoMoreSplits,        SAME),
+        Row("opening",                  msg.AlignmentAnnounced,  SAME, IGNORED, "told again when it has registered"),
+        Row("running, suspended",       msg.AlignmentAnnounced,  SAME, [Announce]),
+        Row("drained, ended",           msg.AlignmentAnnounced,  SAME, IGNORED, "nobody reads any longer"),
+        Row("opening",                  msg.UnassignedWork,      SAME, IGNORED, "told again when it has registered"),
+        Row("running, suspended",       msg.UnassignedWork,      SAME, [SetUnassigned]),
+        Row("drained, ended",           msg.UnassignedWork,      SAME, IGNORED, "the final watermark is out"),
+        Row("running, suspended, drained, ended", WatermarkFound, SAME, [Post], "at the end that it votes no longer"),
+        Row("running, suspended",       msg.EventToReader,       SAME, [HandEvent]),
+        Row("drained, ended",           msg.EventToReader,       SAME, IGNORED, "nobody reads any longer"),
+        Row("running, suspended, drained, ended", msg.ReportSource, SAME, [Post]),
+        Row("running",                  msg.TriggerCheckpoint,   "running", [TakeSnapshot]),
+        Row("running",                  msg.TriggerCheckpoint,   "suspended", [TakeSnapshot], "SUSPEND"),
+        Row("running",                  msg.TriggerCheckpoint,   "drained", [TakeSnapshot], "DRAIN"),
+        Row("suspended",                msg.TriggerCheckpoint,   "running", [ResumeReading, TakeSnapshot],
+            "its own one was aborted, which it is told later", when="newer"),
+        Row("suspended",                msg.TriggerCheckpoint,   SAME, [ResumeReading, TakeSnapshot], "SUSPEND",
+            when="newer"),
+        Row("suspended",                msg.TriggerCheckpoint,   "drained", [ResumeReading, TakeSnapshot], "DRAIN",
+            when="newer"),
+        Row("drained, ended",           msg.TriggerCheckpoint,   SAME, [TakeSnapshot],
+            "whoever ended still takes part"),
+        Row("running, suspended, drained, ended", SnapshotMade, SAME, [Post]),
+        Row("running, suspended, drained, ended", SnapshotMade, SAME, [], "its checkpoint was aborted", when="late"),
+        Row("idle, opening, failed",    SnapshotMade,            SAME, IGNORED, "of an execution that is over",
+            when="late"),
+        Row("running, suspended, drained, ended", SnapshotFailed, SAME, [Post]),
+        Row("running, suspended, drained, ended", SnapshotFailed, SAME, when="late"),
+        Row("idle, opening, failed",    SnapshotFailed,          SAME, IGNORED, when="late"),
+        Row("running, suspended, drained, ended", msg.CheckpointCompleted, SAME, [NotifyOperators]),
+        Row("opening",                  msg.CheckpointCompleted, SAME, IGNORED, "nothing of it is here"),
+        Row("running",                  msg.CheckpointAborted,   SAME, [], "what was staged is carried on"),
+        Row("ended",                    msg.CheckpointAborted,   SAME, [], "an end stays an end"),
+        Row("drained, suspended",       msg.CheckpointAborted,   SAME, [], "an earlier one", when="other"),
+        Row("drained",                  msg.CheckpointAborted,   "failed", [Post, CloseAll],
+            "what it emitted was the end, and is not: it must start again"),
+        Row("suspended",                msg.CheckpointAborted,   "running", [ResumeReading]),
+        Row("opening",                  msg.CheckpointAborted,   SAME, IGNORED),
+        Row("opening, running, suspended, drained, ended", SomethingFailed, "failed", [Post, CloseAll]),
+        Row("idle, failed",             SomethingFailed,         SAME, IGNORED, "told already, or nobody asks"),
+        Row("idle, opening, failed, running, suspended, drained, ended", OldLetter, SAME, IGNORED, "late"),
+    )
+    # fmt: on
+
     def __init__(self, subtask: SubtaskId, *, sources: dict[str, bool], host: str) -> None:
+        super().__init__()
         self.state = "idle"
         self.execution = 0
         """The execution that was deployed last; 0 for none."""
@@ -355,24 +338,6 @@ class SubtaskMachine:
         self._held: list[RequestMade | EventMade] = []  # made before the registration
         self._snapshots: dict[int, _Barrier] = {}  # those under way
         self._stopped_by: int | None = None  # the checkpoint that suspended or drained it, or before it was deployed
-        self._history: deque[str] = deque(maxlen=_HISTORY)
-
-    def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be done, in order.
-
-        Raises
-        ------
-        InvalidTransitionError
-            The table has no row for it: a barrier while the subtask is opened, for example.
-        """
-        kind = self.kind_of(event)
-        handler = self._HANDLERS.get((self.state, kind))
-        if handler is None:
-            raise self._invalid(event)
-        was = self.state
-        actions = handler(self, event.letter if isinstance(event, LetterCame) else event)
-        self._history.append(f"{now_ms} ms: {was} {kind.__name__} -> {self.state}")
-        return actions
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -396,7 +361,14 @@ class SubtaskMachine:
         over = self.state in ("idle", "failed") or letter.execution != self.execution
         return OldLetter if over else type(letter)
 
-    def _on_deploy(self, letter: msg.Deploy) -> list[Action]:
+    def content(self, event: Event) -> Any:
+        """Return the letter, if one came."""
+        return event.letter if isinstance(event, LetterCame) else event
+
+    def __str__(self) -> str:
+        return f"Subtask {self._subtask.subtask} of stage {self._subtask.stage} (execution {self.execution})"
+
+    def _on_deploy(self, letter: msg.Deploy, now_ms: int) -> list[Action]:
         """Begin an execution; one that still runs ends first."""
         actions = self._end("opening")
         restore = letter.restore or SubtaskState()
@@ -410,10 +382,10 @@ class SubtaskMachine:
             reader.finish(tuple(end.split_id for end in restore.readers.get(uid, ReaderState()).finished))
         return [*actions, OpenOperators(letter.parallelism, restore.operators)]
 
-    def _on_cancel(self, letter: msg.CancelSubtask) -> list[Action]:
+    def _on_cancel_subtask(self, letter: msg.CancelSubtask, now_ms: int) -> list[Action]:
         return self._end("idle")
 
-    def _on_opened(self, event: OperatorsOpened) -> list[Action]:
+    def _on_operators_opened(self, event: OperatorsOpened, now_ms: int) -> list[Action]:
         """Register every reader with what it reports, tell what it knows, and only then be running."""
         actions: list[Action] = []
         for uid, reader in self._readers.items():
@@ -429,61 +401,63 @@ class SubtaskMachine:
         self.state = "running" if self._stopped_by is None else "suspended"
         actions.append(self._post(msg.SubtaskRunning))
         for each in held:
-            actions += self._on_request(each) if isinstance(each, RequestMade) else self._on_event_made(each)
+            actions += (
+                self._on_request(each, now_ms) if isinstance(each, RequestMade) else self._on_event_made(each, now_ms)
+            )
         return [*actions, StartReading()] if self.state == "running" else actions
 
-    def _hold(self, event: RequestMade | EventMade) -> list[Action]:
+    def _hold(self, event: RequestMade | EventMade, now_ms: int) -> list[Action]:
         self._held.append(event)
         return []
 
-    def _on_request(self, event: RequestMade) -> list[Action]:
+    def _on_request(self, event: RequestMade, now_ms: int) -> list[Action]:
         self._readers[event.source].asking = True
         return [self._post(msg.SplitRequested, source=event.source, host=self._host)]
 
-    def _on_event_made(self, event: EventMade) -> list[Action]:
+    def _on_event_made(self, event: EventMade, now_ms: int) -> list[Action]:
         return [self._post(msg.EventToEnumerator, source=event.source, payload=event.payload)]
 
-    def _on_splits_ended(self, event: SplitsEnded) -> list[Action]:
+    def _on_splits_ended(self, event: SplitsEnded, now_ms: int) -> list[Action]:
         ends = self._readers[event.source].finish(event.split_ids)
         return [self._post(msg.SplitsFinished, source=event.source, finished=ends)]
 
-    def _on_all_input_ended(self, event: AllInputEnded) -> list[Action]:
+    def _on_all_input_ended(self, event: AllInputEnded, now_ms: int) -> list[Action]:
         self.state = "ended"
         return [self._post(msg.InputEnded)]
 
-    def _on_assign(self, letter: msg.AssignSplits) -> list[Action]:
+    def _on_assign_splits(self, letter: msg.AssignSplits, now_ms: int) -> list[Action]:
         reader = self._readers[letter.source]
         if letter.number <= reader.highest_number:
             return []
         if letter.number != reader.highest_number + 1 or self.state == "ended":
-            raise self._invalid(LetterCame(letter))
+            raise self.invalid(LetterCame(letter))
         reader.highest_number = letter.number
         reader.asking = False
         reader.add(letter.splits)
         return [AddSplits(letter.source, letter.splits)]
 
-    def _on_no_more(self, letter: msg.NoMoreSplits) -> list[Action]:
+    def _on_no_more_splits(self, letter: msg.NoMoreSplits, now_ms: int) -> list[Action]:
         reader = self._readers[letter.source]
         was, reader.no_more, reader.asking = reader.no_more, True, False
         return [] if was or self.state in ("drained", "ended") else [TellNoMoreSplits(letter.source)]
 
-    def _on_event_to_reader(self, letter: msg.EventToReader) -> list[Action]:
+    def _on_event_to_reader(self, letter: msg.EventToReader, now_ms: int) -> list[Action]:
         return [HandEvent(letter.source, letter.payload)]
 
-    def _on_announced(self, letter: msg.AlignmentAnnounced) -> list[Action]:
+    def _on_alignment_announced(self, letter: msg.AlignmentAnnounced, now_ms: int) -> list[Action]:
         return [Announce(letter.source, letter.max_watermark_ms, letter.others_ms)]
 
-    def _on_unassigned(self, letter: msg.UnassignedWork) -> list[Action]:
+    def _on_unassigned_work(self, letter: msg.UnassignedWork, now_ms: int) -> list[Action]:
         return [SetUnassigned(letter.source, letter.event_time_ms)]
 
-    def _on_watermark_found(self, event: WatermarkFound) -> list[Action]:
+    def _on_watermark_found(self, event: WatermarkFound, now_ms: int) -> list[Action]:
         return [
             self._post(
                 msg.WatermarkReported, source=event.source, watermark_ms=event.watermark_ms, slowest=event.slowest
             )
         ]
 
-    def _on_report(self, letter: msg.ReportSource) -> list[Action]:
+    def _on_report_source(self, letter: msg.ReportSource, now_ms: int) -> list[Action]:
         reader = self._readers[letter.source]
         report = self._post(
             msg.SourceReported,
@@ -498,16 +472,16 @@ class SubtaskMachine:
         )
         return [report]
 
-    def _on_trigger(self, letter: msg.TriggerCheckpoint) -> list[Action]:
+    def _on_trigger_checkpoint(self, letter: msg.TriggerCheckpoint, now_ms: int) -> list[Action]:
         """Fix the ends that belong to the checkpoint now: those that follow do not."""
         actions: list[Action] = []
         checkpoint_id = letter.checkpoint_id
         if checkpoint_id in self._snapshots:
-            raise self._invalid(LetterCame(letter))
+            raise self.invalid(LetterCame(letter))
         if self.state == "suspended":
             # A barrier of a channel may be faster than the letter that the checkpoint before it was aborted.
             if self._stopped_by is None or checkpoint_id <= self._stopped_by:
-                raise self._invalid(LetterCame(letter))
+                raise self.invalid(LetterCame(letter))
             self.state, self._stopped_by = "running", None
             actions.append(ResumeReading())
         reading = self.state == "running"
@@ -519,7 +493,7 @@ class SubtaskMachine:
             self.state, self._stopped_by = "suspended" if suspend else "drained", checkpoint_id
         return [*actions, TakeSnapshot(checkpoint_id, drain=drain, suspend=suspend, location=letter.location)]
 
-    def _on_snapshot_made(self, event: SnapshotMade) -> list[Action]:
+    def _on_snapshot_made(self, event: SnapshotMade, now_ms: int) -> list[Action]:
         barrier = self._snapshots.pop(event.checkpoint_id, None)
         if barrier is None:
             return []
@@ -536,33 +510,31 @@ class SubtaskMachine:
         )
         return [self._post(msg.CheckpointAcknowledged, checkpoint_id=event.checkpoint_id, state=state)]
 
-    def _on_snapshot_failed(self, event: SnapshotFailed) -> list[Action]:
+    def _on_snapshot_failed(self, event: SnapshotFailed, now_ms: int) -> list[Action]:
         if self._snapshots.pop(event.checkpoint_id, None) is None:
             return []
         return [self._post(msg.CheckpointDeclined, checkpoint_id=event.checkpoint_id, reason=event.reason)]
 
-    def _on_completed(self, letter: msg.CheckpointCompleted) -> list[Action]:
+    def _on_checkpoint_completed(self, letter: msg.CheckpointCompleted, now_ms: int) -> list[Action]:
         for uid, known in letter.finished_known.items():
             reader = self._readers[uid]
             reader.finished = [end for end in reader.finished if end.number > known]
         return [NotifyOperators(letter.checkpoint_id)]
 
-    def _on_aborted(self, letter: msg.CheckpointAborted) -> list[Action]:
+    def _on_checkpoint_aborted(self, letter: msg.CheckpointAborted, now_ms: int) -> list[Action]:
         self._snapshots.pop(letter.checkpoint_id, None)
         if self._stopped_by != letter.checkpoint_id:
             return []
         if self.state == "drained":
             message = f"The input was ended for checkpoint {letter.checkpoint_id}, which did not complete."
-            return self._on_failed(SomethingFailed(msg.ErrorReport(error_type="HeadgateError", message=message)))
+            error = msg.ErrorReport(error_type="HeadgateError", message=message)
+            return self._on_something_failed(SomethingFailed(error), now_ms)
         self.state, self._stopped_by = "running", None
         return [ResumeReading()]
 
-    def _on_failed(self, event: SomethingFailed) -> list[Action]:
+    def _on_something_failed(self, event: SomethingFailed, now_ms: int) -> list[Action]:
         failed = self._post(msg.SubtaskFailed, error=event.error)
         return [failed, *self._end("failed")]
-
-    def _ignore(self, event: Any) -> list[Action]:
-        return []
 
     def _end(self, state: str) -> list[Action]:
         """Leave the execution, if there is one that was not left before."""
@@ -573,50 +545,3 @@ class SubtaskMachine:
 
     def _post(self, letter: Callable[..., msg.FromSlot], **fields: Any) -> Post:
         return Post(letter(stage=self._subtask.stage, execution=self.execution, **fields))
-
-    def _invalid(self, event: Event) -> InvalidTransitionError:
-        return InvalidTransitionError(
-            f"Subtask {self._subtask.subtask} of stage {self._subtask.stage} (execution {self.execution}) cannot take "
-            f"{event!r} in state {self.state}. Before: {', '.join(list(self._history)[-10:]) or 'nothing'}.",
-            state=self.state,
-            event=repr(event),
-            history=tuple(self._history),
-        )
-
-    _HANDLERS: ClassVar[dict[tuple[str, type], Callable[[Any, Any], list[Action]]]] = {
-        (state, event): handler
-        for states, event, handler in (
-            (_ALL, msg.Deploy, _on_deploy),
-            (_ALIVE, msg.CancelSubtask, _on_cancel),
-            (("opening",), OperatorsOpened, _on_opened),
-            (("opening",), RequestMade, _hold),
-            (("opening",), EventMade, _hold),
-            (_READING, RequestMade, _on_request),
-            (_READING, EventMade, _on_event_made),
-            (("running",), SplitsEnded, _on_splits_ended),
-            (("running",), AllInputEnded, _on_all_input_ended),
-            (_OPEN, msg.AssignSplits, _on_assign),
-            (_OPEN, msg.NoMoreSplits, _on_no_more),
-            (_READING, msg.AlignmentAnnounced, _on_announced),
-            (("opening", *_DONE), msg.AlignmentAnnounced, _ignore),
-            (_READING, msg.UnassignedWork, _on_unassigned),
-            (("opening", *_DONE), msg.UnassignedWork, _ignore),
-            (_OPEN, WatermarkFound, _on_watermark_found),
-            (_READING, msg.EventToReader, _on_event_to_reader),
-            (_DONE, msg.EventToReader, _ignore),
-            (_OPEN, msg.ReportSource, _on_report),
-            (_OPEN, msg.TriggerCheckpoint, _on_trigger),
-            (_NOT_OPEN, SnapshotMade, _ignore),
-            (_OPEN, SnapshotMade, _on_snapshot_made),
-            (_NOT_OPEN, SnapshotFailed, _ignore),
-            (_OPEN, SnapshotFailed, _on_snapshot_failed),
-            (("opening",), msg.CheckpointCompleted, _ignore),
-            (_OPEN, msg.CheckpointCompleted, _on_completed),
-            (("opening",), msg.CheckpointAborted, _ignore),
-            (_OPEN, msg.CheckpointAborted, _on_aborted),
-            (_ALIVE, SomethingFailed, _on_failed),
-            (_OVER, SomethingFailed, _ignore),
-            (_ALL, OldLetter, _ignore),
-        )
-        for state in states
-    }

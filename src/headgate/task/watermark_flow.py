@@ -28,7 +28,7 @@ class WatermarkFlow:
     inputs
         The uids of its sources, or of the exchanges that it consumes.
     told_to_all
-        Those of them of which `headgate.operators.stage_graph.StageGraph.is_told_to_all` holds.
+        Those of them of which `headgate.graph.stage_graph.StageGraph.is_told_to_all` holds.
     """
 
     def __init__(self, inputs: Iterable[str], *, told_to_all: Iterable[str] = ()) -> None:

@@ -4,71 +4,32 @@ Never: read a clock, look at a row. Nothing of it is stored: after a restart pro
 
 A producer is *active* (it has a vote: its watermark, or none yet, which holds all), *idle* (nobody waits for it),
 *final* (its watermark is the final one; it holds nobody) or *ended* (the same, for ever). The final watermark passes
-nobody else, idle or not: windows that fired by it would take no row of one that is heard of again. The states are those
-of the exchange: *moving* when what was told is the minimum, *held* when nothing was told yet or an active producer is
-behind it, *idle* when all that are not final are idle, *ended*.
+nobody else, idle or not: windows that fired by it would take no row of one that is heard of again. The exchange is
+*moving* when its watermark is the minimum, *held* when it has none yet or an active producer has not reached it, *idle*
+when all that are not final are idle, *ended*.
 
-    state         event            next    actions            why
-    ------------  ---------------  ------  -----------------  ---------------------------------------------------------
-    held          WatermarkPassed  same                       another one is behind it
-    held          WatermarkPassed  moving  AdvanceWatermark?  the slowest one; none: it caught up with what was told
-    moving        WatermarkPassed  same    AdvanceWatermark?  the slowest one; none: others hold the watermark
-    moving        WatermarkPassed  held                       it was idle, and is behind what was told
-    held, moving  WatermarkPassed  idle    MarkIdle           it is final, and those that are not are idle
-    idle          WatermarkPassed  same                       the same
-    idle          WatermarkPassed  held    MarkActive         it is behind what was told
-    idle          WatermarkPassed  moving  MarkActive,
-                                           AdvanceWatermark?
-    held          ProducerIdle     same                       others hold the watermark
-    held          ProducerIdle     moving  AdvanceWatermark?  it held the watermark
-    moving        ProducerIdle     same    AdvanceWatermark?  the same
-    held, moving  ProducerIdle     idle    MarkIdle           the last one with a vote
-    idle          ProducerIdle     same
-    held, moving  ProducerActive   same
-    moving        ProducerActive   held                       it is behind what was told
-    idle          ProducerActive   same                       it is final
-    idle          ProducerActive   held    MarkActive         it is behind what was told
-    idle          ProducerActive   moving  MarkActive,
-                                           AdvanceWatermark?
-    held          ProducerEnded    same                       others hold the watermark
-    held          ProducerEnded    moving  AdvanceWatermark?  it held the watermark
-    moving        ProducerEnded    same    AdvanceWatermark?  the same
-    held, moving  ProducerEnded    idle    MarkIdle           those that are left are idle
-    idle          ProducerEnded    same                       the same
-    idle          ProducerEnded    held    MarkActive         idle together: the others are about to end
-    idle          ProducerEnded    moving  MarkActive,        the same, or those that are left are final
-                                           AdvanceWatermark?
-    held          ProducerEnded    ended   AdvanceWatermark,  the last one: the final watermark, and nothing behind it
-                                           EndInput
-    moving        ProducerEnded    ended   AdvanceWatermark?, the same; the final one may be out
-                                           EndInput
-    idle          ProducerEnded    ended   MarkActive,
-                                           AdvanceWatermark,
-                                           EndInput
-
-Producers that stand behind exchanges themselves are told the same, though not at the same time: they are idle
+Producers that stand after exchanges themselves receive the same, though not at the same time: they are idle
 *together*. One that is idle before the others are, or for longer, may keep what is older than what they have sent, and
 is waited for: only when all are idle the exchange is, and none is final (or else all are about to be).
 
-The watermark that is told never goes back: a producer that becomes active behind it holds it where it is.
+The watermark never goes back: a producer that becomes active below it holds it where it is.
 
-Follows Flink's StatusWatermarkValve, which, other than this one, does not wait for a producer that comes back behind,
-nor keeps the final watermark behind idle ones.
+Follows Flink's StatusWatermarkValve, which, other than this one, does not wait for a producer that comes back late, nor
+keeps the final watermark until idle ones have it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from headgate.errors import InvalidTransitionError
+from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol.channels import ProducerActive, ProducerEnded, ProducerIdle, WatermarkPassed
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from headgate.task.history import told_before
 
-_HISTORY = 64
+# What happened.
 
 Told = WatermarkPassed | ProducerIdle | ProducerActive | ProducerEnded
 
@@ -78,6 +39,13 @@ class ProducerTold(msgspec.Struct, frozen=True):
 
     producer: int
     event: Told
+
+
+class LastProducerEnded(msgspec.Struct, frozen=True):
+    """Stands in the table for `ProducerEnded` of the only one that is left."""
+
+
+# What is to be done.
 
 
 class AdvanceWatermark(msgspec.Struct, frozen=True):
@@ -108,13 +76,51 @@ class EndInput(msgspec.Struct, frozen=True):
 Action = AdvanceWatermark | MarkIdle | MarkActive | EndInput
 
 
-class _Producer:
+class ProducerWatermark(Machine):
+    """How far one producer is."""
+
+    # fmt: off
+    TRANSITIONS = (
+        Row("active, idle",        WatermarkPassed, "active", [], "it is heard of again"),
+        Row("active, idle",        WatermarkPassed, "final", when="final"),
+        Row("active, idle",        ProducerIdle,    "idle"),
+        Row("active, idle",        ProducerActive,  "active"),
+        Row("active, idle, final", ProducerEnded,   "ended"),
+        Row("final",               WatermarkPassed, SAME, IGNORED, "nothing follows but its end"),
+        Row("final",               ProducerIdle,    SAME, IGNORED),
+        Row("final",               ProducerActive,  SAME, IGNORED),
+    )
+    # fmt: on
+
     def __init__(self) -> None:
-        self.watermark_ms = MIN_WATERMARK_MS
-        self.idle = False
+        super().__init__()
+        self.state = "active"
+        self.watermark_ms = MIN_WATERMARK_MS  # this: none yet
+
+    def handle(self, event: Told, now_ms: int) -> list[Any]:
+        """Take note of an event; nothing is to be done. `WatermarkValve` has the history and the errors."""
+        handler = self._DISPATCH[self.state, type(event)]  # not the base's: every watermark comes here
+        return [] if handler is None else handler(self, event, now_ms)
+
+    def _on_watermark_passed(self, event: WatermarkPassed, now_ms: int) -> list[Any]:
+        self.watermark_ms = max(self.watermark_ms, event.timestamp_ms)
+        self.state = "active" if self.watermark_ms < MAX_WATERMARK_MS else "final"
+        return []
+
+    def _on_producer_idle(self, event: ProducerIdle, now_ms: int) -> list[Any]:
+        self.state = "idle"
+        return []
+
+    def _on_producer_active(self, event: ProducerActive, now_ms: int) -> list[Any]:
+        self.state = "active"
+        return []
+
+    def _on_producer_ended(self, event: ProducerEnded, now_ms: int) -> list[Any]:
+        self.state = "ended"
+        return []
 
 
-class WatermarkValve:
+class WatermarkValve(Machine):
     """The watermark of an exchange in one consumer.
 
     Parameters
@@ -124,7 +130,7 @@ class WatermarkValve:
     producers
         The producing subtasks.
     idle_together
-        Whether none stays idle unless all do, since all are told the same.
+        Whether none stays idle unless all do, since all receive the same.
 
     Examples
     --------
@@ -137,23 +143,52 @@ class WatermarkValve:
     [AdvanceWatermark(exchange='words', timestamp_ms=7)]
     """
 
-    def __init__(self, exchange: str, producers: Iterable[int], *, idle_together: bool = False) -> None:
-        self._exchange = exchange
-        self._producers = {each: _Producer() for each in producers}  # those that have not ended
-        self._idle_together = idle_together
-        self._any_final = False
-        self._told_ms = MIN_WATERMARK_MS  # this: nothing
-        self._idle = False
-        self._history: deque[tuple[int | None, ProducerTold]] = deque(maxlen=_HISTORY)
+    # fmt: off
+    TRANSITIONS = (
+        Row("held",         WatermarkPassed,   SAME, [], "another one has not reached it"),
+        Row("held",         WatermarkPassed,   "moving", [Maybe(AdvanceWatermark)],
+            "the slowest one; none: it caught up with the watermark"),
+        Row("moving",       WatermarkPassed,   SAME, [Maybe(AdvanceWatermark)],
+            "the slowest one; none: others hold the watermark"),
+        Row("moving",       WatermarkPassed,   "held", [], "it was idle, and is below the watermark"),
+        Row("held, moving", WatermarkPassed,   "idle", [MarkIdle], "it is final, and those that are not are idle"),
+        Row("idle",         WatermarkPassed,   SAME, [], "the same"),
+        Row("idle",         WatermarkPassed,   "held", [MarkActive], "it is below the watermark"),
+        Row("idle",         WatermarkPassed,   "moving", [MarkActive, Maybe(AdvanceWatermark)]),
+        Row("held",         ProducerIdle,      SAME, [], "others hold the watermark"),
+        Row("held",         ProducerIdle,      "moving", [Maybe(AdvanceWatermark)], "it held the watermark"),
+        Row("moving",       ProducerIdle,      SAME, [Maybe(AdvanceWatermark)], "the same"),
+        Row("held, moving", ProducerIdle,      "idle", [MarkIdle], "the last one with a vote"),
+        Row("idle",         ProducerIdle,      SAME),
+        Row("held, moving", ProducerActive,    SAME),
+        Row("moving",       ProducerActive,    "held", [], "it is below the watermark"),
+        Row("idle",         ProducerActive,    SAME, [], "it is final"),
+        Row("idle",         ProducerActive,    "held", [MarkActive], "it is below the watermark"),
+        Row("idle",         ProducerActive,    "moving", [MarkActive, Maybe(AdvanceWatermark)]),
+        Row("held",         ProducerEnded,     SAME, [], "others hold the watermark"),
+        Row("held",         ProducerEnded,     "moving", [Maybe(AdvanceWatermark)], "it held the watermark"),
+        Row("moving",       ProducerEnded,     SAME, [Maybe(AdvanceWatermark)], "the same"),
+        Row("held, moving", ProducerEnded,     "idle", [MarkIdle], "those that are left are idle"),
+        Row("idle",         ProducerEnded,     SAME, [], "the same"),
+        Row("idle",         ProducerEnded,     "held", [MarkActive], "idle together: the others are about to end"),
+        Row("idle",         ProducerEnded,     "moving", [MarkActive, Maybe(AdvanceWatermark)],
+            "the same, or those that are left are final"),
+        Row("held",         LastProducerEnded, "ended", [AdvanceWatermark, EndInput],
+            "the final watermark, and nothing after it"),
+        Row("moving",       LastProducerEnded, "ended", [Maybe(AdvanceWatermark), EndInput],
+            "the final one may have come before"),
+        Row("idle",         LastProducerEnded, "ended", [MarkActive, AdvanceWatermark, EndInput]),
+    )
+    # fmt: on
 
-    @property
-    def state(self) -> str:
-        """What the exchange is, as in the module's table."""
-        if not self._producers:
-            return "ended"
-        if self._idle:
-            return "idle"
-        return "moving" if MIN_WATERMARK_MS < self._told_ms == self._vote_ms() else "held"
+    def __init__(self, exchange: str, producers: Iterable[int], *, idle_together: bool = False) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._producers = {each: ProducerWatermark() for each in producers}  # those that have not ended
+        self._count = len(self._producers)
+        self._idle_together = idle_together
+        self._watermark_ms = MIN_WATERMARK_MS  # this: none yet
+        self.state = "held" if self._producers else "ended"
 
     def handle(self, event: ProducerTold, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
@@ -163,66 +198,84 @@ class WatermarkValve:
         InvalidTransitionError
             The producer is not known, or has ended.
         """
-        producer = self._producers.get(event.producer)
-        if producer is None:
-            raise self._invalid(event)
-        self._history.append((now_ms, event))
-        # Most watermarks change nothing: those of who was in front already.
-        changes = self._idle or producer.idle or producer.watermark_ms <= self._told_ms
-        match event.event:
-            case WatermarkPassed(timestamp_ms):
-                producer.watermark_ms = max(producer.watermark_ms, timestamp_ms)
-                producer.idle = False
-            case ProducerIdle():
-                producer.idle = changes = True
-            case ProducerActive():
-                producer.idle = False
-            case ProducerEnded():
-                del self._producers[event.producer]
-                self._any_final = changes = True
-        if producer.watermark_ms == MAX_WATERMARK_MS:
-            self._any_final = changes = True
-        return self._look() if changes else []
+        # Not the base's: every watermark of every producer comes here, and most change nothing, nor are they history.
+        if event.producer not in self._producers:
+            raise self.invalid(event, "the producer is not known, or has ended")
+        was, kind = self.state, type(event.event)
+        if kind is ProducerEnded:
+            kind = self.kind_of(event)
+        handler = self._DISPATCH[was, kind]
+        actions: list[Action] = [] if handler is None else handler(self, event, now_ms)
+        if actions or self.state != was or kind is not WatermarkPassed:
+            self._history.append((now_ms, was, self.brief(event, type(event)), self.state))
+        return actions
+
+    def kind_of(self, event: ProducerTold) -> type:
+        """Return the type under which the table has the event."""
+        kind = type(event.event)
+        return LastProducerEnded if kind is ProducerEnded and len(self._producers) == 1 else kind
+
+    def brief(self, event: ProducerTold, kind: type) -> str:
+        """Return an event as the history shows it."""
+        return f"{type(event.event).__name__} of {event.producer}"
 
     def check(self) -> None:
-        """Assert what always holds: nothing that is due is left untold."""
+        """Assert what always holds: all that is due is ordered."""
         vote_ms = self._vote_ms()
-        assert self._idle == (vote_ms is None)
-        assert vote_ms is None or vote_ms <= self._told_ms
-        assert self._told_ms < MAX_WATERMARK_MS or all(
-            each.watermark_ms == MAX_WATERMARK_MS for each in self._producers.values()
-        )
+        assert self.state == self._state_at(vote_ms)
+        assert vote_ms is None or vote_ms <= self._watermark_ms
+        assert self._watermark_ms < MAX_WATERMARK_MS or all(each.state == "final" for each in self._producers.values())
+
+    def __str__(self) -> str:
+        return f"The watermark of exchange {self._exchange} (producers: {sorted(self._producers)[:20]})"
+
+    def _on_watermark_passed(self, event: ProducerTold, now_ms: int) -> list[Action]:
+        producer = self._producers[event.producer]
+        was, before_ms = producer.state, producer.watermark_ms
+        producer.handle(event.event, now_ms)
+        in_front = producer.state == was and before_ms > self._watermark_ms
+        return [] if in_front else self._look()
+
+    def _on_producer_idle(self, event: ProducerTold, now_ms: int) -> list[Action]:
+        self._producers[event.producer].handle(event.event, now_ms)
+        return self._look()
+
+    _on_producer_active = _on_producer_idle
+
+    def _on_producer_ended(self, event: ProducerTold, now_ms: int) -> list[Action]:
+        self._producers.pop(event.producer).handle(event.event, now_ms)
+        return self._look()
+
+    def _on_last_producer_ended(self, event: ProducerTold, now_ms: int) -> list[Action]:
+        self._producers.pop(event.producer).handle(event.event, now_ms)
+        return [*self._look(), EndInput(self._exchange)]
 
     def _look(self) -> list[Action]:
-        """Tell what changed."""
+        """Find the minimum anew, and order what follows from it."""
+        vote_ms, was_idle = self._vote_ms(), self.state == "idle"
         actions: list[Action] = []
-        vote_ms = self._vote_ms()
-        if (vote_ms is None) != self._idle:
-            self._idle = vote_ms is None
-            actions.append(MarkIdle(self._exchange) if self._idle else MarkActive(self._exchange))
-        if vote_ms is not None and vote_ms > self._told_ms:
-            self._told_ms = vote_ms
+        if (vote_ms is None) != was_idle:
+            actions.append(MarkActive(self._exchange) if was_idle else MarkIdle(self._exchange))
+        if vote_ms is not None and vote_ms > self._watermark_ms:
+            self._watermark_ms = vote_ms
             actions.append(AdvanceWatermark(self._exchange, vote_ms))
-        if not self._producers:
-            actions.append(EndInput(self._exchange))
+        self.state = self._state_at(vote_ms)
         return actions
+
+    def _state_at(self, vote_ms: int | None) -> str:
+        if not self._producers:
+            return "ended"
+        if vote_ms is None:
+            return "idle"
+        return "moving" if MIN_WATERMARK_MS < self._watermark_ms == vote_ms else "held"
 
     def _vote_ms(self) -> int | None:
         """Return the lowest watermark of those with a vote, in milliseconds; None: the exchange is idle."""
-        left = [each for each in self._producers.values() if each.watermark_ms < MAX_WATERMARK_MS]
-        if not left:
+        active = [each.watermark_ms for each in self._producers.values() if each.state == "active"]
+        if active and not self._idle_together:
+            return min(active)
+        idle = [each.watermark_ms for each in self._producers.values() if each.state == "idle"]
+        if not active and not idle:
             return MAX_WATERMARK_MS
-        awake = [each for each in left if not each.idle]
-        if self._idle_together and (awake or self._any_final):
-            awake = left
-        return min((each.watermark_ms for each in awake), default=None)
-
-    def _invalid(self, event: ProducerTold) -> InvalidTransitionError:
-        history = told_before(self._history, event)
-        return InvalidTransitionError(
-            f"The watermark of exchange {self._exchange} cannot take {event!r}: the producer is not known, or has "
-            f"ended. Producers: {sorted(self._producers)[:20]}. Before: {', '.join(history[-10:]) or 'nothing'}.",
-            state=self.state,
-            event=repr(event),
-            history=history,
-        )
+        any_final = len(active) + len(idle) < self._count
+        return min(active + idle if self._idle_together and (active or any_final) else active, default=None)

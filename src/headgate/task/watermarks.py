@@ -4,56 +4,31 @@ Never: read a clock, look at a batch. Nothing of it is stored: after a restart w
 
 A split is *waiting* (it has no watermark, and holds the reader's), *active* (it has one) or *idle* (it has no vote).
 An *own* split is one whose source emits watermarks or idleness itself, which replaces the strategy for that split.
-Pausing changes no state: the split keeps its vote, and its idleness clock stands still. An idle split can be resumed.
-Silence is time in which a split was asked for rows and had none (``TimePassed.asked_ms``), however busy the task was.
-
-    split state                event             next        why
-    -------------------------  ----------------  ----------  ------------------------------------------------------
-    unknown                    SplitAdded        waiting     it votes before it has rows: nobody may overtake them
-    known                      SplitAdded        same        the reader asks for an output with every batch
-    waiting, active, idle      RowsEmitted       active      highest event time less disorder; it never goes back
-    waiting, active            RowsEmitted null  same        no event time in them, but the split is not silent
-    idle                       RowsEmitted null  waiting     it has a vote again; it never had a watermark
-    idle                       RowsEmitted null  active      it has a vote again, at the watermark it had
-    own active, own idle       RowsEmitted       same        the source says what its watermark is
-    own active, own idle       RowsEmitted null  same        the same
-    known                      WatermarkEmitted  own active  "active again with the next watermark"
-    known                      IdleMarked        own idle    nobody should wait for it
-    waiting, active            TimePassed late   idle        asked in vain for the idle time-out
-    idle, own active, own idle TimePassed late   same        the strategy has no say, or has had it
-    known, unknown             TimePassed        same        not for long enough, or it was not asked
-    known, unknown             SplitPaused       same        unknown: finishing and pausing may cross
-    known, unknown             SplitResumed      same        the same
-    known, unknown             SplitFinished     unknown     it holds nobody back any longer
-
-    reader event       why
-    -----------------  --------------------------------------------------------------------------------------------
-    Blocked            no split can be read (back pressure): all idleness clocks stand still until Unblocked
-    UnassignedChanged  what the enumerator has not assigned votes like a split that never is idle: nothing passes it
-    InputEnded         the final watermark is emitted, though there never was a split, or work is left unassigned
+Pausing changes no state: the split keeps its vote, and its idleness clock stands still, as those of all splits do while
+nothing can be read (back pressure). An idle split can be resumed. Silence is time in which a split was asked for rows
+and had none (``TimePassed.asked_ms``), however busy the task was.
 
 Without a split that votes the reader is idle: no split, no vote. But while there is unassigned work it is not, so that
 a reader that finished its split and waits for the next one keeps its place; one that was made ``held`` does so from
-its first event on, until it is told of unassigned work. What is emitted never goes back, so that a split that starts
-behind holds the watermark where it is.
+its first event on, until it learns of unassigned work. What the enumerator has not assigned votes like a split that is
+never idle: nothing passes it. What is emitted never goes back, so that a split that starts below it holds the watermark
+where it is.
 
 Follows FLIP-27, "Per Split Event Time".
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Collection, Mapping
+from typing import cast
 
 import msgspec
 
-from headgate.errors import InvalidTransitionError
+from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol.messages import SplitEventTime
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
-from headgate.task.history import told_before
 
-_HISTORY = 64
+# What happened.
 
 
 class SplitEvent(msgspec.Struct, frozen=True):
@@ -128,6 +103,11 @@ class InputEnded(msgspec.Struct, frozen=True):
     """Nothing will ever come again."""
 
 
+Event = SplitEvent | UnassignedChanged | TimePassed | Blocked | Unblocked | InputEnded
+
+# What is to be done.
+
+
 class EmitWatermark(msgspec.Struct, frozen=True):
     """Emit the reader's watermark, in milliseconds."""
 
@@ -143,9 +123,9 @@ class EmitActive(msgspec.Struct, frozen=True):
 
 
 class SplitVoteChanged(msgspec.Struct, frozen=True):
-    """Tell `SplitAlignment` where the split is: its watermark in milliseconds (None: none yet), and whether it is idle.
+    """Let `SplitAlignment` know where the split is: its watermark in milliseconds, and whether it is idle.
 
-    Not ordered for a split that comes, which has neither, or that goes.
+    None: it has no watermark yet. Not ordered for a split that comes, which has neither, or that goes.
     """
 
     split_id: str
@@ -153,26 +133,146 @@ class SplitVoteChanged(msgspec.Struct, frozen=True):
     idle: bool
 
 
-Event = SplitEvent | UnassignedChanged | TimePassed | Blocked | Unblocked | InputEnded
 Action = EmitWatermark | EmitIdle | EmitActive | SplitVoteChanged
 
 
-class _SplitState(msgspec.Struct):
-    """What is known of one split."""
+class _Reader(msgspec.Struct):
+    """What all splits of a reader share, in milliseconds. ``disorder_ms`` None: there is no strategy."""
 
-    quiet_since_ms: int  # moved forward by the time in which the split was paused, or all were blocked
-    watermark_ms: int | None = None
-    idle: bool = False
-    own: bool = False
-    paused_at_ms: int | None = None
+    disorder_ms: int | None
+    idle_timeout_ms: int | None
+    blocked_at_ms: int | None = None
 
-    def skip(self, from_ms: int, to_ms: int) -> None:
+
+_ALL = "waiting, active, idle, own active, own idle"
+_SILENT = frozenset({"idle", "own idle"})
+
+
+class SplitVote(Machine):
+    """What one split lets the watermark of its reader be."""
+
+    # fmt: off
+    TRANSITIONS = (
+        Row("waiting, idle",           RowsEmitted,      "active", [SplitVoteChanged],
+            "highest event time less disorder"),
+        Row("active",                  RowsEmitted,      SAME, [Maybe(SplitVoteChanged)], "it never goes back",
+            by="_on_rows_active"),
+        Row("waiting",                 RowsEmitted,      SAME, [], "no event time in them, but it is not silent",
+            when="null"),
+        Row("idle",                    RowsEmitted,      "waiting", [SplitVoteChanged], "it never had a watermark",
+            when="null"),
+        Row("own active, own idle",    RowsEmitted,      SAME, IGNORED, "the source says what its watermark is"),
+        Row("waiting, idle, own idle", WatermarkEmitted, "own active", [SplitVoteChanged]),
+        Row("active, own active",      WatermarkEmitted, "own active", [Maybe(SplitVoteChanged)],
+            "left out where it is not higher"),
+        Row("waiting, active, own active", IdleMarked,   "own idle", [SplitVoteChanged], "nobody should wait for it"),
+        Row("idle",                    IdleMarked,       "own idle", [], "until its source emits a watermark"),
+        Row("own idle",                IdleMarked,       SAME, IGNORED),
+        Row("waiting, active",         TimePassed,       "idle", [SplitVoteChanged],
+            "asked in vain for the idle time-out", when="late"),
+        Row("waiting, active",         TimePassed,       SAME, [], "not for long enough, not asked, or paused"),
+        Row("idle, own active, own idle", TimePassed,    SAME, IGNORED, "the strategy has no say, or has had it"),
+        Row(_ALL,                      SplitPaused,      SAME, [], "its idleness clock stands still"),
+        Row(_ALL,                      SplitResumed,     SAME),
+        Row(_ALL,                      Unblocked,        SAME, [], "the time since `Blocked` was no silence"),
+    )
+    # fmt: on
+
+    def __init__(self, split_id: str, reader: _Reader, now_ms: int) -> None:
+        super().__init__()
+        self.state = "waiting"
+        self.watermark_ms: int | None = None
+        self.paused_at_ms: int | None = None
+        self._split_id, self._reader = split_id, reader
+        self.quiet_since_ms = now_ms  # moved forward by the time in which it was paused, or all were blocked
+
+    def handle(self, event: Event, now_ms: int) -> list[SplitVoteChanged]:
+        """Take note of an event at a time in milliseconds, and return how the vote changed."""
+        # Not the base's: every batch comes here. Its hooks do nothing here, and `SplitWatermarks` has the history.
+        handler = self._DISPATCH[self.state, type(event)]
+        return [] if handler is None else handler(self, event, now_ms)
+
+    def check(self) -> None:
+        """Assert what always holds: who is active has a watermark, who waits has none."""
+        assert self.state in _SILENT or (self.state == "waiting") == (self.watermark_ms is None)
+
+    def __str__(self) -> str:
+        return f"The watermark of split {self._split_id!r}"
+
+    def _on_rows_emitted(self, event: RowsEmitted, now_ms: int) -> list[SplitVoteChanged]:
+        self.quiet_since_ms = now_ms
+        was, disorder_ms = self.state, self._reader.disorder_ms
+        if event.max_event_time_ms is not None and disorder_ms is not None:
+            self._raise_to(event.max_event_time_ms - disorder_ms)
+        self.state = "waiting" if self.watermark_ms is None else "active"
+        return [] if self.state == was else [self._vote()]
+
+    def _on_rows_active(self, event: RowsEmitted, now_ms: int) -> list[SplitVoteChanged]:
+        self.quiet_since_ms = now_ms
+        event_time_ms, disorder_ms = event.max_event_time_ms, self._reader.disorder_ms
+        if event_time_ms is None or disorder_ms is None or not self._raise_to(event_time_ms - disorder_ms):
+            return []
+        return [SplitVoteChanged(self._split_id, self.watermark_ms, False)]
+
+    def _on_watermark_emitted(self, event: WatermarkEmitted, now_ms: int) -> list[SplitVoteChanged]:
+        was, self.state = self.state, "own active"
+        return [self._vote()] if self._raise_to(event.timestamp_ms) or was in _SILENT else []
+
+    def _on_idle_marked(self, event: IdleMarked, now_ms: int) -> list[SplitVoteChanged]:
+        was, self.state = self.state, "own idle"
+        return [] if was == "idle" else [self._vote()]
+
+    def _on_time_passed(self, event: TimePassed, now_ms: int) -> list[SplitVoteChanged]:
+        asked_ms = now_ms if event.asked_ms is None else event.asked_ms.get(self._split_id)
+        blocked_at_ms, timeout_ms = self._reader.blocked_at_ms, self._reader.idle_timeout_ms
+        if asked_ms is None or timeout_ms is None or self.paused_at_ms is not None:
+            return []
+        silent_until_ms = min(asked_ms, now_ms if blocked_at_ms is None else blocked_at_ms)
+        if silent_until_ms - self.quiet_since_ms < timeout_ms:
+            return []
+        self.state = "idle"
+        return [self._vote()]
+
+    def _on_split_paused(self, event: SplitPaused, now_ms: int) -> list[SplitVoteChanged]:
+        if self.paused_at_ms is None:
+            self.paused_at_ms = now_ms
+        return []
+
+    def _on_split_resumed(self, event: SplitResumed, now_ms: int) -> list[SplitVoteChanged]:
+        if self.paused_at_ms is not None:
+            # What follows the beginning of a block is left out when that ends.
+            blocked_at_ms = self._reader.blocked_at_ms
+            self._skip(self.paused_at_ms, now_ms if blocked_at_ms is None else blocked_at_ms)
+            self.paused_at_ms = None
+        return []
+
+    def _on_unblocked(self, event: Unblocked, now_ms: int) -> list[SplitVoteChanged]:
+        if self._reader.blocked_at_ms is not None:
+            self._skip(self._reader.blocked_at_ms, now_ms if self.paused_at_ms is None else self.paused_at_ms)
+        return []
+
+    def _skip(self, from_ms: int, to_ms: int) -> None:
         """Leave a time out of its silence."""
         self.quiet_since_ms += max(0, to_ms - max(from_ms, self.quiet_since_ms))
 
+    def _raise_to(self, watermark_ms: int) -> bool:
+        """Raise the watermark; return whether this is higher."""
+        if not MIN_WATERMARK_MS <= watermark_ms <= MAX_WATERMARK_MS:
+            watermark_ms = saturated_ms(watermark_ms)
+        if self.watermark_ms is not None and watermark_ms <= self.watermark_ms:
+            return False
+        self.watermark_ms = watermark_ms
+        return True
 
-class SplitWatermarks:
-    """The watermark machine of one reader.
+    def _vote(self) -> SplitVoteChanged:
+        return SplitVoteChanged(self._split_id, self.watermark_ms, self.state in _SILENT)
+
+
+_WITH_EVERY_BATCH = frozenset({SplitAdded, RowsEmitted, WatermarkEmitted, TimePassed})
+
+
+class SplitWatermarks(Machine):
+    """The watermark machine of one reader: *new* until its first event, if it is waited for from then on.
 
     Parameters
     ----------
@@ -183,7 +283,7 @@ class SplitWatermarks:
     bounded
         Whether the input ends by itself.
     tells_votes
-        Whether `SplitVoteChanged` is ordered, behind everything else.
+        Whether `SplitVoteChanged` is ordered, after everything else.
 
     Examples
     --------
@@ -194,6 +294,65 @@ class SplitWatermarks:
     ([], [EmitWatermark(timestamp_ms=60)])
     """
 
+    # fmt: off
+    TRANSITIONS = (
+        Row("new, idle",    SplitAdded,        "active", [EmitActive],
+            "it votes before it has rows: nobody may overtake them"),
+        Row("idle",         SplitAdded,        SAME, [], "the reader asks for an output again", when="known"),
+        Row("active",       SplitAdded,        SAME),
+        Row("active",       RowsEmitted,       SAME, [Maybe(EmitWatermark), Maybe(SplitVoteChanged)],
+            by="_on_read"),
+        Row("idle",         RowsEmitted,       "active", [EmitActive, Maybe(EmitWatermark), Maybe(SplitVoteChanged)],
+            by="_on_read"),
+        Row("idle",         RowsEmitted,       SAME, [], "its source says whether it is idle", when="own",
+            by="_on_read"),
+        Row("active",       WatermarkEmitted,  SAME, [Maybe(EmitWatermark), Maybe(SplitVoteChanged)],
+            by="_on_read"),
+        Row("idle",         WatermarkEmitted,  "active", [EmitActive, Maybe(EmitWatermark), Maybe(SplitVoteChanged)],
+            by="_on_read"),
+        Row("active",       IdleMarked,        SAME, [Maybe(EmitWatermark), Maybe(SplitVoteChanged)], by="_on_read"),
+        Row("active",       IdleMarked,        "idle", [EmitIdle, Maybe(SplitVoteChanged)], "the last one that voted",
+            by="_on_read"),
+        Row("idle",         IdleMarked,        SAME, by="_on_read"),
+        Row("active",       SplitFinished,     SAME, [Maybe(EmitWatermark)], "it holds nobody back any longer"),
+        Row("active",       SplitFinished,     "idle", [EmitIdle], "the last one that voted"),
+        Row("idle",         SplitFinished,     "active", [EmitActive], "the last one: a bounded reader keeps its place",
+            when="bounded"),
+        Row("idle",         SplitFinished,     SAME),
+        Row("active",       TimePassed,        SAME, [Maybe(EmitWatermark), Maybe(SplitVoteChanged)]),
+        Row("active",       TimePassed,        "idle", [EmitIdle, Maybe(SplitVoteChanged)], "all are silent"),
+        Row("idle",         TimePassed,        SAME, IGNORED, "all splits are idle"),
+        Row("active, idle", SplitPaused,       SAME, [], "unknown ones are ignored: finishing and pausing may cross",
+            by="_on_paused_or_resumed"),
+        Row("active, idle", SplitResumed,      SAME, by="_on_paused_or_resumed"),
+        Row("active, idle", Blocked,           SAME, [], "all idleness clocks stand still until Unblocked"),
+        Row("active, idle", Unblocked,         SAME),
+        Row("active",       UnassignedChanged, SAME, [Maybe(EmitWatermark)]),
+        Row("active",       UnassignedChanged, "idle", [EmitIdle], "nothing is left, and no split votes"),
+        Row("new, idle",    UnassignedChanged, "active", [EmitActive, Maybe(EmitWatermark)]),
+        Row("new",          UnassignedChanged, "idle", [], "nothing is left to wait for: nobody has waited yet"),
+        Row("idle",         UnassignedChanged, SAME),
+        Row("new",          SplitFinished,     "active", [EmitActive], "an unknown one", by="_on_first"),
+        Row("new",          SplitPaused,       "active", [EmitActive], "the same", by="_on_first"),
+        Row("new",          SplitResumed,      "active", [EmitActive], "the same", by="_on_first"),
+        Row("new",          TimePassed,        "active", [EmitActive], by="_on_first"),
+        Row("new",          Blocked,           "active", [EmitActive]),
+        Row("new",          Unblocked,         "active", [EmitActive], by="_on_first"),
+        Row("new",          InputEnded,        "ended", [EmitActive, EmitWatermark],
+            "the final watermark, though there never was a split"),
+        Row("idle",         InputEnded,        "ended", [EmitActive, Maybe(EmitWatermark)]),
+        Row("active",       InputEnded,        "ended", [Maybe(EmitWatermark)],
+            "though work is left unassigned; a split may have had the final one"),
+        Row("ended",        UnassignedChanged, SAME, IGNORED, "late"),
+        Row("ended",        SplitPaused,       SAME, IGNORED, "late"),
+        Row("ended",        SplitResumed,      SAME, IGNORED, "late"),
+        Row("ended",        SplitFinished,     SAME, IGNORED, "late"),
+        Row("ended",        Blocked,           SAME, IGNORED, "late"),
+        Row("ended",        Unblocked,         SAME, IGNORED, "late"),
+        Row("ended",        TimePassed,        SAME, IGNORED),
+    )
+    # fmt: on
+
     def __init__(
         self,
         strategy: WatermarkStrategy | None,
@@ -202,21 +361,21 @@ class SplitWatermarks:
         bounded: bool = False,
         tells_votes: bool = False,
     ) -> None:
-        self._strategy = strategy
+        super().__init__()
+        self.state = "new" if held or bounded else "idle"
+        self._reader = (
+            _Reader(None, None)
+            if strategy is None
+            else _Reader(strategy.max_out_of_orderness_ms, strategy.idle_timeout_ms)
+        )
         self._bounded = bounded
         self._tells_votes = tells_votes
-        self._splits: dict[str, _SplitState] = {}
+        self._splits: dict[str, SplitVote] = {}
+        self._voting: dict[str, int | None] = {}  # the watermarks of those that are not idle
         self._emitted_ms: int | None = None
-        self._idle = True
         self._holds = held  # whether unassigned work has a vote
-        self._begins = held or bounded  # whether it is waited for, and nobody was told yet
         self._unassigned_ms: int | None = None  # where it begins; None: not known
-        self._ended = False
-        self._blocked_at_ms: int | None = None
         self._now_ms: int | None = None
-        # For errors: (time, event) of what changed lately, without what comes with every batch.
-        self._history: deque[tuple[int | None, Event]] = deque(maxlen=_HISTORY)
-        self._moved: dict[str, _SplitState] = {}  # whose vote the event at hand has changed
 
     def split_ids(self) -> Collection[str]:
         """Return the splits that are known."""
@@ -226,7 +385,7 @@ class SplitWatermarks:
         """Return how far each split is."""
         return {
             split_id: SplitEventTime(
-                watermark_ms=split.watermark_ms, idle=split.idle, paused=split.paused_at_ms is not None
+                watermark_ms=split.watermark_ms, idle=split.state in _SILENT, paused=split.paused_at_ms is not None
             )
             for split_id, split in self._splits.items()
         }
@@ -240,199 +399,133 @@ class SplitWatermarks:
             Rows, watermarks or idleness of a split that is not known; after the end also those of any other split, a
             new split, or another end. What else comes late then is ignored.
         """
-        handler = self._HANDLERS[type(event)]
-        if self._ended:
-            if isinstance(event, RowsEmitted | WatermarkEmitted | IdleMarked | SplitAdded | InputEnded):
-                raise self._invalid(event, "the input has ended")
-            return []
-        now_ms = self._now_ms = now_ms if self._now_ms is None else max(now_ms, self._now_ms)
-        changed = handler(self, event, now_ms)
-        if self._ended:
-            return self._end()
-        actions = self._combine() if changed or self._begins else []
-        if self._moved:
-            actions += [SplitVoteChanged(name, each.watermark_ms, each.idle) for name, each in self._moved.items()]
-            self._moved.clear()
+        # The base's without its hooks: every batch comes here. The history would hold nothing else.
+        kind, was, known = type(event), self.state, len(self._splits)
+        try:
+            handler = self._DISPATCH[was, kind]
+        except KeyError:
+            raise self.invalid(event) from None
+        if self._now_ms is not None and self._now_ms > now_ms:
+            now_ms = self._now_ms
+        actions = [] if handler is None else handler(self, event, now_ms)
+        self._now_ms = now_ms
+        if kind not in _WITH_EVERY_BATCH or self.state != was or len(self._splits) != known:
+            self._history.append((now_ms, was, self.brief(event, type(event)), self.state))
         return actions
+
+    def brief(self, event: Event, kind: type) -> str:
+        """Return an event as the history shows it."""
+        name = type(event).__name__
+        return f"{name} {event.split_id}" if isinstance(event, SplitEvent) else name
 
     def check(self) -> None:
         """Assert what always holds: idle means that nobody votes, and the end is final."""
-        assert not self._moved
-        if self._ended:
+        for split in self._splits.values():
+            split.check()
+        silent = {split_id for split_id, split in self._splits.items() if split.state in _SILENT}
+        assert self._voting == {name: each.watermark_ms for name, each in self._splits.items() if name not in silent}
+        if self.state == "ended":
             assert self._emitted_ms == MAX_WATERMARK_MS
-        elif not self._begins:
+        elif self.state != "new":
             waits = self._holds or (self._bounded and not self._splits)
-            assert self._idle == (not waits and all(split.idle for split in self._splits.values()))
+            assert (self.state == "idle") == (not waits and not self._voting)
 
-    def _combine(self) -> list[Action]:
-        """Find the minimum anew."""
-        was_idle, self._begins = self._idle, False
-        voting = [split.watermark_ms for split in self._splits.values() if not split.idle]
-        if self._holds:
-            voting.append(self._unassigned_ms)
-        self._idle = not voting and not (self._bounded and not self._splits)
-        if self._idle:
-            return [] if was_idle else [EmitIdle()]
-        actions: list[Action] = [EmitActive()] if was_idle else []
-        if voting and None not in voting:
-            lowest_ms = min(cast(list[int], voting))
-            if self._emitted_ms is None or lowest_ms > self._emitted_ms:
-                self._emitted_ms = lowest_ms
-                actions.append(EmitWatermark(lowest_ms))
-        return actions
+    def __str__(self) -> str:
+        return f"The watermark of a reader of splits {sorted(self._splits)[:20]}"
 
-    def _end(self) -> list[Action]:
-        """Make the final watermark, though there was never a split."""
-        actions: list[Action] = [EmitActive()] if self._idle else []
+    def _on_first(self, event: Event, now_ms: int) -> list[Action]:
+        return self._combine()
+
+    def _on_split_added(self, event: SplitAdded, now_ms: int) -> list[Action]:
+        if event.split_id in self._splits:
+            return []
+        self._splits[event.split_id] = SplitVote(event.split_id, self._reader, now_ms)
+        self._voting[event.split_id] = None
+        return self._combine()
+
+    def _on_read(self, event: RowsEmitted | WatermarkEmitted | IdleMarked, now_ms: int) -> list[Action]:
+        split = self._splits.get(event.split_id)
+        if split is None:
+            raise self.invalid(event, "the split was not added, or has finished")
+        before_ms, was, emitted_ms = split.watermark_ms, split.state, self._emitted_ms
+        votes = split.handle(event, now_ms)
+        if not votes:
+            return []
+        self._count(votes[0])
+        if before_ms is not None and emitted_ms is not None and before_ms > emitted_ms and split.state == was:
+            actions = []  # it was not the slowest, so that the minimum is what it was
+        else:
+            actions = self._combine()
+        return [*actions, *votes] if self._tells_votes else actions
+
+    def _on_split_finished(self, event: SplitFinished, now_ms: int) -> list[Action]:
+        if self._splits.pop(event.split_id, None) is None:
+            return []
+        self._voting.pop(event.split_id, None)
+        return self._combine()
+
+    def _on_time_passed(self, event: TimePassed, now_ms: int) -> list[Action]:
+        timeout_ms = self._reader.idle_timeout_ms
+        if timeout_ms is None:
+            return []
+        votes: list[SplitVoteChanged] = []
+        for split in self._splits.values():
+            if now_ms - split.quiet_since_ms >= timeout_ms:  # most had rows lately, whenever they were asked
+                votes += split.handle(event, now_ms)
+        for vote in votes:
+            self._count(vote)
+        actions = self._combine() if votes else []
+        return [*actions, *votes] if self._tells_votes else actions
+
+    def _on_paused_or_resumed(self, event: SplitPaused | SplitResumed, now_ms: int) -> list[Action]:
+        split = self._splits.get(event.split_id)
+        if split is not None:
+            split.handle(event, now_ms)
+        return []
+
+    def _on_blocked(self, event: Blocked, now_ms: int) -> list[Action]:
+        if self._reader.blocked_at_ms is None:
+            self._reader.blocked_at_ms = now_ms
+        return self._combine()
+
+    def _on_unblocked(self, event: Unblocked, now_ms: int) -> list[Action]:
+        for split in self._splits.values():
+            split.handle(event, now_ms)
+        self._reader.blocked_at_ms = None
+        return []
+
+    def _on_unassigned_changed(self, event: UnassignedChanged, now_ms: int) -> list[Action]:
+        known = event.event_time_ms is not None and event.event_time_ms > MIN_WATERMARK_MS
+        self._holds = event.event_time_ms is not None
+        self._unassigned_ms = event.event_time_ms if known else None
+        return self._combine()
+
+    def _on_input_ended(self, event: InputEnded, now_ms: int) -> list[Action]:
+        actions: list[Action] = [] if self.state == "active" else [EmitActive()]
+        self.state = "ended"
         if self._emitted_ms != MAX_WATERMARK_MS:
             self._emitted_ms = MAX_WATERMARK_MS
             actions.append(EmitWatermark(MAX_WATERMARK_MS))
         return actions
 
-    # Handlers return whether the minimum may have changed.
+    def _count(self, vote: SplitVoteChanged) -> None:
+        if vote.idle:
+            self._voting.pop(vote.split_id, None)
+        else:
+            self._voting[vote.split_id] = vote.watermark_ms
 
-    def _on_split_added(self, event: SplitAdded, now_ms: int) -> bool:
-        if event.split_id in self._splits:
-            return False
-        self._splits[event.split_id] = _SplitState(quiet_since_ms=now_ms)
-        self._note(event)
-        return True
-
-    def _on_rows_emitted(self, event: RowsEmitted, now_ms: int) -> bool:
-        split = self._known(event)
-        split.quiet_since_ms = now_ms
-        if split.own:
-            return False
-        changed = split.idle and self._set_idle(event.split_id, split, False)
-        if self._strategy is None or event.max_event_time_ms is None:
-            return changed
-        watermark_ms = event.max_event_time_ms - self._strategy.max_out_of_orderness_ms
-        return self._raise_to(event.split_id, split, watermark_ms) or changed
-
-    def _on_watermark_emitted(self, event: WatermarkEmitted, now_ms: int) -> bool:
-        split = self._known(event)
-        split.own = True
-        changed = self._set_idle(event.split_id, split, False)
-        return self._raise_to(event.split_id, split, event.timestamp_ms) or changed
-
-    def _on_idle_marked(self, event: IdleMarked, now_ms: int) -> bool:
-        split = self._known(event)
-        split.own = True
-        changed = self._set_idle(event.split_id, split, True)
-        if changed:
-            self._note(event)
-        return changed
-
-    def _on_split_paused(self, event: SplitPaused, now_ms: int) -> bool:
-        split = self._splits.get(event.split_id)
-        if split is not None and split.paused_at_ms is None:
-            split.paused_at_ms = now_ms
-            self._note(event)
-        return False
-
-    def _on_split_resumed(self, event: SplitResumed, now_ms: int) -> bool:
-        split = self._splits.get(event.split_id)
-        if split is not None and split.paused_at_ms is not None:
-            # What lies behind the beginning of a block is left out when that ends.
-            split.skip(split.paused_at_ms, now_ms if self._blocked_at_ms is None else self._blocked_at_ms)
-            split.paused_at_ms = None
-            self._note(event)
-        return False
-
-    def _on_split_finished(self, event: SplitFinished, now_ms: int) -> bool:
-        known = self._splits.pop(event.split_id, None) is not None
-        if known:
-            self._note(event)
-        return known
-
-    def _on_time_passed(self, event: TimePassed, now_ms: int) -> bool:
-        timeout_ms = self._strategy.idle_timeout_ms if self._strategy is not None else None
-        if timeout_ms is None:
-            return False
-        latest_ms = now_ms if self._blocked_at_ms is None else self._blocked_at_ms
-        changed = False
-        for split_id, split in self._splits.items():
-            asked_ms = now_ms if event.asked_ms is None else event.asked_ms.get(split_id)
-            if asked_ms is None or split.own or split.paused_at_ms is not None:
-                continue
-            if min(asked_ms, latest_ms) - split.quiet_since_ms >= timeout_ms:
-                changed = self._set_idle(split_id, split, True) or changed
-        return changed
-
-    def _on_unassigned_changed(self, event: UnassignedChanged, now_ms: int) -> bool:
-        known = event.event_time_ms is not None and event.event_time_ms > MIN_WATERMARK_MS
-        self._holds = event.event_time_ms is not None
-        self._unassigned_ms = event.event_time_ms if known else None
-        return True
-
-    def _on_blocked(self, event: Blocked, now_ms: int) -> bool:
-        if self._blocked_at_ms is None:
-            self._blocked_at_ms = now_ms
-        return False
-
-    def _on_unblocked(self, event: Unblocked, now_ms: int) -> bool:
-        blocked_at_ms, self._blocked_at_ms = self._blocked_at_ms, None
-        if blocked_at_ms is not None:
-            for split in self._splits.values():
-                split.skip(blocked_at_ms, now_ms if split.paused_at_ms is None else split.paused_at_ms)
-        return False
-
-    def _on_input_ended(self, event: InputEnded, now_ms: int) -> bool:
-        self._ended = True
-        self._note(event)
-        return True
-
-    def _set_idle(self, split_id: str, split: _SplitState, idle: bool) -> bool:
-        """Take a split's vote or give it back; return whether it was otherwise."""
-        if split.idle == idle:
-            return False
-        split.idle = idle
-        if self._tells_votes:
-            self._moved[split_id] = split
-        return True
-
-    def _raise_to(self, split_id: str, split: _SplitState, watermark_ms: int) -> bool:
-        """Raise a split's watermark; return whether the minimum may have moved with it."""
-        watermark_ms = saturated_ms(watermark_ms)
-        before = split.watermark_ms
-        if before is not None and watermark_ms <= before:
-            return False
-        split.watermark_ms = watermark_ms
-        if self._tells_votes:
-            self._moved[split_id] = split
-        return before is None or self._emitted_ms is None or before <= self._emitted_ms
-
-    def _known(self, event: SplitEvent) -> _SplitState:
-        split = self._splits.get(event.split_id)
-        if split is None:
-            raise self._invalid(event, "the split was not added, or has finished")
-        return split
-
-    def _note(self, event: Event) -> None:
-        self._history.append((self._now_ms, event))
-
-    def _invalid(self, event: Event, why: str) -> InvalidTransitionError:
-        """Make the error, with the history of the event's split and, for any, the end of the input."""
-        history = told_before(self._history, event)
-        return InvalidTransitionError(
-            f"The watermarks of a reader cannot take {event!r}: {why}. Splits: {sorted(self._splits)[:20]}. "
-            f"Before: {', '.join(history[-10:]) or 'nothing'}.",
-            state="ended" if self._ended else "running",
-            event=repr(event),
-            history=history,
-        )
-
-    _HANDLERS: ClassVar[dict[type, Callable[[Any, Any, int], bool]]] = {
-        SplitAdded: _on_split_added,
-        RowsEmitted: _on_rows_emitted,
-        WatermarkEmitted: _on_watermark_emitted,
-        IdleMarked: _on_idle_marked,
-        SplitPaused: _on_split_paused,
-        SplitResumed: _on_split_resumed,
-        SplitFinished: _on_split_finished,
-        UnassignedChanged: _on_unassigned_changed,
-        TimePassed: _on_time_passed,
-        Blocked: _on_blocked,
-        Unblocked: _on_unblocked,
-        InputEnded: _on_input_ended,
-    }
+    def _combine(self) -> list[Action]:
+        """Find the minimum anew."""
+        was_active = self.state == "active"
+        if not (self._voting or self._holds or (self._bounded and not self._splits)):
+            self.state = "idle"
+            return [EmitIdle()] if was_active else []
+        self.state = "active"
+        actions: list[Action] = [] if was_active else [EmitActive()]
+        votes = [*self._voting.values(), self._unassigned_ms] if self._holds else self._voting.values()
+        if votes and None not in votes:
+            lowest_ms = min(cast(Collection[int], votes))
+            if self._emitted_ms is None or lowest_ms > self._emitted_ms:
+                self._emitted_ms = lowest_ms
+                actions.append(EmitWatermark(lowest_ms))
+        return actions

@@ -17,11 +17,11 @@ import pyarrow.flight as fl
 
 from headgate.errors import TransportError
 from headgate.protocol.channels import Buffer, ChannelId, Element, decode_event
+from headgate.serial_executor import SerialExecutor
 from headgate.transport.authentication import call_options
 from headgate.transport.channel_ends import ConsumerEnd, OrderedCalls, broken
 from headgate.transport.data_server import ENCODER, VERSION, ChannelRequest, RowsFrame
 from headgate.transport.endpoint import close_quietly, connect, host_of, port_of, transport_error
-from headgate.transport.errands import Errands
 from headgate.transport.frames import GOODBYE, REFUSED, WELCOME
 from headgate.transport.options import TlsOptions
 from headgate.transport.sockets import NETWORK_OPTION, break_when_lost
@@ -93,7 +93,7 @@ class FlightConsumer:
         schema: pa.Schema,
         end: ConsumerEnd,
         clients: Clients,
-        errands: Errands,
+        errands: SerialExecutor,
         on_over: Callable[[FlightConsumer], None],
         thread_name: str,
     ) -> None:

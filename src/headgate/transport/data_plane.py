@@ -33,6 +33,7 @@ import pyarrow.flight as fl
 
 from headgate.errors import InternalError
 from headgate.protocol.channels import ChannelId
+from headgate.serial_executor import SerialExecutor
 from headgate.transport.channel_ends import (
     ConsumerEnd,
     ConsumerLink,
@@ -46,7 +47,6 @@ from headgate.transport.channel_ends import (
 from headgate.transport.data_client import Clients, FlightConsumer
 from headgate.transport.data_server import THREAD_NAME, ServedChannel, decode_request
 from headgate.transport.endpoint import Endpoint
-from headgate.transport.errands import Errands
 from headgate.transport.frames import REFUSED
 from headgate.transport.local_link import LocalConsumer
 from headgate.transport.options import TlsOptions
@@ -101,7 +101,7 @@ class DataPlane:
         self._served: set[ServedChannel] = set()
         self._consumers: set[FlightConsumer] = set()
         self._endpoint = Endpoint(secret, host, port, tls, self._serve)
-        self._errands = Errands(f"{THREAD_NAME}-errands")
+        self._errands = SerialExecutor(f"{THREAD_NAME}-errands")
         atexit.register(self.kill)
 
     @property

@@ -135,9 +135,11 @@ def close_quietly(*ends: Any) -> None:
 def transport_error(error: Exception, address: str) -> TransportError:
     """Return ours for an error that a call to an endpoint raised."""
     text = str(error)
+    # A host that is silent is given up in gRPC's "tcp handshaker", with TLS or without.
+    of_tls = text.lower().replace("tcp handshaker", "")
     if isinstance(error, fl.FlightUnauthenticatedError):
         message, reason = "it refused the secret: it is another query's, or another start's of this one", "refused"
-    elif "certificate" in text.lower() or "handshake" in text.lower() or "ssl" in text.lower():
+    elif any(each in of_tls for each in ("certificate", "handshake", "ssl")):
         message, reason = "TLS failed; is its certificate made for this host, and by the CA in transport.tls.ca", "tls"
     elif isinstance(error, fl.FlightUnavailableError):
         message, reason = "nobody answers, the connection broke, or one side uses TLS and the other does not", "broken"

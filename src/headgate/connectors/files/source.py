@@ -20,7 +20,6 @@ from headgate.connectors.files.compression import codec_of
 from headgate.connectors.files.enumerator import STATE_SERIALIZER, EnumeratorSettings, FilesEnumerator, FilesState
 from headgate.connectors.files.event_times import EventTimes
 from headgate.connectors.files.file_cursor import FileReadSettings, Format
-from headgate.connectors.files.file_systems import resolve_paths
 from headgate.connectors.files.inference import infer_data_schema
 from headgate.connectors.files.lines import BLOCK_BYTES, can_be_cut
 from headgate.connectors.files.listing import FileListing
@@ -33,6 +32,7 @@ from headgate.errors import HeadgateError
 from headgate.formats.arrow_ipc import ArrowFormat
 from headgate.formats.base import DocumentFormat, LineFormat
 from headgate.formats.csv import CsvDocumentFormat, CsvFormat
+from headgate.formats.file_systems import resolve_paths
 from headgate.formats.json import JsonDocumentFormat, JsonFormat
 from headgate.formats.orc import OrcFormat
 from headgate.formats.parquet import ParquetFormat

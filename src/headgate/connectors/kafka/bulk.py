@@ -36,7 +36,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from headgate.connectors.kafka.consumers import HEADERS, ClientEvent, Consumed, client_log
+from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, client_log
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import TopicPartition
 from headgate.errors import SourceError

@@ -434,11 +434,13 @@ def _partitions_of(topics: Mapping[str, TopicInfo], topic: str) -> tuple[int, ..
 
 
 def _error_of(future: Future[Any]) -> KafkaError | None:
+    from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+
     raised = future.exception()
     if raised is None:
-        return None
-    from confluent_kafka import KafkaException
-
+        # librdkafka forgets the error of a leader that did not answer, and gives this for the offset instead.
+        unanswered = getattr(future.result(), "offset", 0) == OFFSET_INVALID
+        return KafkaError(KafkaError._TRANSPORT, "the leader of a partition did not answer") if unanswered else None
     if not isinstance(raised, KafkaException):
         raise raised
     error: KafkaError = raised.args[0]

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from headgate.connectors.kafka.cluster import as_source_error
 from headgate.connectors.kafka.columns import KafkaColumns
-from headgate.connectors.kafka.consumers import (
+from headgate.connectors.kafka.consumer import (
     ALL_BROKERS_DOWN,
     DAMAGED,
     FATAL,
@@ -47,8 +47,8 @@ from headgate.connectors.kafka.consumers import (
     TOPIC_REFUSED,
     ClientEvent,
     Consumed,
-    acquire,
 )
+from headgate.connectors.kafka.consumer_pool import acquire
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.connectors.kafka.split_reader import reading_settings

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headgate.connectors.kafka.consumers import HEADERS, ClientEvent, Consumed, client_log
+from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, client_log
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import TopicPartition
 

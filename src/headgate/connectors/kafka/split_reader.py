@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.kafka.consumers import (
+from headgate.connectors.kafka.consumer import (
     ALL_BROKERS_DOWN,
     DAMAGED,
     FATAL,
@@ -55,11 +55,9 @@ from headgate.connectors.kafka.consumers import (
     SSL,
     TOPIC_REFUSED,
     ClientEvent,
-    Decoder,
     KafkaConsumer,
-    Lease,
-    acquire,
 )
+from headgate.connectors.kafka.consumer_pool import Decoder, Lease, acquire
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError

@@ -176,6 +176,9 @@ class ChunkHeader(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[tuple[str, Kind, str, str], ...]
 
 
+_headers = msgspec.json.Decoder(ChunkHeader)
+
+
 def write_chunk(table: pa.Table, header: ChunkHeader) -> bytes:
     """Return a chunk's bytes."""
     sink = pa.BufferOutputStream()
@@ -207,4 +210,4 @@ def read_chunk(data: bytes, chunk_id: str) -> tuple[pa.Table, ChunkHeader]:
             f"The chunk {chunk_id} of keyed state has version {version}; this Headgate reads version {VERSION}.",
             what=chunk_id, expected=VERSION, found=version,
         )  # fmt: skip
-    return table.replace_schema_metadata(None), msgspec.json.decode(metadata, type=ChunkHeader)
+    return table.replace_schema_metadata(None), _headers.decode(metadata)

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, OperatorContext, RestoredChunk
+from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.transform_with_state.key_codes import KeyCodes
 from headgate.operators.transform_with_state.keyed_store import Cell, KeyedStore
 from headgate.operators.transform_with_state.runs import Runs
@@ -40,6 +40,7 @@ from headgate.operators.transform_with_state.state_rows import (
 )
 from headgate.operators.transform_with_state.stored_states import StoredStates
 from headgate.operators.transform_with_state.user_rows import Flavor, PandasFlavor, RowFlavor
+from headgate.protocol.operator_context import OperatorContext
 from headgate.source.event_time import UNITS_PER_SECOND, to_milliseconds
 from headgate.source.watermark import MIN_WATERMARK_MS, saturated_ms
 

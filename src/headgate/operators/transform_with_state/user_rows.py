@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import UserFunctionError
-from headgate.operators.conform import MisfitError, conform
+from headgate.operators.cast_to_schema import MisfitError, conform
 from headgate.operators.transform_with_state.row_codec import make_row
 
 FLUSH_ROWS = 1 << 14

@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import OptionError
-from headgate.operators.casts import is_number
-from headgate.operators.expressions import Node, text_of
+from headgate.expressions.casts import is_number
+from headgate.expressions.expressions import Node, text_of
 from headgate.operators.key_hash import key_hash
 from headgate.operators.windows.groups import Groups
 

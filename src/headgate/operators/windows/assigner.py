@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headgate.operators.expressions import Node, text_of
+from headgate.expressions.expressions import Node, text_of
 
 Micros = npt.NDArray[np.int64]
 """Event times."""

@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.operators.operator import Emit, KeyedChunk, OperatorContext, RestoredChunk
+from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, TimeWindow
 from headgate.operators.windows.runs import BUCKET, Part, Runs
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
+from headgate.protocol.operator_context import OperatorContext
 
 MANY_CHANGED = 16
 """Tables of changed groups, beyond which they are made one."""

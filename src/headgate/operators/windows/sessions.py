@@ -36,11 +36,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headgate.operators.operator import Emit, KeyedChunk, OperatorContext, RestoredChunk
+from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_of
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
 from headgate.operators.windows.runs import FAN_IN, GROUP, PART_BYTES, Part, tier
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
+from headgate.protocol.operator_context import OperatorContext
 
 START, END = "start", "end"
 _SESSION = "session"

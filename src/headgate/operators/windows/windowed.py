@@ -30,10 +30,11 @@ import pyarrow.compute as pc
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, OperatorContext, RestoredChunk
+from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
 from headgate.operators.windows.runs import Part
+from headgate.protocol.operator_context import OperatorContext
 
 OutputMode = Literal["append", "update"]
 STATE_VERSION = 1
@@ -92,6 +93,9 @@ class Head(msgspec.Struct, frozen=True):
     fired: list[tuple[int, int, int]]
     runs: list[list[str]]
     dead: dict[str, bytes] = {}
+
+
+_heads = msgspec.msgpack.Decoder(Head)
 
 
 class WindowedAggregate(KeyedOperator):
@@ -272,7 +276,7 @@ class WindowedAggregate(KeyedOperator):
         """
         left = deque(chunks)
         while left:
-            head = msgspec.msgpack.decode(read_part(left.popleft()).column("head")[0].as_py(), type=Head)
+            head = _heads.decode(read_part(left.popleft()).column("head")[0].as_py())
             for first, last, fired in head.fired:
                 self._fired[first : last + 1] = fired
             parts = {}

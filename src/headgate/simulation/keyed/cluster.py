@@ -11,8 +11,9 @@ from typing import Any, assert_never
 
 import msgspec
 
-from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.channel_assignment import ExchangePlan
+from headgate.checkpoint.coordinator import CheckpointCoordinator, CheckpointOptions, StoredCheckpoints
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.restore import restore
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
@@ -81,7 +82,7 @@ class KeyedCluster:
         self.finished = False
         self.committed_ms = 0
         """When an epoch was committed last."""
-        self._coordinator: cp.CheckpointCoordinator | None = None
+        self._coordinator: CheckpointCoordinator | None = None
         self._plan: _Plan | None = None
         self._wake_ms: int | None = None
         self._letters_ms: dict[str, int] = {}
@@ -189,7 +190,7 @@ class KeyedCluster:
             run=self.run_number,
         )
         self._coordinator = self.parts.coordinator(
-            cp.CheckpointOptions(
+            CheckpointOptions(
                 interval_ms=scenario.interval_ms,
                 timeout_ms=scenario.timeout_ms,
                 tolerable_failed=scenario.tolerable_failed,
@@ -197,7 +198,7 @@ class KeyedCluster:
             ),
             self._plan,
             None if stored is None else restore(stored, self._plan),
-            stored=cp.StoredCheckpoints(complete=tuple(sorted(self.storage.manifests))),
+            stored=StoredCheckpoints(complete=tuple(sorted(self.storage.manifests))),
         )
         self._wake_ms = None
         self._letters_ms = {}

@@ -298,7 +298,7 @@ class PassStage(Stage):
             self.cluster.input_ended(self.subtask)
 
     def _follow(self) -> None:
-        """Let idleness and the watermark go on, if they moved, as `headgate.operators.chain` does."""
+        """Let idleness and the watermark go on, if they moved, as `headgate.runtime.chain` does."""
         if self._flow.is_idle != self._idle:
             self._idle = self._flow.is_idle
             self.subtask.emit_event(ProducerIdle() if self._idle else ProducerActive())

@@ -29,26 +29,28 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import scheduler as sch
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.write_ahead_log import WriteAheadLog
+from headgate.coordinator.job import job_events as jm
+from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_master import JobMaster
+from headgate.coordinator.job.job_plan import JobOptions, JobPlan
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.write_ahead_log import WriteAheadLog
+from headgate.driver.alignment_hub import HUB, Membership
+from headgate.driver.enumerator_thread import EnumeratorThread
 from headgate.errors import HeadgateError, InternalError, OptionError, SinkError, StoredStateError
-from headgate.operators.operator import SinkCommitter
-from headgate.operators.stage_graph import QueryDefinition
+from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
+from headgate.protocol.error_reports import error_of, report_of
 from headgate.protocol.messages import CheckpointKind, Envelope
-from headgate.spark.continuous.alignment_hub import HUB, Membership
-from headgate.spark.continuous.enumerator_thread import EnumeratorThread
-from headgate.spark.continuous.error_reports import error_of, report_of
+from headgate.runtime.mailbox import monotonic_ms
+from headgate.runtime.slot import ADDRESS_FILE, SlotSettings
+from headgate.serial_executor import SerialExecutor
+from headgate.sink import SinkCommitter
 from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs, running_tasks
-from headgate.spark.continuous.slot import ADDRESS_FILE, SlotSettings
-from headgate.spark.continuous.worker import Worker
-from headgate.task.mailbox import monotonic_ms
 from headgate.transport.address_file import CoordinatorAddress, write_address
 from headgate.transport.control_server import ControlServer
 
@@ -81,7 +83,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotSettings
     host: str
     port: int
-    options: jm.JobOptions
+    options: JobOptions
 
 
 class QueryDriver:
@@ -105,7 +107,7 @@ class QueryDriver:
         self,
         spark: SparkSession,
         definition: QueryDefinition,
-        plan: jm.JobPlan,
+        plan: JobPlan,
         restored: Manifest | None,
         settings: RunSettings,
         storage: CheckpointStorage,
@@ -122,7 +124,7 @@ class QueryDriver:
         self._on_end = on_end
         self._on_progress = on_progress
         self._name = definition.name or plan.query_id[:8]
-        self._master = jm.JobMaster(
+        self._master = JobMaster(
             plan,
             settings.options,
             restored,
@@ -146,12 +148,12 @@ class QueryDriver:
         self._committers = _committers(definition, ownership)
         self._server = self._open_server(settings.port)
         # From here on nothing raises: threads run.
-        self._storage_worker = Worker(f"headgate-storage-{self._name}")
-        self._commit_worker = Worker(f"headgate-commits-{self._name}")
+        self._storage_worker = SerialExecutor(f"headgate-storage-{self._name}")
+        self._commit_worker = SerialExecutor(f"headgate-commits-{self._name}")
         self._logs = {
             uid: WriteAheadLog(storage.store.file_system, storage.store.path(f"log/{uid}")) for uid in plan.sources
         }
-        self._log_workers = {uid: Worker(f"headgate-log-{uid}") for uid in plan.sources}
+        self._log_workers = {uid: SerialExecutor(f"headgate-log-{uid}") for uid in plan.sources}
         self._started_ms = monotonic_ms()
         self._slots_came = False
         self._looked_ms = self._started_ms
@@ -463,7 +465,7 @@ class QueryDriver:
         if not self._commit_worker.abandon(_COMMIT_ENDS_S):
             _log.error("query %s: its sink does not end committing; it is left to itself", self._name)
         for worker in (self._storage_worker, *self._log_workers.values()):
-            worker.close()
+            worker.close(1.0)
         for committer in self._committers.values():
             try:
                 committer.close()

@@ -13,12 +13,11 @@ import msgspec
 
 from headgate.connectors.simple.source import SIMPLE_OPTIONS
 from headgate.errors import OptionError
-from headgate.operators.sinks.python_data_source import registered_class
 from headgate.source import OptionSpec, Source
 from headgate.source.options import COMMON_OPTIONS
 from headgate.source.simple import SimpleSource
-from headgate.spark.datasource import HeadgateDataSource, import_source
-from headgate.spark.registration import resolve
+from headgate.spark.continuous.python_data_source import registered_class
+from headgate.spark.datasource import HeadgateDataSource, import_source, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from headgate import functions
 from headgate.errors import OptionError
+from headgate.expressions.expressions import Column, Constant, Name, Node, index_of, text_of
+from headgate.graph.plan import PlanNode, source_column
+from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
-from headgate.operators.expressions import Column, Constant, Name, Node, index_of, text_of
 from headgate.operators.key_hash import check_key_type
-from headgate.operators.plan import PlanNode, source_column
 from headgate.operators.project import Project
-from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate

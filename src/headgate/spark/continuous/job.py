@@ -18,17 +18,21 @@ from typing import TYPE_CHECKING, Any, cast
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 
 from headgate.errors import DeploymentError, HeadgateError, OptionError
-from headgate.operators.stage_graph import QueryDefinition
+from headgate.graph.stage_graph import QueryDefinition
+from headgate.protocol.error_reports import report_of
 from headgate.protocol.messages import ErrorReport
-from headgate.spark.continuous.error_reports import report_of
-from headgate.spark.continuous.slot import SlotSettings, run_slot
+from headgate.runtime.slot import SlotSettings
+from headgate.spark.continuous.slot_task import run_slot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
 
-_EXECUTORS_COME_S = 8.0
+_EXECUTORS_COME = ("spark.scheduler.maxRegisteredResourcesWaitingTime", "30s")
+"""How long Spark waits for executors that it has asked for before it gives out work, and its default."""
+_SLOTS_END_S = 10.0
+"""How long slots that were asked to end may keep their cores."""
 _EXECUTOR_ANSWERS_S = 1.0
 """How long an executor's host may take to accept a connection: its kernel does that, however busy the executor is."""
 _HOPELESS = re.compile(
@@ -85,8 +89,11 @@ def check_session(spark: SparkSession, parallelism: int) -> None:
 
 
 def _cores(spark: SparkSession, wanted: int) -> int | None:
-    """Return `cores_of`. Executors that have just been asked for are given some seconds to come."""
-    deadline = time.monotonic() + (0.0 if is_local(spark) else _EXECUTORS_COME_S)
+    """Return `cores_of`. Executors that have just been asked for are given the time that Spark gives them to come."""
+    wait_ms = 0
+    if not (is_local(spark) or _grows(spark)):  # one that grows asks for executors when it has work for them
+        wait_ms = cast(Any, spark.sparkContext)._jsc.sc().conf().getTimeAsMs(*_EXECUTORS_COME)
+    deadline = time.monotonic() + wait_ms / 1000
     while (cores := cores_of(spark)) is not None and cores < wanted and time.monotonic() < deadline:
         time.sleep(0.1)
     return cores
@@ -239,13 +246,15 @@ class SlotJob:
         avoid: Collection[str] = (),
     ) -> None:
         self._spark = spark
-        self._group = f"headgate-{settings.query_id}-{settings.run}-{settings.submission}"
+        groups = f"headgate-{settings.query_id}-{settings.run}-"
+        self._group, self._group_before = (f"{groups}{settings.submission - back}" for back in (0, 1))
         self._name = name
         self._slot = partial(run_slot, settings, definition)
         self._parallelism = parallelism
         self._again = settings.submission > 0
         self._avoid = avoid
         self._on_ended = on_ended
+        self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headgate-job-{name}", daemon=True)
         self._thread.start()
 
@@ -266,6 +275,7 @@ class SlotJob:
 
     def cancel(self) -> None:
         """Let Spark kill the slots."""
+        self._cancelled.set()
         self._spark.sparkContext.cancelJobGroup(self._group)
 
     def join(self, timeout_s: float) -> None:
@@ -279,6 +289,8 @@ class SlotJob:
             if self._again and not is_local(self._spark):
                 for each in give_up_silent_executors(self._spark):
                     _log.warning("query %s: executor %s does not answer; Spark is to replace it", self._name, each)
+            if self._avoid:
+                self._let_slots_end()
             context: Any = self._spark.sparkContext
             context.setJobGroup(self._group, self._name, interruptOnCancel=True)
             slots = _numbers(self._spark, self._parallelism, self._avoid)
@@ -289,6 +301,16 @@ class SlotJob:
         finally:
             _groups.discard(self._group)
         self._on_ended(outcome)
+
+    def _let_slots_end(self) -> None:
+        """Wait until the slots of the submission before have left their cores.
+
+        Spark waits three seconds for a core on a host that is preferred, then it takes any.
+        """
+        deadline = time.monotonic() + _SLOTS_END_S
+        while running_tasks(self._spark, self._group_before) and time.monotonic() < deadline:
+            if self._cancelled.wait(0.1):
+                raise HeadgateError("The job was cancelled before it was submitted.")
 
     def _outcome(self, error: Exception) -> ErrorReport:
         if self._is_session_stopped(error):

@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 _MOST_WAITING = 1000
 """So many progresses may wait for a slow listener; later ones are dropped until there is room."""
 
+listeners: list[StreamingQueryListener] = []
+"""Whom all queries of this process tell; changed by `ContinuousQueryManager`."""
+
 
 def spark_progress(progress: dict[str, Any]) -> StreamingQueryProgress:
     """Return a progress that `ProgressReporter` made as PySpark's class, our own part under ``["headgate"]``."""

@@ -14,15 +14,14 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from headgate.checkpoint.coordinator import Commit, Committed
-from headgate.coordinator.job_master import ShowCheckpoint, ShowProgress, ShowSource
+from headgate.checkpoint.checkpoint_events import Commit, Committed
+from headgate.coordinator.job.job_events import ShowCheckpoint, ShowProgress, ShowSource
+from headgate.graph.stage_graph import SINK_UID, QueryDefinition
 from headgate.monitor.live_line import LiveLine
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
-from headgate.operators.stage_graph import SINK_UID, QueryDefinition
+from headgate.serial_executor import SerialExecutor
 from headgate.source import SupportsLag
-from headgate.spark.continuous.listener import ListenerCalls, spark_progress
-from headgate.spark.continuous.manager import listeners
-from headgate.spark.continuous.worker import Worker
+from headgate.spark.continuous.listener import ListenerCalls, listeners, spark_progress
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class QueryProgress:
         self._reported_s = self._lag_s = time.monotonic()
         self._asking = False
         self._live_line = LiveLine(sys.stderr)
-        self._lag_worker = Worker(f"headgate-lag-{self._name}")
+        self._lag_worker = SerialExecutor(f"headgate-lag-{self._name}")
         self._calls = ListenerCalls(listeners, query_id, run_id, definition.name)
         self._told_start = False
 

@@ -24,20 +24,20 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.coordinator.job_master import JobOptions, JobPlan, SourcePlan
-from headgate.coordinator.restart_strategy import ExponentialDelay, RestartOptions
-from headgate.coordinator.scheduler import SchedulerOptions
+from headgate.coordinator.job.job_plan import JobOptions, JobPlan, SourcePlan
+from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartOptions
+from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.errors import HeadgateError, OptionError, StoredStateError
-from headgate.operators.query_options import restart_options
-from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
+from headgate.graph.query_options import restart_options
+from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
 from headgate.protocol.messages import CheckpointKind
-from headgate.spark.continuous import manager
+from headgate.runtime.slot import SlotSettings
+from headgate.spark.continuous import live_queries
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
 from headgate.spark.continuous.job import check_session, is_local, is_one_machine
 from headgate.spark.continuous.progress import QueryProgress
-from headgate.spark.continuous.slot import SlotSettings
-from headgate.spark.task import Versions
 from headgate.transport.options import transport_options
+from headgate.versions import Versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -301,7 +301,7 @@ class ContinuousQuery:
     def _begin(self) -> None:
         """Start the first run."""
         self._check_parallelism(self._definition.parallelism)
-        manager.enter(self._storage.store.path(""), self)
+        live_queries.enter(self._storage.store.path(""), self)
         try:
             self._start_run()
         except BaseException:
@@ -312,7 +312,7 @@ class ContinuousQuery:
 
     def _start_run(self) -> None:
         definition = self._definition
-        ownership = Ownership.claim(self._storage)
+        ownership = Ownership.claim(self._storage.store)
         self._storage.delete_orphans()  # of runs that are over: this one owns the location
         found = self._newest()
         self._id = self._storage.query_id(str(uuid.uuid4()))
@@ -434,7 +434,7 @@ class ContinuousQuery:
             self._state_changed.notify_all()
 
     def _leave(self) -> None:
-        manager.leave(self._storage.store.path(""), self)
+        live_queries.leave(self._storage.store.path(""), self)
         if self._temporary is not None:
             self._temporary.cleanup()
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from headgate.errors import OptionError
+from headgate.expressions.expressions import Column, Name, index_of
+from headgate.graph.plan import PlanNode
+from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
-from headgate.operators.expressions import Column, Name, index_of
 from headgate.operators.filter import Filter
 from headgate.operators.key_hash import check_key_type
-from headgate.operators.plan import PlanNode
 from headgate.operators.project import Project
-from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.transform_with_state.transform_with_state import (
     Definition,
     TimeMode,

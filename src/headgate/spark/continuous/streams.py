@@ -16,14 +16,15 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import OptionError
+from headgate.expressions.expressions import Column, Name, index_of
+from headgate.expressions.row_condition import condition_of
+from headgate.graph.plan import PlanNode, source_column, with_strategy
+from headgate.graph.stage_graph import SourceDefinition
+from headgate.microbatch.watermark_options import strategy_of
 from headgate.operators.exchange import Exchange, Partition
-from headgate.operators.expressions import Column, Name, index_of
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import ArrowFunction, MapInArrow
-from headgate.operators.plan import PlanNode, source_column, with_strategy
 from headgate.operators.project import Project
-from headgate.operators.row_condition import condition_of
-from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.union import Union
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.operators.with_watermark import WithWatermark
@@ -40,7 +41,6 @@ from headgate.spark.continuous.settings import (
     set_option,
 )
 from headgate.spark.continuous.writer import ContinuousStreamWriter
-from headgate.spark.watermark_options import strategy_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,7 +181,7 @@ class ContinuousStreamReader:
         UnsupportedOperationError
             The source cannot be read in this way.
         """
-        from headgate.spark.planner import check_supported
+        from headgate.microbatch.planner import check_supported
 
         if format is not None:
             self.format(format)

@@ -9,16 +9,17 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import OptionError
+from headgate.graph.plan import PlanNode, stage_graph
+from headgate.graph.query_options import parse_query_options, split_options
+from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
 from headgate.operators import bad_records
-from headgate.operators.operator import KeyedOperator, Sink
-from headgate.operators.plan import PlanNode, stage_graph
-from headgate.operators.query_options import parse_query_options, split_options
-from headgate.operators.sinks.registry import make_sink
-from headgate.operators.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
+from headgate.operators.operator import KeyedOperator
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
+from headgate.sink import Sink
 from headgate.source import Boundedness, Options
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
+from headgate.spark.continuous.sinks import make_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,239 @@
+"""What the coordinator of checkpoints hears, and what it orders.
+
+Never: decide anything. `headgate.checkpoint.coordinator` does.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.checkpoint.manifest import Committables, Manifest
+from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId
+from headgate.protocol.state import SubtaskState
+
+# What happened.
+
+
+class CheckpointingStarted(msgspec.Struct, frozen=True):
+    """The run begins: what the restored checkpoint may not have published is published before anything runs."""
+
+
+class SubtasksRunning(msgspec.Struct, frozen=True):
+    """Every subtask is running. ``restored``: they just were (a start or a failover): the first checkpoint is early.
+
+    ``recovering``: those that have recovered rows to process.
+    """
+
+    executions: dict[SubtaskId, int]
+    restored: bool
+    recovering: frozenset[SubtaskId] = frozenset()
+
+
+class SubtaskRecovered(msgspec.Struct, frozen=True):
+    """A subtask has processed all that it recovered."""
+
+    subtask: SubtaskId
+    execution: int
+
+
+class SubtasksNotRunning(msgspec.Struct, frozen=True):
+    """Some subtask is not running any longer: what is pending cannot complete."""
+
+    reason: str
+
+
+class CheckpointRequested(msgspec.Struct, frozen=True):
+    """Somebody wants one now.
+
+    Parameters
+    ----------
+    request_id
+        Names the request in the `AnswerRequest`.
+    kind
+        What kind.
+    location
+        Folder of a savepoint; empty for a checkpoint at the query's own location.
+    """
+
+    request_id: int
+    kind: CheckpointKind
+    location: str = ""
+
+
+class InputAllEnded(msgspec.Struct, frozen=True):
+    """All input has ended: take the last checkpoint."""
+
+
+class SourceStateReady(msgspec.Struct, frozen=True):
+    """An enumerator's part is there. ``finished_known`` by subtask."""
+
+    source: str
+    checkpoint_id: int
+    state: bytes
+    finished_known: dict[int, int]
+
+
+class SourceRefused(msgspec.Struct, frozen=True):
+    """A source cannot contribute now."""
+
+    source: str
+    checkpoint_id: int
+    reason: str
+
+
+class SubtaskAcknowledged(msgspec.Struct, frozen=True):
+    """A subtask's part is safe."""
+
+    subtask: SubtaskId
+    execution: int
+    checkpoint_id: int
+    state: SubtaskState
+
+
+class SubtaskDeclined(msgspec.Struct, frozen=True):
+    """A subtask could not make its part."""
+
+    subtask: SubtaskId
+    execution: int
+    checkpoint_id: int
+    reason: str
+
+
+class ManifestWritten(msgspec.Struct, frozen=True):
+    """The manifest is durable: the checkpoint is complete."""
+
+    checkpoint_id: int
+    size_bytes: int
+
+
+class ManifestWriteFailed(msgspec.Struct, frozen=True):
+    """It could not be written. It may exist all the same. ``error``: what was raised, if something was."""
+
+    checkpoint_id: int
+    reason: str
+    error: ErrorReport | None = None
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """Sinks published an epoch. ``left`` (by sink uid): what they will publish later; it stays in checkpoints."""
+
+    epoch: int
+    left: Committables
+
+
+class CommitFailed(msgspec.Struct, frozen=True):
+    """Sinks could not publish. ``error``: what was raised, if something was."""
+
+    epoch: int
+    reason: str
+    error: ErrorReport | None = None
+
+
+class CheckpointTimePassed(msgspec.Struct, frozen=True):
+    """Time went on."""
+
+
+Event = (
+    CheckpointingStarted | SubtasksRunning | SubtaskRecovered | SubtasksNotRunning | CheckpointRequested | InputAllEnded
+    | SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
+    | Committed | CommitFailed | CheckpointTimePassed
+)  # fmt: skip
+
+# What is to be done.
+
+
+class SnapshotSources(msgspec.Struct, frozen=True):
+    """Let every source coordinator begin the checkpoint."""
+
+    checkpoint_id: int
+
+
+class SendBarriers(msgspec.Struct, frozen=True):
+    """Send the barrier to every subtask, then notify the source coordinators that it is out.
+
+    ``location`` is a savepoint's folder; state files go to the query's own location all the same, and are copied.
+    """
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    location: str
+
+
+class WriteManifest(msgspec.Struct, frozen=True):
+    """Write a manifest, last of all files of its checkpoint. Answered by `ManifestWritten` or `ManifestWriteFailed`.
+
+    ``location`` is a savepoint's folder; empty for the query's own location.
+    """
+
+    checkpoint_id: int
+    manifest: Manifest
+    location: str
+
+
+class NotifyCompleted(msgspec.Struct, frozen=True):
+    """Notify subtasks and sources that a checkpoint is durable.
+
+    Parameters
+    ----------
+    checkpoint_id, epoch
+        Which one.
+    finished_known
+        By subtask, by source.
+    duration_ms, size_bytes
+        From its beginning to now, in milliseconds; of its manifest.
+    """
+
+    checkpoint_id: int
+    finished_known: dict[int, dict[str, int]]
+    epoch: int = 0
+    duration_ms: int = 0
+    size_bytes: int = 0
+
+
+class NotifyAborted(msgspec.Struct, frozen=True):
+    """Notify subtasks and sources that a checkpoint will not complete. ``put_off``: another takes its place soon."""
+
+    checkpoint_id: int
+    reason: str = ""
+    put_off: bool = False
+
+
+class DeleteCheckpoint(msgspec.Struct, frozen=True):
+    """Delete a checkpoint that nobody needs: its manifest first; after what was ordered to be written before."""
+
+    checkpoint_id: int
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """Let the sinks publish. Answered by `Committed` or `CommitFailed`. ``final``: publish everything, keep nothing."""
+
+    epoch: int
+    committables: Committables
+    final: bool
+
+
+class AnswerRequest(msgspec.Struct, frozen=True):
+    """Answer a `CheckpointRequested`: the checkpoint's number, or why there is none."""
+
+    request_id: int
+    checkpoint_id: int | None
+    reason: str = ""
+
+
+class QuerySuspended(msgspec.Struct, frozen=True):
+    """The last checkpoint (savepoint with stop, drain, or end of all input) is complete and committed: end."""
+
+    checkpoint_id: int
+
+
+class CheckpointFailureLimitReached(msgspec.Struct, frozen=True):
+    """More checkpoints in a row failed than are tolerated, or a commit did: fail over. ``error``: what was raised."""
+
+    reason: str
+    error: ErrorReport | None = None
+
+
+Action = (
+    SnapshotSources | SendBarriers | WriteManifest | NotifyCompleted | NotifyAborted | DeleteCheckpoint | Commit
+    | AnswerRequest | QuerySuspended | CheckpointFailureLimitReached
+)  # fmt: skip

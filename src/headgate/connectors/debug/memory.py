@@ -1,0 +1,79 @@
+"""The sink ``memory``: committed rows as one Arrow table on the driver, for tests and notebooks.
+
+Never: use it for much data: rows travel in checkpoints and stay in the driver's memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.connectors.debug.carried_rows import CarryingWriter, CommittedNumbers
+from headgate.protocol.operator_context import OperatorContext
+from headgate.sink import Sink, SinkCommitter
+from headgate.source.options import Options, OptionSpec, text
+
+SINK_OPTION_SPECS = (OptionSpec("checkpointLocation", text, None, "", status="no-op", why="the query's own"),)
+
+
+class MemorySink(Sink):
+    """See `Sink`.
+
+    Parameters
+    ----------
+    options
+        What the user set.
+    schema
+        The rows' columns.
+    """
+
+    name = "memory"
+
+    def __init__(self, options: Mapping[str, str], schema: pa.Schema) -> None:
+        Options.parse("The sink memory", SINK_OPTION_SPECS, options)
+        self._schema = schema
+        self._committer: MemoryCommitter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_committer": None}  # the rows stay on the driver
+
+    def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> CarryingWriter:
+        """See `Sink.create_writer`."""
+        return CarryingWriter(context, schema, most_rows=None)
+
+    def create_committer(self) -> MemoryCommitter:
+        """Return the one committer of this query: a rescaled query's next run goes on with the same table."""
+        if self._committer is None:
+            self._committer = MemoryCommitter(self._schema)
+        return self._committer
+
+
+class MemoryCommitter(SinkCommitter):
+    """Holds the committed rows. Rows committed by an earlier process are gone with it.
+
+    Parameters
+    ----------
+    schema
+        The rows' columns.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._numbers = CommittedNumbers()
+        self._lock = threading.Lock()
+        self._tables: list[pa.Table] = []  # guarded by _lock
+
+    def commit(self, committables: Sequence[bytes], *, epoch: int, final: bool) -> Sequence[bytes]:
+        """See `SinkCommitter.commit`."""
+        tables = [rows.table for rows in self._numbers.take_new(committables)]
+        with self._lock:
+            self._tables += tables
+        return ()
+
+    def table(self) -> pa.Table:
+        """Return what is committed. May be called on any thread."""
+        with self._lock:
+            return pa.concat_tables([self._schema.empty_table(), *self._tables])

@@ -1,0 +1,1 @@
+"""Files as the sink of continuous queries, published through Spark's own log."""

@@ -1,0 +1,106 @@
+"""A connected client of Kafka, and what it gives: the contract of `bulk.BulkConsumer` and `plain.PlainConsumer`.
+
+Never: connect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from headgate.connectors.kafka.records import Records, Wanted
+from headgate.connectors.kafka.split import TopicPartition
+
+# Numbers of librdkafka (negative) and Kafka.
+PARTITION_EOF = -191
+ALL_BROKERS_DOWN = -187
+OUT_OF_RANGE = frozenset({-140, 1})
+GONE = frozenset({-190, -188, 3, 100})
+REFUSED = frozenset({-169, 31, 33, 34, 58})
+SSL = -181
+TOPIC_REFUSED = 29
+DAMAGED = frozenset({-199, -198, -155, 2, 10})
+FATAL = -150
+
+
+class ClientLog:
+    """Takes what librdkafka would print to stderr, as news: what matters of it is told by errors."""
+
+    _log = logging.getLogger("headgate.kafka.librdkafka")
+
+    def log(self, level: int, message: str, *arguments: object) -> None:
+        """Log at no more than INFO. The arguments are those of `logging.Logger.log`."""
+        self._log.log(min(level, logging.INFO), message, *arguments)
+
+
+client_log = ClientLog()
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""The type of `Records.headers`."""
+
+
+@dataclass(frozen=True)
+class ClientEvent:
+    """What a client told beside records: an error, or that a partition has nothing more for now.
+
+    Parameters
+    ----------
+    code
+        librdkafka's number: negative ones are the client's own, positive ones Kafka's.
+    text
+        What librdkafka says about it.
+    source
+        The partition that it is about, if it is about one.
+    offset
+        The offset that it is about; for the end of a partition, the offset of its next record.
+    """
+
+    code: int
+    text: str
+    source: TopicPartition | None = None
+    offset: int = -1
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """What one call of `KafkaConsumer.consume` brought.
+
+    Parameters
+    ----------
+    records
+        In the order of each partition; a partition may stand here more than once.
+    events
+        In the order in which they came. The end of a partition comes with or after the records before it.
+    """
+
+    records: list[Records]
+    events: list[ClientEvent]
+
+
+class KafkaConsumer(Protocol):
+    """A connected client. Its methods are called by one thread at a time, save for `wake_up`."""
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions as well, from these offsets on. Waits half a second for brokers at most."""
+
+    def unassign(self, sources: Iterable[TopicPartition]) -> None:
+        """Read these partitions no longer: nothing of them comes from here on."""
+
+    def consume(self, wanted: Wanted, at_most: int, timeout_ms: int) -> Consumed:
+        """Return up to ``at_most`` messages; blocks until the first comes, or nothing does within the time."""
+
+    def watermarks(self, source: TopicPartition, timeout_ms: int) -> tuple[int, int]:
+        """Ask the partition's leader for its first and its next offset. Raises ConnectionError with the reason."""
+
+    def partitions(self, timeout_ms: int) -> dict[str, int]:
+        """Ask for all topics: the number of partitions of each. Raises ConnectionError with the reason."""
+
+    def wake_up(self) -> None:
+        """Make a `consume` that blocks, or the next one, return at once. Called from any thread."""
+
+    def close(self) -> None:
+        """Disconnect."""

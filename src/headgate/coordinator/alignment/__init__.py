@@ -1,0 +1,1 @@
+"""Decides how far an alignment group may read."""

@@ -1,0 +1,1 @@
+"""Decides for a whole query: slots, restarts, failover, and who is notified of what."""

@@ -1,0 +1,52 @@
+"""What the log says of a query: sentences for people.
+
+Never: decide what is worth a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headgate.coordinator.alignment import alignment_group as al
+from headgate.coordinator.job import scheduler_events as sch
+
+
+def held_by(group: str, holder: al.WarnOfHolder) -> str:
+    """Return who has held an alignment group back for long, and what can be done."""
+    if not holder.source:
+        who = "Another query of this Spark application"
+    elif not holder.split_id:
+        who = (
+            f"Reader {holder.subtask} of the source {holder.source!r}, which has not said yet how far it is or waits "
+            "for its next split,"
+        )
+    else:
+        who = f"The split {holder.split_id!r} of the source {holder.source!r} (reader {holder.subtask})"
+    return (
+        f"{who} has held the alignment group {group!r} back for {holder.held_ms // 1000} s, and others wait for it. If "
+        "a split may be without rows for so long, set the option scan.watermark.idle-timeout; if the others may be "
+        "read further ahead of it, set a larger max drift: withWatermarkAlignment, or the option "
+        "scan.watermark.alignment.max-drift."
+    )
+
+
+def trouble(action: sch.ReportFailure | sch.ReportMissingSlots) -> str:
+    """Return what failed or is missing, and what is done about it."""
+    match action:
+        case sch.ReportFailure(error=error, restarted=restarted, delay_ms=delay_ms):
+            return (
+                f"{error.error_type}: {sentence(error.message)} In {delay_ms} ms subtasks {_some(restarted)} restart "
+                "from the last completed checkpoint."
+            )
+        case sch.ReportMissingSlots(wanted=wanted, missing=missing):
+            return f"Of {wanted} slots these have not come for long: {_some(missing)}. The query waits for them."
+
+
+def sentence(text: str) -> str:
+    """Return a text with a full stop."""
+    return text if text.endswith(".") else f"{text}."
+
+
+def _some(numbers: Iterable[int]) -> str:
+    shown = [str(number) for number in numbers]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

@@ -1,0 +1,1 @@
+"""Decides which slots there are."""

@@ -1,0 +1,75 @@
+"""Numbers the records of a source's write-ahead log, and knows which are durable and which segments miss some.
+
+Never: write or read a log: `write_ahead_log` does, when it is ordered to.
+
+A segment begins with a snapshot or a start and is named after its checkpoint. Numbers go on over all segments and are
+not used twice.
+
+Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
+"""
+
+from __future__ import annotations
+
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.log_records import LogRecord
+
+
+class LogSegments:
+    """The log of one source, as far as it was ordered.
+
+    Attributes
+    ----------
+    segment
+        The current segment.
+    number
+        Of the last record that was ordered.
+    durable
+        Up to which number all is written, or never will be.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.begin(0)
+
+    def begin(self, checkpoint_id: int) -> None:
+        """Begin a new log; what is still heard of an older one does not count."""
+        self.segment = checkpoint_id
+        self.durable = self.number
+        self._first_number = self.number + 1
+        self._broken_segment: int | None = None  # the last one that misses records
+
+    def begin_segment(self, checkpoint_id: int) -> None:
+        """Write what follows into the segment of this checkpoint."""
+        self.segment = checkpoint_id
+
+    def append(self, *records: LogRecord) -> list[src.AppendLog]:
+        """Order records to be written, unless their segment is not whole anyway."""
+        if not records or self.is_broken:
+            return []
+        self.number += len(records)
+        return [src.AppendLog(self.segment, self.number, records)]
+
+    def appended(self, number: int) -> None:
+        """Note that all up to this number is durable."""
+        self.durable = max(self.durable, number)
+
+    def go_on_without(self) -> None:
+        """Wait for no record any longer: it matters only if the enumerator fails before the next checkpoint."""
+        self._broken_segment, self.durable = self.segment, self.number
+
+    def is_older(self, number: int) -> bool:
+        """Return whether a record is of a log that was dropped."""
+        return number < self._first_number
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the current segment misses records."""
+        return self.segment == self._broken_segment
+
+    def is_whole_since(self, checkpoint_id: int) -> bool:
+        """Return whether no segment from this one on misses records."""
+        return self._broken_segment is None or self._broken_segment < checkpoint_id
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        assert self.durable <= self.number

@@ -1,0 +1,413 @@
+"""The functions of expressions, by name: what each does to columns, as Spark's function of that name does.
+
+Never: loop over rows in Python.
+
+Follows Spark 4.3, "Built-in Functions", in ANSI mode: an overflow, a division by zero or a text that is no number is an
+error. A function is given arrays of equal length and its fixed parameters, and returns an array.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import OptionError
+from headgate.expressions.casts import as_decimal, cast, common_type, local_time
+
+Kernel = Callable[..., pa.Array]
+"""Takes the arrays, then ``time_zone`` and the fixed parameters by name."""
+
+KERNELS: dict[str, Kernel] = {}
+"""By the name of the function."""
+
+
+def kernel(*names: str) -> Callable[[Kernel], Kernel]:
+    """Enter a function into the table."""
+
+    def enter(function: Kernel) -> Kernel:
+        KERNELS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def _plain(name: str, function: Callable[..., pa.Array]) -> None:
+    KERNELS[name] = lambda *arrays, time_zone, **parameters: function(*arrays, **parameters)
+
+
+def _alike(arrays: tuple[pa.Array, ...], what: str, time_zone: str) -> tuple[pa.DataType, list[pa.Array]]:
+    kind = common_type([each.type for each in arrays], what)
+    return kind, [cast(each, kind, time_zone) for each in arrays]
+
+
+# Arithmetic.
+
+
+def _calculate(name: str, checked: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
+    def run(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
+        types = (left.type, right.type)
+        if any(map(pa.types.is_decimal, types)) and not any(map(pa.types.is_floating, types)):
+            left, right = (each.cast(as_decimal(each.type)) for each in (left, right))
+            return checked(left, right)
+        kind, (left, right) = _alike((left, right), name, time_zone)
+        if pa.types.is_floating(kind):
+            checked_floats = {"+": pc.add, "-": pc.subtract, "*": pc.multiply}[name]  # they have no overflow
+            return checked_floats(left, right)
+        return checked(left, right)
+
+    KERNELS[name] = run
+
+
+_calculate("+", pc.add_checked)
+_calculate("-", pc.subtract_checked)
+_calculate("*", pc.multiply_checked)
+
+
+@kernel("/")
+def _divide(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
+    if any(pa.types.is_decimal(each.type) for each in (left, right)):
+        raise OptionError(
+            "A division of decimals is not supported: its digits are Spark's own. Cast to double first.",
+            option="/", value=f"{left.type} / {right.type}",
+        )  # fmt: skip
+    double = pa.float64()
+    return pc.divide_checked(cast(left, double, time_zone), cast(right, double, time_zone))
+
+
+@kernel("%")
+def _remainder(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
+    kind, (left, right) = _alike((left, right), "%", time_zone)
+    if pa.types.is_integer(kind) and len(left) and not left.null_count and not right.null_count:
+        bounds = pc.min_max(right)
+        if bounds["min"] == bounds["max"] and bounds["min"].as_py() > 0:
+            return pa.array(_remainder_by(np.asarray(left), np.asarray(right)[0]))
+    valid = pc.and_(left.is_valid(), right.is_valid())
+    if pc.any(pc.and_(valid, pc.equal(right, pa.scalar(0).cast(kind)))).as_py():
+        raise pa.ArrowInvalid("remainder by zero")
+    divisors = np.where(np.asarray(valid), np.asarray(right.fill_null(1)), 1).astype(kind.to_pandas_dtype())
+    with np.errstate(invalid="ignore"):  # of infinity: NaN, as in Java
+        remainders = np.fmod(np.asarray(left.fill_null(0)), divisors)
+    return pa.array(remainders, kind, mask=~np.asarray(valid))
+
+
+def _remainder_by(values: Any, divisor: Any) -> Any:
+    """Return the remainders by one positive number: several times faster than by numbers that may differ."""
+    remainders = values // divisor
+    remainders *= divisor
+    np.subtract(values, remainders, out=remainders)
+    # It has the dividend's sign; numpy rounds quotients down.
+    remainders[(values < 0) & (remainders != 0)] -= divisor
+    return remainders
+
+
+@kernel("negative")
+def _negative(values: pa.Array, *, time_zone: str) -> pa.Array:
+    return pc.negate_checked(values)
+
+
+@kernel("abs")
+def _abs(values: pa.Array, *, time_zone: str) -> pa.Array:
+    return pc.abs_checked(values)
+
+
+def _to_long(name: str, function: Callable[[pa.Array], pa.Array]) -> None:
+    def run(values: pa.Array, *, time_zone: str) -> pa.Array:
+        if not pa.types.is_floating(values.type):
+            return function(values).cast(pa.int64())
+        numbers = np.asarray(function(values).cast(pa.float64()).fill_null(0))
+        # As Java converts: what is too large becomes the largest, NaN zero.
+        inside = np.nan_to_num(np.where(np.abs(numbers) < 2.0**63, numbers, 0))
+        wholes = np.where(
+            numbers >= 2.0**63, 2**63 - 1, np.where(numbers < -(2.0**63), -(2**63), inside.astype(np.int64))
+        )
+        return pa.array(wholes, pa.int64(), mask=np.asarray(values.is_null()))
+
+    KERNELS[name] = run
+
+
+_to_long("ceil", pc.ceil)
+_to_long("floor", pc.floor)
+
+
+@kernel("round")
+def _round(values: pa.Array, *, time_zone: str, scale: int) -> pa.Array:
+    if not pa.types.is_floating(values.type):
+        return pc.round(values, scale, round_mode="half_towards_infinity")
+    numbers = np.asarray(values.fill_null(0)).astype(np.float64)
+    unit, size = 10.0**scale, np.abs(numbers)
+    scaled = size * unit
+    below = np.floor(scaled)
+    # Spark rounds the number as it is written: 2.675 is a half, though its nearest double is less.
+    rounded = np.where((below + 0.5) / unit == size, below + 1, np.floor(scaled + 0.5)) / unit
+    whole = ~np.isfinite(numbers) | (scaled >= 2.0**52)
+    result = np.where(whole, numbers, np.copysign(rounded, numbers))
+    return pa.array(result, pa.float64(), mask=np.asarray(values.is_null())).cast(values.type)
+
+
+def _of_double(name: str, function: Callable[[pa.Array], pa.Array], positive: bool = False) -> None:
+    def run(values: pa.Array, *, time_zone: str) -> pa.Array:
+        doubles = cast(values, pa.float64(), time_zone)
+        if positive:  # a logarithm that is not defined is null
+            doubles = pc.if_else(pc.less_equal(doubles, 0.0), pa.scalar(None, pa.float64()), doubles)
+        return function(doubles)
+
+    KERNELS[name] = run
+
+
+for _name, _function in {
+    "sqrt": pc.sqrt, "exp": pc.exp, "sin": pc.sin, "cos": pc.cos, "tan": pc.tan, "atan": pc.atan,
+    "signum": lambda doubles: pc.sign(doubles),
+}.items():  # fmt: skip
+    _of_double(_name, _function)
+for _name, _function in {"ln": pc.ln, "log10": pc.log10, "log2": pc.log2}.items():
+    _of_double(_name, _function, positive=True)
+
+
+@kernel("pow")
+def _power(base: pa.Array, exponent: pa.Array, *, time_zone: str) -> pa.Array:
+    return pc.power(cast(base, pa.float64(), time_zone), cast(exponent, pa.float64(), time_zone))
+
+
+# Comparison and logic. Unlike Arrow, Spark says that NaN equals NaN and is greater than every number.
+
+
+def _compare(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
+    def run(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
+        kind, (left, right) = _alike((left, right), name, time_zone)
+        found = function(left, right)
+        if not pa.types.is_floating(kind):
+            return found
+        left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
+        both, either = pc.and_(left_nan, right_nan), pc.or_(left_nan, right_nan)
+        with_nan = {
+            "=": both, "!=": pc.xor(left_nan, right_nan), "<": pc.and_not(right_nan, left_nan), "<=": right_nan,
+            ">": pc.and_not(left_nan, right_nan), ">=": left_nan,
+        }[name]  # fmt: skip
+        return pc.if_else(either, with_nan, found)
+
+    KERNELS[name] = run
+
+
+for _name, _function in {
+    "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
+}.items():  # fmt: skip
+    _compare(_name, _function)
+
+
+@kernel("<=>")
+def _equal_null_safe(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
+    equal = pc.fill_null(KERNELS["="](left, right, time_zone=time_zone), False)
+    return pc.or_(equal, pc.and_(left.is_null(), right.is_null()))
+
+
+_plain("or", pc.or_kleene)
+_plain("not", pc.invert)
+_plain("isnull", pc.is_null)
+_plain("isnotnull", pc.is_valid)
+
+
+@kernel("isnan")
+def _is_nan(values: pa.Array, *, time_zone: str) -> pa.Array:
+    return pc.fill_null(pc.is_nan(cast(values, pa.float64(), time_zone)), False)
+
+
+@kernel("in")
+def _in(values: pa.Array, *choices: pa.Array, time_zone: str) -> pa.Array:
+    found = pa.array(np.zeros(len(values), bool))
+    for choice in choices:
+        found = pc.or_kleene(found, KERNELS["="](values, choice, time_zone=time_zone))
+    return found
+
+
+@kernel("coalesce")
+def _coalesce(*arrays: pa.Array, time_zone: str) -> pa.Array:
+    _, alike = _alike(arrays, "coalesce", time_zone)
+    return pc.coalesce(*alike)
+
+
+@kernel("nullif")
+def _null_if(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
+    equal = pc.fill_null(KERNELS["="](left, right, time_zone=time_zone), False)
+    return pc.if_else(equal, pa.scalar(None, left.type), left)
+
+
+def _extreme(name: str, better: str) -> None:
+    def run(*arrays: pa.Array, time_zone: str) -> pa.Array:
+        _, alike = _alike(arrays, name, time_zone)
+        best = alike[0]
+        for each in alike[1:]:
+            wins = pc.fill_null(KERNELS[better](each, best, time_zone=time_zone), False)
+            best = pc.if_else(pc.or_(wins, best.is_null()), each, best)
+        return best
+
+    KERNELS[name] = run
+
+
+_extreme("greatest", ">")
+_extreme("least", "<")
+
+# Texts.
+
+
+def _texts(name: str, function: Callable[..., pa.Array]) -> None:
+    def run(*arrays: pa.Array, time_zone: str, **parameters: Any) -> pa.Array:
+        return function(*(cast(each, pa.string(), time_zone) for each in arrays), **parameters)
+
+    KERNELS[name] = run
+
+
+_texts("upper", lambda text: pc.utf8_upper(pc.replace_substring(text, "ß", "SS")))  # Arrow maps it to one letter
+_texts("lower", pc.utf8_lower)
+_texts("length", pc.utf8_length)
+_texts("reverse", pc.utf8_reverse)
+_texts("trim", lambda text: pc.utf8_trim(text, " "))
+_texts("ltrim", lambda text: pc.utf8_ltrim(text, " "))
+_texts("rtrim", lambda text: pc.utf8_rtrim(text, " "))
+_texts("concat", lambda *texts: pc.binary_join_element_wise(*texts, ""))
+_texts("contains", lambda text, *, pattern: pc.match_substring(text, pattern))
+_texts("startswith", lambda text, *, pattern: pc.starts_with(text, pattern))
+_texts("endswith", lambda text, *, pattern: pc.ends_with(text, pattern))
+_texts("rlike", lambda text, *, pattern: pc.match_substring_regex(text, pattern))
+_texts("like", lambda text, *, pattern: pc.match_like(text, pattern))
+_texts("replace", lambda text, *, search, replacement: pc.replace_substring(text, search, replacement))
+_texts("repeat", lambda text, *, times: pc.binary_repeat(text, max(0, times)))
+_texts("split", lambda text, *, pattern: pc.split_pattern_regex(text, pattern))
+
+
+@kernel("concat_ws")
+def _concat_ws(*arrays: pa.Array, time_zone: str, separator: str) -> pa.Array:
+    texts = [cast(each, pa.string(), time_zone) for each in arrays]
+    # Arrow 26 drops rows that are null in all columns: each gets an empty text, whose separator is taken away.
+    joined = pc.binary_join_element_wise(pa.repeat("", len(texts[0])), *texts, separator, null_handling="skip")
+    return pc.utf8_slice_codeunits(joined, len(separator))
+
+
+@kernel("substring")
+def _substring(text: pa.Array, *, time_zone: str, position: int, length: int) -> pa.Array:
+    if length <= 0:
+        return pc.if_else(text.is_valid(), "", pa.scalar(None, pa.string()))
+    if position >= 0:
+        start = max(position - 1, 0)
+        return pc.utf8_slice_codeunits(text, start, start + length)
+    # From the end: what lies before the beginning counts as taken.
+    stop = position + length
+    from_end = pc.utf8_slice_codeunits(text, position, None if stop >= 0 else stop)
+    overhang = pc.subtract(-position, pc.utf8_length(text))
+    if pc.any(pc.greater(overhang, 0)).as_py():
+        numbers = np.asarray(pc.fill_null(overhang, 0))
+        for missing in np.unique(numbers[numbers > 0]):
+            cut = pc.utf8_slice_codeunits(text, 0, max(0, length - int(missing)))
+            from_end = pc.if_else(pc.equal(overhang, pa.scalar(int(missing), pa.int32())), cut, from_end)
+    return from_end
+
+
+def _pad(name: str, function: Callable[..., pa.Array]) -> None:
+    def run(text: pa.Array, *, time_zone: str, length: int, pad: str) -> pa.Array:
+        return pc.utf8_slice_codeunits(function(text, width=length, padding=pad), 0, length)
+
+    KERNELS[name] = run
+
+
+_pad("lpad", pc.utf8_lpad)
+_pad("rpad", pc.utf8_rpad)
+
+
+@kernel("regexp_replace")
+def _regexp_replace(text: pa.Array, *, time_zone: str, pattern: str, replacement: str) -> pa.Array:
+    # Java writes $1 where RE2 writes \1.
+    return pc.replace_substring_regex(text, pattern, re.sub(r"\$(\d)", r"\\\1", replacement))
+
+
+@kernel("regexp_extract")
+def _regexp_extract(text: pa.Array, *, time_zone: str, pattern: str, group: int) -> pa.Array:
+    found = pc.struct_field(pc.extract_regex(text, _only_group(pattern, group)), "found")
+    return pc.if_else(text.is_valid(), pc.fill_null(found, ""), pa.scalar(None, pa.string()))
+
+
+def _only_group(pattern: str, group: int) -> str:
+    """Return a pattern in which one group has the name ``found``, and the others are none."""
+    if group == 0:
+        return f"(?P<found>{_only_group(pattern, -1)})"
+    parts, number = [], 0
+    for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|\((?!\?)|.", pattern, re.DOTALL):
+        if part == "(":
+            number += 1
+            part = "(?P<found>" if number == group else "(?:"
+        parts.append(part)
+    if group > number:
+        raise OptionError(
+            f"regexp_extract: the pattern {pattern!r} has {number} groups.", option="idx", value=str(group)
+        )
+    return "".join(parts)
+
+
+# Dates and times.
+
+
+def _time_field(name: str, function: Callable[[pa.Array], pa.Array]) -> None:
+    def run(values: pa.Array, *, time_zone: str) -> pa.Array:
+        moment = values if pa.types.is_temporal(values.type) else cast(values, pa.date32(), time_zone)
+        return function(local_time(moment, time_zone)).cast(pa.int32())
+
+    KERNELS[name] = run
+
+
+for _name, _function in {
+    "year": pc.year, "quarter": pc.quarter, "month": pc.month, "dayofmonth": pc.day, "dayofyear": pc.day_of_year,
+    "hour": pc.hour, "minute": pc.minute, "second": pc.second, "weekofyear": pc.iso_week,
+    "weekday": lambda local: pc.day_of_week(local),
+    "dayofweek": lambda local: pc.day_of_week(local, count_from_zero=False, week_start=7),
+}.items():  # fmt: skip
+    _time_field(_name, _function)
+
+
+@kernel("date_trunc")
+def _date_trunc(values: pa.Array, *, time_zone: str, unit: str) -> pa.Array:
+    moment = cast(values, values.type if pa.types.is_timestamp(values.type) else pa.timestamp("us", "UTC"), time_zone)
+    local = pc.floor_temporal(local_time(moment, time_zone), unit=unit, week_starts_monday=True)
+    return cast(local, moment.type, time_zone)
+
+
+def _days(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
+    def run(dates: pa.Array, days: pa.Array, *, time_zone: str) -> pa.Array:
+        numbers = cast(dates, pa.date32(), time_zone).cast(pa.int32())
+        return function(numbers, days.cast(pa.int32())).cast(pa.date32())
+
+    KERNELS[name] = run
+
+
+_days("date_add", pc.add_checked)
+_days("date_sub", pc.subtract_checked)
+
+
+@kernel("datediff")
+def _datediff(end: pa.Array, start: pa.Array, *, time_zone: str) -> pa.Array:
+    days = [cast(each, pa.date32(), time_zone).cast(pa.int32()) for each in (end, start)]
+    return pc.subtract_checked(*days)
+
+
+@kernel("unix_micros")
+def _unix_micros(values: pa.Array, *, time_zone: str, per_unit: int) -> pa.Array:
+    micros = cast(values, pa.timestamp("us", "UTC"), time_zone).cast(pa.int64())
+    rounded_down = np.floor_divide(np.asarray(micros.fill_null(0)), per_unit)
+    return pa.array(rounded_down, pa.int64(), mask=np.asarray(micros.is_null()))
+
+
+@kernel("timestamp_micros")
+def _timestamp_micros(values: pa.Array, *, time_zone: str, per_unit: int) -> pa.Array:
+    return pc.multiply_checked(values.cast(pa.int64()), per_unit).cast(pa.timestamp("us", "UTC"))
+
+
+# Structs.
+
+_plain("getfield", lambda values, *, name: pc.struct_field(values, name))
+
+
+@kernel("struct")
+def _struct(*arrays: pa.Array, time_zone: str, names: tuple[str, ...]) -> pa.Array:
+    return pa.StructArray.from_arrays(arrays, names=list(names))

@@ -1,0 +1,1 @@
+"""A continuous query as a value: its plan, the stages it is cut into, and its options."""

@@ -1,0 +1,181 @@
+"""The options of a continuous query, as data, and which of those given to ``writeStream`` they are.
+
+Never: look anything up in a session: the builder hands in what stands there as ``spark.headgate.*``.
+
+The names are those of FLIP-547 and FLIP-217 where they name one, and Flink's where they do not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Mapping
+
+from headgate.coordinator.job.restart_strategy import ExponentialDelay, FixedDelay, NoRestart, RestartOptions
+from headgate.errors import OptionError
+from headgate.source.options import Options, OptionSpec, boolean, choice, duration_ms, integer, number, size_bytes, text
+
+_NAME = "A continuous query"
+_UNALIGNED = "execution.checkpointing.unaligned"
+_RECOVER_DOWNSTREAM = f"{_UNALIGNED}.recover-output-on-downstream.enabled"
+_DURING_RECOVERY = f"{_UNALIGNED}.during-recovery.enabled"
+
+
+def _duration_or_zero_ms(value: str) -> int:
+    """Parse an interval, or 0."""
+    return 0 if value.strip() == "0" else duration_ms(value)
+
+
+def _attempts(value: str) -> int | str:
+    """Parse a number of restarts, or ``infinite``."""
+    return "infinite" if value.strip().lower() == "infinite" else int(integer(0)(value))
+
+
+def _network(value: str) -> str:
+    """Parse a network in CIDR notation."""
+    try:
+        return str(ipaddress.ip_network(value.strip()))
+    except ValueError:
+        raise ValueError("a network like '10.8.0.0/16'") from None
+
+
+QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
+    OptionSpec("checkpointLocation", text, None, "where the checkpoints are: a folder of this query only"),
+    OptionSpec("allowNonRestoredState", boolean, False, "whether state that no operator takes may be dropped"),
+    OptionSpec("ignoreCorruptCheckpoints", boolean, False, "whether a corrupt checkpoint's predecessor will do"),
+    OptionSpec("max-parallelism", integer(1, 32768), 128, "most slots the query may ever have", changeable=False),
+    OptionSpec(f"{_UNALIGNED}.enabled", boolean, True, "whether barriers overtake rows"),
+    OptionSpec("execution.checkpointing.aligned-checkpoint-timeout", _duration_or_zero_ms, 0, "until then they do not"),
+    OptionSpec(_RECOVER_DOWNSTREAM, boolean, True, "whether rows under way are recovered by who was to get them"),
+    OptionSpec(_DURING_RECOVERY, boolean, None, "whether checkpoints complete while rows are being recovered"),
+    OptionSpec("execution.checkpointing.timeout", duration_ms, 600_000, "after which a checkpoint is given up"),
+    OptionSpec("execution.checkpointing.num-retained", integer(1), 1, "how many completed checkpoints are kept"),
+    OptionSpec("execution.checkpointing.tolerable-failed-checkpoints", integer(0), 0, "how many in a row may fail"),
+    OptionSpec(
+        "restart-strategy", choice("exponential-delay", "fixed-delay", "none"), "exponential-delay",
+        "when and how often what failed is restarted",
+    ),
+    OptionSpec("restart-strategy.attempts", _attempts, None, "restarts before the query fails: a number or infinite"),
+    OptionSpec("restart-strategy.delay", _duration_or_zero_ms, None, "fixed-delay: time before each restart"),
+    OptionSpec("restart-strategy.initial-backoff", _duration_or_zero_ms, None, "exponential-delay: before the first"),
+    OptionSpec("restart-strategy.max-backoff", duration_ms, None, "exponential-delay: the longest time before one"),
+    OptionSpec("restart-strategy.backoff-multiplier", number(1, 100), None, "exponential-delay: how the time grows"),
+    OptionSpec("restart-strategy.jitter-factor", number(0, 1), None, "exponential-delay: how much times vary"),
+    OptionSpec("restart-strategy.reset-backoff-threshold", duration_ms, None, "exponential-delay: fine for so long"),
+    OptionSpec("failover-strategy", choice("region", "full"), "region", "what is restarted with a subtask that failed"),
+    OptionSpec(
+        "pipeline.watermark-alignment.allow-unaligned-source-splits", boolean, False,
+        "whether a source that cannot pause splits may be aligned",
+    ),
+    OptionSpec("state.memory", size_bytes, 256 << 20, "state that an operator keeps in memory in each subtask"),
+    OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows wait to be sent together"),
+    OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot is lost"),
+    OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one letter after which a worker is ended"),
+    OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),
+    OptionSpec("transport.port", integer(0, 65535), 0, "its port; 0: any that is free"),
+    OptionSpec(
+        "transport.slots.network", _network, None,
+        "where slots listen for one another (CIDR); default: at the address that they reach the driver from",
+    ),
+    OptionSpec("transport.tls.enabled", boolean, False, "whether slots and driver talk TLS"),
+    OptionSpec("transport.tls.cert", text, None, "PEM file with the certificate chain of the endpoints"),
+    OptionSpec("transport.tls.key", text, None, "PEM file with its private key"),
+    OptionSpec("transport.tls.ca", text, None, "PEM file of trusted certificates; default: the chain"),
+    OptionSpec("badRecords", text, "fail", "fail, skip, or the format of a sink for them"),
+    OptionSpec("badRecords.*", text, None, "the options of that sink"),
+)  # fmt: skip
+"""The options of ``writeStream`` that are the query's and not its sink's."""
+
+
+def split_options(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return which of the options given to ``writeStream`` are the query's, and which are the sink's.
+
+    Raises
+    ------
+    OptionError
+        One is neither, as far as one can see: it is a slip of the pen away from an option of the query's.
+    """
+    query: dict[str, str] = {}
+    sink: dict[str, str] = {}
+    names = {spec.name.lower(): spec.name for spec in QUERY_OPTION_SPECS}
+    for name, value in given.items():
+        if is_query_option(name):
+            query[name] = value
+            continue
+        # A sink takes what it likes, a user's own data source anything at all: only what is very near is a mistake.
+        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.88)
+        if near:
+            meant = " or ".join(repr(names[each]) for each in near)
+            raise OptionError(
+                f"{_NAME} has no option {name!r}. Did you mean {meant}?", option=name, value=None, near=tuple(near)
+            )
+        sink[name] = value
+    return query, sink
+
+
+def is_query_option(name: str) -> bool:
+    """Return whether an option of this name is the query's."""
+    lower = name.lower()
+    return lower.startswith("badrecords.") or any(lower == spec.name.lower() for spec in QUERY_OPTION_SPECS)
+
+
+def parse_query_options(given: Mapping[str, str], defaults: Mapping[str, str]) -> Options:
+    """Return the query's options: what was given to the query, else the session's defaults, else our own.
+
+    Raises
+    ------
+    OptionError
+        A value is not what it must be, or contradicts another.
+    """
+    lower = {name.lower() for name in given}
+    session = {name: value for name, value in defaults.items() if is_query_option(name) and name.lower() not in lower}
+    options = Options.parse(_NAME, QUERY_OPTION_SPECS, {**session, **given})
+    if options[_DURING_RECOVERY] and not options[_RECOVER_DOWNSTREAM]:
+        raise options.error(
+            _DURING_RECOVERY,
+            f"is true and {_RECOVER_DOWNSTREAM!r} is false: a checkpoint during recovery needs rows that are under way "
+            "to be with who gets them. Set both to true, or this one to false.",
+        )
+    restart_options(options)
+    return options
+
+
+def checkpoints_during_recovery(options: Options) -> bool:
+    """Return whether checkpoints complete while rows that were under way are being recovered."""
+    return bool(options[_RECOVER_DOWNSTREAM] if options[_DURING_RECOVERY] is None else options[_DURING_RECOVERY])
+
+
+def restart_options(options: Options) -> RestartOptions:
+    """Return the restart strategy that the query's options name.
+
+    Raises
+    ------
+    OptionError
+        An option is set that is another strategy's.
+    """
+    kind = options["restart-strategy"]
+    allowed = {
+        "exponential-delay": (
+            "attempts", "initial-backoff", "max-backoff", "backoff-multiplier", "jitter-factor",
+            "reset-backoff-threshold",
+        ),
+        "fixed-delay": ("attempts", "delay"),
+        "none": (),
+    }[kind]  # fmt: skip
+    for spec in QUERY_OPTION_SPECS:
+        prefix, _, name = spec.name.partition(".")
+        if prefix == "restart-strategy" and name and name not in allowed and options.is_set(spec.name):
+            raise options.error(spec.name, f"has no meaning for the restart strategy {kind!r}. Leave it out.")
+    given = {name: options[f"restart-strategy.{name}"] for name in allowed}
+    if given.get("attempts") == "infinite" and kind == "fixed-delay":
+        raise options.error("restart-strategy.attempts", "must be a number for the restart strategy 'fixed-delay'.")
+    fields = {
+        "attempts": "attempts", "delay": "delay_ms", "initial-backoff": "initial_backoff_ms",
+        "max-backoff": "max_backoff_ms", "backoff-multiplier": "backoff_multiplier", "jitter-factor": "jitter_factor",
+        "reset-backoff-threshold": "reset_backoff_threshold_ms",
+    }  # fmt: skip
+    values = {
+        fields[name]: None if value == "infinite" else value for name, value in given.items() if value is not None
+    }
+    made = {"exponential-delay": ExponentialDelay, "fixed-delay": FixedDelay, "none": NoRestart}[kind]
+    return made(**values)  # type: ignore[no-any-return]

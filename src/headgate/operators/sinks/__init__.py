@@ -1,4 +1,0 @@
-"""Where rows of a continuous query go.
-
-Never: publish what belongs to a checkpoint that is not complete.
-"""

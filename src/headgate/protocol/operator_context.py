@@ -1,0 +1,54 @@
+"""What an operator, or a sink's writer, may know about where and as what it runs.
+
+Never: hold anything that is open.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.protocol.key_groups import KeyGroupRange, key_group_range
+
+
+class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator may know.
+
+    Parameters
+    ----------
+    uid
+        Names the operator in checkpoints.
+    subtask, parallelism
+        Which one of how many.
+    run, attempt, execution
+        They make names of staged files unique.
+    query_id
+        The query's.
+    options
+        The query's options (``spark.headgate.*`` and those of ``writeStream``).
+    max_parallelism
+        How many key groups there are.
+    time_zone
+        The session's.
+    spill_folder
+        A folder on the local disk, for this execution alone; deleted behind it.
+    memory_bytes
+        How much of its keyed state an operator keeps in memory (`state.memory`); the rest is spilled.
+    """
+
+    uid: str
+    subtask: int
+    parallelism: int
+    run: int = 0
+    attempt: int = 0
+    execution: int = 0
+    query_id: str = ""
+    options: dict[str, str] = {}
+    max_parallelism: int = 128
+    time_zone: str = "UTC"
+    spill_folder: str = ""
+    memory_bytes: int = 0
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups of this subtask."""
+        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)

@@ -1,0 +1,1 @@
+"""What a slot of a continuous query runs, without Spark: subtasks, their threads, and how rows get between them."""

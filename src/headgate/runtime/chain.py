@@ -1,0 +1,615 @@
+"""Runs one subtask's part of a stage: rows of its inputs, through the operators, to the sink's writer and exchanges.
+
+Never: start a thread, read a clock other than the one it is given, or run a user's function longer than its slice.
+
+What a source emits waits in a queue. `process_some` takes it on, a slice at a time, so that letters of the mailbox get
+their turn in between however large a batch is. What a slice gave rise to is put before what waits: rows of
+a split stay in order, and no more waits than what one poll emitted and one slice gave.
+
+Exactly once: a reader's position is behind the rows that wait here. So the runner polls no reader while something
+waits, and takes a snapshot only when nothing does: `process_some` returned False (`snapshot` asserts it). A barrier's
+letter is read at once; its snapshot waits for the slices that are left, with letters between them. The other way, to
+drain in the barrier's own letter, would make that letter as long as all slices together.
+
+Behind an exchange the input gate is polled instead, and what is left of a buffer goes back to it (`entry_rows`): a
+snapshot waits for one slice, and the rest is channel state. Rows that a barrier waits for may overdraw an exchange's
+room, by what one slice gives (``overdraft``): else a slow consumer would hold up checkpoints.
+
+Watermarks, ends and times go through the operators one after the other, what each emits before it goes on.
+
+A record on which a function fails is found by halving: the halves are put before what waits, and are slices like any.
+What a call emitted counts only once it returned, so that a half that is called again repeats nothing. An operator with
+keyed state is not called again: its state has seen the rows.
+
+Follows FLIP-27, "Reader Interface and Threading Model".
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from headgate.errors import ConnectorContractError
+from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
+from headgate.operators import bad_records
+from headgate.operators.cast_to_schema import MisfitError, conform
+from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
+from headgate.operators.with_watermark import WithWatermark
+from headgate.protocol.operator_context import OperatorContext
+from headgate.protocol.state import OperatorState
+from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
+from headgate.sink import SinkWriter
+from headgate.task.watermark_flow import WatermarkFlow
+
+ArrivedT = TypeVar("ArrivedT")
+MadeT = TypeVar("MadeT")
+
+_log = logging.getLogger(__name__)
+
+LETTER_MS = 10.0
+"""No further slice begins in a step that has taken this long, in milliseconds: small batches share a step."""
+
+
+class OperatorFigures(msgspec.Struct):
+    """What an operator or the sink did since the deployment: rows it took and gave, and its time in milliseconds."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    busy_ms: float = 0.0
+
+
+class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chain did since the deployment.
+
+    Parameters
+    ----------
+    rows_in
+        By the uid of a source: rows that it emitted.
+    rows_out
+        By the uid of a sink: rows that it was given.
+    busy_ms
+        By the uid of an operator or a sink: the time it took, in milliseconds.
+    watermark_ms
+        The sink's watermark; None: there is none.
+    skipped
+        Records that could not be processed, whether written elsewhere or not.
+    late
+        Rows that came behind the watermark, whether written elsewhere or not.
+    unpublished_ms
+        By the uid of a sink: how long its oldest rows of a complete checkpoint have waited to be published; absent:
+        none wait.
+    operators
+        By the uid of an operator or the sink: rows in and out.
+    """
+
+    rows_in: dict[str, int]
+    rows_out: dict[str, int]
+    busy_ms: dict[str, int]
+    watermark_ms: int | None
+    skipped: int
+    late: int
+    unpublished_ms: dict[str, int]
+    operators: dict[str, OperatorFigures]
+
+
+# What waits.
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """Rows of a source's split for an operator or the sink."""
+
+    uid: str
+    batch: pa.RecordBatch
+    source: str
+    split: str
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """Something to do behind the rows that were emitted before it."""
+
+    run: Callable[[], None]
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """Something for the operator with this index, then for those behind it, then for the exchanges.
+
+    Parameters
+    ----------
+    index
+        Whose turn it is.
+    call
+        What is called on an operator; it may emit.
+    then
+        What is called behind the last operator.
+    """
+
+    index: int
+    call: Callable[[Operator, Emit], None]
+    then: Callable[[], None]
+
+
+class StageOutput(Protocol):
+    """What takes the rows of an exchange, on the subtask's thread."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows. Does not block, also when there is no room."""
+
+    def ready(self) -> Future[None] | None:
+        """Return None if there is room, else a future that is done when there is."""
+
+    def on_watermark(self, timestamp_ms: int) -> None:
+        """Take the stage's watermark, in milliseconds."""
+
+    def on_idle(self) -> None:
+        """Let nobody wait for this subtask's watermark."""
+
+    def on_active(self) -> None:
+        """Let them wait again."""
+
+    def on_ended(self) -> None:
+        """Say that no rows follow."""
+
+
+class StageChain:
+    """The pipeline of one subtask. All methods are called on the mailbox thread.
+
+    Parameters
+    ----------
+    definition
+        The query.
+    context
+        The subtask's; each part gets it with its own uid.
+    items
+        By uid: the list state to restore.
+    stage
+        The number of the stage.
+    keyed
+        By uid of operator: the keyed state to restore.
+    outputs
+        By uid: what takes the rows of the exchanges that the stage produces.
+    clock_ms
+        A monotonic time in milliseconds, by which calls are measured.
+    """
+
+    def __init__(
+        self,
+        definition: QueryDefinition,
+        context: OperatorContext,
+        items: Mapping[str, Sequence[bytes]],
+        *,
+        stage: int = 0,
+        keyed: Mapping[str, Sequence[RestoredChunk]] | None = None,
+        outputs: Mapping[str, StageOutput] | None = None,
+        clock_ms: Callable[[], float] = lambda: time.perf_counter() * 1000,
+    ) -> None:
+        graph, self._stage = definition.graph, definition.graph.stages[stage]
+        self._definition = definition
+        self._context = context
+        self._items = items
+        self._keyed = keyed or {}
+        self._outputs = dict(outputs or {})
+        self._clock_ms = clock_ms
+        # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
+        self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in self._stage.operators}
+        self._feeds = self._stage.feeds
+        schemas = {source.uid: source.schema for source in self._stage.sources}
+        self._rows_in = dict.fromkeys(schemas, 0)
+        self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
+        schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
+        self._watermarks = WatermarkFlow(schemas, told_to_all=filter(graph.is_told_to_all, self._stage.inputs))
+        self._told_ms: int | None = None  # the watermark that went through the operators last
+        self._told_idle = False
+        longest_trial_ms = min(LONGEST_TRIAL_MS, definition.options["task.stuck.timeout"] / 4)
+        self._slices = {
+            uid: SliceController(longest_trial_ms=longest_trial_ms)
+            for uid in (*self._operators, *self._outputs, SINK_UID)
+        }
+        self._figures = {uid: OperatorFigures() for uid in (*self._operators, *self._outputs, SINK_UID)}
+        self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
+        self._waiting: deque[_Rows | _Note | _Step] = deque()
+        self._opened: list[Operator] = []
+        self._writers: dict[str, SinkWriter] = {}
+        self._skipped = 0
+        self._bad_rows = 0
+        self.position_of: Callable[[str, str], str | None] = lambda source, split: None
+        """Tells the position of a source's split, as text, for the sink of bad records."""
+
+    def input(self, uid: str) -> ChainInput:
+        """Return what takes the rows and watermarks of a source."""
+        return self._inputs[uid]
+
+    def event_time_operator(self, source: str) -> str | None:
+        """Return the uid of the operator that finds a source's event times; None: they are in its own columns."""
+        return self._event_time_operators[source]
+
+    def open(self) -> None:
+        """Open everything at once: `open_in_steps`."""
+        for _ in self.open_in_steps():
+            pass
+
+    def open_in_steps(self) -> Iterator[None]:
+        """Open the operators and the sinks' writers, with their state, in steps between which letters may be handled.
+
+        What is open already is closed by `close`.
+
+        Raises
+        ------
+        UserFunctionError
+            An ``open()`` of the user's raised.
+        """
+        definition, late = self._definition, self._definition.late_rows
+        for uid, operator in self._operators.items():
+            self._opened.append(operator)
+            try:
+                if isinstance(operator, KeyedOperator) and late is not None and late.uid == uid:
+                    operator.on_late = self._write_late
+                operator.open(self._context_of(uid), self._items.get(uid, ()))
+                if isinstance(operator, KeyedOperator):
+                    yield from operator.restore_in_steps(self._keyed.get(uid, ()))
+            except Exception as error:
+                raise bad_records.explain(error, self._call(uid, "", "")) from error
+        sinks = [(SINK_UID, definition.sink, definition.graph.schema)] if self._stage.has_sink else []
+        if definition.bad_records_sink is not None:
+            sinks.append((BAD_RECORDS_UID, definition.bad_records_sink, bad_records.SCHEMA))
+        if late is not None and late.uid in self._operators:
+            sinks.append((LATE_ROWS_UID, late.sink, late.schema))
+        for uid, sink, schema in sinks:
+            self._writers[uid] = sink.create_writer(self._context_of(uid), schema, self._items.get(uid, ()))
+
+    def ready(self) -> Future[None] | None:
+        """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
+        return self._first_full((*self._writers.values(), *self._outputs.values()))
+
+    def entry_rows(self, uid: str) -> int:
+        """Return how many rows of an input make one slice."""
+        return min(self._slices[each].rows for each in self._feeds[uid])
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something for `process_some`."""
+        return bool(self._waiting)
+
+    def process_some(self, *, overdraft: bool = False) -> bool:
+        """Take on what waits, about `LETTER_MS` and at most one slice longer; return whether there was anything.
+
+        ``overdraft``: a snapshot waits for it; the room of exchanges does not matter, that of sinks does.
+
+        Raises
+        ------
+        HeadgateError
+            A function failed, and bad records are not to be skipped; or the sink did.
+        """
+        if not self._waiting:
+            return False
+        began_ms = self._clock_ms()
+        while self._waiting:
+            self._step(self._waiting.popleft())
+            if self._clock_ms() - began_ms >= LETTER_MS:
+                break
+            if (self._first_full(self._writers.values()) if overdraft else self.ready()) is not None:
+                break
+        return True
+
+    def sinks_ready(self) -> Future[None] | None:
+        """Return None if the sinks have room, else a future that is done when they do."""
+        return self._first_full(self._writers.values())
+
+    def end_input(self) -> None:
+        """Let each operator emit what it holds, behind what waits; `process_some` does it."""
+        # What waits may queue watermarks when its turn comes, the final one too: the end is behind those as well.
+        end = _Step(0, lambda operator, emit: operator.end_input(emit), self._tell_end)
+        self.take_note(lambda: self._waiting.append(end))
+
+    def prepare_snapshot(self) -> None:
+        """Let each operator emit what is to stand before the barrier, behind what waits; `process_some` does it."""
+        self._waiting.append(_Step(0, lambda operator, emit: operator.prepare_snapshot(emit), lambda: None))
+
+    def due_ms(self) -> int | None:
+        """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: not by itself."""
+        due = [each for operator in self._operators.values() if (each := operator.due_ms()) is not None]
+        return min(due, default=None)
+
+    def process_time(self, now_ms: int) -> None:
+        """Tell the operators the time, behind what waits, in milliseconds since 1970-01-01 UTC."""
+        self._waiting.append(_Step(0, lambda operator, emit: operator.process_time(now_ms, emit), lambda: None))
+
+    def snapshot(self, checkpoint_id: int, *, final: bool) -> Future[dict[str, OperatorState]]:
+        """Return what belongs to a checkpoint, by uid, once it is safe. Nothing waits when this is called.
+
+        ``final``: no rows follow.
+        """
+        assert not self._waiting, f"{len(self._waiting)} slices wait: their rows would be in no checkpoint"
+        states = {uid: operator.snapshot(checkpoint_id) for uid, operator in self._operators.items()}
+        under_way = {uid: writer.prepare_commit(checkpoint_id, final=final) for uid, writer in self._writers.items()}
+        held = {uid: state for uid, state in states.items() if state is not None}
+        return _gathered(under_way, lambda safe: held | safe)
+
+    @property
+    def has_keyed_state(self) -> bool:
+        """Whether `snapshot_keyed` has anything to return."""
+        return any(isinstance(each, KeyedOperator) for each in self._operators.values())
+
+    def snapshot_keyed(self, checkpoint_id: int) -> dict[str, Sequence[KeyedChunk]]:
+        """Return the keyed state that belongs to a checkpoint, by uid; called right behind `snapshot`."""
+        keyed = {uid: each for uid, each in self._operators.items() if isinstance(each, KeyedOperator)}
+        return {uid: operator.snapshot_keyed(checkpoint_id) for uid, operator in keyed.items()}
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Tell operators and sinks that a checkpoint is durable."""
+        parts: list[Operator | SinkWriter] = [*self._operators.values(), *self._writers.values()]
+        for part in parts:
+            part.notify_checkpoint_complete(checkpoint_id)
+
+    def finish(self) -> Future[None] | None:
+        """Return a future that is done when the sinks published what is known complete; None: nothing is left."""
+        finishing = {uid: future for uid, writer in self._writers.items() if (future := writer.finish()) is not None}
+        return _gathered(finishing, lambda _: None) if finishing else None
+
+    def figures(self) -> ChainFigures:
+        """Return what was done since the deployment."""
+        rows_out = {SINK_UID: self._figures[SINK_UID].rows_in} if self._stage.has_sink else {}
+        if BAD_RECORDS_UID in self._writers:
+            rows_out[BAD_RECORDS_UID] = self._bad_rows
+        return ChainFigures(
+            rows_in=dict(self._rows_in),
+            rows_out=rows_out,
+            busy_ms={uid: round(each.busy_ms) for uid, each in self._figures.items()},
+            watermark_ms=self._watermarks.watermark_ms,
+            skipped=self._skipped,
+            late=sum(each.late_rows for each in self._operators.values() if isinstance(each, KeyedOperator)),
+            unpublished_ms={uid: waited for uid, each in self._writers.items() if (waited := each.unpublished_ms())},
+            operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
+        )
+
+    def close(self) -> None:
+        """Close everything, whatever raises. What is in no checkpoint is thrown away."""
+        self._waiting.clear()
+        parts: list[Operator | SinkWriter] = [*self._writers.values(), *self._opened]
+        self._writers, self._opened = {}, []
+        for part in parts:
+            try:
+                part.close()
+            except Exception:
+                _log.warning("closing %s of subtask %d failed", part, self._context.subtask, exc_info=True)
+
+    # For the inputs.
+
+    def take_rows(self, source: str, batch: pa.RecordBatch, split: str) -> None:
+        """Queue rows of a source, or of an exchange."""
+        if source in self._rows_in:
+            self._rows_in[source] += batch.num_rows
+        if batch.num_rows:
+            self._waiting.extend(_Rows(uid, batch, source, split) for uid in self._feeds[source])
+
+    def take_note(self, run: Callable[[], None]) -> None:
+        """Queue something to do behind the rows that came before it."""
+        self._waiting.append(_Note(run))
+
+    @property
+    def watermarks(self) -> WatermarkFlow:
+        """The watermarks of this subtask."""
+        return self._watermarks
+
+    def _first_full(self, outputs: Iterable[SinkWriter | StageOutput]) -> Future[None] | None:
+        for output in outputs:
+            room = output.ready()
+            if room is not None and not room.done():
+                return room
+        return None
+
+    def _step(self, item: _Rows | _Note | _Step) -> None:
+        match item:
+            case _Rows():
+                self._process(item)
+            case _Note(run=run):
+                run()
+                self._follow_watermarks()
+            case _Step():
+                self._next_operator(item)
+
+    def _follow_watermarks(self) -> None:
+        """Let the stage's watermark and idleness go on, if they moved."""
+        timestamp_ms, idle = self._watermarks.watermark_ms, self._watermarks.is_idle
+        if timestamp_ms is not None and (self._told_ms is None or timestamp_ms > self._told_ms):
+            self._told_ms = timestamp_ms
+            advanced = timestamp_ms
+
+            def tell() -> None:
+                for output in self._outputs.values():
+                    output.on_watermark(advanced)
+
+            self._waiting.appendleft(_Step(0, lambda operator, emit: operator.process_watermark(advanced, emit), tell))
+        if idle != self._told_idle:
+            self._told_idle = idle
+            for output in self._outputs.values():
+                (output.on_idle if idle else output.on_active)()
+
+    def _tell_end(self) -> None:
+        for output in self._outputs.values():
+            output.on_ended()
+
+    def _write_late(self, batch: pa.RecordBatch) -> None:
+        """Keep rows that came behind the watermark."""
+        self._writers[LATE_ROWS_UID].write(batch)
+
+    def _process(self, item: _Rows) -> None:
+        """Give the first rows of an item to its operator, and put what comes of them before what is left of it."""
+        slices = self._slices[item.uid]
+        rows = min(slices.rows, item.batch.num_rows)
+        if rows < item.batch.num_rows:
+            self._waiting.appendleft(msgspec.structs.replace(item, batch=item.batch.slice(rows)))
+            item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
+        began_ms = self._clock_ms()
+        if item.uid == SINK_UID:
+            self._writers[SINK_UID].write(item.batch)
+        elif item.uid in self._outputs:
+            self._outputs[item.uid].write(item.batch)
+        else:
+            emitted: list[tuple[pa.RecordBatch, str]] = []
+            try:
+                self._operators[item.uid].process(item.batch, item.split, _collector(emitted))
+            except Exception as error:
+                self._figures[item.uid].busy_ms += self._clock_ms() - began_ms
+                self._failed(item, error)
+                return
+            except SystemExit as error:  # sys.exit() of a function's would end the thread without a word
+                raise bad_records.explain(error, self._call(item.uid, item.source, item.split)) from error
+            self._feed(item.uid, emitted, item.source)
+            if self._event_time_operators.get(item.source) == item.uid:
+                self._tell_event_times(item)
+        took_ms = self._clock_ms() - began_ms
+        slices.took(rows, took_ms)
+        figures = self._figures[item.uid]
+        figures.rows_in += rows
+        figures.busy_ms += took_ms
+
+    def _tell_event_times(self, item: _Rows) -> None:
+        """Tell the output of a source that rows passed. What follows of it is queued behind all that waits."""
+        operator = self._operators[item.uid]
+        assert isinstance(operator, WithWatermark)
+        self._inputs[item.source].rows_passed(item.split, operator.highest_event_time_ms(item.batch))
+
+    def _feed(self, uid: str, emitted: Sequence[tuple[pa.RecordBatch, str]], source: str) -> None:
+        """Put rows that an operator emitted before everything else that waits, in their order."""
+        self._figures[uid].rows_out += sum(batch.num_rows for batch, _ in emitted)
+        items = [
+            _Rows(to, batch, source, split) for batch, split in emitted if batch.num_rows for to in self._feeds[uid]
+        ]
+        self._waiting.extendleft(reversed(items))
+
+    def _failed(self, item: _Rows, error: Exception) -> None:
+        call = self._call(item.uid, item.source, item.split)
+        once = isinstance(self._operators[item.uid], KeyedOperator)
+        if once or self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
+            raise bad_records.explain(error, call, can_be_skipped=not once) from error
+        rows = item.batch.num_rows
+        if rows > 1:
+            halves = (item.batch.slice(0, rows // 2), item.batch.slice(rows // 2))
+            self._waiting.extendleft(msgspec.structs.replace(item, batch=half) for half in reversed(halves))
+            return
+        self._skipped += 1
+        self._figures[item.uid].rows_in += 1
+        if BAD_RECORDS_UID in self._writers:
+            position = self.position_of(item.source, item.split)
+            self._writers[BAD_RECORDS_UID].write(bad_records.describe(item.batch, error, call, position))
+            self._bad_rows += 1
+
+    def _next_operator(self, step: _Step) -> None:
+        operators = list(self._operators.items())
+        if step.index == len(operators):
+            step.then()
+            return
+        uid, operator = operators[step.index]
+        emitted: list[tuple[pa.RecordBatch, str]] = []
+        began_ms = self._clock_ms()
+        try:
+            step.call(operator, _collector(emitted))
+        except Exception as error:
+            raise bad_records.explain(error, self._call(uid, "", "")) from error
+        self._figures[uid].busy_ms += self._clock_ms() - began_ms
+        self._waiting.appendleft(msgspec.structs.replace(step, index=step.index + 1))
+        self._feed(uid, emitted, "")
+
+    def _context_of(self, uid: str) -> OperatorContext:
+        subtask = self._context.subtask
+        if uid == BAD_RECORDS_UID:  # which every stage writes to: files are named after the subtask
+            subtask += self._stage.number * self._context.max_parallelism
+        spill_folder = self._context.spill_folder and os.path.join(self._context.spill_folder, "operators", uid)
+        return msgspec.structs.replace(self._context, uid=uid, subtask=subtask, spill_folder=spill_folder)
+
+    def _call(self, uid: str, source: str, split: str) -> bad_records.FailedCall:
+        function = getattr(self._operators[uid], "function", type(self._operators[uid]).__name__)
+        return bad_records.FailedCall(
+            operator=uid, function=function, subtask=self._context.subtask, source=source, split=split
+        )
+
+
+class ChainInput:
+    """Where a source's output goes: a `headgate.task.outputs.Downstream`."""
+
+    def __init__(self, chain: StageChain, uid: str, schema: pa.Schema) -> None:
+        self._chain = chain
+        self._uid = uid
+        self._schema = schema
+        self.rows_passed: Callable[[str, int | None], None] = lambda split_id, max_event_time_ms: None
+        """Told of rows that passed the operator behind which the source's event times are found."""
+
+    def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
+        """Take rows of a split.
+
+        Raises
+        ------
+        ConnectorContractError
+            They are not what the source was asked for.
+        """
+        try:
+            batch = conform(batch, self._schema)
+        except MisfitError as error:
+            raise ConnectorContractError(
+                f"The source {self._uid} emitted a batch that does not fit its schema: {error}.",
+                connector=self._uid, method="emit_batch", split=split_id,
+            ) from error  # fmt: skip
+        self._chain.take_rows(self._uid, batch, split_id)
+
+    def on_watermark(self, timestamp_ms: int) -> None:
+        """Take the source's watermark, in milliseconds."""
+        self._chain.take_note(lambda: self._chain.watermarks.on_watermark(self._uid, timestamp_ms))
+
+    def on_idle(self) -> None:
+        """Wait no longer for this source."""
+        self._chain.take_note(lambda: self._chain.watermarks.on_idle(self._uid))
+
+    def on_active(self) -> None:
+        """Wait for this source again."""
+        self._chain.take_note(lambda: self._chain.watermarks.on_active(self._uid))
+
+    def behind_rows(self, run: Callable[[], None]) -> None:
+        """Run something behind the rows that were taken before."""
+        self._chain.take_note(run)
+
+
+def _collector(emitted: list[tuple[pa.RecordBatch, str]]) -> Callable[[pa.RecordBatch, str], None]:
+    return lambda batch, split_id: emitted.append((batch, split_id))
+
+
+def _gathered(under_way: Mapping[str, Future[ArrivedT]], made: Callable[[dict[str, ArrivedT]], MadeT]) -> Future[MadeT]:
+    """Return a future of what is made of all results, which fails with the first that does.
+
+    Any thread may complete it.
+    """
+    gathered: Future[MadeT] = Future()
+    if not under_way:
+        gathered.set_result(made({}))
+    lock = threading.Lock()
+    results: dict[str, ArrivedT] = {}  # guarded by lock, as is failed
+    failed = False
+
+    def arrived(uid: str, future: Future[ArrivedT]) -> None:
+        nonlocal failed
+        error = future.exception()
+        with lock:
+            if failed:
+                return
+            failed = error is not None
+            if error is None:
+                results[uid] = future.result()
+            complete = len(results) == len(under_way)
+        if error is not None:
+            gathered.set_exception(error)
+        elif complete:
+            gathered.set_result(made(results))
+
+    for uid, future in under_way.items():
+        future.add_done_callback(partial(arrived, uid))
+    return gathered

@@ -1,0 +1,594 @@
+"""One execution of a subtask: readers with their outputs, the chain, exchanges, and the sink's writer.
+
+Never: decide what is next (`headgate.task.task_loop` does), or touch any of it on another thread than the subtask's.
+
+A batch that a reader emitted is cut into slices, which wait in the chain; the reader's position is after them already.
+After exchanges there is a gate instead of readers (`headgate.runtime.input_exchanges`): it holds what is left of a
+buffer, so that a snapshot waits for one slice at most.
+
+Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-547.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol, assert_never
+
+import pyarrow as pa
+
+from headgate.errors import HeadgateError, TransportError
+from headgate.graph.query_options import checkpoints_during_recovery
+from headgate.protocol import messages as msg
+from headgate.protocol.channels import Barrier, Buffer, ChannelId
+from headgate.protocol.state import OperatorState, RecoveredChannel, SplitState, SubtaskState
+from headgate.readers import SourceReaderBase
+from headgate.runtime.chain import LETTER_MS, StageChain
+from headgate.runtime.execution_context import ExecutionContext
+from headgate.runtime.input_exchanges import InputExchanges
+from headgate.runtime.mailbox import Letter
+from headgate.runtime.output_exchange import OutputExchange
+from headgate.runtime.restored import read_rows, recovered_input, restored_chunks
+from headgate.runtime.snapshot_parts import StoredRows
+from headgate.runtime.snapshots import SafeSnapshot, Snapshots
+from headgate.runtime.source_input import MOST_POSITIONS, SourceInput, positions_of
+from headgate.task import subtask as machine
+from headgate.task import task_loop as loop
+
+_log = logging.getLogger(__name__)
+
+POSITIONS_PERIOD_MS = 1000
+"""How often positions of splits are looked at for progress, which takes the subtask's thread's time."""
+_BROKEN_PATIENCE_MS = 5000
+"""How long a subtask whose link broke waits to be cancelled before it fails: it is seldom the cause."""
+
+
+class ExecutionUser(Protocol):
+    """Who runs an execution; called on the subtask's thread."""
+
+    def handle(self, event: machine.Event) -> None:
+        """Give an event to the subtask machine."""
+
+    def post(self, message: msg.FromSlot) -> None:
+        """Send a message to the coordinator."""
+
+
+class Execution:
+    """What one deployment holds.
+
+    Parameters
+    ----------
+    context
+        What it is made of.
+    operators
+        By uid of operator and sink: the state that the checkpoint holds for this subtask.
+    user
+        Who runs it.
+    """
+
+    def __init__(self, context: ExecutionContext, operators: Mapping[str, OperatorState], user: ExecutionUser) -> None:
+        self.context = context
+        self.number = context.number
+        self.is_over = False
+        """Whether it is closed, or being closed."""
+        self.called: str | None = None
+        """The source whose reader is being called, or raised."""
+        self._user = user
+        self._stage = context.stage
+        self._loop = loop.TaskLoop(source.uid for source in self._stage.sources)
+        self._opening: Iterator[None] | None = self._open_in_steps(operators)
+        self._located: msg.SlotsLocated | None = None  # came before the gate was there
+        self._recovers_first = False
+        self._rows_to_recover = False
+        self._suspended = context.deployed.suspended
+        self._finishing = False
+        self._timer_ms: int | None = None  # when the timer of exchanges is due
+        self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
+        self._awaited: list[Future[None]] = []  # the room that is waited for
+        self._looked_ms: int | None = None  # when positions were reported last
+        self.inputs: dict[str, SourceInput] = {}
+        self._outputs: dict[str, OutputExchange] = {}
+        self._gate: InputExchanges | None = None
+        self._chain: StageChain | None = None
+        self._snapshots: Snapshots | None = None
+
+    # Opening.
+
+    def _open_in_steps(self, operators: Mapping[str, OperatorState]) -> Iterator[None]:
+        """Make readers, operators and sink, with the state of a checkpoint, in steps well below a second each."""
+        context = self.context
+        items = {uid: [context.bytes_of(item) for item in state.items] for uid, state in operators.items()}
+        self._open_outputs()
+        restore = context.deployed.restore or SubtaskState()
+        keyed = {uid: restored_chunks(context, uid, state) for uid, state in restore.keyed.items()}
+        self._chain = chain = StageChain(
+            context.definition,
+            context.operator(),
+            items,
+            stage=context.deployed.stage,
+            keyed=keyed,
+            outputs=self._outputs,
+        )
+        yield from chain.open_in_steps()
+        chain.position_of = self._position_of
+        for source in self._stage.sources:
+            self.inputs[source.uid] = SourceInput(context, source, chain, self)
+            self.inputs[source.uid].start()
+        self._snapshots = Snapshots(
+            context,
+            has_gate=bool(self._stage.inputs) and not self._suspended,
+            has_keyed_state=chain.has_keyed_state,
+            on_safe=self._on_safe,
+        )
+        self._open_gate()
+        if self._located is not None:
+            self.connect(self._located)
+
+    def _open_outputs(self) -> None:
+        context = self.context
+        for uid, exchange in self._stage.outputs.items():
+            self._outputs[uid] = OutputExchange(
+                uid,
+                exchange,
+                context.place.slot,
+                context.neighbours(exchange),
+                context.deployed.generation,
+                context.partitioner(exchange),
+                context.definition.options["exchange.buffer-timeout"],
+                context.plane,
+                context.mailbox,
+                context.now_ms,
+                on_stored=partial(self._on_output_stored, uid),
+                on_broken=self.on_broken,
+            )
+
+    def _open_gate(self) -> None:
+        """Make the gate, and recover what is recovered on this side."""
+        context, options = self.context, self.context.definition.options
+        deployed = context.deployed
+        if self._suspended:
+            return
+        on_downstream = bool(options["execution.checkpointing.unaligned.recover-output-on-downstream.enabled"])
+        from_producers = not on_downstream and deployed.checkpoint_id > 0
+        waits = not checkpoints_during_recovery(options) and deployed.checkpoint_id > 0
+        if self._stage.inputs:
+            recovered = [each for each in deployed.recovered if each.state.exchange in self._stage.inputs]
+            self._gate = self._make_gate(recovered, producers_recover=from_producers)
+            self._rows_to_recover = bool(recovered or from_producers)
+            self._recovers_first = waits and self._rows_to_recover
+            self._gate.start()
+        if from_producers and self._outputs:
+            self._emit_recovered([each for each in deployed.recovered if each.state.exchange in self._outputs])
+            self._recovers_first = self._recovers_first or waits
+
+    def _make_gate(self, recovered: Sequence[RecoveredChannel], *, producers_recover: bool) -> InputExchanges:
+        context, inputs = self.context, self._stage.inputs
+        partitioners = {uid: context.partitioner(exchange) for uid, exchange in inputs.items()}
+        graph = context.definition.graph
+        return InputExchanges(
+            context.place.slot,
+            {uid: context.neighbours(exchange) for uid, exchange in inputs.items()},
+            inputs,
+            partitioners,
+            context.deployed.generation,
+            context.plane,
+            context.mailbox,
+            context.now_ms,
+            self,
+            [recovered_input(context, each, partitioners[each.state.exchange]) for each in recovered],
+            [f"{each}/channels" for each in context.spill_folders],
+            producers_recover=producers_recover,
+            relocated=context.deployed.relocated,
+            idle_together=frozenset(uid for uid in inputs if graph.idles_together(graph.stage_of(uid))),
+        )
+
+    def _emit_recovered(self, recovered: Sequence[RecoveredChannel]) -> None:
+        for each in recovered:
+            for batch in read_rows(self.context, each.state):
+                buffer = Buffer(batch, batch.num_rows, batch.nbytes, unfiltered=each.filtered)
+                self._outputs[each.state.exchange].emit_recovered(each.channel, buffer)
+        for output in self._outputs.values():
+            output.end_recovered()
+
+    def open_more(self) -> None:
+        """Open some more of it. Mail is handled in between, however much there is."""
+        assert self._opening is not None
+        began_s = time.monotonic()
+        for _ in self._opening:
+            if (time.monotonic() - began_s) * 1000 >= LETTER_MS:
+                return
+        self._opening = None
+        self._handle(loop.ExecutionOpened(self._recovers_first, self._rows_to_recover))
+
+    def connect(self, located: msg.SlotsLocated) -> None:
+        """Connect the channels that this subtask consumes."""
+        self._located = located
+        if self._gate is not None and located.generation == self.context.deployed.generation:
+            self._gate.connect(located.addresses)
+
+    # What is ordered.
+
+    def note_barrier(self, barrier: Barrier) -> None:
+        """Remember a barrier, of which the subtask machine orders the snapshot."""
+        if self._snapshots is not None:
+            self._snapshots.barriers[barrier.checkpoint_id] = barrier
+
+    def order(self, order: loop.Order) -> None:
+        """Carry an order out: at once, or after the snapshot that was ordered before."""
+        self._handle(loop.Ordered(order))
+
+    def give_up(self, checkpoint_id: int) -> None:
+        """Forget a checkpoint that will not complete."""
+        if self._snapshots is not None:
+            self._snapshots.give_up(checkpoint_id)
+        if self.context.services.uploader is not None:
+            self.context.services.uploader.give_up(checkpoint_id)
+        if self._gate is not None:
+            self._gate.give_up(checkpoint_id)
+        for output in self._outputs.values():
+            output.give_up(checkpoint_id)
+        self._handle(loop.CheckpointGivenUp(checkpoint_id))
+
+    def step(self, now_ms: int) -> bool:
+        """Do the next piece of work; return whether there was one."""
+        try:
+            return self._step(now_ms)
+        finally:
+            self._arm_timers()
+
+    def _step(self, now_ms: int) -> bool:
+        if self._opening is not None:
+            return self._handle(loop.OpeningContinues())
+        if self._chain is None:
+            return False
+        room, blocked = self._room()
+        barrier_waits = self._gate is not None and self._gate.waits_for_aligned
+        if self._chain.waits:
+            busy = self._handle(loop.RowsWait(room, barrier_waits))
+        else:
+            for each in self.inputs.values():
+                each.align()  # what event times that an operator found gave rise to
+            outputs_empty = not self._recovers_first or all(each.is_empty for each in self._outputs.values())
+            busy = self._handle(loop.ChainEmpty(room, barrier_waits, outputs_empty))
+        if not busy:
+            self._await(blocked)
+        return busy
+
+    def _room(self) -> tuple[loop.Room, list[Future[None]]]:
+        """Return who takes rows, and the futures of the room that others have not."""
+        assert self._chain is not None
+        ready = self._chain.ready()
+        if ready is None or ready.done():
+            return loop.Room.ALL, []
+        sinks = self._chain.sinks_ready()
+        if sinks is None or sinks.done():
+            return loop.Room.SINKS, [ready]
+        return loop.Room.NOBODY, [ready, sinks]
+
+    def _await(self, blocked: list[Future[None]]) -> None:
+        """Have the mailbox wake this thread when there is room."""
+        self._awaited = [each for each in self._awaited if not each.done()]
+        for room in blocked:
+            if not any(room is each for each in self._awaited):
+                self._awaited.append(room)
+                room.add_done_callback(lambda _: self.context.mailbox.post(Letter(lambda: None)))
+
+    def _handle(self, event: loop.Event) -> bool:
+        """Carry out what the loop decides; return whether that was work."""
+        busy = False
+        for action in self._loop.handle(event, self.context.now_ms()):
+            busy = self._carry_out(action) or busy
+        return busy
+
+    def _carry_out(self, action: loop.Action) -> bool:
+        chain = self._chain
+        match action:
+            case loop.OpenMore():
+                self.open_more()
+                return True
+            case loop.SetReadable(readable=readable):
+                self._set_readable(readable)
+                return False
+            case loop.CarryOut(order=order):
+                self._carry_out_order(order)
+                return True
+        assert chain is not None
+        match action:
+            case loop.Process(overdraft=overdraft):
+                chain.process_some(overdraft=overdraft)
+            case loop.Poll(source=source, overdraft=overdraft):
+                if source is None:
+                    return self._gate is not None and self._gate.poll(overdraft=overdraft)
+                status = self.inputs[source].poll(self.context.now_ms())
+                self._handle(loop.SourcePolled(source, status))
+            case loop.PrepareSnapshot():
+                chain.prepare_snapshot()
+            case loop.Snapshot(order=order):
+                self._take_snapshot(order)
+            case loop.DrainInput():
+                self._end_input()
+            case loop.EndInput():
+                self._end_input()
+                self._user.handle(machine.AllInputEnded())
+            case loop.ReportOpened():
+                self._recovers_first = False
+                self._user.handle(machine.OperatorsOpened())
+            case _:
+                assert_never(action)
+        return True
+
+    def _carry_out_order(self, order: loop.Order) -> None:
+        match order:
+            case machine.AddSplits(source=uid, splits=splits):
+                self.inputs[uid].add_splits(splits)
+            case machine.TellNoMoreSplits(source=uid):
+                self.inputs[uid].notify_no_more_splits()
+            case machine.HandEvent(source=uid, payload=payload):
+                self.inputs[uid].handle_event(payload)
+            case machine.SetUnassigned(source=uid, event_time_ms=event_time_ms):
+                self.inputs[uid].set_unassigned(event_time_ms)
+            case machine.Announce(source=uid, max_watermark_ms=max_watermark_ms, others_ms=others_ms):
+                self.inputs[uid].announce(max_watermark_ms, others_ms)
+            case machine.NotifyOperators(checkpoint_id=checkpoint_id):
+                self._notify_checkpoint_complete(checkpoint_id)
+            case machine.StartReading() | machine.ResumeReading() | machine.TakeSnapshot():
+                raise AssertionError("the loop carries these out by itself")
+            case _:
+                assert_never(order)
+
+    def _end_input(self) -> None:
+        assert self._chain is not None
+        for each in self.inputs.values():
+            each.output.end_input()
+        self._chain.end_input()
+
+    def _set_readable(self, readable: bool) -> None:
+        """Let the idleness clocks of splits run unless rows are not wanted, because of back pressure above all."""
+        now_ms = self.context.now_ms()
+        for each in self.inputs.values():
+            if not each.output.ended:
+                (each.output.unblock if readable else each.output.block)(now_ms)
+
+    def _notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        assert self._chain is not None
+        for each in self.inputs.values():
+            each.notify_checkpoint_complete(checkpoint_id)
+        self._chain.notify_checkpoint_complete(checkpoint_id)
+
+    # Snapshots.
+
+    def _take_snapshot(self, order: machine.TakeSnapshot) -> None:
+        assert self._chain is not None and self._snapshots is not None
+        checkpoint_id = order.checkpoint_id
+        splits = {uid: each.snapshot(checkpoint_id) for uid, each in self.inputs.items()}
+        final = self._loop.has_ended
+        operators = self._chain.snapshot(checkpoint_id, final=final)
+        keyed = self._chain.snapshot_keyed(checkpoint_id)
+        barrier = self._snapshots.take(checkpoint_id, splits, self._looked_ms, operators, keyed)
+        for output in self._outputs.values():
+            assert barrier is not None, f"no barrier of checkpoint {checkpoint_id} came"
+            output.barrier(barrier)
+
+    def _on_safe(self, checkpoint_id: int, made: SafeSnapshot | BaseException) -> None:
+        if self.is_over:
+            return
+        assert self._chain is not None
+        if isinstance(made, BaseException):
+            self._chain.ready()  # raises where the sink is broken for good: then the subtask fails, with its error
+            _log.warning("subtask %d declines checkpoint %d: %s", self.context.place.slot, checkpoint_id, made)
+            self._user.handle(machine.SnapshotFailed(checkpoint_id, f"{type(made).__name__}: {made}"))
+            return
+        self._user.post(self.progress(made.splits if self._looked_ms == made.looked_ms else None))
+        self._user.handle(machine.SnapshotMade(checkpoint_id, made.splits, made.operators, made.keyed, made.channels))
+
+    def _on_output_stored(self, uid: str, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[Buffer]]) -> None:
+        assert self._snapshots is not None
+        self._snapshots.store_output(uid, checkpoint_id, channels)
+
+    # What readers report (`InputUser`).
+
+    def handle(self, event: machine.Event) -> None:
+        """See `InputUser`."""
+        self._user.handle(event)
+
+    def on_source_available(self, source: str) -> None:
+        """See `InputUser`."""
+        self._handle(loop.SourceAvailable(source))
+
+    def on_source_paused(self, source: str, paused: bool) -> None:
+        """See `InputUser`."""
+        self._handle(loop.SourcePaused(source, paused))
+
+    # What the gate and the links report (`GateUser`).
+
+    def entry_rows(self, exchange: str) -> int:
+        """See `GateUser`."""
+        assert self._chain is not None
+        return self._chain.entry_rows(exchange)
+
+    def on_rows(self, exchange: str, batch: pa.RecordBatch) -> None:
+        """See `GateUser`."""
+        assert self._chain is not None
+        self._chain.take_rows(exchange, batch, "")
+
+    def on_watermark(self, exchange: str, timestamp_ms: int) -> None:
+        """See `GateUser`."""
+        assert self._chain is not None
+        self._chain.input(exchange).on_watermark(timestamp_ms)
+
+    def on_idle(self, exchange: str) -> None:
+        """See `GateUser`."""
+        assert self._chain is not None
+        self._chain.input(exchange).on_idle()
+
+    def on_active(self, exchange: str) -> None:
+        """See `GateUser`."""
+        assert self._chain is not None
+        self._chain.input(exchange).on_active()
+
+    def on_inputs_ended(self) -> None:
+        """See `GateUser`."""
+        self._handle(loop.InputsEnded())
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        """See `GateUser`."""
+        self.note_barrier(barrier)
+        trigger = msg.TriggerCheckpoint(
+            stage=self.context.deployed.stage,
+            execution=self.number,
+            checkpoint_id=barrier.checkpoint_id,
+            kind=barrier.kind,
+            location=barrier.location,
+            unaligned=barrier.unaligned,
+            alignment_timeout_ms=barrier.alignment_timeout_ms,
+        )
+        self._user.handle(machine.LetterCame(trigger))
+
+    def on_recovered(self) -> None:
+        """See `GateUser`."""
+        self._handle(loop.InputsRecovered())
+        self._user.post(msg.SubtaskRecovered(stage=self.context.deployed.stage, execution=self.number))
+
+    def on_input_stored(
+        self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[StoredRows]], relocated: frozenset[str]
+    ) -> None:
+        """See `GateUser`."""
+        assert self._snapshots is not None
+        self._snapshots.store_input(checkpoint_id, channels, relocated)
+
+    def on_broken(self, error: TransportError) -> None:
+        """Fail, unless the coordinator has found out why within a while: the other side may have failed, or ended."""
+        if not (self._loop.has_ended or self._suspended):
+            self.context.mailbox.run_after(_BROKEN_PATIENCE_MS, Letter(lambda: self._fail_broken(error)))
+
+    def _fail_broken(self, error: TransportError) -> None:
+        if not (self.is_over or self._loop.has_ended or self._finishing):
+            raise error
+
+    # Timers.
+
+    def _on_exchange_time(self) -> None:
+        self._timer_ms = None
+        if self.is_over:
+            return
+        for output in self._outputs.values():
+            output.on_time()
+        if self._gate is not None:
+            self._gate.on_time()
+
+    def _on_clock_time(self) -> None:
+        self._clock_timer_ms = None
+        if self.is_over or self._chain is None:
+            return
+        now_ms, due_ms = _wall_clock_ms(), self._chain.due_ms()
+        if due_ms is not None and now_ms >= due_ms and self._loop.has_started and not self._loop.has_ended:
+            self._chain.process_time(now_ms)
+
+    def _arm_timers(self) -> None:
+        """Have the timers of exchanges and operators run when they are due."""
+        if self.is_over:
+            return
+        mailbox, now_ms = self.context.mailbox, self.context.now_ms()
+        parts = (*self._outputs.values(), *(() if self._gate is None else (self._gate,)))
+        due_ms = min((due for each in parts if (due := each.due_ms()) is not None), default=None)
+        if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
+            self._timer_ms = due_ms
+            mailbox.run_after(max(0, due_ms - now_ms), Letter(self._on_exchange_time))
+        chain, wanted_ms = self._chain, None
+        if chain is not None and self._loop.reads and not chain.waits:
+            wanted_ms = chain.due_ms()  # while rows wait, an operator may not have been given the time yet
+        if wanted_ms is not None and (self._clock_timer_ms is None or wanted_ms < self._clock_timer_ms):
+            self._clock_timer_ms = wanted_ms
+            mailbox.run_after(max(0, wanted_ms - _wall_clock_ms()), Letter(self._on_clock_time))
+
+    # Figures and ends.
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there are figures to report."""
+        return self._loop.has_started
+
+    def progress(self, splits: Mapping[str, tuple[SplitState, ...]] | None = None) -> msg.SubtaskProgress:
+        """Return the figures since the deployment, and now and then where the splits are.
+
+        ``splits`` is where a snapshot found them, if nothing newer was reported since.
+        """
+        assert self._chain is not None
+        figures = self._chain.figures()
+        now_ms = self.context.now_ms()
+        known: dict[str, tuple[int, dict[str, bytes]]] = {}
+        event_times: dict[str, dict[str, msg.SplitEventTime]] = {}
+        if splits is not None:
+            known = {uid: positions_of(of_source) for uid, of_source in splits.items()}
+        elif self._looked_ms is None or now_ms - self._looked_ms >= POSITIONS_PERIOD_MS:
+            known = {uid: each.positions() for uid, each in self.inputs.items()}
+        if known:
+            self._looked_ms = now_ms
+            of_sources = {uid: each.output.event_times() for uid, each in self.inputs.items()}
+            event_times = {uid: found for uid, found in of_sources.items() if 0 < len(found) <= MOST_POSITIONS}
+        return msg.SubtaskProgress(
+            stage=self.context.deployed.stage,
+            execution=self.number,
+            rows_in=figures.rows_in,
+            rows_out=figures.rows_out,
+            splits={uid: count for uid, (count, _) in known.items()},
+            positions={uid: positions for uid, (_, positions) in known.items()},
+            busy_ms=figures.busy_ms,
+            watermark_ms=figures.watermark_ms,
+            event_times=event_times,
+            skipped=figures.skipped,
+            late=figures.late,
+            unpublished_ms=figures.unpublished_ms,
+            recovery=None if self._gate is None else self._gate.recovery_progress(),
+            troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
+        )
+
+    def facts_of(self, error: BaseException) -> dict[str, Any]:
+        """Return where this is, for an error's report: stage, subtask, and what was being read where known."""
+        facts: dict[str, Any] = {"stage": self.context.deployed.stage, "subtask": self.context.place.slot}
+        known = error.facts if isinstance(error, HeadgateError) else {}
+        source = known.get("source") if known.get("source") in self.inputs else self.called
+        if source is not None:
+            facts["source"] = source
+            facts["position"] = self._position_of(source, known.get("split", ""))
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def _position_of(self, source: str, split: str) -> str | None:
+        """Return the position of a split after the batch that its rows stand in, as text."""
+        position = self.inputs[source].position_of(split) if source in self.inputs else None
+        return None if position is None else position.decode(errors="replace")
+
+    def fetching_since(self) -> float | None:
+        """Return since when the oldest fetch blocks (monotonic seconds); None: none does. Any thread."""
+        readers = [each.reader for each in list(self.inputs.values())]
+        since = [reader.stuck_since() for reader in readers if isinstance(reader, SourceReaderBase)]
+        return min((each for each in since if each is not None), default=None)
+
+    def finish(self) -> Future[None] | None:
+        """Return a future that is done when the sinks have published what they owe; None: they owe nothing."""
+        self._finishing = True  # other slots may end before that
+        return None if self._chain is None else self._chain.finish()
+
+    def close(self) -> None:
+        """Close everything, whatever raises."""
+        self.is_over = True
+        closings: list[Callable[[], None]] = [each.reader.close for each in self.inputs.values()]
+        if self._gate is not None:
+            closings.append(self._gate.close)
+        closings += [output.close for output in self._outputs.values()]
+        if self._chain is not None:
+            closings.append(self._chain.close)
+        closings += [partial(shutil.rmtree, each, ignore_errors=True) for each in self.context.spill_folders]
+        for close in closings:
+            try:
+                close()
+            except Exception:
+                _log.warning("closing a part of subtask %d failed", self.context.place.slot, exc_info=True)
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,145 @@
+"""Where and as what an execution of a subtask runs: what its parts are made of.
+
+Never: hold anything that an execution opens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from headgate.checkpoint.state_uploader import StateUploader
+from headgate.graph.stage_graph import QueryDefinition, Stage
+from headgate.operators.exchange import Exchange, Partitioner
+from headgate.protocol import messages as msg
+from headgate.protocol.operator_context import OperatorContext
+from headgate.protocol.state import FileState, InlineState, StateHandle
+from headgate.runtime.mailbox import Mailbox
+from headgate.runtime.partitioners import partitioner_of
+from headgate.transport.data_plane import DataPlane
+
+
+class SlotPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a subtask runs: its names and numbers, for contexts and errors."""
+
+    run: int
+    slot: int
+    attempt: int
+    host: str
+    query_id: str
+    time_zone: str
+    checkpoint_location: str
+
+
+class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
+    """What the subtasks of a slot share.
+
+    Parameters
+    ----------
+    plane
+        Its data plane; None for a query without an exchange.
+    uploader
+        Stores keyed and channel state; None for a query without an exchange.
+    spill_folders
+        A folder on each local disk: operators use the first, and channel state the first that has room.
+    """
+
+    plane: DataPlane | None = None
+    uploader: StateUploader | None = None
+    spill_folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExecutionContext:
+    """What one execution is made of.
+
+    Parameters
+    ----------
+    definition
+        What the query does.
+    place, services
+        The slot's.
+    deployed
+        The order to deploy it.
+    mailbox
+        The subtask's.
+    now_ms
+        Reads the clock, in milliseconds.
+    read_state
+        Reads state that lies in a file of the checkpoint. Any thread.
+    """
+
+    definition: QueryDefinition
+    place: SlotPlace
+    services: SlotServices
+    deployed: msg.Deploy
+    mailbox: Mailbox
+    now_ms: Callable[[], int]
+    read_state: Callable[[FileState], bytes]
+
+    @property
+    def number(self) -> int:
+        """The execution."""
+        return self.deployed.execution
+
+    @property
+    def stage(self) -> Stage:
+        """What a subtask of the stage does."""
+        return self.definition.graph.stages[self.deployed.stage]
+
+    @property
+    def plane(self) -> DataPlane:
+        """The slot's data plane."""
+        assert self.services.plane is not None, "a slot of a query with an exchange has a data plane"
+        return self.services.plane
+
+    @property
+    def uploader(self) -> StateUploader:
+        """What stores the slot's keyed and channel state."""
+        assert self.services.uploader is not None, "a slot of a query with an exchange has an uploader"
+        return self.services.uploader
+
+    @property
+    def spill_folders(self) -> list[str]:
+        """A folder of the execution's own on each local disk; they may not exist yet."""
+        own = f"{self.deployed.stage}-{self.place.slot}-{self.number}"
+        return [os.path.join(each, own) for each in self.services.spill_folders]
+
+    def operator(self, uid: str = "") -> OperatorContext:
+        """Return what an operator may know."""
+        options = self.definition.options
+        return OperatorContext(
+            uid=uid,
+            subtask=self.place.slot,
+            parallelism=self.deployed.parallelism,
+            run=self.place.run,
+            attempt=self.place.attempt,
+            execution=self.number,
+            query_id=self.place.query_id,
+            options={"checkpointLocation": self.place.checkpoint_location},
+            max_parallelism=options["max-parallelism"],
+            time_zone=self.place.time_zone,
+            spill_folder=next(iter(self.spill_folders), ""),
+            memory_bytes=options["state.memory"],
+        )
+
+    def partitioner(self, exchange: Exchange) -> Partitioner:
+        """Return what says whose the rows of an exchange are."""
+        return partitioner_of(
+            exchange,
+            producer=self.place.slot,
+            parallelism=self.deployed.parallelism,
+            max_parallelism=self.definition.options["max-parallelism"],
+        )
+
+    def neighbours(self, exchange: Exchange) -> tuple[int, ...]:
+        """Return the subtasks at the other ends of an exchange."""
+        own = exchange.exchange_kind == "forward"
+        return (self.place.slot,) if own else tuple(range(self.deployed.parallelism))
+
+    def bytes_of(self, handle: StateHandle) -> bytes:
+        """Return the bytes of stored state. Any thread."""
+        return handle.data if isinstance(handle, InlineState) else self.read_state(handle)

@@ -1,0 +1,322 @@
+"""A slot: its stream to the coordinator, and the subtasks it runs.
+
+Never: decide (`SlotMachine` does), or end with an error because a user's function raised.
+
+The thread that calls `SlotRuntime.run` handles all events of the machine; a connection is made, and the one before it
+closed, on a thread of its own.
+
+Follows FLIP-27, "Where to run the enumerator".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from typing import Any, assert_never
+
+import msgspec
+
+from headgate.checkpoint.state_uploader import StateUploader
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.errors import HeadgateError
+from headgate.graph.stage_graph import QueryDefinition
+from headgate.protocol import messages as msg
+from headgate.runtime.execution_context import SlotPlace, SlotServices
+from headgate.runtime.mailbox import monotonic_ms
+from headgate.runtime.subtask_thread import SubtaskThread
+from headgate.runtime.watchdog import Watchdog
+from headgate.task import slot as machine
+from headgate.transport.address_file import read_address
+from headgate.transport.control_client import ControlClient
+from headgate.transport.data_plane import DataPlane
+from headgate.transport.endpoint import host_of
+from headgate.transport.options import TlsOptions
+from headgate.transport.sockets import address_in, address_towards
+from headgate.versions import Versions
+
+_log = logging.getLogger(__name__)
+
+ADDRESS_FILE = "coordinator"
+"""The name of the address file at the checkpoint location."""
+_MAX_WAIT_S = 1.0
+_TIME_TO_FINISH_S = 60.0
+_TIME_TO_CLOSE_S = 5.0
+_TIME_TO_SEND_S = 0.3
+"""How long a process that is about to end leaves its last letter to get out."""
+
+
+class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slot is told with Spark's task.
+
+    Parameters
+    ----------
+    run, query_id
+        Whose slot it is.
+    submission
+        Which submission of Spark's job this is; later ones fence earlier ones.
+    address
+        Where the coordinator is. When it is not there any longer, slots look into `ADDRESS_FILE` at the location.
+    data_network
+        The network in which slots listen for one another (CIDR); None: each at the address that its connection to the
+        coordinator comes from.
+    secret
+        The query's.
+    tls
+        How to encrypt, or None.
+    checkpoint_location
+        Where state that lies in files is read from, and the address file.
+    heartbeat_timeout_ms, stuck_timeout_ms
+        When a silent slot, and a subtask that makes no progress, is given up.
+    time_zone
+        For texts without one (an IANA name).
+    versions
+        The driver's.
+    """
+
+    run: int
+    query_id: str
+    submission: int
+    address: str
+    data_network: str | None
+    secret: str
+    tls: TlsOptions | None
+    checkpoint_location: str
+    heartbeat_timeout_ms: int
+    stuck_timeout_ms: int
+    time_zone: str
+    versions: Versions
+
+
+class SlotRuntime:
+    """Drives a `SlotMachine` and the subtasks of one slot."""
+
+    def __init__(self, settings: SlotSettings, definition: QueryDefinition, slot: int, attempt: int) -> None:
+        self._settings = settings
+        self._definition = definition
+        self._slot = slot
+        self._attempt = attempt
+        self._host = socket.gethostname()
+        self._parent = os.getppid()
+        self._storage = CheckpointStorage(settings.checkpoint_location)
+        self._inbox: queue.SimpleQueue[machine.Event] = queue.SimpleQueue()
+        self._services = self._open_services()
+        plane = self._services.plane
+        self._machine = machine.SlotMachine(
+            run=settings.run,
+            slot=slot,
+            attempt=attempt,
+            host=self._host,
+            pid=os.getpid(),
+            executor=os.environ.get("SPARK_EXECUTOR_DIRS", ""),
+            data_address="" if plane is None else plane.address,
+            heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+        )
+        self._runners: dict[int, SubtaskThread] = {}
+        self._exit: machine.ExitSlot | None = None
+        self._lock = threading.Lock()
+        # Guarded by _lock:
+        self._client: tuple[int, ControlClient] | None = None
+        self._ended = False
+        self._watchdog = Watchdog(
+            stuck_timeout_ms=settings.stuck_timeout_ms,
+            heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+            beat=self._end_with_the_executor,  # heartbeats are sent by the machine, on this slot's own thread
+            report=self._report_stuck,
+        )
+
+    def _open_services(self) -> SlotServices:
+        """Return what the subtasks share; nothing where no exchange needs it."""
+        settings = self._settings
+        if not self._definition.graph.exchanges:
+            return SlotServices()
+        coordinator = host_of(settings.address)
+        network = settings.data_network
+        host = address_towards(coordinator) if network is None else address_in(network)
+        folders = [
+            tempfile.mkdtemp(prefix=f"headgate-slot-{self._slot}-", dir=each) for each in _local_folders(self._slot)
+        ]
+        return SlotServices(
+            plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls, certified=coordinator),
+            uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
+            spill_folders=tuple(folders),
+        )
+
+    def run(self) -> None:
+        """Run until the machine orders the end.
+
+        Raises
+        ------
+        HeadgateError
+            The machine ended the slot for a reason: it is fenced, or the run is over.
+        """
+        self._watchdog.start()
+        self._handle(machine.SlotStarted())
+        try:
+            while self._exit is None:
+                self._handle(self._next_event())
+        finally:
+            self._close()
+        if self._exit.reason is not None:
+            raise HeadgateError(f"Slot {self._slot}, attempt {self._attempt}, ends: {self._exit.reason}.")
+
+    def _next_event(self) -> machine.Event:
+        due_ms = self._machine.next_time_ms()
+        wait_s = _MAX_WAIT_S if due_ms is None else min(_MAX_WAIT_S, (due_ms - monotonic_ms()) / 1000)
+        if wait_s <= 0:
+            return machine.SlotTimePassed()
+        try:
+            return self._inbox.get(timeout=wait_s)
+        except queue.Empty:
+            return machine.SlotTimePassed()
+
+    def _handle(self, event: machine.Event) -> None:
+        for action in self._machine.handle(event, monotonic_ms()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: machine.Action) -> None:
+        match action:
+            case machine.OpenStream(connection=connection):
+                threading.Thread(target=self._connect, args=(connection,), name="headgate-connect", daemon=True).start()
+            case machine.SendEnvelope(connection=connection, envelope=envelope):
+                with self._lock:
+                    to = self._client
+                if to is not None and to[0] == connection:
+                    to[1].send(envelope)
+            case machine.Deliver(letter=letter):
+                self._deliver(letter)
+            case machine.ExitSlot():
+                self._exit = action
+            case _:
+                assert_never(action)
+
+    def _connect(self, connection: int) -> None:
+        """Close the older connection and make a new one. What comes of it is told behind that it is open."""
+        settings = self._settings
+        told = threading.Event()
+
+        def tell(event: machine.Event) -> None:
+            told.wait()
+            self._inbox.put(event)
+
+        try:
+            self._close_client()
+            client = ControlClient(
+                self._look_up() if connection > 1 else settings.address,
+                settings.secret,
+                settings.tls,
+                on_letter=lambda envelope: tell(machine.EnvelopeReceived(connection, envelope)),
+                on_closed=lambda _: tell(machine.StreamBroken(connection)),
+            )
+        except Exception as error:  # whatever it is, the machine waits for an answer
+            _log.warning("slot %d cannot reach the coordinator: %s", self._slot, error)
+            self._inbox.put(machine.StreamBroken(connection))
+            told.set()
+            return
+        with self._lock:
+            self._client = (connection, client)
+            ended = self._ended
+        self._inbox.put(machine.StreamOpened(connection))
+        told.set()
+        if ended:
+            self._close_client()
+
+    def _close_client(self) -> None:
+        with self._lock:
+            superseded, self._client = self._client, None
+        if superseded is not None:
+            superseded[1].close()
+
+    def _look_up(self) -> str:
+        """Return where the coordinator is by now."""
+        store = self._storage.store
+        found = read_address(store.file_system, store.path(ADDRESS_FILE))
+        return self._settings.address if found is None or found.run != self._settings.run else found.address
+
+    def _deliver(self, letter: Any) -> None:
+        runner = self._runners.get(letter.stage)
+        if runner is None:
+            runner = self._runners[letter.stage] = self._new_runner(letter.stage)
+        runner.deliver(letter)
+
+    def _new_runner(self, stage: int) -> SubtaskThread:
+        place = SlotPlace(
+            run=self._settings.run,
+            slot=self._slot,
+            attempt=self._attempt,
+            host=self._host,
+            query_id=self._settings.query_id,
+            time_zone=self._settings.time_zone,
+            checkpoint_location=self._settings.checkpoint_location,
+        )
+        runner = SubtaskThread(
+            self._definition,
+            stage,
+            place,
+            post=lambda letter: self._inbox.put(machine.LetterPosted(letter)),
+            on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
+            read_state=self._storage.read_state,
+            services=self._services,
+        )
+        self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
+        self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
+        return runner
+
+    def _end_with_the_executor(self) -> None:
+        """End the process if Spark's daemon is gone, and the executor with it; on the watchdog's thread."""
+        if os.getppid() != self._parent:
+            _log.error("slot %d: its executor is gone; it ends", self._slot)
+            os._exit(1)
+
+    def _report_stuck(self, what: str, stacks: str) -> None:
+        """Tell the coordinator before the process ends; on the watchdog's thread."""
+        for stage, runner in list(self._runners.items()):
+            error = msg.ErrorReport(error_type="HeadgateError", message=what, traceback=stacks)
+            letter = msg.SubtaskFailed(stage=stage, execution=runner.number, error=error)
+            self._inbox.put(machine.LetterPosted(letter))
+        time.sleep(_TIME_TO_SEND_S)
+
+    def _close(self) -> None:
+        try:
+            if self._exit is not None and self._exit.reason is None:
+                self._finish()
+        finally:
+            self._watchdog.close()
+            deadline = time.monotonic() + _TIME_TO_CLOSE_S
+            for runner in self._runners.values():
+                runner.close(max(0.1, deadline - time.monotonic()))
+            with self._lock:
+                self._ended = True
+            self._close_client()
+            self._close_services()
+
+    def _close_services(self) -> None:
+        services = self._services
+        if services.plane is not None:
+            services.plane.close()
+        if services.uploader is not None:
+            services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written behind the end of the query
+        for folder in services.spill_folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _finish(self) -> None:
+        for runner in self._runners.values():
+            if not runner.finish(_TIME_TO_FINISH_S):
+                _log.error("slot %d: its sink did not publish all in time", self._slot)
+                os._exit(1)  # the driver sees that this slot did not end well
+
+
+def _local_folders(slot: int) -> list[str | None]:
+    """Return the folders that Spark gives its tasks for what they spill, another one first in each slot of a host.
+
+    None: the machine's own.
+    """
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    found = [each for each in folders if each and os.access(each, os.W_OK | os.X_OK)]
+    first = slot % len(found) if found else 0
+    return [*found[first:], *found[:first]] or [None]

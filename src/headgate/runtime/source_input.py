@@ -1,0 +1,345 @@
+"""One source's reader in a subtask, and its output: splits in, rows out, and what alignment decides of splits.
+
+Never: touch the reader on another thread than the subtask's.
+
+What alignment decides while the reader is called is carried out when it has returned. A source that is paused is not
+polled; its messages, timers, snapshots and end go on.
+
+Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-217.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from headgate.errors import UnsupportedOperationError
+from headgate.graph.stage_graph import SourceDefinition
+from headgate.protocol.state import SplitState
+from headgate.readers import AskedInVain, SourceReaderBase
+from headgate.runtime.chain import StageChain
+from headgate.runtime.execution_context import ExecutionContext
+from headgate.runtime.mailbox import Letter
+from headgate.source import Boundedness, InputStatus, SourceEvent, SourceReader, SourceReaderContext
+from headgate.task import subtask as machine
+from headgate.task.outputs import StreamingOutput
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ALLOW_UNALIGNED_SPLITS = "pipeline.watermark-alignment.allow-unaligned-source-splits"
+MOST_POSITIONS = 1000
+"""A subtask with more splits of a source reports only how many they are."""
+
+
+class InputUser(Protocol):
+    """Who is notified of what a reader does, on the subtask's thread."""
+
+    called: str | None
+    """The source whose reader is being called, or raised."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the execution is closed, or being closed."""
+
+    def handle(self, event: machine.Event) -> None:
+        """Give an event to the subtask machine."""
+
+    def on_source_available(self, source: str) -> None:
+        """A reader that had nothing may have something."""
+
+    def on_source_paused(self, source: str, paused: bool) -> None:
+        """Alignment pauses a whole source, or resumes it."""
+
+
+class SourceInput:
+    """One source's reader in a subtask, and its output.
+
+    Parameters
+    ----------
+    context
+        The execution's.
+    source
+        What it reads.
+    chain
+        What takes the rows.
+    user
+        Who is notified of what the reader does.
+    """
+
+    def __init__(self, context: ExecutionContext, source: SourceDefinition, chain: StageChain, user: InputUser) -> None:
+        self.uid = uid = source.uid
+        self._context = context
+        self._user = user
+        self._source = source.source
+        self.status = InputStatus.MORE_AVAILABLE
+        self._known: dict[str, bytes] = {}  # splits as they were seen last; of those that ended, until the next poll
+        self._ended: list[str] = []  # by the last poll
+        self._untold: list[str] = []  # of those, what the machine does not know yet
+        self._available: Future[None] | None = None  # the last that was waited for
+        self._pausing: deque[tuple[Collection[str], Collection[str]]] = deque()  # what alignment decided of splits
+        self._allow_unaligned = bool(context.definition.options[ALLOW_UNALIGNED_SPLITS])
+        self._asked_to_pause = False
+        self._alignment_timer_ms: int | None = None  # when the one that runs is due
+        self._polled = AskedInVain()
+        self.reader: SourceReader[Any] = self._source.create_reader(
+            SourceReaderContext(
+                subtask=context.place.slot,
+                schema=source.schema,
+                host=context.place.host,
+                request_split=lambda: self._tell(machine.RequestMade(uid)),
+                send_event=lambda event: self._tell(machine.EventMade(uid, pickle.dumps(event))),
+                time_zone=context.place.time_zone,
+                query=context.definition.name or context.place.query_id,
+                allow_unaligned_splits=self._allow_unaligned,
+            )
+        )
+        self.output = _Output(self, source, chain, context.now_ms())
+
+    def start(self) -> None:
+        """Start the reader."""
+        self._call(self.reader.start)
+        self._arm_timer()
+
+    def add_splits(self, splits: tuple[SplitState, ...]) -> None:
+        """Read these splits, too."""
+        read = [self._source.split_serializer.deserialize(split.data) for split in splits]
+        self._known |= {split.split_id: split.data for split in splits}
+        self._polled.forget()
+        if not self.output.ended:  # else the input was drained: they are kept, and not read
+            for split in read:
+                self.output.add_split(split.split_id)
+        self._call(self.reader.add_splits, read)
+        if self.output.aligns_splits and not (self._asked_to_pause or self.output.ended):
+            self._ask_to_pause()
+        self.align()
+        self._wake()
+
+    def set_unassigned(self, event_time_ms: int | None) -> None:
+        """Hold the watermark at work that is not assigned, in milliseconds; None: there is none."""
+        if not self.output.ended:
+            self.output.set_unassigned(event_time_ms)
+
+    def announce(self, max_watermark_ms: int, others_ms: int) -> None:
+        """Take note of where the alignment group is."""
+        if not self.output.ended:
+            self.output.advance_time(self._context.now_ms())  # else what resumes would have been readable until now
+            self.output.announce(max_watermark_ms, others_ms)
+            self.align()
+
+    def notify_no_more_splits(self) -> None:
+        """Tell the reader that no split follows."""
+        self._call(self.reader.notify_no_more_splits)
+        self._wake()
+
+    def handle_event(self, payload: bytes) -> None:
+        """Give the reader an event of its enumerator."""
+        event: SourceEvent = pickle.loads(payload)
+        self._call(self.reader.handle_source_event, event)
+        self._wake()
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Tell the reader that a checkpoint is durable."""
+        self._call(self.reader.notify_checkpoint_complete, checkpoint_id)
+
+    def poll(self, now_ms: int) -> InputStatus:
+        """Poll the reader, and return what it may have now."""
+        for split_id in self._ended:
+            self._known.pop(split_id, None)
+        self._ended.clear()
+        self.output.advance_time(now_ms)
+        splits = len(self.output.split_ids())
+        self.status = self._call(self.reader.poll_next, self.output)
+        self._polled.returned(began_ms=now_ms, splits=splits, empty=self.status is InputStatus.NOTHING_AVAILABLE)
+        self._tell_ended()
+        self.align()
+        if self.status is InputStatus.END_OF_INPUT:
+            self.output.end_input()
+        elif self.status is InputStatus.NOTHING_AVAILABLE:
+            self._wait()
+        return self.status
+
+    def snapshot(self, checkpoint_id: int) -> tuple[SplitState, ...]:
+        """Return where the splits are."""
+        return tuple(self._state_of(split) for split in self._call(self.reader.snapshot_state, checkpoint_id))
+
+    def positions(self) -> tuple[int, dict[str, bytes]]:
+        """Return how many splits are being read, and if these are few enough to be told: where each is."""
+        splits = self._splits()
+        if len(splits) > MOST_POSITIONS:
+            return len(splits), {}
+        count, found = positions_of(tuple(map(self._state_of, splits)))
+        self._known |= found
+        return count, found
+
+    def troubles(self) -> tuple[str, ...]:
+        """Return what the reader waits for beside data."""
+        return self.reader.troubles() if isinstance(self.reader, SourceReaderBase) else ()
+
+    def asked_ms(self, now_ms: int) -> Mapping[str, int]:
+        """Return until when splits were asked for rows in vain, in milliseconds: by fetchers, or else by polls."""
+        if isinstance(self.reader, SourceReaderBase):
+            return self.reader.asked_until_ms(now_ms)
+        available = None if self.status is not InputStatus.NOTHING_AVAILABLE else self._available
+        waits = available is not None and not available.done()  # the reader would say that there is something
+        until_ms = now_ms if waits else self._polled.until_ms
+        return {} if until_ms is None else dict.fromkeys(self.output.split_ids(), until_ms)
+
+    def position_of(self, split_id: str) -> bytes | None:
+        """Return where a split is; of one that has ended, or whose reader raised, where it was known to be last."""
+        if self._user.called is None:
+            found = next((split for split in self._splits() if split.split_id == split_id), None)
+            if found is not None:
+                self._known[split_id] = self._state_of(found).data
+        return self._known.get(split_id)
+
+    # Alignment: what is decided while the reader is called waits until it returns.
+
+    def on_pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
+        """Alignment pauses splits, and resumes others."""
+        self._pausing.append((splits_to_pause, splits_to_resume))
+
+    def on_source_paused(self, paused: bool) -> None:
+        """Alignment pauses the whole source, or resumes it."""
+        self._user.on_source_paused(self.uid, paused)
+        if not paused:
+            self._wake()
+
+    def on_report(self, watermark_ms: int | None, slowest: str) -> None:
+        """Alignment reports how far this reader is."""
+        if not self._user.is_over:
+            self._user.handle(machine.WatermarkFound(self.uid, watermark_ms, slowest))
+
+    def align(self) -> None:
+        """Carry out what alignment decided of splits."""
+        while self._pausing:
+            splits_to_pause, splits_to_resume = self._pausing.popleft()
+            self._call(self.reader.pause_or_resume_splits, splits_to_pause, splits_to_resume)
+            if splits_to_resume:
+                self._wake()
+        due_ms = self.output.due_ms
+        if due_ms is not None and self._alignment_timer_ms is None:
+            self._alignment_timer_ms = due_ms
+            delay_ms = max(0, due_ms - self._context.now_ms())
+            self._context.mailbox.run_after(delay_ms, Letter(self._on_alignment_timer))
+
+    def _ask_to_pause(self) -> None:
+        """Find out whether the reader can pause splits, now that it has several and is to be aligned."""
+        self._asked_to_pause = True
+        try:
+            self._call(self.reader.pause_or_resume_splits, (), ())
+        except UnsupportedOperationError as error:
+            self._user.called = None
+            if not self._allow_unaligned:
+                raise UnsupportedOperationError(
+                    f"The source {self.uid} is to be aligned and a reader of it has more than one split, but it cannot "
+                    f"pause splits: {error} Or give each reader one split, or set the option "
+                    f"{ALLOW_UNALIGNED_SPLITS!r} to true: then its splits are read without regard to one another.",
+                    operation="pause_or_resume_splits", source=self.uid,
+                ) from error  # fmt: skip
+            self.output.read_splits_unaligned()
+            self._pausing.clear()
+        else:
+            if self._allow_unaligned and isinstance(self.reader, SourceReaderBase):
+                can_pause = self.reader.can_pause
+                self.output.read_splits_unaligned(lambda split_id: not can_pause(split_id))
+
+    def _on_alignment_timer(self) -> None:
+        self._alignment_timer_ms = None
+        if not self._user.is_over and not self.output.ended:
+            self.output.advance_time(self._context.now_ms())
+            self.align()
+
+    def _splits(self) -> Sequence[Any]:
+        # A snapshot without a checkpoint: readers promise that taking one changes nothing.
+        splits: Sequence[Any] = self._call(self.reader.snapshot_state, 0)
+        return splits
+
+    def end(self, split_id: str) -> None:
+        """Note that a split was read to its end."""
+        self._ended.append(split_id)
+        self._untold.append(split_id)
+
+    def _tell_ended(self) -> None:
+        ended, self._untold = tuple(self._untold), []
+        if ended:
+            self._user.handle(machine.SplitsEnded(self.uid, ended))
+
+    def _tell(self, event: machine.RequestMade | machine.EventMade) -> None:
+        """Tell what the reader wants, behind the ends that led to it; a reader that is being closed wants nothing."""
+        if not self._user.is_over:
+            self._tell_ended()
+            self._user.handle(event)
+
+    def _call(self, method: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call the reader; if it raises, the error's report names the source."""
+        outer, self._user.called = self._user.called, self.uid
+        result = method(*arguments, **keywords)
+        self._user.called = outer
+        return result
+
+    def _state_of(self, split: Any) -> SplitState:
+        return SplitState(split.split_id, self._source.split_serializer.serialize(split))
+
+    def _wait(self) -> None:
+        available = self.reader.available()
+        if available.done():
+            self.status = InputStatus.MORE_AVAILABLE
+        elif available is not self._available:
+            self._available = available
+            available.add_done_callback(lambda _: self._context.mailbox.post(Letter(self._wake)))
+
+    def _wake(self) -> None:
+        if self.status is InputStatus.NOTHING_AVAILABLE:
+            self.status = InputStatus.MORE_AVAILABLE
+            self._user.on_source_available(self.uid)
+
+    def _arm_timer(self) -> None:
+        if self.output.timer_period_ms is not None:
+            self._context.mailbox.run_after(self.output.timer_period_ms, Letter(self._on_timer))
+
+    def _on_timer(self) -> None:
+        if not self._user.is_over and not self.output.ended:
+            self.output.advance_time(self._context.now_ms())
+            self.align()
+            self._arm_timer()
+
+
+class _Output(StreamingOutput):
+    """Notes which splits ended beside handing rows on."""
+
+    def __init__(self, of: SourceInput, source: SourceDefinition, chain: StageChain, now_ms: int) -> None:
+        self._of = of
+        behind = chain.input(of.uid)
+        behind_rows = None if chain.event_time_operator(of.uid) is None else behind.behind_rows
+        super().__init__(
+            source.schema,
+            source.watermark_strategy,
+            behind,
+            now_ms,
+            control=of,
+            held=True,
+            bounded=source.boundedness is Boundedness.BOUNDED,
+            behind_rows=behind_rows,
+            asked_ms=of.asked_ms,
+            asked_by_others=isinstance(of.reader, SourceReaderBase),
+        )
+        behind.rows_passed = self.rows_passed
+        self.ended = False
+
+    def release_output_for_split(self, split_id: str) -> None:
+        super().release_output_for_split(split_id)
+        self._of.end(split_id)
+
+    def end_input(self) -> None:
+        if not self.ended:
+            self.ended = True
+            super().end_input()
+
+
+def positions_of(splits: tuple[SplitState, ...]) -> tuple[int, dict[str, bytes]]:
+    """Return how many splits there are, and if these are few enough to be reported: the positions of all."""
+    return len(splits), {split.split_id: split.data for split in splits} if len(splits) <= MOST_POSITIONS else {}

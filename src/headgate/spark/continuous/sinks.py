@@ -1,0 +1,70 @@
+"""Finds the sink for the name that a user gave to ``format``.
+
+Never: import a sink that is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headgate.errors import OptionError
+from headgate.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BUILT_IN = ("console", "csv", "headgate.kafka", "json", "kafka", "memory", "noop", "parquet")
+
+
+def make_sink(name: str, options: Mapping[str, str], schema: pa.Schema, *, spark: SparkSession | None = None) -> Sink:
+    """Return the sink of a query. On the driver.
+
+    Parameters
+    ----------
+    name
+        What the user gave to ``format``.
+    options
+        Those of ``writeStream``.
+    schema
+        The columns that are written.
+    spark
+        The session whose registered Python data sources may be written to; None: only built-in sinks are known.
+
+    Raises
+    ------
+    OptionError
+        There is no such sink, an option is unknown or has a bad value, or a column cannot be written.
+    """
+    match name.lower():
+        case "parquet" | "json" | "csv" as file_format:
+            from headgate.connectors.files.sink.sink import FilesSink
+
+            return FilesSink(file_format, options, schema)
+        case "kafka" | "headgate.kafka":
+            from headgate.connectors.kafka.sink.sink import make_kafka_sink
+
+            return make_kafka_sink(options, schema)
+        case "console":
+            from headgate.connectors.debug.console import ConsoleSink
+
+            return ConsoleSink(options)
+        case "memory":
+            from headgate.connectors.debug.memory import MemorySink
+
+            return MemorySink(options, schema)
+        case "noop":
+            from headgate.connectors.debug.noop import NoopSink
+
+            return NoopSink(options)
+    if spark is not None:
+        from headgate.spark.continuous.python_data_source import make_python_sink
+
+        return make_python_sink(name, options, schema, spark)
+    raise OptionError(
+        f"There is no sink {name!r}. Built in are {', '.join(BUILT_IN)}; others are Python data sources that are "
+        "registered with Spark.",
+        option="format", value=name,
+    )  # fmt: skip
