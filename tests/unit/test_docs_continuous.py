@@ -9,9 +9,10 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from headgate.connectors.kafka import sink_options as kafka_options
-from headgate.operators.query_options import QUERY_OPTION_SPECS, parse_query_options, restart_options
-from headgate.operators.sinks import console, files, memory, noop
+from headgate.connectors.debug import console, memory, noop
+from headgate.connectors.files.sink import sink as files
+from headgate.connectors.kafka.sink import options as kafka_options
+from headgate.graph.query_options import QUERY_OPTION_SPECS, parse_query_options, restart_options
 from headgate.source.options import OptionSpec
 
 _SECTION = re.compile(r"^##+ (.*)$", re.MULTILINE)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headgate.connectors.kafka.source import KafkaSource
+from headgate.graph.query_options import QUERY_OPTION_SPECS
 from headgate.monitor.progress import ProgressReporter, QueryIdentity
-from headgate.operators.query_options import QUERY_OPTION_SPECS
 from headgate.protocol.messages import SplitEventTime, SubtaskProgress
 from headgate.source.options import COMMON_OPTIONS, OptionSpec
 

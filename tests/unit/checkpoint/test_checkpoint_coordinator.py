@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.checkpoint import coordinator as cp
+from headgate.checkpoint import checkpoint_events as cp
+from headgate.checkpoint.coordinator import CheckpointCoordinator, CheckpointOptions, StoredCheckpoints
 from headgate.checkpoint.manifest import Manifest, SourceEntry, UncommittedEpoch
-from headgate.coordinator.job_master import JobPlan, SourcePlan
+from headgate.coordinator.job.job_plan import JobPlan, SourcePlan
 from headgate.errors import InvalidTransitionError
 from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId
 from headgate.protocol.state import InlineState, OperatorState, SubtaskState
@@ -20,7 +21,7 @@ from tests.machines import Later, explore
 FIRST, SECOND = SubtaskId(0, 0), SubtaskId(0, 1)
 RUNNING = cp.SubtasksRunning({FIRST: 1, SECOND: 1}, restored=True)
 EMPTY = SubtaskState()
-OPTIONS = cp.CheckpointOptions(interval_ms=1000, timeout_ms=5000)
+OPTIONS = CheckpointOptions(interval_ms=1000, timeout_ms=5000)
 
 
 def plan(sources: tuple[str, ...] = ("rides",)) -> JobPlan:
@@ -44,15 +45,15 @@ def staged(*committables: bytes) -> SubtaskState:
 
 
 def machine(
-    options: cp.CheckpointOptions = OPTIONS, restored: Manifest | None = None, **more: Any
-) -> cp.CheckpointCoordinator:
-    return cp.CheckpointCoordinator(options, plan(), restored, **more)
+    options: CheckpointOptions = OPTIONS, restored: Manifest | None = None, **more: Any
+) -> CheckpointCoordinator:
+    return CheckpointCoordinator(options, plan(), restored, **more)
 
 
 class Run:
     """A machine that is driven forward, with a clock; `check` runs after every event."""
 
-    def __init__(self, made: cp.CheckpointCoordinator) -> None:
+    def __init__(self, made: CheckpointCoordinator) -> None:
         self.machine = made
         self.now_ms = 0
 
@@ -98,7 +99,7 @@ class Run:
         return self.tell(cp.ManifestWritten(checkpoint_id, 10))
 
 
-def running(options: cp.CheckpointOptions = OPTIONS, **more: Any) -> Run:
+def running(options: CheckpointOptions = OPTIONS, **more: Any) -> Run:
     run = Run(machine(options, **more))
     run.tell(cp.CheckpointingStarted(), RUNNING)
     return run
@@ -115,7 +116,7 @@ SAVEPOINT = cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "s")
 SUSPEND = cp.CheckpointRequested(2, CheckpointKind.SUSPEND)
 
 
-def events(made: cp.CheckpointCoordinator) -> Iterator[cp.Event | Later]:
+def events(made: CheckpointCoordinator) -> Iterator[cp.Event | Later]:
     """Yield what may happen next; in a second checkpoint little but what goes well."""
     newest, pending = made._last_id, made._pending
     yield from (RUNNING, cp.CheckpointTimePassed(), cp.SubtaskRecovered(FIRST, 1))
@@ -148,16 +149,14 @@ def events(made: cp.CheckpointCoordinator) -> Iterator[cp.Event | Later]:
 
 
 def test_the_table_is_what_the_machine_does() -> None:
-    options = cp.CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=1)
+    options = CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=1)
 
-    def make() -> cp.CheckpointCoordinator:
-        return cp.CheckpointCoordinator(options, plan(("rides", "taxis")), RESTORED)
+    def make() -> CheckpointCoordinator:
+        return CheckpointCoordinator(options, plan(("rides", "taxis")), RESTORED)
 
     explore(
         make,
         events,
-        table=cp.__doc__,
-        name=lambda made, event: made.kind_of(event).__name__,
         depth=24,
         limit=4000,
         ignore=("_due_ms",),
@@ -168,7 +167,7 @@ def test_the_table_is_what_the_machine_does() -> None:
 
 
 def test_the_first_checkpoint_comes_early_and_the_others_at_the_interval() -> None:
-    run = running(cp.CheckpointOptions(interval_ms=60_000))
+    run = running(CheckpointOptions(interval_ms=60_000))
     assert run.machine.next_time_ms() == 500
     run.complete()
     assert run.machine.next_time_ms() == 60_500
@@ -180,7 +179,7 @@ def test_the_first_checkpoint_comes_early_and_the_others_at_the_interval() -> No
 
 
 def test_without_an_interval_only_requests_and_the_end_begin_one() -> None:
-    run = running(cp.CheckpointOptions(interval_ms=None))
+    run = running(CheckpointOptions(interval_ms=None))
     assert run.machine.next_time_ms() is None
     run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
     assert cp.AnswerRequest(1, 1) in run.complete()
@@ -202,7 +201,7 @@ def test_requests_wait_for_the_one_under_way_and_share_the_next() -> None:
 
 
 def test_ids_go_on_after_everything_that_was_there_and_epochs_have_no_gaps() -> None:
-    run = running(restored=manifest(7, 5), stored=cp.StoredCheckpoints((7,), (8, 9)))
+    run = running(restored=manifest(7, 5), stored=StoredCheckpoints((7,), (8, 9)))
     run.tell(cp.Committed(5, {}))
     run.barriers()
     run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
@@ -214,7 +213,7 @@ def test_ids_go_on_after_everything_that_was_there_and_epochs_have_no_gaps() -> 
 
 
 def test_failures_in_a_row_count_but_not_savepoints_and_failovers() -> None:
-    run = running(cp.CheckpointOptions(interval_ms=1000, tolerable_failed=1))
+    run = running(CheckpointOptions(interval_ms=1000, tolerable_failed=1))
     for _ in range(5):
         run.barriers()
         run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
@@ -265,7 +264,7 @@ def test_a_source_that_cannot_take_part_yet_puts_a_checkpoint_off_and_nothing_co
 
 
 def test_what_is_put_off_for_longer_than_a_checkpoint_may_take_has_failed() -> None:
-    run = running(cp.CheckpointOptions(interval_ms=1000, timeout_ms=500))
+    run = running(CheckpointOptions(interval_ms=1000, timeout_ms=500))
     run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
     actions: list[cp.Action] = []
     while not of(cp.CheckpointFailureLimitReached, actions):
@@ -313,7 +312,7 @@ def test_a_folder_that_is_refused_neither_suspends_the_query_nor_counts(kind: Ch
 
 
 def test_a_timeout_names_what_is_missing() -> None:
-    run = running(cp.CheckpointOptions(interval_ms=1000, timeout_ms=3000, tolerable_failed=9))
+    run = running(CheckpointOptions(interval_ms=1000, timeout_ms=3000, tolerable_failed=9))
     run.wait()
     assert "source 'rides'" in of(cp.NotifyAborted, run.wait())[0].reason
     run.tell(cp.SubtaskAcknowledged(FIRST, 1, run.barriers(), SubtaskState()))
@@ -425,7 +424,7 @@ def test_a_stop_with_a_savepoint_writes_both_commits_and_ends(kind: CheckpointKi
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again_until_the_input_has_not_ended_any_longer() -> None:
-    run = running(cp.CheckpointOptions(interval_ms=None, tolerable_failed=5))
+    run = running(CheckpointOptions(interval_ms=None, tolerable_failed=5))
     run.tell(cp.InputAllEnded())
     run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
     run.barriers()
@@ -440,8 +439,8 @@ def test_a_last_checkpoint_that_fails_is_tried_again_until_the_input_has_not_end
 
 def test_so_many_are_kept_and_never_fewer() -> None:
     run = running(
-        cp.CheckpointOptions(interval_ms=1000, num_retained=2, tolerable_failed=9),
-        restored=manifest(7, 5), stored=cp.StoredCheckpoints((5, 6, 7, 9), (8,)),
+        CheckpointOptions(interval_ms=1000, num_retained=2, tolerable_failed=9),
+        restored=manifest(7, 5), stored=StoredCheckpoints((5, 6, 7, 9), (8,)),
     )  # fmt: skip
     run.tell(cp.Committed(5, {}))
     assert run.barriers() == 10
@@ -460,7 +459,7 @@ def test_finished_splits_are_told_by_subtask_with_the_completion() -> None:
 
 def test_a_time_out_in_recovery_counts_for_no_failure() -> None:
     """It would restart the recovery from its beginning, for ever if that takes longer than a checkpoint may."""
-    run = Run(machine(cp.CheckpointOptions(interval_ms=1000, timeout_ms=3000)))
+    run = Run(machine(CheckpointOptions(interval_ms=1000, timeout_ms=3000)))
     recovering = cp.SubtasksRunning({FIRST: 1, SECOND: 1}, restored=True, recovering=frozenset((FIRST, SECOND)))
     run.tell(cp.CheckpointingStarted(), recovering)
     for checkpoint_id in (1, 2, 3):
@@ -484,7 +483,7 @@ def test_whatever_happens_epochs_are_committed_once_in_order_and_the_newest_chec
     choices: list[int], old: bool, tolerable: int
 ) -> None:
     run = running(
-        cp.CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=tolerable),
+        CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=tolerable),
         restored=manifest(7, 5) if old else None,
     )
     existing = {7} if old else set()

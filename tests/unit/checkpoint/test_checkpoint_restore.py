@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.checkpoint.manifest import Manifest, SourceEntry, UncommittedEpoch
 from headgate.checkpoint.restore import restore
-from headgate.coordinator.job_master import JobPlan, SourcePlan
+from headgate.coordinator.job.job_plan import JobPlan, SourcePlan
 from headgate.errors import OptionError, StoredStateError
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import FinishedSplit, InlineState, OperatorState, ReaderState, SplitState, SubtaskState

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.checkpoint.manifest import Manifest, SourceEntry
 from headgate.checkpoint.restore import restore
-from headgate.coordinator.job_master import JobPlan, SourcePlan
+from headgate.coordinator.job.job_plan import JobPlan, SourcePlan
 from headgate.errors import StoredStateError
 from headgate.protocol.key_groups import key_group_range
 from headgate.protocol.messages import CheckpointKind

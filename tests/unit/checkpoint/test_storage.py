@@ -315,10 +315,10 @@ def test_a_scheme_that_nobody_knows_is_an_option_error_without_its_key() -> None
 
 
 def test_a_newer_run_fences_the_older(storage: CheckpointStorage) -> None:
-    old = Ownership.claim(storage)
+    old = Ownership.claim(storage.store)
     old.check()
     storage.write_manifest(manifest(1, old.run))
-    new = Ownership.claim(storage)
+    new = Ownership.claim(storage.store)
     assert (old.run, new.run) == (1, 2)
     with pytest.raises(StoredStateError, match=r"Run 2 has taken over .* run 1, may not write") as caught:
         old.check()
@@ -334,7 +334,7 @@ def test_what_an_older_run_wrote_in_the_instant_of_the_takeover_does_not_count(s
         def write_if_absent(self, name: str, data: bytes) -> bool:
             done = storage.store.write_if_absent(name, data)
             if name == "chk-2/_metadata":
-                new = Ownership.claim(storage)
+                new = Ownership.claim(storage.store)
                 storage.write_manifest(manifest(1, new.run))
             return done
 
@@ -348,7 +348,7 @@ def test_what_an_older_run_wrote_in_the_instant_of_the_takeover_does_not_count(s
             return storage.store.read(name, size_bytes)
 
     zombie = CheckpointStorage("", TakenOver(pa_fs.LocalFileSystem(), ""))
-    old = Ownership.claim(storage)
+    old = Ownership.claim(storage.store)
     with pytest.raises(StoredStateError, match="taken over"):
         zombie.write_manifest(manifest(2, old.run))
     assert storage.stored().complete == (1, 2)
@@ -362,7 +362,7 @@ def test_files_of_old_runs_do_not_pile_up(location: Path) -> None:
     (location / "runs").mkdir()
     for run in range(1, 150):
         (location / "runs" / str(run)).touch()
-    assert Ownership.claim(storage).run == 150
+    assert Ownership.claim(storage.store).run == 150
     assert len(storage.store.names("runs")) == 100
 
 
@@ -437,9 +437,9 @@ def test_a_crash_at_any_system_call_of_a_claim_leaves_a_location_that_can_be_cla
         with monkeypatch.context() as patch:
             patch.setattr(file_store, "os", DyingOs(dies_at))
             with pytest.raises(Crash):
-                Ownership.claim(storage)
+                Ownership.claim(storage.store)
                 raise Crash
-        runs.append(Ownership.claim(storage).run)
+        runs.append(Ownership.claim(storage.store).run)
     assert runs == sorted(set(runs))
 
 
@@ -449,7 +449,7 @@ def test_folders_that_know_no_links_work_as_well(location: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "link", no_link)
     storage = CheckpointStorage(str(location))
-    assert [Ownership.claim(storage).run for _ in range(3)] == [1, 2, 3]
+    assert [Ownership.claim(storage.store).run for _ in range(3)] == [1, 2, 3]
     storage.write_manifest(manifest(1, 3))
     assert storage.load_newest() == manifest(1, 3)
 

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.connectors.datagen.source import DatagenSource
-from headgate.operators.chain import StageChain
-from headgate.operators.operator import Operator, OperatorContext, Sink, SinkWriter
-from headgate.operators.plan import PlanNode, stage_graph
-from headgate.operators.query_options import parse_query_options
-from headgate.operators.stage_graph import BAD_RECORDS_UID, QueryDefinition, SourceDefinition
+from headgate.graph.plan import PlanNode, stage_graph
+from headgate.graph.query_options import parse_query_options
+from headgate.graph.stage_graph import BAD_RECORDS_UID, QueryDefinition, SourceDefinition
+from headgate.operators.operator import Operator
+from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState, OperatorState
+from headgate.runtime.chain import StageChain
+from headgate.sink import Sink, SinkWriter
 from headgate.source import Boundedness
 
 NUMBERS = pa.schema([("n", pa.int64())])

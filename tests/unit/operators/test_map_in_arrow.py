@@ -12,7 +12,7 @@ import pytest
 
 from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.map_in_arrow import MapInArrow
-from headgate.operators.operator import OperatorContext
+from headgate.protocol.operator_context import OperatorContext
 from tests.unit.operators.collecting_sink import NUMBERS, chain_of, drain, numbers, source
 
 CONTEXT = OperatorContext(uid="map", subtask=0, parallelism=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.coordinator import job_master as jm
+from headgate.coordinator.job import job_events as jm
 from headgate.protocol import messages as msg
 from headgate.simulation.announcements import Announcements
 from headgate.source.watermark import MAX_WATERMARK_MS, WatermarkAlignment

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.coordinator.enumerator_runner import EnumeratorRunner
-from headgate.coordinator.job_master import JobMaster
+from headgate.coordinator.job.job_master import JobMaster
+from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner
 from headgate.simulation.__main__ import main
 from headgate.simulation.coverage import WATCHED, Coverage
 from headgate.simulation.parts import Parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -114,3 +116,48 @@ def test_a_new_field_needs_no_upgrade_if_it_has_a_default() -> None:
     written = VersionedSerializer(Before, version=1, what="x").serialize(Before(1))
 
     assert VersionedSerializer(After, version=1, what="x").deserialize(written) == After(1, "new")
+
+
+FIRST_USES = """
+import sys, threading, types
+import msgspec
+from headgate.source.serialization import VersionedSerializer
+
+sys.setswitchinterval(1e-6)
+CODE = '''
+from __future__ import annotations
+import msgspec
+class Inner(msgspec.Struct):
+    a: int
+    b: str | None
+    c: list[int]
+    d: dict[str, tuple[int, ...]] = {}
+class Outer(msgspec.Struct):
+    x: int
+    inner: Inner
+    others: list[Inner]
+    by: dict[str, Inner] = {}
+'''
+data = b'{"x":1,"inner":{"a":1,"b":"q","c":[1]},"others":[{"a":1,"b":null,"c":[]}],"v":1}'
+for number in range(300):
+    module = sys.modules[f"m{number}"] = types.ModuleType(f"m{number}")
+    exec(compile(CODE, module.__name__, "exec"), module.__dict__)
+    barrier = threading.Barrier(4)
+
+    def read(serializer):
+        barrier.wait()
+        assert serializer.deserialize(data).inner.c == [1]
+
+    serializers = [VersionedSerializer(module.Outer, version=1, what="it") for _ in range(4)]
+    threads = [threading.Thread(target=read, args=(each,)) for each in serializers]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+"""
+
+
+def test_threads_that_read_a_type_for_the_first_time_do_not_crash() -> None:
+    """They ended the process: msgspec was still finding out what the type is made of."""
+    ended = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -235,6 +235,14 @@ class World:
         self.stored[checkpoint_id] = stored
 
 
+def forget_history(gate: InputGate) -> None:
+    """Forget what led to a gate: it would be copied with every step of those who go through all of them."""
+    for each in (gate, gate._recovery, gate._checkpoint, *gate._channels.values()):
+        each._history.clear()
+    for valve in gate._valves.values():
+        valve._history.clear()
+
+
 def barriers(world: World, barrier: Barrier, where: Sequence[ChannelId] | None = None) -> list[Action]:
     """Let a barrier arrive on channels, all by default; return what the last one led to."""
     actions: list[Action] = []

@@ -276,7 +276,7 @@ def test_what_was_polled_and_not_put_back_is_in_the_snapshot() -> None:
         TakeSnapshot(unaligned()),
         StoreChannels(1, {A: (rows("b"),)}),
     ]
-    with pytest.raises(InvalidTransitionError, match="nothing is being processed"):
+    with pytest.raises(InvalidTransitionError, match="is waiting"):
         world.gate.handle(RowsPutBack(rows("a")), 0)
 
 
@@ -623,28 +623,28 @@ def test_a_recovered_buffer_that_was_put_back_is_stored_in_front() -> None:
 @pytest.mark.parametrize(
     ("before", "event", "why"),
     [
-        ((), ElementArrived(A, rows("a")), "not connected"),
-        ((ChannelConnected(A),), ChannelConnected(A), "connected already"),
+        ((), ElementArrived(A, rows("a")), "is unconnected"),
+        ((ChannelConnected(A),), ChannelConnected(A), "is granted"),
         ((), ChannelConnected(channel(9)), "no such channel"),
         ((ChannelConnected(A), ElementArrived(A, rows("a"))), ElementArrived(A, rows("b")), "no credit"),
-        ((ChannelConnected(A), ElementArrived(A, ProducerEnded())), ElementArrived(A, rows("b")), "has ended"),
+        ((ChannelConnected(A), ElementArrived(A, ProducerEnded())), ElementArrived(A, rows("b")), "is ended"),
         ((ChannelConnected(A),), ElementArrived(A, ProducerRecovered()), "does not recover"),
         ((ChannelConnected(A), ElementArrived(A, aligned(2))), ElementArrived(A, aligned(2)), "has had"),
-        ((), RowsPutBack(rows("a")), "nothing is being processed"),
-        ((), RowsRecovered(A, rows("a")), "all of the checkpoint is read"),
-        ((), RowsSpilled(A, 1), "all of the checkpoint is read"),
-        ((), PhaseOneEnded(), "phase 1 is not on"),
-        ((), RecoveryEnded(), "phase 2 is not on"),
+        ((), RowsPutBack(rows("a")), "is waiting"),
+        ((), RowsRecovered(A, rows("a")), "is over"),
+        ((), RowsSpilled(A, 1), "is over"),
+        ((), PhaseOneEnded(), "is over"),
+        ((), RecoveryEnded(), "is over"),
     ],
 )
 def test_what_cannot_happen_is_refused(before: tuple[Event, ...], event: Event, why: str) -> None:
-    """With its history, in which no rows are kept."""
+    """With the history of what refuses it, in which no rows are kept."""
     gate = World(2, connect=False, credits=1).gate
     for each in before:
         gate.handle(each, 0)
     with pytest.raises(InvalidTransitionError, match=why) as refused:
         gate.handle(event, 0)
-    assert len(refused.value.facts["history"]) == len(before)
+    assert bool(refused.value.facts["history"]) == bool(before)
     assert "'a'" not in str(refused.value.facts)
 
 

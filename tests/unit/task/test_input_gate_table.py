@@ -1,12 +1,15 @@
-"""The input gate's table is what it does: with recovery and without, with connections that stay aligned."""
+"""The input gate's table is what it does: with recovery and without, with connections that stay aligned.
+
+Those of the machines that it is made of are explored in their own tests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 import msgspec
 
+from headgate.machine import steps_of
 from headgate.protocol.channels import (
     Barrier,
     ChannelId,
@@ -16,7 +19,6 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.task import input_gate
 from headgate.task.input_gate import (
     Action,
     ChannelConnected,
@@ -32,11 +34,9 @@ from headgate.task.input_gate import (
     RowsPutBack,
     RowsRecovered,
     RowsSpilled,
-    StoreChannels,
-    TakeSnapshot,
 )
 from tests.machines import Later, explore
-from tests.unit.task.gate_world import CONSUMER, channel, rows
+from tests.unit.task.gate_world import CONSUMER, channel, forget_history, rows
 
 X, Y = channel(0), channel(0, "y")  # y stays aligned
 CONNECTED = (ChannelConnected(X), ChannelConnected(Y))
@@ -44,10 +44,10 @@ ALIGNED = Barrier(checkpoint_id=1)
 NEXT = Barrier(checkpoint_id=2)
 UNALIGNED = Barrier(checkpoint_id=1, unaligned=True)
 TIMEOUT = Barrier(checkpoint_id=1, unaligned=True, alignment_timeout_ms=10)
-SENT = (rows("a"), WatermarkPassed(5), ProducerIdle(), ProducerRecovered(), ProducerEnded(), ALIGNED, UNALIGNED, NEXT)
+WATERMARK = WatermarkPassed(5)
+SENT = (rows("a"), WATERMARK, ProducerIdle(), ProducerRecovered(), ProducerEnded(), ALIGNED, UNALIGNED, NEXT)
 RECOVERED = (RowsRecovered(X, rows("r")), PhaseOneEnded())
 BEHIND = (ProducerRecovered(), ALIGNED)
-CHECKPOINTS = (TakeSnapshot, StoreChannels)
 
 
 def on(channel: ChannelId, *elements: Element) -> tuple[Event, ...]:
@@ -57,13 +57,13 @@ def on(channel: ChannelId, *elements: Element) -> tuple[Event, ...]:
 STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "new": ((), False, False),
     "running": (CONNECTED, False, False),
-    "rows wait": ((*CONNECTED, *on(X, rows("a"), WatermarkPassed(5))), False, False),
+    "rows wait": ((*CONNECTED, *on(X, rows("a"), WATERMARK)), False, False),
     "one is ended": ((*CONNECTED, *on(X, ProducerEnded()), Polled()), False, False),
     "rows are processed": ((*CONNECTED, *on(X, rows("a")), Polled()), False, False),
     "aligning": ((*CONNECTED, *on(X, ALIGNED)), False, False),
     "aligning, last rows": ((*CONNECTED, *on(X, rows("a"), ALIGNED), *on(Y, ALIGNED), Polled()), False, False),
     "aligning, rows": ((*CONNECTED, *on(Y, rows("a")), *on(X, UNALIGNED), Polled()), False, False),
-    "aligning, watermark": ((*CONNECTED, *on(Y, WatermarkPassed(5), UNALIGNED), *on(X, UNALIGNED)), False, False),
+    "aligning, watermark": ((*CONNECTED, *on(Y, WATERMARK, UNALIGNED), *on(X, UNALIGNED)), False, False),
     "aligning, until time": ((*CONNECTED, *on(Y, TIMEOUT)), False, False),
     "aligning, until time x": ((*CONNECTED, *on(X, TIMEOUT)), False, False),
     "aligning, rows and time": ((*CONNECTED, *on(Y, TIMEOUT), *on(X, rows("a")), Polled()), False, False),
@@ -76,7 +76,7 @@ STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "replaying, storing": ((*CONNECTED, RowsSpilled(X, 1), PhaseOneEnded(), *on(Y, UNALIGNED)), True, False),
     "replayed": ((*CONNECTED, RowsRecovered(X, rows("r")), PhaseOneEnded(), RecoveryEnded()), True, False),
     "producers recover": ((*CONNECTED, *on(X, ProducerRecovered())), False, True),
-    "idle": ((*CONNECTED, *on(X, ProducerIdle(), WatermarkPassed(5)), Polled()), False, False),
+    "idle": ((*CONNECTED, *on(X, ProducerIdle(), WATERMARK), Polled()), False, False),
     "reading, aligned": ((*CONNECTED, *on(Y, ALIGNED)), True, False),
     "reading, passing": ((*CONNECTED, *on(Y, UNALIGNED)), True, False),
     "reading, two": ((*CONNECTED, *on(Y, UNALIGNED), *on(X, UNALIGNED, NEXT)), True, False),
@@ -84,6 +84,18 @@ STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "aligning, next": ((*CONNECTED, *on(Y, rows("a"), UNALIGNED, NEXT), Polled()), False, False),
     "behind events": ((*CONNECTED, *on(X, *BEHIND), *on(Y, *BEHIND)), False, True),
     "relocated": ((ChannelConnected(Y), RowsRecovered(X, rows("r")), PhaseOneEnded(), RecoveryEnded()), True, False),
+    "one is connected": ((ChannelConnected(X), *on(X, rows("a")), Polled()), False, False),
+    "reading, passing, rows": ((*CONNECTED, *on(Y, UNALIGNED), RowsRecovered(X, rows("r")), Polled()), True, False),
+    "two recovered": ((RowsRecovered(X, rows("r")), RowsRecovered(X, rows("s")), Polled()), True, False),
+    "replaying, none is connected": ((*RECOVERED, Polled()), True, False),
+    "recovered, then rows": ((*CONNECTED, *RECOVERED, Polled(), RecoveryEnded(), *on(Y, rows("a"))), True, False),
+    "recovered, and time": ((*CONNECTED, *RECOVERED, RecoveryEnded(), Polled(), *on(Y, TIMEOUT)), True, False),
+    "idle, rows": (
+        (*CONNECTED, *on(X, ProducerIdle(), rows("a"), WATERMARK), Polled(), Polled()),
+        False,
+        False,
+    ),
+    "all barriers, and time": ((*CONNECTED, *on(X, rows("a"), TIMEOUT), *on(Y, TIMEOUT)), False, False),
     "both recover": (
         (*CONNECTED, *on(X, ProducerRecovered()), *on(Y, ProducerRecovered()), PhaseOneEnded()),
         True,
@@ -99,10 +111,9 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class AnyGate:
-    """A gate that is made by the first event, and whose actions are those of one table."""
+    """A gate that is made by the first event."""
 
-    def __init__(self, told: type[Action] | tuple[type[Action], ...]) -> None:
-        self.told = told
+    def __init__(self) -> None:
         self.gate: InputGate | None = None
 
     def handle(self, event: Event | Started, now_ms: int) -> list[Action]:
@@ -120,8 +131,8 @@ class AnyGate:
             return []
         assert self.gate is not None
         actions = self.gate.handle(event, now_ms)
-        self.gate._history.clear()  # or it would be copied with every step
-        return [each for each in actions if isinstance(each, self.told)]
+        forget_history(self.gate)
+        return actions
 
     def check(self) -> None:
         if self.gate is not None:
@@ -148,29 +159,13 @@ def events(machine: AnyGate) -> Iterator[Event | Started | Later]:
     yield RowsRecovered(X, rows("s"), 1)
 
 
-def recovery_of(machine: AnyGate, event: Event | Started) -> str | None:
-    """Return the state of the first table."""
-    return None if machine.gate is None else machine.gate.recovery
-
-
-def checkpoint_of(machine: AnyGate, event: Event | Started) -> str | None:
-    """Return the state of the second table; None: it does not have the event."""
-    if isinstance(event, ElementArrived):
-        told = isinstance(event.element, Barrier)
-    else:
-        told = isinstance(event, CheckpointGivenUp | GateTimePassed | Polled | PhaseOneEnded)
-    return machine.gate.checkpoint if machine.gate is not None and told else None
-
-
-FIRST, _, SECOND = str(input_gate.__doc__).partition("Of the newest checkpoint")
-
-
-def test_the_table_of_recovery_is_what_the_gate_does() -> None:
+def test_the_table_is_what_the_gate_does() -> None:
     """Every step from many a place has its row, and every row happens."""
-    others = tuple(each for each in get_args(Action) if each not in CHECKPOINTS)
-    explore(lambda: AnyGate(others), events, table=FIRST, state=recovery_of, depth=3)
-
-
-def test_the_table_of_the_checkpoint_is_what_the_gate_does() -> None:
-    """Every step from many a place has its row, and every row happens."""
-    explore(lambda: AnyGate(CHECKPOINTS), events, table=SECOND, state=checkpoint_of, depth=3)
+    explore(
+        AnyGate,
+        events,
+        steps=steps_of(InputGate.TRANSITIONS),
+        state=lambda machine, event: None if machine.gate is None else machine.gate.state,
+        ignore=("_gate_channels",),
+        depth=3,
+    )

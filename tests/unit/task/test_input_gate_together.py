@@ -105,7 +105,7 @@ class Gate(RuleBasedStateMachine):
         elif not self.world.disk:
             self.world.recover(where, *self.name(where, count))
 
-    @precondition(lambda self: self.world.gate.recovery != "running")
+    @precondition(lambda self: self.world.gate.recovery in ("reading", "replaying"))
     @rule(replay=st.booleans())
     def go_on_with_recovery(self, replay: bool) -> None:
         reading = self.world.gate.recovery == "reading"

@@ -54,8 +54,6 @@ def test_the_table_is_what_the_machine_does() -> None:
     explore(
         machine,
         events,
-        table=slot.__doc__,
-        name=lambda each, event: each.kind_of(event).__name__,
         ignore=("_connection", "_delay_ms", "_connect_ms", "_heard_ms", "_beat_ms"),
         depth=6,
     )

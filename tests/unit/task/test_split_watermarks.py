@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from headgate.errors import InvalidTransitionError
+from headgate.machine import steps_of
 from headgate.protocol.messages import SplitEventTime
 from headgate.source import WatermarkStrategy
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from headgate.task import watermarks
 from headgate.task.watermarks import (
     Action,
     Blocked,
@@ -25,13 +27,16 @@ from headgate.task.watermarks import (
     SplitFinished,
     SplitPaused,
     SplitResumed,
+    SplitVote,
     SplitVoteChanged,
     SplitWatermarks,
     TimePassed,
     UnassignedChanged,
     Unblocked,
     WatermarkEmitted,
+    _Reader,
 )
+from tests.machines import Later, explore
 
 STRATEGY = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=10, idle_timeout_ms=100)
 
@@ -267,7 +272,7 @@ def test_rows_of_an_unknown_split_are_our_bug(two: Machine, event: Event) -> Non
 def test_nothing_is_read_behind_the_end(two: Machine, event: Event) -> None:
     two(InputEnded())
 
-    with pytest.raises(InvalidTransitionError, match="the input has ended"):
+    with pytest.raises(InvalidTransitionError, match="is ended and cannot take"):
         two(event)
 
 
@@ -514,63 +519,61 @@ def test_every_history_with_unassigned_work_agrees_with_the_model_and_all_votes_
     assert compared > 100_000
 
 
-def table() -> set[tuple[str, str, str]]:
-    """Return the rows of the module's table, one for each single state: (state, event, next)."""
-    known = ("waiting", "active", "idle", "own active", "own idle")
-    lines = iter((watermarks.__doc__ or "").splitlines())
-    assert any(line.strip().startswith("split state") for line in lines)
-    next(lines)
-    rows = set()
-    for line in itertools.takewhile(str.strip, lines):
-        states, event, after = line[4:31].strip(), line[31:49].strip(), line[49:61].strip()
-        for state in states.replace("known, unknown", ", ".join((*known, "unknown"))).split(", "):
-            for each in known if state == "known" else (state,):
-                rows.add((each, event, each if after == "same" else after))
-    return rows
+def test_the_table_of_a_split_is_what_it_does() -> None:
+    def events(split: SplitVote) -> Iterator[Event | Later]:
+        yield from (RowsEmitted("a", at_ms) for at_ms in (None, 20, 40))
+        yield from (WatermarkEmitted("a", at_ms) for at_ms in (25, 50))
+        yield from (IdleMarked("a"), SplitPaused("a"), SplitResumed("a"), Unblocked())
+        yield from (TimePassed({}), Later(TimePassed(), by_ms=100))
+
+    explore(lambda: SplitVote("a", _Reader(10, 100), 0), events, depth=5)
 
 
-def state_of(machine: SplitWatermarks) -> str:
-    split = machine._splits.get("a")
-    if split is None:
-        return "unknown"
-    vote = "idle" if split.idle else "waiting" if split.watermark_ms is None else "active"
-    return f"own {vote}" if split.own else vote
+class Made(msgspec.Struct, frozen=True):
+    """A reader's machine is made."""
+
+    held: bool
+    bounded: bool
+    tells_votes: bool
 
 
-STEPS: dict[str, tuple[Event, int]] = {
-    "SplitAdded": (SplitAdded("a"), 0),
-    "RowsEmitted": (RowsEmitted("a", 20), 0),
-    "RowsEmitted null": (RowsEmitted("a", None), 0),
-    "WatermarkEmitted": (WatermarkEmitted("a", 25), 0),
-    "IdleMarked": (IdleMarked("a"), 0),
-    "TimePassed late": (TimePassed(), 100),
-    "TimePassed": (TimePassed(), 1),
-    "SplitPaused": (SplitPaused("a"), 0),
-    "SplitResumed": (SplitResumed("a"), 0),
-    "SplitFinished": (SplitFinished("a"), 0),
-}
+class AnyReader:
+    """A machine that is made by the first event."""
+
+    def __init__(self) -> None:
+        self.machine: SplitWatermarks | None = None
+
+    def handle(self, event: Event | Made, now_ms: int) -> list[Action]:
+        if isinstance(event, Made):
+            self.machine = SplitWatermarks(
+                STRATEGY, held=event.held, bounded=event.bounded, tells_votes=event.tells_votes
+            )
+            return []
+        assert self.machine is not None
+        return self.machine.handle(event, now_ms)
+
+    def check(self) -> None:
+        if self.machine is not None:
+            self.machine.check()
 
 
-def test_the_table_in_the_docstring_is_what_the_machine_does() -> None:
-    seen = set()
-    for length in range(5):
-        for history in itertools.product(STEPS, repeat=length):
-            machine, now_ms, paused = Machine(), 0, False
-            for name in history:
-                event, by_ms = STEPS[name]
-                now_ms += by_ms
-                before = state_of(machine.machine)
-                try:
-                    machine(event, now_ms)
-                except InvalidTransitionError:
-                    assert state_of(machine.machine) == before == "unknown"
-                    break
-                pauses = name == "SplitPaused" and before != "unknown"
-                paused = pauses or (paused and name not in ("SplitResumed", "SplitFinished"))
-                if name == "TimePassed late" and (paused or before == "unknown"):
-                    name = "TimePassed"  # it counts only while the split can be read
-                seen.add((before, name, state_of(machine.machine)))
+def test_the_table_of_the_reader_is_what_it_does() -> None:
+    def events(any_reader: AnyReader) -> Iterator[Event | Made | Later]:
+        if any_reader.machine is None:
+            yield from (Made(*flags) for flags in itertools.product((False, True), repeat=3))
+            return
+        for split_id in "ab":
+            yield from (SplitAdded(split_id), SplitFinished(split_id), SplitPaused(split_id), SplitResumed(split_id))
+            yield from (RowsEmitted(split_id, at_ms) for at_ms in (None, 20, 40, MAX_WATERMARK_MS + 10))
+            yield from (WatermarkEmitted(split_id, 30), IdleMarked(split_id))
+        yield from (UnassignedChanged(at_ms) for at_ms in (None, MIN_WATERMARK_MS, 15, 35))
+        yield from (Blocked(), Unblocked(), InputEnded(), TimePassed({}), Later(TimePassed(), by_ms=100))
 
-    expected = table()
-    assert seen - expected == set(), "steps without a row"
-    assert expected - seen == set(), "rows that cannot happen"
+    explore(
+        AnyReader,
+        events,
+        steps=steps_of(SplitWatermarks.TRANSITIONS),
+        state=lambda each, _: None if each.machine is None else each.machine.state,
+        depth=8,
+        ignore=("_now_ms",),
+    )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import InvalidTransitionError
+from headgate.machine import steps_of
 from headgate.protocol.channels import ProducerActive, ProducerEnded, ProducerIdle, WatermarkPassed
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from headgate.task import watermark_valve
@@ -19,6 +20,7 @@ from headgate.task.watermark_valve import (
     MarkActive,
     MarkIdle,
     ProducerTold,
+    ProducerWatermark,
     Told,
     WatermarkValve,
 )
@@ -46,18 +48,12 @@ class AnyValve:
     def __init__(self) -> None:
         self.valve: WatermarkValve | None = None
 
-    @property
-    def state(self) -> str | None:
-        return None if self.valve is None else self.valve.state
-
     def handle(self, event: ProducerTold | Started, now_ms: int) -> list[watermark_valve.Action]:
         if isinstance(event, Started):
             self.valve = WatermarkValve("x", (0, 1, 2), idle_together=event.idle_together)
             return []
         assert self.valve is not None
-        actions = self.valve.handle(event, now_ms)
-        self.valve._history.clear()  # or no two of them would be the same
-        return actions
+        return self.valve.handle(event, now_ms)
 
     def check(self) -> None:
         if self.valve is not None:
@@ -78,11 +74,15 @@ def test_the_table_is_what_the_valve_does() -> None:
     explore(
         AnyValve,
         events,
-        table=watermark_valve.__doc__,
-        state=lambda machine, _: machine.state,
-        name=lambda _, told: type(getattr(told, "event", told)).__name__,
+        steps=steps_of(WatermarkValve.TRANSITIONS),
+        state=lambda machine, _: None if machine.valve is None else machine.valve.state,
+        name=lambda machine, told: "" if machine.valve is None else machine.valve.kind_of(told).__name__,
         depth=12,
     )
+
+
+def test_the_table_of_a_producer_is_what_it_does() -> None:
+    explore(ProducerWatermark, lambda producer: () if producer.state == "ended" else TOLD)
 
 
 def test_an_unknown_producer_is_refused_with_the_history() -> None:

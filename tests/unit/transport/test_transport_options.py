@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.errors import OptionError
-from headgate.operators.query_options import parse_query_options
+from headgate.graph.query_options import parse_query_options
 from headgate.transport.options import TlsOptions, TransportOptions, transport_options
 
 NOTHING: dict[str, Any] = {

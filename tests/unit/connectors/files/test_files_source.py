@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from files_cases import csv_bytes, parquet_bytes, table, write
 
-from headgate.connectors.files.file_systems import resolve_paths
 from headgate.connectors.files.source import FilesSource
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.file_systems import resolve_paths
 
 
 def source(**options):

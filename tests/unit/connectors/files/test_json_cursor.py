@@ -70,10 +70,18 @@ def test_base64(text: str, value: bytes | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "following"), [('"QQ="', ERROR), ('"Q"', ERROR), ('"QQ"', "integer"), ('"Q Q="', "integer")]
-)
-def test_base64_that_ends_within_a_group_may_take_the_end_of_its_string_with_it(text: str, following: str) -> None:
-    cursor = JsonCursor(f"[{text},7]".encode(), JsonDialect(characters=True))
+    ("text", "characters", "following"),
+    [('"QQ="', True, ERROR), ('"Q"', True, ERROR), ('"QQ"', True, "integer"), ('"Q Q="', True, "integer"),
+     (r'"QQ=\""', True, "integer"), (r'"QQ=\","', True, "integer"), ('"é"', True, "integer"),
+     ('"é"', False, ERROR), (r'"\ud83d"', False, "integer"),
+     ('"QQ=é"', False, ERROR), ('"QQ=é"', True, "integer"), ('"\udcff"', False, "integer")],
+)  # fmt: skip
+def test_base64_that_ends_within_a_group_may_take_the_end_of_its_string_with_it(
+    text: str, characters: bool, following: str
+) -> None:
+    """Nor may it leave all bytes of a character, where those are bytes."""
+    record = f"[{text},7]".encode(errors="surrogateescape")
+    cursor = JsonCursor(record, JsonDialect(characters=characters))
     cursor.next()
     cursor.next()
     with pytest.raises(MalformedRecordError):

@@ -13,11 +13,11 @@ import pytest
 from headgate.connectors.kafka import enumerator as module
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, InvalidTransitionError, SourceUnavailableError
+from headgate.microbatch.offsets import INITIAL
+from headgate.microbatch.planner import plan_batch
+from headgate.microbatch.stream_plan import StreamPlanner
 from headgate.source import PlanLimits
 from headgate.source.watermark import MIN_WATERMARK_MS
-from headgate.spark.offsets import INITIAL
-from headgate.spark.planner import plan_batch
-from headgate.spark.stream_plan import StreamPlanner
 from tests.unit.connectors.kafka.partitions_source import (
     BOUNDED,
     Cluster,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.kafka import event_times
-from headgate.connectors.kafka.consumers import PARTITION_EOF, ClientEvent, Consumed
+from headgate.connectors.kafka.consumer import PARTITION_EOF, ClientEvent, Consumed
 from headgate.connectors.kafka.event_times import FieldOfValues, NextRecord, TimeStamps, _Known, _Walk, range_ends
 from headgate.connectors.kafka.records import Records
 from headgate.connectors.kafka.source import KafkaSource

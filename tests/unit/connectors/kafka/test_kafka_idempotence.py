@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.kafka.sink_options import KafkaSink
-from headgate.connectors.kafka.writer import KafkaWriter
+from headgate.connectors.kafka.sink.options import KafkaSink
+from headgate.connectors.kafka.sink.producer import KafkaWriter
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.connectors.kafka.bulk import BulkConsumer
-from headgate.connectors.kafka.consumers import acquire
+from headgate.connectors.kafka.consumer_pool import acquire
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split_reader import reading_settings
 from headgate.errors import OptionError

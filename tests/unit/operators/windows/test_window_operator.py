@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from headgate.errors import CorruptStateError, OptionError, UnsupportedVersionError
 from headgate.functions import avg, collect_list, count, first, last, sum, window
-from headgate.operators.operator import OperatorContext, RestoredChunk
+from headgate.operators.operator import RestoredChunk
 from headgate.operators.windows import runs
 from headgate.operators.windows.operator import WindowAggregate
+from headgate.protocol.operator_context import OperatorContext
 from tests.unit.operators.windows.window_world import EPOCH, TIMESTAMP, Subtasks, made
 
 SCHEMA = pa.schema([("at", TIMESTAMP), ("k", pa.int64()), ("v", pa.int64())])

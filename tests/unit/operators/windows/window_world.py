@@ -12,13 +12,14 @@ import pyarrow as pa
 
 from headgate.functions import Column
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import KeyedChunk, OperatorContext, RestoredChunk
+from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import Aggregated, Key, OutputMode, WindowedAggregate
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range, subtask_of
+from headgate.protocol.operator_context import OperatorContext
 from headgate.source.watermark import MAX_WATERMARK_MS
 
 TIMESTAMP = pa.timestamp("us", "UTC")

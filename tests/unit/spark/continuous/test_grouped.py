@@ -25,9 +25,9 @@ from headgate.functions import (
     when,
     window,
 )
-from headgate.operators.operator import OperatorContext
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.windowed import WindowedAggregate
+from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.continuous.streams import ContinuousStream
 from tests.unit.spark.continuous.test_streams import definition, numbers
 

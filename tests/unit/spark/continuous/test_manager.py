@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from headgate.errors import OptionError
-from headgate.spark.continuous import manager
+from headgate.spark.continuous import listener, live_queries, manager
 from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.query import ContinuousQuery
 
@@ -30,50 +30,52 @@ def query(id: str, name: str | None = None) -> ContinuousQuery:
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep the process's own queries out of it."""
-    monkeypatch.setattr(manager, "_by_location", {})
-    monkeypatch.setattr(manager, "listeners", [])
+    monkeypatch.setattr(live_queries, "_by_location", {})
+    listeners: list[object] = []
+    for module in (listener, manager):
+        monkeypatch.setattr(module, "listeners", listeners)
     yield
 
 
 @pytest.mark.parametrize(("name", "called"), [("rides", "rides"), (None, "one")])
 def test_a_location_belongs_to_one_live_query(name: str | None, called: str) -> None:
     first, second = query("one", name), query("two")
-    manager.enter("here", first)
+    live_queries.enter("here", first)
     with pytest.raises(OptionError, match=f"belongs to the query '{called}'") as refused:
-        manager.enter("here", second)
+        live_queries.enter("here", second)
     assert refused.value.facts["option"] == "checkpointLocation"
-    manager.enter("there", second)
+    live_queries.enter("there", second)
     assert ContinuousQueryManager().active == [first, second]
 
-    manager.leave("here", second)  # is not its own
+    live_queries.leave("here", second)  # is not its own
     assert ContinuousQueryManager().get("one") is first
-    manager.leave("here", first)
-    manager.leave("here", first)
+    live_queries.leave("here", first)
+    live_queries.leave("here", first)
     assert ContinuousQueryManager().get("one") is None
-    manager.enter("here", query("three"))
+    live_queries.enter("here", query("three"))
 
 
 def test_who_sees_the_end_of_a_query_finds_its_location_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = SimpleNamespace(checkpoint_location=str(tmp_path), name="rides")
     ended = ContinuousQuery(cast(Any, None), cast(Any, definition))
-    manager.enter(ended._storage.store.path(""), ended)
-    active_as_it_left, leave = [], manager.leave
+    live_queries.enter(ended._storage.store.path(""), ended)
+    active_as_it_left, leave = [], live_queries.leave
 
     def note(location: str, query: ContinuousQuery) -> None:
         active_as_it_left.append(query.isActive)
         leave(location, query)
 
-    monkeypatch.setattr(manager, "leave", note)
+    monkeypatch.setattr(live_queries, "leave", note)
     ended._finish(None)
     assert active_as_it_left == [True] and not ended.isActive
     assert ContinuousQueryManager().active == []
 
 
 def test_a_listener_is_told_once_however_often_it_is_added() -> None:
-    streams, listener = ContinuousQueryManager(), cast(Any, object())
-    streams.removeListener(listener)
-    streams.addListener(listener)
-    streams.addListener(listener)
-    assert manager.listeners == [listener]
-    streams.removeListener(listener)
+    streams, added = ContinuousQueryManager(), cast(Any, object())
+    streams.removeListener(added)
+    streams.addListener(added)
+    streams.addListener(added)
+    assert manager.listeners == [added]
+    streams.removeListener(added)
     assert manager.listeners == []

@@ -11,11 +11,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from headgate.errors import OptionError
 from headgate.functions import col
+from headgate.graph.plan import PlanNode
+from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
-from headgate.operators.plan import PlanNode
 from headgate.operators.project import Project
-from headgate.operators.stage_graph import SourceDefinition
 from headgate.operators.transform_with_state.transform_with_state import TransformWithState
 from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark

@@ -14,8 +14,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.functions import col, lit
-from headgate.operators.operator import OperatorContext
-from headgate.operators.stage_graph import QueryDefinition
+from headgate.graph.stage_graph import QueryDefinition
+from headgate.protocol.operator_context import OperatorContext
+from headgate.runtime.chain import StageChain
 from headgate.source import Boundedness, WatermarkAlignment, WatermarkStrategy
 from headgate.spark.continuous.streams import ContinuousStream, ContinuousStreams, continuous
 
@@ -102,7 +103,7 @@ def test_a_definition_goes_to_the_slots_as_it_is() -> None:
     batch = pa.RecordBatch.from_pydict({"n": [1], "at": [None]}, schema=TIMED)
     arrived.graph.operators[0].operator.process(batch, "s", lambda rows, split: out.extend(rows.to_pylist()))
     assert out == [{"n": 3}]
-    chain = arrived.make_chain(OperatorContext(uid="", subtask=0, parallelism=1), {})
+    chain = StageChain(arrived, OperatorContext(uid="", subtask=0, parallelism=1), {})
     assert set(chain.figures().rows_in) == {"datagen"}
 
 

@@ -1,0 +1,178 @@
+"""Queries of one application in one alignment group: the hub alone, then real groups that meet in it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+from headgate.coordinator.alignment.alignment_group import (
+    AlignmentGroup,
+    Announce,
+    Event,
+    OthersMoved,
+    ReaderJoined,
+    ReaderReported,
+    ShareMinimum,
+)
+from headgate.driver.alignment_hub import AlignmentHub
+from headgate.source.watermark import MAX_WATERMARK_MS
+
+
+def test_each_query_hears_the_lowest_of_the_others_and_only_when_it_moved() -> None:
+    hub = AlignmentHub()
+    heard: dict[str, list[int | None]] = {name: [] for name in "abc"}
+    a, b, c = (hub.join("app", "g", heard[name].append) for name in "abc")
+    a.share(10)
+    b.share(20)
+    c.share(30)
+    a.share(25)
+    a.share(25)
+    assert heard == {"a": [20], "b": [10, 25], "c": [10, 20]}
+
+
+def test_a_query_without_a_vote_holds_nobody() -> None:
+    hub = AlignmentHub()
+    heard: list[int | None] = []
+    hub.join("app", "g", heard.append)
+    other = hub.join("app", "g", heard.append)
+    other.share(None)
+    assert heard == []
+    other.share(5)
+    other.share(None)
+    assert heard == [5, None]
+
+
+def test_who_joins_later_hears_at_once_how_far_the_others_are() -> None:
+    hub = AlignmentHub()
+    hub.join("app", "g", lambda watermark_ms: None).share(7)
+    heard: list[int | None] = []
+    hub.join("app", "g", heard.append)
+    assert heard == [7]
+
+
+def test_who_left_holds_nobody_and_hears_nothing() -> None:
+    hub = AlignmentHub()
+    stays, left = [], []  # type: ignore[var-annotated]
+    first = hub.join("app", "g", stays.append)
+    second = hub.join("app", "g", left.append)
+    second.share(5)
+    second.leave()
+    second.share(3)
+    second.leave()
+    first.share(9)
+    assert (stays, left) == ([5, None], [])
+
+
+def test_groups_and_applications_do_not_meet() -> None:
+    hub = AlignmentHub()
+    heard: list[int | None] = []
+    hub.join("app", "g", heard.append)
+    hub.join("app", "h", heard.append).share(1)
+    hub.join("another app", "g", heard.append).share(2)
+    assert heard == []
+
+
+def test_what_is_heard_last_is_how_it_is_whoever_shares_at_the_same_time() -> None:
+    hub = AlignmentHub()
+    heard: list[int | None] = []
+    hub.join("app", "g", heard.append)
+    sharing = [hub.join("app", "g", lambda watermark_ms: None) for _ in range(4)]
+
+    def share(number: int) -> None:
+        for watermark_ms in range(300):
+            sharing[number].share(watermark_ms * 4 + number)
+
+    threads = [threading.Thread(target=share, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard[-1] == 299 * 4
+    assert all(one != other for one, other in itertools.pairwise(heard)), "it was told what it knew"
+
+
+class Query:
+    """A query with one reader in the group, whose driver carries out what is ordered at once."""
+
+    def __init__(self, hub: AlignmentHub, drift_ms: int = 10) -> None:
+        self.group = AlignmentGroup("g", {"source": drift_ms}, parallelism=1)
+        self.bound_ms: int | None = None
+        self.heard: list[OthersMoved] = []
+        self.membership = hub.join("app", "g", lambda watermark_ms: self.heard.append(OthersMoved(watermark_ms)))
+
+    def tell(self, event: Event) -> None:
+        for action in self.group.handle(event, 0):
+            if isinstance(action, Announce):
+                self.bound_ms = action.max_watermark_ms
+            elif isinstance(action, ShareMinimum):
+                self.membership.share(action.watermark_ms)
+        self.group.check()
+
+    def read_to(self, watermark_ms: int | None) -> None:
+        self.tell(ReaderReported("source", 0, watermark_ms, "split"))
+
+    def hear(self) -> None:
+        while self.heard:
+            self.tell(self.heard.pop(0))
+
+
+def queries(hub: AlignmentHub, *watermarks_ms: int) -> list[Query]:
+    """Return queries that have reported these."""
+    made = [Query(hub) for _ in watermarks_ms]
+    for query, watermark_ms in zip(made, watermarks_ms):
+        query.tell(ReaderJoined("source", 0))
+        query.read_to(watermark_ms)
+    hear(*made)
+    return made
+
+
+def hear(*made: Query) -> None:
+    while any(query.heard for query in made):
+        for query in made:
+            query.hear()
+
+
+def test_no_query_reads_further_than_the_slowest_of_all_and_the_drift() -> None:
+    behind, ahead = queries(AlignmentHub(), 100, 5_000)
+    assert (behind.bound_ms, ahead.bound_ms) == (110, 110)
+    for watermark_ms in (110, 3_000, 4_995):
+        behind.read_to(watermark_ms)
+        hear(behind, ahead)
+        assert (behind.bound_ms, ahead.bound_ms) == (watermark_ms + 10, watermark_ms + 10)
+    behind.read_to(9_000)
+    hear(behind, ahead)
+    assert (behind.bound_ms, ahead.bound_ms) == (5_010, 5_010)
+
+
+def test_a_query_that_starts_behind_holds_the_ones_that_run() -> None:
+    hub = AlignmentHub()
+    (running,) = queries(hub, 5_000)
+    newcomer = Query(hub)
+    hear(running, newcomer)
+    assert running.bound_ms == 5_010, "it has not read anything yet"
+    newcomer.tell(ReaderJoined("source", 0))
+    newcomer.read_to(40)
+    hear(running, newcomer)
+    assert running.bound_ms == 50
+
+
+def test_when_a_query_stops_the_others_resume() -> None:
+    first, second, third = queries(AlignmentHub(), 100, 5_000, 6_000)
+    assert third.bound_ms == 110
+    first.membership.leave()
+    hear(first, second, third)
+    assert (second.bound_ms, third.bound_ms) == (5_010, 5_010)
+    second.membership.leave()
+    hear(second, third)
+    assert third.bound_ms == 6_010
+    assert third.group.minimum_ms == 6_000
+
+
+def test_when_all_splits_of_a_query_are_idle_the_others_resume() -> None:
+    behind, ahead = queries(AlignmentHub(), 100, 5_000)
+    behind.read_to(None)
+    hear(behind, ahead)
+    assert (behind.bound_ms, ahead.bound_ms) == (5_010, 5_010)
+    ahead.read_to(None)
+    hear(behind, ahead)
+    assert (behind.bound_ms, ahead.bound_ms) == (MAX_WATERMARK_MS, MAX_WATERMARK_MS)

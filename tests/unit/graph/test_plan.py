@@ -1,0 +1,123 @@
+"""How a program becomes a graph: order, uids that hold when another branch changes, and where a column comes from."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from headgate.errors import OptionError
+from headgate.functions import col
+from headgate.graph.plan import PlanNode, source_column, stage_graph, with_strategy
+from headgate.graph.stage_graph import SINK_UID, StageGraph
+from headgate.operators.filter import Filter
+from headgate.operators.project import Project
+from headgate.operators.union import Union
+from headgate.source import WatermarkStrategy
+from tests.unit.operators.collecting_sink import NUMBERS, Recording, source
+
+
+def kept(node: PlanNode) -> PlanNode:
+    return node.then(Filter(node.schema, col(node.schema.names[0]) > 1, "UTC"))
+
+
+def united(*nodes: PlanNode) -> PlanNode:
+    return PlanNode(of=Union(*(node.schema for node in nodes)), inputs=nodes)
+
+
+def test_uids_are_counted_from_the_nearest_name() -> None:
+    left = kept(kept(source(uid="kafka")))
+    right = kept(source(uid="kafka").named("rides"))
+    graph = stage_graph(kept(united(left, right)))
+    assert graph.uids == (
+        "kafka", "rides", "kafka.1.filter", "kafka.2.filter", "rides.1.filter", "union", "union.1.filter", SINK_UID,
+    )  # fmt: skip
+    assert graph.output == "union.1.filter"
+
+
+def test_a_change_in_one_branch_leaves_the_other_alone() -> None:
+    def program(left: PlanNode) -> set[str]:
+        return set(stage_graph(united(left, kept(source(uid="files")))).uids)
+
+    short, long = program(source(uid="kafka")), program(kept(kept(source(uid="kafka"))))
+    assert short < long
+    assert long - short == {"kafka.1.filter", "kafka.2.filter"}
+
+
+def test_a_name_holds_what_follows() -> None:
+    def program(node: PlanNode) -> set[str]:
+        return set(stage_graph(kept(node.then(Recording()).named("parse"))).uids)
+
+    assert program(kept(source(uid="kafka"))) - program(source(uid="kafka")) == {"kafka.1.filter"}
+
+
+def test_derived_names_give_way_to_those_of_the_user() -> None:
+    graph = stage_graph(kept(united(source(uid="kafka"), source(uid="kafka").named("kafka-2"), source(uid="kafka"))))
+    assert [each.uid for each in graph.sources] == ["kafka", "kafka-2", "kafka-3"]
+
+
+@pytest.mark.parametrize("taken", ["mine", SINK_UID, "bad-records"])
+def test_a_name_twice(taken: str) -> None:
+    with pytest.raises(OptionError, match=f"names '{taken}' more than once"):
+        stage_graph(kept(kept(source().named("mine"))).named(taken))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "x" * 101, "ü"])
+def test_a_name_that_no_file_can_have(name: str) -> None:
+    with pytest.raises(OptionError, match="cannot be used"):
+        source().named(name)
+
+
+def test_one_source_in_two_branches_is_read_once() -> None:
+    start = source()
+    graph = stage_graph(united(kept(start), start))
+    assert len(graph.sources) == 1
+    assert graph.consumers("numbers") == ("numbers.1.filter", "union")
+
+
+def test_what_feeds_the_sink() -> None:
+    graph = stage_graph(source())
+    assert graph.consumers("numbers") == (SINK_UID,)
+    assert graph.schema == NUMBERS
+
+
+def test_programs_share_no_operator() -> None:
+    node = kept(source())
+    first, second = (stage_graph(each).operators[0].operator for each in (node, node.named("other")))
+    assert (first.uid, second.uid) == ("numbers.1.filter", "other")
+
+
+def test_a_graph_is_pickled() -> None:
+    graph: StageGraph = pickle.loads(pickle.dumps(stage_graph(kept(source()))))
+    assert graph.uids == ("numbers", "numbers.1.filter", SINK_UID)
+
+
+def test_where_a_column_comes_from() -> None:
+    at = source(pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]))
+    renamed = at.then(Project(at.schema, [col("AT").alias("when"), (col("n") + 1).alias("n")], "UTC"))
+    filtered = renamed.then(Filter(renamed.schema, col("n") > 1, "UTC"))
+    assert source_column(filtered, "when") == source_column(filtered, "`when`") == "at"
+    parts = source(pa.schema([("p", pa.struct([("at", pa.timestamp("us"))])), ("x.y", pa.timestamp("us"))]))
+    kept = parts.then(Project(parts.schema, [col("`x.y`"), col("p.at").alias("t"), col("p")], "UTC"))
+    assert [source_column(kept, path) for path in ("`x.y`", "t", "p.at", "p")] == ["x.y", None, None, "p"]
+    assert source_column(filtered, "n") is None
+    assert source_column(filtered.then(Recording()), "when") is None
+    assert source_column(united(at, at), "at") is None
+    strategy = WatermarkStrategy(event_time_column="at")
+    assert stage_graph(with_strategy(filtered, lambda _: strategy)).sources[0].watermark_strategy == strategy
+
+
+def test_a_strategy_for_each_source_keeps_one_source_in_two_branches_one() -> None:
+    left, right = source(uid="left"), source(uid="right")
+    both = united(united(left, kept(left)), right)
+    made = stage_graph(with_strategy(both, lambda of: WatermarkStrategy(event_time_column=of.uid)))
+    assert [(each.uid, each.watermark_strategy) for each in made.sources] == [
+        ("left", WatermarkStrategy(event_time_column="left")),
+        ("right", WatermarkStrategy(event_time_column="right")),
+    ]
+
+
+def test_a_union_needs_the_same_types() -> None:
+    with pytest.raises(OptionError, match="n int64 and n string"):
+        Union(NUMBERS, pa.schema([("n", pa.string())]))

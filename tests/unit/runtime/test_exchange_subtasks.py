@@ -1,0 +1,745 @@
+"""Two stages in one process, wired by a data plane: what is under way is in a checkpoint once, whatever happens."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels, relocated_exchanges
+from headgate.checkpoint.channel_bytes import read_channel
+from headgate.checkpoint.state_uploader import StateUploader
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.graph.plan import PlanNode, stage_graph
+from headgate.graph.query_options import parse_query_options
+from headgate.graph.stage_graph import QueryDefinition, SourceDefinition
+from headgate.operators.exchange import Exchange
+from headgate.operators.operator import Operator
+from headgate.protocol import messages as msg
+from headgate.protocol.channels import Barrier, Buffer, ChannelId
+from headgate.protocol.messages import CheckpointKind, SubtaskId
+from headgate.protocol.state import ChannelState, InlineState, OperatorState, StateHandle, SubtaskState
+from headgate.runtime import input_exchanges
+from headgate.runtime.execution_context import SlotPlace, SlotServices
+from headgate.runtime.mailbox import Letter
+from headgate.runtime.output_exchange import MAX_QUEUED_BUFFERS
+from headgate.runtime.subtask_thread import SubtaskThread
+from headgate.source import Boundedness
+from headgate.task import input_gate as ig
+from headgate.task import result_partition as rp
+from headgate.transport.data_plane import DataPlane
+from tests.unit.runtime.toy_query import (
+    PATIENCE_S,
+    SCHEMA,
+    Running,
+    ToyOperator,
+    ToySink,
+    ToySource,
+    state_of,
+)
+from tests.waiting import wait_until
+
+LetterT = TypeVar("LetterT", bound=msg.FromSlot)
+CREDITS = 4
+"""How many buffers wait at a consumer that does not read."""
+BEHIND = CREDITS + MAX_QUEUED_BUFFERS
+"""How many buffers wait between a producer and a consumer that does not read."""
+OFF = {
+    "execution.checkpointing.unaligned.recover-output-on-downstream.enabled": "false",
+    "execution.checkpointing.unaligned.during-recovery.enabled": "false",
+}
+NOW_DUE_MS = 1
+
+
+class SlowStorage(CheckpointStorage):
+    """Writes nothing while a test holds it, and everything to files."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.open = threading.Event()
+        self.open.set()
+
+    def write_state(self, checkpoint_id: int, name: str, data: bytes, inline_bytes: int = 0) -> StateHandle:
+        assert self.open.wait(PATIENCE_S)
+        return super().write_state(checkpoint_id, name, data, 0)
+
+
+class TimedOperator(ToyOperator):
+    """Wants to be told the time when ``due`` says so; ``time`` is called then."""
+
+    def due_ms(self) -> int | None:
+        due = self.does.get("due")
+        return None if due is None else due()  # type: ignore[return-value]
+
+    def process_time(self, now_ms: int, emit: Any) -> None:
+        self._do("time")
+
+
+class Pair:
+    """Both subtasks of a slot; the test is the coordinator."""
+
+    def __init__(
+        self, location: Path, operator: Operator | None, feeding: Operator | None, options: Mapping[str, str]
+    ) -> None:
+        self.source = ToySource()
+        self.sink = ToySink()
+        self.storage = SlowStorage(str(location / "checkpoints"))
+        self.plane = DataPlane(1, "secret", "127.0.0.1")
+        self.uploader = StateUploader(self.storage, "1-0-0")
+        self.posted: list[msg.FromSlot] = []
+        self.execution = self.generation = 0
+        self._unread: queue.Queue[msg.FromSlot] = queue.Queue()
+        self._restored: tuple[SubtaskState, SubtaskState] | None = None
+        self.disks = [location / "spilled", location / "spilled on another disk"]
+        services = SlotServices(
+            plane=self.plane, uploader=self.uploader, spill_folders=tuple(str(each) for each in self.disks)
+        )
+        place = SlotPlace(
+            run=1, slot=0, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location=str(location)
+        )
+        self._on_downstream = not options
+        definition = self._definition(operator, feeding, options)
+        self.runners = [
+            SubtaskThread(
+                definition,
+                stage,
+                place,
+                post=self._post,
+                on_ended=lambda execution: None,
+                read_state=self.storage.read_state,
+                services=services,
+            )
+            for stage in (0, 1)
+        ]
+
+    def _definition(
+        self, operator: Operator | None, feeding: Operator | None, options: Mapping[str, str]
+    ) -> QueryDefinition:
+        node = PlanNode(
+            of=SourceDefinition(
+                uid="toy", source=self.source, schema=SCHEMA, boundedness=Boundedness.CONTINUOUS_UNBOUNDED
+            ),
+            name="toy",
+        )
+        if feeding is not None:
+            node = node.then(feeding).named("feeding")
+        node = node.then(Exchange(SCHEMA, "hash", keys=("n",))).named("keys")
+        if operator is not None:
+            node = node.then(operator).named("function")
+        return QueryDefinition(
+            graph=stage_graph(node),
+            sink=self.sink,
+            sink_format="toy",
+            options=parse_query_options({"exchange.buffer-timeout": "0", **options}, {}),
+            parallelism=1,
+        )
+
+    # Letters.
+
+    def deliver(self, stage: int, letter: Callable[..., msg.ToSlot], **fields: Any) -> None:
+        self.runners[stage].deliver(letter(stage=stage, execution=self.execution, **fields))
+
+    def both(self, letter: Callable[..., msg.ToSlot], **fields: Any) -> None:
+        for stage in (0, 1):
+            self.deliver(stage, letter, **fields)
+
+    def deploy(self, restored: tuple[SubtaskState, SubtaskState] | None = None, checkpoint_id: int = 0) -> None:
+        """Deploy both subtasks, with the states of a checkpoint."""
+        self.execution += 1
+        self.generation += 1
+        states = restored or (None, None)
+        channels = [channel for state in states if state is not None for channel in state.channels]
+        assigned = assign_channels(
+            channels,
+            {"keys": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1)},
+            old_parallelism=1,
+            parallelism=1,
+            max_parallelism=128,
+            on_downstream=self._on_downstream,
+        )
+        for stage, state in enumerate(states):
+            self.deliver(
+                stage,
+                msg.Deploy,
+                parallelism=1,
+                restore=None if state is None else msgspec.structs.replace(state, channels=()),
+                checkpoint_id=checkpoint_id,
+                generation=self.generation,
+                recovered=assigned.get(SubtaskId(stage, 0), ()),
+                relocated=relocated_exchanges(channels, old_parallelism=1, parallelism=1),
+            )
+
+    def connect(self) -> None:
+        self.both(msg.SlotsLocated, generation=self.generation, addresses={0: self.plane.address})
+
+    def start(self, *, connect: bool = True) -> None:
+        self.deploy()
+        if connect:
+            self.connect()
+        for _ in range(2):
+            self.next(msg.SubtaskRunning)
+        self.deliver(0, msg.AssignSplits, source="toy", number=1, splits=(state_of("a"),))
+
+    def restart(
+        self, restored: tuple[SubtaskState, SubtaskState], checkpoint_id: int, *, unblocks: bool = False
+    ) -> None:
+        """Restart in place from a checkpoint, rows and letters of the old execution being under way.
+
+        A sink that has no room gets none by that, unless ``unblocks``.
+        """
+        unblocks = unblocks or self.sink.room is None
+        self.sink.room = self.sink.room or Future()
+        self.deploy(restored, checkpoint_id)
+        self.settle(0)
+        self.settle(1)  # the old execution, which may still have been writing, is over
+        self.sink.batches.clear()
+        self.sink.calls.clear()
+        if unblocks:
+            self.unblock()
+        self.connect()
+        for _ in range(2):
+            self.next(msg.SubtaskRunning)
+
+    def trigger(self, checkpoint_id: int, **fields: Any) -> None:
+        self.deliver(0, msg.TriggerCheckpoint, checkpoint_id=checkpoint_id, **{"unaligned": True, **fields})
+
+    def acknowledged(self, checkpoint_id: int) -> tuple[SubtaskState, SubtaskState]:
+        """Wait until both subtasks' parts of a checkpoint are safe; what the sink prepares for it is safe at once."""
+        states: dict[int, SubtaskState] = {}
+        wait_until(lambda: self.prepares(checkpoint_id) or 1 in states)
+        prepared = self.sink.prepared[-1]
+        if not prepared.done():
+            prepared.set_result(OperatorState())
+        while len(states) < 2:
+            letter = self.next(msg.CheckpointAcknowledged)
+            if letter.checkpoint_id == checkpoint_id:
+                states[letter.stage] = letter.state
+        return states[0], states[1]
+
+    def prepares(self, checkpoint_id: int) -> bool:
+        return any(isinstance(call, tuple) and call[:2] == ("prepare", checkpoint_id) for call in list(self.sink.calls))
+
+    def next(self, kind: type[LetterT]) -> LetterT:
+        while True:
+            letter = self._unread.get(timeout=PATIENCE_S)
+            if isinstance(letter, kind):
+                return letter
+            assert not isinstance(letter, msg.SubtaskFailed) or letter.execution < self.execution, letter
+
+    def recovery_that_waits(self) -> msg.RecoveryProgress:
+        """Return how far the recovery of the consumer, which is blocked, gets."""
+        gate = self.runners[1].subtask._execution._gate  # type: ignore[union-attr]
+        found: list[msg.RecoveryProgress] = []
+
+        def looked() -> bool:
+            self.runners[1]._mailbox.post(Letter(lambda: found.append(gate.recovery_progress())))  # type: ignore
+            self.settle(1)
+            return found[-1].phase != "reading"
+
+        wait_until(looked)
+        wait_until(lambda: any(isinstance(each, msg.SubtaskProgress) and each.recovery for each in list(self.posted)))
+        return found[-1]
+
+    def wait_for_order(self) -> None:
+        """Wait until the consumer, which is blocked, has a snapshot to take."""
+        execution = self.runners[1].subtask._execution
+        assert execution is not None and execution._snapshots is not None
+        snapshots = execution._snapshots
+        wait_until(lambda: bool(snapshots.barriers))
+
+    def settle(self, stage: int) -> None:
+        """Wait until a subtask has handled all letters up to now."""
+        done = threading.Event()
+        self.runners[stage]._mailbox.post(Letter(done.set))
+        assert done.wait(PATIENCE_S)
+
+    # Rows.
+
+    def offer(self, *numbers: int) -> None:
+        """Let the source emit each number as a batch, and so a buffer, of its own."""
+        for number in numbers:
+            self.source.reader.offer("a", number)
+
+    def block(self) -> None:
+        """Let the consumer process nothing from now on."""
+        self.sink.room = Future()
+        self.settle(1)
+
+    def unblock(self) -> None:
+        room, self.sink.room = self.sink.room, None
+        assert room is not None
+        room.set_result(None)
+
+    def fill(self, first: int = 0) -> list[int]:
+        """Emit what the blocked consumer does not take, until the producer has no room for more."""
+        numbers = list(range(first, first + BEHIND))
+        self.offer(*numbers)
+        wait_until(lambda: self._emitted() >= first + BEHIND)
+        self.settle(0)
+        self.settle(1)
+        return numbers
+
+    def _emitted(self) -> int:
+        split = self.source.reader.splits.get("a")
+        return 0 if split is None else split.position
+
+    def failures(self) -> list[msg.FromSlot]:
+        return [letter for letter in self.posted if isinstance(letter, msg.SubtaskFailed)]
+
+    def close(self) -> None:
+        self.storage.open.set()
+        for runner in self.runners:
+            runner.close(PATIENCE_S)
+            assert not runner._thread.is_alive()
+        self.plane.close()
+        self.uploader.close()
+
+    def _post(self, letter: msg.FromSlot) -> None:
+        self.posted.append(letter)
+        self._unread.put(letter)
+
+
+def position(state: SubtaskState) -> int:
+    (split,) = state.readers["toy"].splits
+    return int(ToySource.split_serializer.deserialize(split.data).position)
+
+
+def numbers_in(pair: Pair, channels: tuple[ChannelState, ...]) -> dict[bool, list[int]]:
+    """Return the numbers of the rows in channel state, by side: True for output."""
+    found: dict[bool, list[int]] = {}
+    for each in channels:
+        data = each.handle.data if isinstance(each.handle, InlineState) else pair.storage.read_state(each.handle)
+        batches = read_channel(data, ChannelId(each.exchange, each.producer, each.consumer), output=each.output)
+        found[each.output] = [n for batch in batches for n in batch.column("n").to_pylist()]
+    return found
+
+
+Start = Callable[..., Pair]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    made: list[Pair] = []
+
+    def make(
+        operator: Operator | None = None,
+        feeding: Operator | None = None,
+        options: Mapping[str, str] | None = None,
+        *,
+        connect: bool = True,
+    ) -> Pair:
+        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}))
+        made[-1].start(connect=connect)
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.close()
+
+
+def test_rows_and_checkpoints_pass_both_stages(start: Start) -> None:
+    """With nothing under way a checkpoint holds no rows."""
+    pair = start()
+    pair.offer(1, 2, 3)
+    wait_until(lambda: pair.sink.numbers == [1, 2, 3])
+    pair.trigger(1)
+    producer, consumer = pair.acknowledged(1)
+    assert (position(producer), producer.channels, consumer.channels) == (3, (), ())
+
+
+def test_a_checkpoint_holds_what_is_under_way_on_both_sides(start: Start) -> None:
+    """The barrier passes the rows that the consumer has, and those that the producer has."""
+    pair = start()
+    pair.block()
+    numbers = pair.fill()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    producer, consumer = pair.acknowledged(1)
+    assert position(producer) == BEHIND
+    assert numbers_in(pair, producer.channels) == {True: numbers[CREDITS:]}
+    assert numbers_in(pair, consumer.channels) == {False: numbers[:CREDITS]}
+    wait_until(lambda: pair.sink.numbers == numbers)
+
+
+def test_an_aligned_checkpoint_holds_no_rows(start: Start) -> None:
+    """It waits for them."""
+    pair = start()
+    pair.block()
+    numbers = pair.fill()
+    pair.trigger(1, unaligned=False)
+    pair.settle(0)
+    pair.unblock()
+    producer, consumer = pair.acknowledged(1)
+    assert (producer.channels, consumer.channels) == ((), ())
+    assert pair.sink.numbers[: pair.sink.prepared_at[1]] == numbers
+
+
+def test_an_aligned_barrier_passes_when_its_time_is_over(start: Start) -> None:
+    """On the producer's side, and so without a timeout on the consumer's."""
+    pair = start()
+    pair.block()
+    numbers = pair.fill()
+    pair.trigger(1, alignment_timeout_ms=30)
+    pair.wait_for_order()
+    pair.unblock()
+    producer, consumer = pair.acknowledged(1)
+    found = numbers_in(pair, (*consumer.channels, *producer.channels))
+    assert found[False] + found[True] == numbers
+
+
+@pytest.mark.parametrize("options", [{}, OFF], ids=["on", "off"])
+def test_a_restart_in_place_loses_nothing_and_repeats_nothing(start: Start, options: dict[str, str]) -> None:
+    """Rows under way, of the old execution and of the checkpoint; and once more, from a checkpoint behind it."""
+    pair = start(options=options)
+    pair.block()
+    numbers = pair.fill()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    first = pair.acknowledged(1)
+    wait_until(lambda: pair.sink.numbers == numbers)
+    done = pair.sink.numbers[: pair.sink.prepared_at[1]]
+
+    pair.block()
+    pair.offer(*range(500, 520))  # behind the checkpoint: the source reads other numbers when it is restored
+    wait_until(lambda: pair._emitted() >= BEHIND + 5)
+    pair.restart(first, 1, unblocks=True)
+    more = list(range(BEHIND, BEHIND + 3))
+    pair.offer(*more)
+    wait_until(lambda: len(pair.sink.numbers) >= len(numbers) - len(done) + len(more))
+    assert done + pair.sink.numbers == numbers + more
+
+    pair.trigger(2)
+    second = pair.acknowledged(2)
+    done += pair.sink.numbers[: pair.sink.prepared_at[2]]
+    pair.restart(second, 2)
+    pair.offer(777)
+    wait_until(lambda: bool(pair.sink.numbers) and pair.sink.numbers[-1] == 777)
+    assert done + pair.sink.numbers == [*numbers, *more, 777]
+    assert not pair.failures()
+
+
+def abort_before_the_barrier(pair: Pair) -> None:
+    """The consumer hears of the abort first."""
+    pair.deliver(1, msg.CheckpointAborted, checkpoint_id=1)
+    pair.trigger(1)
+    pair.deliver(0, msg.CheckpointAborted, checkpoint_id=1)
+    pair.settle(0)
+    pair.settle(1)
+    pair.unblock()
+
+
+def abort_while_the_order_waits(pair: Pair) -> None:
+    """The snapshot is ordered, and the sink has no room for what is to be processed before it."""
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.both(msg.CheckpointAborted, checkpoint_id=1)
+    pair.settle(1)
+    pair.unblock()
+
+
+def abort_while_operators_prepare(pair: Pair) -> None:
+    """The channels' part is there, the sink's is not."""
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    wait_until(lambda: pair.prepares(1))
+    pair.both(msg.CheckpointAborted, checkpoint_id=1)
+    pair.settle(1)
+    pair.sink.prepared[-1].set_result(OperatorState())
+
+
+def abort_while_uploads_run(pair: Pair) -> None:
+    """The channels' part is not there."""
+    pair.storage.open.clear()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    wait_until(lambda: pair.prepares(1))
+    pair.sink.prepared[-1].set_result(OperatorState())
+    pair.both(msg.CheckpointAborted, checkpoint_id=1)
+    pair.settle(1)
+    pair.storage.open.set()
+
+
+def abort_a_suspension(pair: Pair) -> None:
+    """Nothing is emitted, and then everything again."""
+    pair.trigger(1, kind=CheckpointKind.SUSPEND)
+    pair.wait_for_order()
+    pair.unblock()
+    wait_until(lambda: pair.prepares(1))
+    pair.both(msg.CheckpointAborted, checkpoint_id=1)
+
+
+def abort_that_is_slower_than_the_next_barrier(pair: Pair) -> None:
+    """The consumer is still suspended by it when the next one's barrier comes through its channel."""
+    pair.trigger(1, kind=CheckpointKind.SUSPEND)
+    pair.wait_for_order()
+    pair.unblock()
+    wait_until(lambda: pair.prepares(1))
+    pair.deliver(0, msg.CheckpointAborted, checkpoint_id=1)
+    pair.trigger(2)
+    pair.settle(0)
+    pair.settle(1)
+    pair.deliver(1, msg.CheckpointAborted, checkpoint_id=1)
+
+
+@pytest.mark.parametrize(
+    "abort",
+    [
+        abort_before_the_barrier,
+        abort_while_the_order_waits,
+        abort_while_operators_prepare,
+        abort_while_uploads_run,
+        abort_a_suspension,
+        abort_that_is_slower_than_the_next_barrier,
+    ],
+)
+def test_a_checkpoint_that_is_aborted_at_any_moment_costs_nothing(start: Start, abort: Callable[[Pair], None]) -> None:
+    """The next one is complete, and what is restored from it has every row once."""
+    pair = start()
+    pair.block()
+    numbers = pair.fill()
+    abort(pair)
+    if abort is not abort_that_is_slower_than_the_next_barrier:
+        pair.trigger(2)
+    states = pair.acknowledged(2)
+    wait_until(lambda: pair.sink.numbers == numbers)
+    done = pair.sink.numbers[: pair.sink.prepared_at[2]]
+    pair.restart(states, 2)
+    pair.offer(777)
+    wait_until(lambda: bool(pair.sink.numbers) and pair.sink.numbers[-1] == 777)
+    assert done + pair.sink.numbers == [*numbers, 777]
+    assert not pair.failures()
+    assert all(
+        not runner.subtask._execution._snapshots._parts  # type: ignore[union-attr]
+        for runner in pair.runners
+        if runner.subtask._execution is not None
+    )
+    assert not [
+        letter for letter in pair.posted if isinstance(letter, msg.CheckpointAcknowledged)
+        and (letter.checkpoint_id, letter.stage) == (1, 1)
+    ]  # fmt: skip
+
+
+def test_a_drain_goes_through_both_stages(start: Start) -> None:
+    """What operators emit at the end is processed, and in the last checkpoint; who ended takes part in later ones."""
+    pair = start(operator=ToyOperator(), feeding=ToyOperator())
+    pair.offer(1, 2)
+    wait_until(lambda: pair.sink.numbers == [1, 2])
+    pair.trigger(1, unaligned=False, kind=CheckpointKind.DRAIN)
+    producer, consumer = pair.acknowledged(1)
+    assert producer.input_ended and consumer.input_ended
+    assert pair.sink.numbers == [1, 2, -1, -1]
+    assert ("prepare", 1, True) in pair.sink.calls
+    pair.trigger(2)
+    pair.acknowledged(2)
+
+
+def test_a_channel_that_is_connected_late_loses_nothing(start: Start) -> None:
+    """A checkpoint that begins before is complete behind that."""
+    pair = start(connect=False)
+    pair.offer(1, 2, 3)
+    pair.trigger(1)
+    pair.settle(0)
+    pair.connect()
+    pair.acknowledged(1)
+    wait_until(lambda: pair.sink.numbers == [1, 2, 3])
+
+
+def test_where_the_slots_were_is_not_where_they_are(start: Start) -> None:
+    """A letter of another generation or execution connects nothing."""
+    pair = start(connect=False)
+    pair.offer(1)
+    pair.both(msg.SlotsLocated, generation=pair.generation + 1, addresses={0: "nowhere:1"})
+    pair.execution -= 1
+    pair.connect()
+    pair.execution += 1
+    pair.settle(1)
+    pair.connect()
+    wait_until(lambda: pair.sink.numbers == [1])
+    assert not pair.failures()
+
+
+def test_a_restart_while_rows_are_being_recovered_begins_anew(start: Start) -> None:
+    """Recovered buffers of the old execution, and its thread's letters, do not reach the new one."""
+    pair = start()
+    pair.block()
+    numbers = pair.fill()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    states = pair.acknowledged(1)
+    wait_until(lambda: pair.sink.numbers == numbers)
+    done = pair.sink.numbers[: pair.sink.prepared_at[1]]
+    pair.sink.room = Future()
+    for _ in range(5):
+        pair.restart(states, 1)
+    pair.unblock()
+    wait_until(lambda: len(pair.sink.numbers) >= len(numbers) - len(done))
+    pair.offer(777)
+    wait_until(lambda: pair.sink.numbers[-1] == 777)
+    assert done + pair.sink.numbers == [*numbers, 777]
+    assert not pair.failures()
+
+
+@pytest.mark.parametrize("relocated", [False, True])
+@pytest.mark.parametrize("memory_bytes", [input_exchanges.RECOVERY_MEMORY_BYTES, 1], ids=["in memory", "spilled"])
+def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
+    start: Start, relocated: bool, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, whichever side it was on, on the disk too; and whether new rows of its keys come through other channels."""
+    monkeypatch.setattr(input_exchanges, "RECOVERY_MEMORY_BYTES", memory_bytes)
+    pair = start()
+    pair.block()
+    numbers = pair.fill()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    states = pair.acknowledged(1)
+    done = pair.sink.numbers[: pair.sink.prepared_at[1]]
+    wait_until(lambda: pair.sink.numbers == numbers)
+    moved = [msgspec.structs.replace(each, relocated=relocated) for each in states[1].channels]
+    states = states[0], msgspec.structs.replace(states[1], channels=tuple(moved))
+    for checkpoint_id in (2, 3, 4):
+        pair.sink.room = Future()
+        pair.restart(states, checkpoint_id - 1)
+        progress = pair.recovery_that_waits()
+        assert progress.phase == ("processing" if memory_bytes > 1 else "replaying")
+        assert (progress.rows_to_read, progress.rows_left) == (0, len(numbers) - len(done))
+        assert progress.memory_bytes > 0 and (progress.disk_bytes > 0) == (memory_bytes == 1)
+        pair.trigger(checkpoint_id)
+        pair.wait_for_order()
+        pair.unblock()
+        states = pair.acknowledged(checkpoint_id)
+        done += pair.sink.numbers[: pair.sink.prepared_at[checkpoint_id]]
+        found = numbers_in(pair, (*states[1].channels, *states[0].channels))
+        assert done + found.get(False, []) + found.get(True, []) == numbers
+        assert {each.relocated for each in states[1].channels} == {relocated}
+        assert position(states[0]) == BEHIND
+        recovered = msg.SubtaskRecovered(stage=1, execution=pair.execution)
+        wait_until(lambda recovered=recovered: recovered in pair.posted)  # type: ignore[misc]
+
+
+def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_exchanges, "RECOVERY_MEMORY_BYTES", 1)
+    pair = start()
+    pair.disks[0].parent.mkdir(exist_ok=True)
+    pair.disks[0].write_text("a disk that cannot be written")
+    pair.block()
+    pair.fill()
+    pair.trigger(1)
+    pair.wait_for_order()
+    pair.unblock()
+    states = pair.acknowledged(1)
+    pair.sink.room = Future()
+    pair.restart(states, 1)
+    assert pair.recovery_that_waits().disk_bytes > 0
+    assert [each.name for each in pair.disks[1].iterdir()] == [f"1-0-{pair.execution}"]
+    pair.unblock()
+    pair.close()
+    assert list(pair.disks[1].iterdir()) == []
+
+
+def test_an_operator_is_told_the_time_once_however_long_its_output_has_no_room(start: Start) -> None:
+    """Not again in every turn: what waits would grow without end."""
+    operator = TimedOperator()
+    pair = start(feeding=operator)
+    pair.block()
+    pair.fill()
+    operator.does["due"] = lambda: NOW_DUE_MS
+    told: list[int] = []
+    operator.does["time"] = lambda: (told.append(1), operator.does.pop("due"))
+    for _ in range(20):
+        pair.settle(0)
+    pair.unblock()
+    wait_until(lambda: bool(told))
+    pair.settle(0)
+    assert told == [1]
+
+
+def test_nobody_is_told_the_time_behind_the_end(start: Start) -> None:
+    """Nor asked for it over and over."""
+    operator = TimedOperator()
+    pair = start(feeding=operator)
+    pair.trigger(1, kind=CheckpointKind.DRAIN, unaligned=False)
+    pair.acknowledged(1)
+    asked: list[int] = []
+    operator.does["due"] = lambda: asked.append(1) or NOW_DUE_MS
+    for _ in range(20):
+        pair.settle(0)
+    assert not asked
+
+
+def test_a_slot_that_ends_first_does_not_disturb_one_that_publishes(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links break, which is no failure then."""
+    monkeypatch.setattr("headgate.runtime.execution._BROKEN_PATIENCE_MS", 0)
+    pair = start()
+    pair.offer(1)
+    wait_until(lambda: pair.sink.numbers == [1])
+    pair.trigger(1, kind=CheckpointKind.SUSPEND)
+    pair.acknowledged(1)
+    pair.sink.finished = Future()
+    finishing = threading.Thread(target=lambda: finished.append(pair.runners[1].finish(PATIENCE_S)))
+    finished: list[bool] = []
+    finishing.start()
+    consumer = pair.runners[1].subtask._execution
+    assert consumer is not None
+    wait_until(lambda: consumer._finishing)
+    pair.runners[0].close(PATIENCE_S)
+    for _ in range(5):
+        pair.settle(1)
+    pair.sink.finished.set_result(None)
+    finishing.join(PATIENCE_S)
+    assert finished == [True]
+    assert not pair.failures()
+
+
+def test_a_query_without_an_exchange_deletes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no folder of its own, and least of all one where it happens to be started."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "0-2-1").mkdir()
+    running = Running(s=ToySource())
+    running.start()
+    running.close()
+    assert (tmp_path / "0-2-1").exists()
+
+
+def test_a_barrier_that_a_newer_one_passed_is_dropped() -> None:
+    """The letter that its checkpoint was aborted may be slower than the newer barrier."""
+    channel = ChannelId("keys", 0, 0)
+    partition = rp.ResultPartition("keys", 0, [0], supports_unaligned=True)
+    gate = ig.InputGate(0, {"keys": ig.GateInput(producers=(0,), supports_unaligned=True)}, credits=1)
+
+    def sent(event: rp.Event) -> list[str]:
+        done = []
+        for action in partition.handle(event, 0):
+            if isinstance(action, rp.Transmit):
+                done += [type(each).__name__ for each in gate.handle(ig.ElementArrived(channel, action.element), 0)]
+                gate.check()
+        return done
+
+    sent(rp.ConsumerConnected(0))
+    gate.handle(ig.ChannelConnected(channel), 0)
+    sent(rp.CreditGranted(0, 1))
+    for n in (1, 2):
+        sent(rp.RowsEmitted(0, Buffer([n], 1, 8)))
+    assert sent(rp.BarrierEmitted(Barrier(checkpoint_id=1))) == []
+    assert sent(rp.BarrierEmitted(Barrier(checkpoint_id=2, unaligned=True))) == ["TakeSnapshot", "StoreChannels"]
+    gate.handle(ig.Polled(), 0)
+    gate.handle(ig.Polled(), 0)
+    assert sent(rp.CreditGranted(0, 1)) == []
+    gate.handle(ig.Polled(), 0)
+    gate.handle(ig.Polled(), 0)
+    assert sent(rp.BarrierEmitted(Barrier(checkpoint_id=3))) == ["TakeSnapshot", "StoreChannels"]
