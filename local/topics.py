@@ -95,8 +95,11 @@ def _wait(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def produce(address: str, topic: str, messages: Iterable[Message], **config: str | int) -> None:
-    """Write records, and wait until the broker has all of them. Names of settings have ``_`` for ``.``."""
-    settings = {"bootstrap.servers": address, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
+    """Write records in their order, and wait until the broker has all. Names of settings have ``_`` for ``.``."""
+    # A broker that has just heard of a topic may refuse the first batch and take a second one. Idempotence would help
+    # as well; asking for a producer's id takes as long as a small test.
+    in_order = {"max.in.flight": 1}
+    settings = in_order | {"bootstrap.servers": address, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
     producer = Producer(settings | {name.replace("_", "."): value for name, value in config.items()})
     failed: list[str] = []
     for each in messages:

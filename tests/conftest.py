@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from tests import distribution, search
-from tests.spark_java import QUICK, WORKER_DAEMON, SparkJava, java_options
+from tests.spark_java import MICRO_BATCHES, QUICK, SparkJava, forked_from, imported_modules, java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 _paths = [str(Path(__file__).parent / "worker_daemon"), *filter(None, [os.environ.get("PYTHONPATH")])]
-os.environ["PYTHONPATH"] = os.pathsep.join(_paths)  # for `WORKER_DAEMON`
+os.environ["PYTHONPATH"] = os.pathsep.join(_paths)  # for `imported_modules`
 # Every Java that a test starts: Spark's, the one that makes its command line, and brokers.
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "KAFKA_JVM_PERFORMANCE_OPTS"):
     os.environ.setdefault(_name, QUICK)
@@ -94,32 +94,38 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def _java_options() -> None:
-    """Let each Spark that is started from here on have what makes its start short."""
+def imported() -> Iterator[Path]:
+    """Let each Java of a Spark start sooner; return where a process listens that has imported what workers need.
+
+    A file of this folder, named by the id of a process that Spark started, holds that of its fork.
+    """
     if os.environ["SPARK_SUBMIT_OPTS"] == QUICK:
         os.environ["SPARK_SUBMIT_OPTS"] = java_options()
+    with imported_modules() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, _java_options: None) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory, imported: Path) -> Iterator[SparkSession]:
     """Return the session that all tests share; a test that changes a setting puts it back."""
     from pyspark.sql import SparkSession  # unit tests must run without starting to import Spark
 
     from local.jars import jars
 
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(map(str, jars("spark-kafka"))))  # the peer of headgate.kafka
         .appName("headgate-tests")
-        .config(map=WORKER_DAEMON)
+        .config(map=MICRO_BATCHES)
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         # A kill while Spark 4.3 writes its first offset leaves a temporary file, which it then refuses to start from.
         .config("spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart", "false")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
     )
+    with forked_from(imported):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
@@ -132,9 +138,9 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def java(tmp_path_factory: pytest.TempPathFactory, _java_options: None) -> Iterator[SparkJava]:
+def java(tmp_path_factory: pytest.TempPathFactory, imported: Path) -> Iterator[SparkJava]:
     """Return the Java in which Spark programs run that are processes of their own, one after the other."""
-    java = SparkJava(tmp_path_factory.mktemp("java"))
+    java = SparkJava(tmp_path_factory.mktemp("java"), imported)
     yield java
     java.close()
 

@@ -11,17 +11,25 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from local.jars import CACHE
 
+IMPORTED = "HEADGATE_TESTS_IMPORTED"
+"""The variable that tells Spark's Python processes where `imported_modules` listens."""
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that lives for minutes: the second compiler takes more time than its code saves."""
-WORKER_DAEMON = {"spark.python.daemon.module": "headgate_tests_daemon"}
-"""Lets Spark's Python workers start with their modules imported."""
-DEFAULTS = WORKER_DAEMON | {
+MICRO_BATCHES = {
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager"
+}
+"""Lets micro-batches write their checkpoints in half the time: the other manager runs `readlink` in a process of its
+own some twenty times a batch, because Hadoop's native library is missing."""
+DEFAULTS = {
+    **MICRO_BATCHES,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
@@ -46,6 +54,29 @@ for kind in ("parquet", "json", "csv", "text"):
 spark.read.format("headgate.datagen").option("numRows", 10).load().toArrow()
 spark.stop()
 """
+
+
+@contextmanager
+def imported_modules() -> Iterator[Path]:
+    """Run the process of which Spark's Python processes may be forks; yield the folder where it listens."""
+    with tempfile.TemporaryDirectory(prefix="headgate-", dir="/tmp") as folder:  # the address of a socket is short
+        command = [sys.executable, "-m", "headgate_tests_imported", folder]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}  # as Spark's own workers have it
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"listening\n", f"it ended with {process.wait()}"
+            yield Path(folder)
+            process.stdin.close()
+
+
+@contextmanager
+def forked_from(imported: Path) -> Iterator[None]:
+    """Let the Python processes of a Spark that is started now be forks; of others they are what users have."""
+    os.environ[IMPORTED] = str(imported)
+    try:
+        yield
+    finally:
+        del os.environ[IMPORTED]
 
 
 def java_options() -> str:
@@ -87,15 +118,20 @@ class SparkJava:
     a pipe.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, imported: Path) -> None:
         self._folder = folder
+        self._imported = imported
         self._gateway: Any = None
 
     def run(self, command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[Any]:
         """Run a program as `subprocess.run` does; what it leaves of Spark is stopped."""
         gateway = self._started()
         parameters = gateway.java_parameters
-        found = {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
+        found = {
+            "PYSPARK_GATEWAY_PORT": str(parameters.port),
+            "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
+            IMPORTED: str(self._imported),
+        }
         try:
             return subprocess.run(command, env={**os.environ, **found}, stdin=subprocess.DEVNULL, **settings)
         finally:
@@ -119,5 +155,6 @@ class SparkJava:
             self._folder.mkdir(parents=True, exist_ok=True)
             conf = SparkConf(loadDefaults=False).setAll(DEFAULTS.items())
             # Spark resolves relative paths in its folder, and a warehouse may appear there.
-            self._gateway = launch_gateway(conf, popen_kwargs={"cwd": self._folder})
+            with forked_from(self._imported):
+                self._gateway = launch_gateway(conf, popen_kwargs={"cwd": self._folder})
         return self._gateway

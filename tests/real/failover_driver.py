@@ -18,7 +18,7 @@ from failover_scenarios import WITHIN_S, start_with_files
 from pyspark.sql import SparkSession
 
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.operators.sinks.spark_metadata import SparkMetadataLog
+from headgate.connectors.files.sink.spark_metadata import SparkMetadataLog
 
 moment, well, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -299,13 +299,14 @@ def a_killed_worker_ends_a_job_without_retries(spark: SparkSession, folder: Path
 def a_killed_executor(spark: SparkSession, folder: Path) -> None:
     """The slots of the other executor read on."""
     import psutil
+    from headgate_tests_imported import daemon_of
 
     running = Running(spark, folder)
     running.until_it_runs()
     victim, other = running.pid(0), running.pid(1)
-    java = [each.pid for each in psutil.Process(victim).parents() if each.name() == "java"]
-    assert java[0] not in [each.pid for each in psutil.Process(other).parents()], "two executors of one core each"
-    send(java[0], signal.SIGKILL)
+    executor, another = (psutil.Process(daemon_of(each)).ppid() for each in (victim, other))
+    assert executor != another, "two executors of one core each"
+    send(executor, signal.SIGKILL)
     running.until_replaced(0, victim)
     assert running.pid(1) == other
     assert running.executions() == [2, 1]
@@ -474,9 +475,9 @@ def an_enumerator_that_raises_once(spark: SparkSession, folder: Path) -> None:
     running = Running(spark, folder)
     running.until_it_runs()
     attempts, began, pulse = [running.attempt(0), running.attempt(1)], time.time(), Pulse()
-    incarnation = source_of(running)._incarnation
+    incarnation = source_of(running)._shared.incarnation
     (folder / "listing-is-wrong").touch()
-    running.until(lambda: source_of(running)._incarnation > incarnation, "another enumerator")
+    running.until(lambda: source_of(running)._shared.incarnation > incarnation, "another enumerator")
     running.until_another_checkpoint()
     ended, stall = time.time(), pulse.stop()
     assert running.executions() == [1, 1]

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, cast
 
-from headgate.connectors.kafka import consumers
+from headgate.connectors.kafka import consumer_pool
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.records import Wanted
 from headgate.connectors.kafka.split import TopicPartition
@@ -26,7 +26,7 @@ source = TopicPartition(topic, 0)
 
 def read() -> bool:
     """Read all records with a consumer that is left for others then."""
-    lease, count = consumers.acquire(client, SETTINGS, decoder), 0
+    lease, count = consumer_pool.acquire(client, SETTINGS, decoder), 0
     lease.consumer.assign({source: 0})
     while count < ROWS:
         count += sum(len(each.offsets) for each in lease.consumer.consume(Wanted(), 1000, 500).records)
@@ -35,7 +35,7 @@ def read() -> bool:
 
 
 before = read()
-held = consumers.acquire(client, SETTINGS | {"fetch.wait.max.ms": 7}, decoder)  # in use, not idle
+held = consumer_pool.acquire(client, SETTINGS | {"fetch.wait.max.ms": 7}, decoder)  # in use, not idle
 held.consumer.partitions(60_000)  # its threads are at rest then: a lock of theirs would be held for ever in the child
 child = os.fork()
 if child == 0:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,14 +138,17 @@ def stop_what_is_left(folder: Path) -> None:
 
 
 def _rescaled_with_rows_under_way(
-    spark: SparkSession, folder: Path, exchange: Callable[[ContinuousStream], ContinuousStream]
+    spark: SparkSession,
+    folder: Path,
+    exchange: Callable[[ContinuousStream], ContinuousStream],
+    parallelisms: Sequence[int] = (3, 1, 4),
 ) -> None:
     rows = 60_000
     folder.mkdir(parents=True)
     stream = exchange(numbers(spark, 2, rows)).mapInArrow(Slowly(folder), "n long, pid long")
     query = start(stream, folder)
     under_way = []
-    for parallelism in (3, 1, 4, 2):
+    for parallelism in parallelisms:
         wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
         query.checkpoint()
         query.rescale(parallelism)
@@ -157,7 +160,7 @@ def _rescaled_with_rows_under_way(
 
 def repartition(spark: SparkSession, folder: Path) -> None:
     """Rows that a slow function has not seen are stored, moved and processed once, at any parallelism."""
-    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.repartition())
+    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.repartition(), (3, 1, 4, 2))
 
 
 def repartition_to_one(spark: SparkSession, folder: Path) -> None:

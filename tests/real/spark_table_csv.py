@@ -59,8 +59,8 @@ DOUBLES = ("1", "-1.5", "+1.5", "1.", ".5", "1e5", "1E-5", "1e400", "-1e400", "1
            "1_0", '"1,5"')  # fmt: skip
 BOOLEANS = ("true", "false", "TRUE", "False", "tRuE", "1", "0", "yes", "t", " true", "true ", "", '"true"')
 DECIMALS = ("1", "1.5", "-1.25", "+1", "1.005", "1.004", "-1.005", "12345678.99", "12345678.995", "99999999.994",
-            "99999999.995", "123456789", "1e3", "1E-2", "1e20", ".5", "5.", " 1", "1 ", "x", "", "0x1", "1e1000000",
-            "1e-1000000", '"1,000.5"', "NaN", "1d", "0.000", "0e50")  # fmt: skip
+            "99999999.995", "123456789", "1e3", "1E-2", "1e20", ".5", "5.", " 1", "1 ", "x", "", "0x1", "1e1000",
+            "1e-1000", '"1,000.5"', "NaN", "1d", "0.000", "0e50")  # fmt: skip
 DATES = ("2023-01-15", "2024-02-29", "2023-02-29", "2023-1-5", "2023-01", "2023", "2023-01-15T10:00:00",
          "2023-01-15 10:00", " 2023-01-15", "2023-01-15 ", "20230115", "15/01/2023", "0001-01-01", "0000-01-01",
          "1582-10-10", "9999-12-31", "12023-01-15", "+12023-01-15", "-0044-03-15", "2023-13-01", "2023-00-10", "", "x",
@@ -177,7 +177,8 @@ CASES = [
     each_cell("single cells BOOLEAN", "BOOLEAN", *BOOLEANS),
     *(cells(f"cells {kind}", kind, *DECIMALS) for kind in ("DECIMAL(10,2)", "DECIMAL(38,18)", "DECIMAL(5,0)",
                                                            "DECIMAL(3,3)")),
-    each_cell("single cells DECIMAL", "DECIMAL(10,2)", *DECIMALS),
+    # Each of the last two takes Spark a second: it writes all digits.
+    each_cell("single cells DECIMAL", "DECIMAL(10,2)", *DECIMALS, "1e1000000", "1e-1000000"),
     cells("cells DATE", "DATE", *DATES_PYTHON_HOLDS),
     each_cell("single cells DATE", "DATE", *DATES_PYTHON_HOLDS),
     cells("cells TIMESTAMP", "TIMESTAMP", *TIMESTAMPS),

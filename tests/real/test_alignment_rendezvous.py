@@ -19,14 +19,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headgate.microbatch.alignment import group_membership as membership_module
+from headgate.microbatch.alignment import host as host_module
+from headgate.microbatch.alignment import member as member_module
+from headgate.microbatch.alignment import reports as reports_module
+from headgate.microbatch.alignment.host import Host, folder_of_application, make_private, meeting_in, member_lock
+from headgate.microbatch.alignment.letters import Join, Meeting, ReportTo, Standing, Vote, receive, send
+from headgate.microbatch.alignment.member import Member
+from headgate.microbatch.alignment.reports import EventTimeOutput, report
 from headgate.source.watermark import MIN_WATERMARK_MS
-from headgate.spark.alignment import host as host_module
-from headgate.spark.alignment import member as member_module
-from headgate.spark.alignment import reports as reports_module
-from headgate.spark.alignment.host import Host, folder_of_application, make_private, meeting_in, member_lock
-from headgate.spark.alignment.letters import Join, Meeting, ReportTo, Standing, Vote, receive, send
-from headgate.spark.alignment.member import Member
-from headgate.spark.alignment.reports import EventTimeOutput, report
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +52,8 @@ def child(folder: Path, vote_ms: int) -> subprocess.Popen[str]:
     program = f"""
         import time
         from pathlib import Path
-        from headgate.spark.alignment.letters import Vote
-        from headgate.spark.alignment.member import Member
+        from headgate.microbatch.alignment.letters import Vote
+        from headgate.microbatch.alignment.member import Member
         member = Member("g", Path({str(folder)!r}))
         member.join()
         member.exchange(Vote({vote_ms}))
@@ -183,8 +184,32 @@ def test_a_killed_host_holds_nobody_and_the_others_go_on(folder: Path) -> None:
     b.leave()
 
 
+def test_a_connection_that_only_breaks_takes_no_vote_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It breaks where the host, or its machine, stands still for a while: nobody may read ahead meanwhile."""
+    a, b = Member("g", folder), Member("g", folder)
+    a.join()
+    a.exchange(Vote(9))
+    monkeypatch.setattr(member_module, "RENEW_S", 600.0)  # it does not come back by itself
+    b.join()
+    b.exchange(Vote(7))
+    assert b._connection is not None
+    b._connection.shutdown(socket.SHUT_RDWR)
+    for _ in range(50):
+        assert votes(a.exchange(Vote(9))) == [7]
+        time.sleep(0.02)
+    assert votes(b.exchange(Vote(8))) == [9]
+    assert votes(a.exchange(Vote(9))) == [8]
+    b.leave()
+    while votes(a.exchange(Vote(9))) != []:
+        time.sleep(0.01)
+    a.leave()
+
+
 @pytest.mark.timeout(120)
-def test_a_member_that_only_hangs_loses_its_vote_when_its_lease_runs_out_and_has_it_again(folder: Path) -> None:
+def test_a_member_that_only_hangs_loses_its_vote_when_its_lease_runs_out_and_has_it_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_module, "LEASE_MS", 5000)  # of several renewals, as the real one is
     a = Member("g", folder)
     a.join()
     hanging = child(folder, 3)

@@ -101,11 +101,11 @@ def test_two_starts_in_one_instant_get_two_runs_and_the_older_one_is_fenced(buck
     def names_before_the_other_start(folder: str = "") -> list[str]:
         found = names(folder)
         if not runs:
-            runs.append(Ownership.claim(first))
+            runs.append(Ownership.claim(first.store))
         return found
 
     second.store.names = names_before_the_other_start  # type: ignore[method-assign]
-    new = Ownership.claim(second)
+    new = Ownership.claim(second.store)
     assert (runs[0].run, new.run) == (1, 2)
     with pytest.raises(StoredStateError, match="Run 2 has taken over"):
         first.write_manifest(manifest(1, 1))
@@ -130,4 +130,4 @@ def test_two_puts_of_one_file_at_once_are_settled(bucket: Bucket) -> None:
     storage = bucket.storage("rides")
     assert isinstance(storage.store, S3Store)
     storage.store._client = Busy()
-    assert Ownership.claim(storage).run == 2
+    assert Ownership.claim(storage.store).run == 2

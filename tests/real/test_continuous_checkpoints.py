@@ -266,7 +266,7 @@ import sys
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.storage import CheckpointStorage
 
-print(Ownership.claim(CheckpointStorage(sys.argv[1])).run)
+print(Ownership.claim(CheckpointStorage(sys.argv[1]).store).run)
 """
 
 

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from headgate.operators.operator import OperatorContext, Sink
-from headgate.operators.sinks.registry import make_sink
+from headgate.protocol.operator_context import OperatorContext
+from headgate.sink import Sink
+from headgate.spark.continuous.sinks import make_sink
 from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer
 
 UTC = datetime.UTC

@@ -1,7 +1,7 @@
 """Queries with exchanges on real Spark: rescaled with rows under way, killed and restored, and the output is exact.
 
 The scenarios are functions of keyed_scenarios.py and keyed_state_scenarios.py; they have sessions of their own, since
-ten slots want ten cores: one for each part of them, so that two processes can share the work.
+ten slots want ten cores: one for each part of them, so that processes can share the work.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headgate.errors import OptionError, UserFunctionError
-from headgate.operators.operator import OperatorContext
-from headgate.operators.sinks.python_data_source import MESSAGE_SERIALIZER, make_python_sink
+from headgate.protocol.operator_context import OperatorContext
+from headgate.spark.continuous.python_data_source import MESSAGE_SERIALIZER, make_python_sink
 from headgate.spark.kafka_sink import KafkaDataSource
 
 SCHEMA = pa.schema({"n": pa.int64(), "at": pa.timestamp("us", tz="UTC"), "tags": pa.list_(pa.string())})
@@ -129,7 +129,7 @@ def test_a_class_of_a_notebook_is_found_as_well(spark: SparkSession) -> None:
 
 
 def test_a_source_that_spark_finds_by_itself_is_known(spark: SparkSession) -> None:
-    from headgate.operators.sinks.python_data_source import registered_class
+    from headgate.spark.continuous.python_data_source import registered_class
 
     assert issubclass(registered_class("headgate.kafka", spark), KafkaDataSource)
 

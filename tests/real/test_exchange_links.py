@@ -18,12 +18,12 @@ import pytest
 
 from headgate.errors import TransportError
 from headgate.operators.exchange import Exchange, ExchangeKind
-from headgate.operators.partitioners import partitioner_of
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
-from headgate.spark.continuous.exchange import OutputExchange
-from headgate.spark.continuous.input_exchanges import InputExchanges
-from headgate.spark.continuous.snapshot_parts import StoredRows
-from headgate.task.mailbox import Mailbox, monotonic_ms
+from headgate.runtime.input_exchanges import InputExchanges
+from headgate.runtime.mailbox import Mailbox, monotonic_ms
+from headgate.runtime.output_exchange import OutputExchange
+from headgate.runtime.partitioners import partitioner_of
+from headgate.runtime.snapshot_parts import StoredRows
 from headgate.transport.data_plane import ConsumerEnd, ConsumerLink, DataPlane, ProducerEnd, ProducerLink
 
 SCHEMA = pa.schema([("key", pa.string()), ("producer", pa.int64()), ("number", pa.int64())])

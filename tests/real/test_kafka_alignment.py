@@ -22,8 +22,13 @@ from bench.align_data import MAX_DRIFT_MS, SHAPES, WATERMARK_MS, WINDOW_MS, Topi
 from local.kafka import Broker
 from local.topics import Message, create_topic, produce
 
-ROWS, SPAN_MS = 4_000, 720_000
-"""Of each topic: twelve minutes, of which what is behind or silent is by more than the drift; about fifteen plans."""
+ROWS = 4_000
+"""Of each topic of one shape."""
+SPANS_MS = {"burst": 540_000, "behind": 720_000, "silent": 540_000}
+"""So that who is silent is for longer than the drift; and who is behind, by more than the watermark of a query that is
+not aligned has room for. About fifteen plans each."""
+BEHIND_MS = 360_000
+"""So that who is behind is by more than the drift: enough where nothing else is asked."""
 MOST_OPEN_WINDOWS = -(-(MAX_DRIFT_MS + WATERMARK_MS + WINDOW_MS) // WINDOW_MS)
 """Windows that span drift, delay and one window: what the state may hold where there are no keys."""
 PATIENCE_S = 240
@@ -48,27 +53,29 @@ def topics(kafka: Broker) -> dict[str, str]:
     made = {}
     for shape in SHAPES:
         made[shape] = create_topic(kafka.plain, f"align-{shape}-{uuid.uuid4().hex[:8]}", 4)
-        fill(kafka, made[shape], [each.tolist() for each in Topic(shape, ROWS, SPAN_MS).event_times()])
+        fill(kafka, made[shape], [each.tolist() for each in Topic(shape, ROWS, SPANS_MS[shape]).event_times()])
     return made
 
 
 @pytest.fixture(scope="module")
-def json_topics(kafka: Broker) -> dict[str, str]:
-    """Return a small topic of each shape whose event time is the field ``at``; the time stamps say nothing."""
-    made = {}
-    for shape in SHAPES:
-        made[shape] = create_topic(kafka.plain, f"align-json-{shape}-{uuid.uuid4().hex[:8]}", 4)
-        times = [each.tolist() for each in Topic(shape, ROWS, SPAN_MS).event_times()]
-        produce(
-            kafka.plain,
-            made[shape],
-            (
-                Message(b'{"n": %d, "at": "%s"}' % (number, iso(at_ms).encode()), partition=partition, timestamp_ms=1)
-                for partition, all_ms in enumerate(times)
-                for number, at_ms in enumerate(all_ms)
-            ),
-        )
-    return made
+def json_topic(kafka: Broker) -> tuple[str, int]:
+    """Return a topic whose event time is the field ``at``, and its rows; the time stamps say nothing.
+
+    It has the partition of each shape that is out of step, and one that is not.
+    """
+    topic = create_topic(kafka.plain, f"align-json-{uuid.uuid4().hex[:8]}", 4)
+    shapes = {shape: Topic(shape, ROWS, SPANS_MS[shape]).event_times() for shape in SHAPES}
+    times = [*(each[0].tolist() for each in shapes.values()), shapes["behind"][1].tolist()]
+    produce(
+        kafka.plain,
+        topic,
+        (
+            Message(b'{"n": %d, "at": "%s"}' % (number, iso(at_ms).encode()), partition=partition, timestamp_ms=1)
+            for partition, all_ms in enumerate(times)
+            for number, at_ms in enumerate(all_ms)
+        ),
+    )
+    return topic, sum(map(len, times))
 
 
 @pytest.fixture(autouse=True)
@@ -198,38 +205,36 @@ def test_nothing_is_dropped_on_any_shape_and_the_state_stays_small(
 
 
 def test_without_alignment_rows_are_dropped(
-    spark: SparkSession, kafka: Broker, topics: dict[str, str], json_topics: dict[str, str], tmp_path: Path
+    spark: SparkSession, kafka: Broker, topics: dict[str, str], json_topic: tuple[str, int], tmp_path: Path
 ) -> None:
     """Guards the others: the same input, and rows are lost."""
+    topic, rows = json_topic
     outcome = run(
         tmp_path,
         stamped=read(spark, kafka, topics["behind"], {"maxOffsetsPerTrigger": ROWS // 20}),
-        parsed=read(spark, kafka, json_topics["behind"], {"valueFormat": "json", "maxOffsetsPerTrigger": ROWS // 10}),
+        parsed=read(spark, kafka, topic, {"valueFormat": "json", "maxOffsetsPerTrigger": rows // 10}),
     )
     stamped, parsed = outcome.values()
     assert stamped.counted < ROWS * 0.97
     assert stamped.told > 0
     assert max(stamped.of_operators("numRowsTotal")) > MOST_OPEN_WINDOWS
-    assert parsed.counted < ROWS
+    assert parsed.counted < rows
 
 
 def test_an_event_time_that_is_a_field_of_the_value_is_as_exact(
-    spark: SparkSession, kafka: Broker, json_topics: dict[str, str], tmp_path: Path
+    spark: SparkSession, kafka: Broker, json_topic: tuple[str, int], tmp_path: Path
 ) -> None:
-    frames = {
-        shape: read(spark, kafka, topic, aligned(valueFormat="json", eventTimeColumn="at"))
-        for shape, topic in json_topics.items()
-    }
-    for windows in run(tmp_path, **frames).values():
-        nothing_is_lost(windows)
+    topic, rows = json_topic
+    frame = read(spark, kafka, topic, aligned(valueFormat="json", eventTimeColumn="at"))
+    nothing_is_lost(run(tmp_path, parsed=frame)["parsed"], rows)
 
 
 def test_two_sources_of_a_query_are_one_group_and_a_stop_in_the_middle_loses_nothing(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
-    """One topic is five minutes ahead of the other, in which a partition is behind."""
-    times = [each.tolist() for each in Topic("behind", ROWS, SPAN_MS).event_times()]
-    ahead = [[at_ms + 300_000 for at_ms in each] for each in times[1:]]
+    """One topic is three minutes ahead of the other, in which a partition is behind."""
+    times = [each.tolist() for each in Topic("behind", ROWS, BEHIND_MS).event_times()]
+    ahead = [[at_ms + 180_000 for at_ms in each] for each in times[1:]]
     rows = ROWS + sum(map(len, ahead))
     options = aligned()
     frames = []
@@ -253,7 +258,7 @@ def test_a_partition_that_is_empty_or_begins_later_holds_nobody_and_loses_nothin
 ) -> None:
     """With an ordinary trigger: what is read to its end is idle after a second, and votes again with its next row."""
     create_topic(kafka.plain, topic_name, 6)
-    times = [each.tolist() for each in Topic("behind", ROWS, SPAN_MS).event_times()]
+    times = [each.tolist() for each in Topic("behind", ROWS, BEHIND_MS).event_times()]
     fill(kafka, topic_name, times)
     frame = read(spark, kafka, topic_name, aligned(**{"scan.watermark.idle-timeout": "1 second"}))
     windows = Windows(frame, tmp_path)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.kafka import bulk, consumers
+from headgate.connectors.kafka import bulk, consumer_pool
 from headgate.connectors.kafka.bulk import BulkConsumer
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.plain import PlainConsumer
@@ -142,7 +142,7 @@ def test_what_is_not_wanted_is_not_there(kafka: Broker, topics: dict[str, str]) 
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what was found out about the library, before and after."""
-    monkeypatch.setattr(consumers, "_bulk_possible", None)
+    monkeypatch.setattr(consumer_pool, "_bulk_possible", None)
     bulk._library.cache_clear()
     yield
     bulk._library.cache_clear()
@@ -156,8 +156,8 @@ def test_an_unknown_version_is_read_message_by_message(
     monkeypatch.setattr(bulk, bound, version)
     client = ClientConfig((("bootstrap.servers", kafka.plain),))
     with caplog.at_level(logging.WARNING):
-        leases = [consumers.acquire(client, {}, "auto") for _ in range(2)]
-    assert [type(lease.consumer.client) for lease in leases] == [PlainConsumer, PlainConsumer]
+        leases = [consumer_pool.acquire(client, {}, "auto") for _ in range(2)]
+    assert [type(lease.consumer) for lease in leases] == [PlainConsumer, PlainConsumer]
     (warning,) = [record.message for record in caplog.records if "one by one" in record.message]
     assert warning.endswith("is not one whose interface is known")
     for lease in leases:
@@ -167,10 +167,10 @@ def test_an_unknown_version_is_read_message_by_message(
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
-from headgate.connectors.kafka import consumers
+from headgate.connectors.kafka import consumer_pool
 from headgate.connectors.kafka.client_config import ClientConfig
-lease = consumers.acquire(ClientConfig((("bootstrap.servers", "127.0.0.1:1"),)), {}, "auto")
-print(type(lease.consumer.client).__name__)
+lease = consumer_pool.acquire(ClientConfig((("bootstrap.servers", "127.0.0.1:1"),)), {}, "auto")
+print(type(lease.consumer).__name__)
 lease.release(assigned=[], failed=True)
 """
 

@@ -7,9 +7,11 @@ import ctypes
 import gc
 import itertools
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,7 @@ from headgate.connectors.kafka import cluster as cluster_module
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.client_properties import ANY_CLIENT, CONSUMER_ONLY, LIBRDKAFKA_NAMES, PRODUCER_ONLY
 from headgate.connectors.kafka.cluster import KafkaCluster, Trouble, as_source_error
-from headgate.connectors.kafka.consumers import close_idle
+from headgate.connectors.kafka.consumer_pool import close_idle
 from headgate.connectors.kafka.options import OPTION_SPECS
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions
 from headgate.connectors.kafka.source import KafkaSource
@@ -380,6 +382,30 @@ def test_brokers_may_restart_meanwhile(tmp_path: Path, topic_name: str) -> None:
         assert set(cluster.topics(None)) >= {topic_name}
         again.join()
         cluster.close()
+
+
+def test_a_leader_that_does_not_answer_is_no_answer(tmp_path: Path, topic_name: str) -> None:
+    """It was taken for a partition that is empty, so records counted as lost, or none as late enough."""
+    with running_broker(tmp_path) as broker:
+        create_topic(broker.plain, topic_name)
+        produce(broker.plain, topic_name, [Message(b"x")])
+        partition = TopicPartition(topic_name, 0)
+        hurried = KafkaCluster(client(broker.plain, {"default.api.timeout.ms": "1000"}))
+        patient = KafkaCluster(client(broker.plain, {"default.api.timeout.ms": "150000"}))
+        assert hurried.latest([partition]) == patient.latest([partition]) == {partition: 1}
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGSTOP)
+        for ask in (lambda: hurried.latest([partition]), lambda: hurried.at_timestamps({partition: 0})):
+            with pytest.raises(SourceUnavailableError, match="did not answer within 1000 ms"):
+                ask()
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(patient.latest, [partition])
+            time.sleep(0.2)  # the leader is asked by then, most often; the answer is the same if it is not
+            broker.kill()
+            broker.start()
+            assert answer.result() == {partition: 1}
+        hurried.close()
+        patient.close()
 
 
 def test_closed_connections_are_suspicious_only_to_a_client_that_was_never_answered() -> None:

@@ -80,7 +80,7 @@ CASES: dict[str, dict[str, object]] = {
     "subscribe": {"subscribe": "{one}"},
     "subscribe two": {"subscribe": " {one} , {two}"},
     "subscribePattern": {"subscribePattern": "equal-{mark}-.*"},
-    "subscribePattern matches whole names": {"subscribePattern": "{one}|two"},
+    "subscribePattern matches whole names": {"subscribePattern": "{one}|{mark}-two"},
     "assign": {"assign": '{{"{one}": [0, 2]}}'},
     "includeHeaders": {"subscribe": "{one},{two}", "includeHeaders": "true"},
     "startingOffsets": {"subscribe": "{one}", "startingOffsets": '{{"{one}": {{"0": 3, "1": -2, "2": 20}}}}'},
@@ -149,7 +149,11 @@ def batches(spark: SparkSession, kafka: Broker, topics: tuple[str, str]) -> dict
 @pytest.mark.parametrize("case", CASES)
 def test_a_batch_has_the_rows_and_columns_of_sparks_source(batches: dict[str, dict[str, Any]], case: str) -> None:
     schema, rows = batches["kafka"][case]
-    assert batches["headgate.kafka"][case] == (schema, rows)
+    found_schema, found = batches["headgate.kafka"][case]
+    assert found_schema == schema
+    places, found_places = ([(row.topic, row.partition, row.offset) for row in each] for each in (rows, found))
+    assert found_places == places, sorted(set(places) ^ set(found_places))
+    assert found == rows
     assert rows or "latest" in case
 
 

@@ -16,13 +16,13 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Named
 from confluent_kafka.admin import AdminClient
 
-from headgate.connectors.kafka import consumers, event_times
+from headgate.connectors.kafka import consumer_pool, event_times
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split import KafkaSplit
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+from headgate.microbatch.planner import PlannerContext
 from headgate.source import Boundedness, PlanLimits, SupportsEventTimeSeek
 from headgate.source.watermark import MAX_WATERMARK_MS
-from headgate.spark.planner import PlannerContext
 from local.kafka import PASSWORD, USER, Broker
 from local.ports import free_ports
 from local.topics import Message, create_topic, delete_topic, produce, wait_for_transactions
@@ -241,7 +241,7 @@ def test_plans_within_a_drift_reach_the_end_whatever_the_disorder(
         for number in range(3)
     }
     for number, stamps in written.items():
-        produce(kafka.plain, topic_name, at(*stamps, partition=number), enable_idempotence="true")
+        produce(kafka.plain, topic_name, at(*stamps, partition=number))
     source = source_of(kafka.plain, topic_name)
     sources.append(source)
     drift_ms = 150
@@ -487,7 +487,7 @@ def test_brokers_that_send_no_records_are_an_error_in_time(sources: list[KafkaSo
         SourceUnavailableError, match=rf"{address} sent nothing of any-0 from offset 0 on within 500 ms"
     ):
         source._record_times.next_records([split("any")], at_end)
-    assert not any(key[0] == source._client for key, _, _ in consumers._of_this_process().idle)
+    assert not any(key[0] == source._client for key, _, _ in consumer_pool._of_this_process().idle)
 
 
 def test_brokers_that_refuse_are_named_and_no_password_is(kafka: Broker) -> None:

@@ -13,8 +13,8 @@ READ = """
 import resource, sys
 from headgate.connectors.kafka.columns import kafka_schema
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.spark.planner import plan_batch
-from headgate.spark.task import read_splits
+from headgate.microbatch.planner import plan_batch
+from headgate.microbatch.task import read_splits
 
 address, topic = sys.argv[1:]
 source = KafkaSource({"kafka.bootstrap.servers": address, "subscribe": topic, "maxBufferedBytes": "8m"})

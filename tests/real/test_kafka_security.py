@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from local.kafka import PASSWORD, USER, Broker, Certificates
 from local.topics import Message, create_topic, produce
+from tests.spark_java import DEFAULTS
 
 HERE = Path(__file__).parent
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -66,14 +67,18 @@ def test_a_wrong_authority_is_said(
         count(spark, topic_name, wrong)
 
 
-def test_no_secret_is_seen(kafka: Broker, certificates: Certificates, topic_name: str, tmp_path: Path) -> None:
+def test_no_secret_is_seen(
+    imported: Path, kafka: Broker, certificates: Certificates, topic_name: str, tmp_path: Path
+) -> None:
     """Not in offsets, progress, plans, errors, logs, or any page of the UI and its interface for programs."""
+    # A Java of its own: what that prints is looked at.
+    settings = " ".join(f"--conf {name}={value}" for name, value in DEFAULTS.items())
     for topic in (topic_name, f"{topic_name}-copy"):
         create_topic(kafka.plain, topic)
     done = subprocess.run(
         [sys.executable, str(HERE / "kafka_secrets_program.py"), kafka.sasl_tls, str(certificates.ca), topic_name,
          str(tmp_path), USER, PASSWORD],
-        cwd=tmp_path, env={**os.environ, "PYSPARK_PYTHON": sys.executable}, stdin=subprocess.DEVNULL,
+        cwd=tmp_path, env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"}, stdin=subprocess.DEVNULL,
         capture_output=True, timeout=240,
     )  # fmt: skip
     (tmp_path / "output.txt").write_bytes(done.stdout + done.stderr)

@@ -17,10 +17,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from headgate.connectors.kafka.sink import _idle, write_batches, write_epoch
-from headgate.connectors.kafka.sink_options import KafkaSink
-from headgate.connectors.kafka.transactions import Marker, TransactionalWriter
-from headgate.connectors.kafka.writer import KafkaWriter
+from headgate.connectors.kafka.sink.options import KafkaSink
+from headgate.connectors.kafka.sink.producer import KafkaWriter
+from headgate.connectors.kafka.sink.task_writer import _idle, write_batches, write_epoch
+from headgate.connectors.kafka.sink.transactions import Marker, TransactionalWriter
 from headgate.errors import SinkError, SinkUnavailableError
 from local.topics import create_topic, wait_for_transactions
 
@@ -269,8 +269,8 @@ def test_rows_of_a_task_killed_in_its_transaction_are_never_seen(kafka: Broker, 
     program = f"""
         import os, signal
         import pyarrow as pa
-        from headgate.connectors.kafka.sink_options import KafkaSink
-        from headgate.connectors.kafka.transactions import TransactionalWriter
+        from headgate.connectors.kafka.sink.options import KafkaSink
+        from headgate.connectors.kafka.sink.transactions import TransactionalWriter
 
         options = {{"kafka.bootstrap.servers": {kafka.plain!r}, "guarantee": "exactly-once", "topic": {topic!r}}}
         batch = pa.record_batch({{"value": ["a", "b"]}})

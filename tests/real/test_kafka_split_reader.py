@@ -16,11 +16,11 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Named
 from confluent_kafka.admin import AdminClient
 
-from headgate.connectors.kafka import consumers, split_reader
+from headgate.connectors.kafka import consumer_pool, split_reader
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.cluster import KafkaCluster
 from headgate.connectors.kafka.columns import KafkaColumns
-from headgate.connectors.kafka.consumers import Consumed
+from headgate.connectors.kafka.consumer import Consumed
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
@@ -521,7 +521,7 @@ def test_a_consumer_that_failed_is_not_used_again(kafka: Broker, four: str) -> N
         harness.add_splits(split(four, 0, 10**6, 10**6 + 1))
         with pytest.raises(DataLossError):
             harness.fetch_all()
-    assert not any(key[0] == config for key, _, _ in consumers._of_this_process().idle)
+    assert not any(key[0] == config for key, _, _ in consumer_pool._of_this_process().idle)
 
 
 # ---- data loss ----

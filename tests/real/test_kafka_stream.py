@@ -283,20 +283,19 @@ def test_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
 ) -> None:
     stream = Stream(spark, own_broker, tmp_path)
     create_topic(own_broker.plain, topic_name, 2)
-    send(own_broker, topic_name, *range(2000), partitions=2)
+    send(own_broker, topic_name, *range(1200), partitions=2)
     # As long as the broker may take to come back.
     patience = {"kafka__default__api__timeout__ms": 150_000}
     query = stream.start(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=100, **patience)
     try:
-        until(lambda: len(query.recentProgress) > 3, query)
+        until(lambda: len(query.recentProgress) > 2, query)
         own_broker.kill()
-        time.sleep(2)
         own_broker.start()
-        send(own_broker, topic_name, *range(2000, 2500), partitions=2)
-        until(lambda: len(stream.values()) >= 2500, query, seconds=120)
+        send(own_broker, topic_name, *range(1200, 1500), partitions=2)
+        until(lambda: sum(each["numInputRows"] for each in query.recentProgress) >= 1500, query, seconds=120)
     finally:
         query.stop()
-    assert stream.values() == values(*range(2500))
+    assert stream.values() == values(*range(1500))
 
 
 def test_an_unreachable_broker_fails_in_time_and_the_query_can_be_started_again(
@@ -310,7 +309,7 @@ def test_an_unreachable_broker_fails_in_time_and_the_query_can_be_started_again(
     own_broker.stop()
     try:
         with pytest.raises(StreamingQueryException, match=f"(?s)SourceUnavailableError.*{own_broker.plain}"):
-            stream.run(**options, kafka__default__api__timeout__ms="3000")
+            stream.run(**options, kafka__default__api__timeout__ms="1000")
     finally:
         own_broker.start()
     send(own_broker, topic_name, 2)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.kafka import bulk, consumers, split_reader
+from headgate.connectors.kafka import bulk, consumer_pool, split_reader
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit
@@ -82,7 +82,7 @@ def test_more_than_a_column_holds_is_an_error_that_arrives(
 
 @pytest.mark.parametrize("decoder", ["auto", "plain"])
 def test_a_forked_child_reads_with_a_consumer_of_its_own(
-    kafka: Broker, topic_name: str, decoder: consumers.Decoder
+    kafka: Broker, topic_name: str, decoder: consumer_pool.Decoder
 ) -> None:
     create_topic(kafka.plain, topic_name)
     produce(kafka.plain, topic_name, [Message(b"%d" % each) for each in range(50)])
@@ -93,7 +93,7 @@ def test_a_forked_child_reads_with_a_consumer_of_its_own(
 @pytest.mark.parametrize("decoder", ["auto", "plain"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_whatever_is_paused_added_and_restored_each_record_comes_once_and_in_order(
-    kafka: Broker, topic_name: str, decoder: consumers.Decoder, seed: int, monkeypatch: pytest.MonkeyPatch
+    kafka: Broker, topic_name: str, decoder: consumer_pool.Decoder, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split_reader, "_FIRST_ROWS", 20)  # small fetches
     monkeypatch.setattr(split_reader, "MOST_ROWS", 40)

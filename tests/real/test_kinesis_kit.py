@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.kinesis.source import KinesisSource
+from headgate.microbatch.planner import plan_batch
+from headgate.microbatch.task import read_splits
 from headgate.source import Boundedness
-from headgate.spark.planner import plan_batch
-from headgate.spark.task import read_splits
 from headgate.testing import ALL_CHECKS, SourceHarness, assert_same_rows
 from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer, Stream
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from headgate.operators.operator import OperatorContext
 from headgate.operators.transform_with_state.transform_with_state import Definition, TransformWithState
+from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.continuous.settings import arrow_schema
 from headgate.spark.continuous.stateful import _schemas
 

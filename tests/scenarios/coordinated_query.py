@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.enumerator_runner import EnumeratorRunner, SlowWork
-from headgate.coordinator.log_records import LogRecord
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner, SlowWork
+from headgate.coordinator.sources.log_records import LogRecord
+from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState
 from headgate.source.enumerator import Boundedness
@@ -71,7 +72,7 @@ class Query:
     ) -> None:
         self.source, self.parallelism, self.boundedness = source, parallelism, boundedness
         self.reports = isinstance(source, SupportsSplitReassignmentOnRecovery)
-        self.machine = src.SourceCoordinator(
+        self.machine = SourceCoordinator(
             UID, reassigns_on_recovery=self.reports, parallelism=parallelism, keeps_subtask=keeps_subtask
         )
         self.completed = restored or Checkpoint()

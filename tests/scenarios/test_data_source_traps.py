@@ -20,6 +20,9 @@ from headgate.connectors.datagen.split import DatagenSplit
 from headgate.connectors.files.source import FilesSource
 from headgate.connectors.simple import adapt
 from headgate.errors import ConnectorContractError, OptionError, UserFunctionError
+from headgate.microbatch.offsets import INITIAL
+from headgate.microbatch.stream_plan import StreamPlanner
+from headgate.microbatch.task import read_splits
 from headgate.readers import MultiplexedReader
 from headgate.source import (
     FetchedBatch,
@@ -31,10 +34,7 @@ from headgate.source import (
 )
 from headgate.source.simple import SimpleSource
 from headgate.spark.datasource import StreamReader
-from headgate.spark.offsets import INITIAL
 from headgate.spark.registration import data_source_for
-from headgate.spark.stream_plan import StreamPlanner
-from headgate.spark.task import read_splits
 from headgate.testing import VirtualClock
 
 COLUMNS = StructType([StructField("n", LongType())])

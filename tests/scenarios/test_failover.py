@@ -9,13 +9,14 @@ from collections import Counter
 
 import pytest
 
-from headgate.checkpoint.coordinator import CheckpointOptions, CheckpointRequested
+from headgate.checkpoint.checkpoint_events import CheckpointRequested
+from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.checkpoint.manifest import Manifest
-from headgate.coordinator.job_master import JobOptions
+from headgate.coordinator.job.job_plan import JobOptions
 from headgate.protocol.messages import CheckpointKind
 from headgate.task.subtask import SomethingFailed
-from tests.unit.coordinator.job_world import FAILED, UID, World
-from tests.unit.coordinator.toy_sources import PushedToySource, ToySource, ToySplit
+from tests.unit.coordinator.job.job_world import FAILED, UID, World
+from tests.unit.coordinator.sources.toy_sources import PushedToySource, ToySource, ToySplit
 
 SPLITS = [ToySplit(split_id=f"s{number}", stop=20) for number in range(6)]
 ALL = Counter({(split.split_id, position): 1 for split in SPLITS for position in range(split.stop)})

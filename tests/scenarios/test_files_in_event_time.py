@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from headgate.connectors.files.source import FilesSource
+from headgate.microbatch.offsets import INITIAL
+from headgate.microbatch.stream_plan import StreamPlanner
 from headgate.readers import SequentialReader
 from headgate.source import Boundedness, PlanLimits, SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS, WatermarkStrategy
-from headgate.spark.offsets import INITIAL
-from headgate.spark.stream_plan import StreamPlanner
 from headgate.task import watermarks as wm
 from headgate.testing import EnumeratorHarness, SplitReaderHarness
 

@@ -14,11 +14,11 @@ import pytest
 from headgate.connectors.files.source import FilesSource
 from headgate.errors import BadDataError, DataLossError, OptionError
 from headgate.formats.row_filter import RowFilter, parse_row_filter
+from headgate.microbatch.offsets import INITIAL
+from headgate.microbatch.planner import plan_batch
+from headgate.microbatch.stream_plan import StreamPlanner
+from headgate.microbatch.task import read_splits
 from headgate.source import PlanLimits
-from headgate.spark.offsets import INITIAL
-from headgate.spark.planner import plan_batch
-from headgate.spark.stream_plan import StreamPlanner
-from headgate.spark.task import read_splits
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicCollection, TopicPartition
@@ -20,12 +21,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headgate.connectors.kafka.sink import write_epoch
-from headgate.connectors.kafka.sink_options import KafkaSink
+from headgate.connectors.kafka.sink.options import KafkaSink
+from headgate.connectors.kafka.sink.task_writer import write_epoch
 from local.kafka import Broker, running_broker
 from local.topics import Message, create_topic, produce
-from tests.spark_java import WORKER_DAEMON
-from tests.unit.spark.continuous.toy_query import wait_until
+from tests.unit.runtime.toy_query import wait_until
 
 pytestmark = pytest.mark.timeout(900)  # the first test of each kind starts the broker and Spark as well
 POINTS = ("after the offset", "in a transaction", "between two tasks", "after the last task")
@@ -36,13 +36,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headgate.connectors.kafka.sink import write_epoch
-from headgate.connectors.kafka.sink_options import KafkaSink
+from headgate.connectors.kafka.sink.task_writer import write_epoch
+from headgate.connectors.kafka.sink.options import KafkaSink
 from headgate.connectors.kafka.source import KafkaSource
 from headgate.source import PlanLimits
-from headgate.spark.offsets import INITIAL
-from headgate.spark.stream_plan import StreamPlanner
-from headgate.spark.task import read_splits
+from headgate.microbatch.offsets import INITIAL
+from headgate.microbatch.stream_plan import StreamPlanner
+from headgate.microbatch.task import read_splits
 
 address, topic, name, folder, rows, point, batches = sys.argv[1:]
 folder, schema = Path(folder), pa.schema({"value": pa.binary()})
@@ -175,25 +175,20 @@ def test_an_epoch_is_written_right_after_the_brokers_start(tmp_path: Path) -> No
         assert read(broker, "out") == [0, 1]
 
 
-def workers(spark: SparkSession) -> Iterator[int]:
+def workers(spark: SparkSession, imported: Path) -> Iterator[int]:
     """Find the Python workers of a session's tasks: processes that the daemon has forked."""
-    daemon = f"{WORKER_DAEMON['spark.python.daemon.module']} pyspark.worker"
-    parents: dict[int, tuple[int, str]] = {}
-    for each in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-            parents[int(each.name)] = (parent, command)
     gateway = spark.sparkContext._gateway
     assert gateway is not None
-    for process, (parent, command) in parents.items():
-        grandparent = parents.get(parent, (0, ""))[0]
-        if daemon in command and daemon in parents.get(parent, (0, ""))[1] and grandparent == gateway.proc.pid:
-            yield process
+    for daemon in psutil.Process(gateway.proc.pid).children():
+        fork = imported / str(daemon.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):  # another process of Spark's that has ended
+            # It is named a moment after the daemon was started.
+            if "pyspark.worker" in daemon.cmdline() and fork.exists():
+                yield from (each.pid for each in psutil.Process(int(fork.read_text())).children())
 
 
 def test_a_stream_whose_workers_are_killed_writes_each_value_once(
-    spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
+    spark: SparkSession, imported: Path, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
     create_topic(kafka.plain, f"{topic_name}-in", 3)
     create_topic(kafka.plain, f"{topic_name}-out", 3)
@@ -213,9 +208,10 @@ def test_a_stream_whose_workers_are_killed_writes_each_value_once(
         return sink.trigger(availableNow=True).start()
 
     query = start(20)
-    with pytest.raises(StreamingQueryException, match="Python worker"):
+    # The other one: of a worker that Spark had asked for, and that has not said yet who it is.
+    with pytest.raises(StreamingQueryException, match=r"Python worker|SocketAuthHelper\.authToServer"):
         while query.isActive:
-            for process in workers(spark) if (tmp_path / "checkpoint" / "offsets" / "1").exists() else ():
+            for process in workers(spark, imported) if (tmp_path / "checkpoint" / "offsets" / "1").exists() else ():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.05)

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.checkpoint import coordinator as checkpoints
-from headgate.coordinator.source_coordinator import SourceCoordinator
+from headgate.checkpoint import checkpoint_events as checkpoints
+from headgate.checkpoint.coordinator import CheckpointCoordinator
+from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import SubtaskId
 from headgate.simulation.parts import Parts
@@ -157,8 +158,10 @@ class LosesOnePending(ScriptedEnumerator):
 class ForgetsEnds(SubtaskMachine):
     """FLINK-37627: an end between the enumerator's snapshot and the reader's is in neither."""
 
-    def _on_trigger(self, letter: msg.TriggerCheckpoint) -> list[st.Action]:
-        actions = super()._on_trigger(letter)
+    TRANSITIONS = SubtaskMachine.TRANSITIONS  # again, for the handler that is another
+
+    def _on_trigger_checkpoint(self, letter: msg.TriggerCheckpoint, now_ms: int) -> list[st.Action]:
+        actions = super()._on_trigger_checkpoint(letter, now_ms)
         for checkpoint_id, barrier in self._snapshots.items():
             none: dict[str, tuple[Any, ...]] = dict.fromkeys(barrier.finished, ())
             self._snapshots[checkpoint_id] = msgspec.structs.replace(barrier, finished=none)
@@ -178,12 +181,6 @@ class RunsBeforeItRegisters(SubtaskMachine):
         ]
         return [*running, *(each for each in actions if each not in running)]
 
-
-for _bug in (ForgetsEnds,):
-    _bug._HANDLERS = {  # type: ignore[misc]
-        **SubtaskMachine._HANDLERS,
-        **{key: _bug._on_trigger for key in SubtaskMachine._HANDLERS if key[1] is msg.TriggerCheckpoint},
-    }
 
 PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
 IN_ENUMERATORS: list[tuple[type[ScriptedEnumerator], str]] = [
@@ -215,7 +212,7 @@ def test_a_bug_in_a_subtask_is_found(bug: type[SubtaskMachine], what: str) -> No
 
 
 def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = checkpoints.CheckpointCoordinator.handle
+    handle = CheckpointCoordinator.handle
 
     def too_early(machine: Any, event: checkpoints.Event, now_ms: int) -> list[checkpoints.Action]:
         actions = handle(machine, event, now_ms)
@@ -223,18 +220,18 @@ def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) 
         commits = [checkpoints.Commit(each.manifest.epoch, each.manifest.commits, False) for each in writes]
         return [*commits, *actions]
 
-    monkeypatch.setattr(checkpoints.CheckpointCoordinator, "handle", too_early)
+    monkeypatch.setattr(CheckpointCoordinator, "handle", too_early)
     first_found(Parts(), "which no manifest holds")
 
 
 def test_an_assignment_that_overtakes_a_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    release: Callable[[Any], Any] = SourceCoordinator._release
+    release: Callable[[Any, int], Any] = SourceCoordinator._release
 
-    def at_once(machine: Any) -> Any:
-        actions = release(machine)
+    def at_once(machine: Any, now_ms: int) -> Any:
+        actions = release(machine, now_ms)
         if machine._pending is not None and machine._pending.ready:
             machine._pending.ready = False
-            actions += release(machine)
+            actions += release(machine, now_ms)
             machine._pending.ready = True
         return actions
 

@@ -31,6 +31,7 @@ from headgate.task import channel_recovery as cr
 from headgate.task import input_gate as ig
 from headgate.task import result_partition as rp
 from headgate.task.channel_recovery import ChannelRecovery
+from headgate.task.gate_channel import CreditAllowed
 from headgate.task.input_gate import InputGate
 from headgate.task.result_partition import ResultPartition
 from headgate.task.watermark_flow import WatermarkFlow
@@ -119,9 +120,9 @@ class ForgetsWhenConnected(Unchecked):
 
     def handle(self, event: ig.Event, now_ms: int) -> list[ig.Action]:
         actions = super().handle(event, now_ms)
-        if isinstance(event, ig.ChannelConnected) and self._recovery == "reading":
+        if isinstance(event, ig.ChannelConnected) and self.recovery == "reading":
             channel = self._channels[event.channel]
-            self._recovered_left -= len(channel.recovered)
+            self._recovery._buffers_left -= len(channel.recovered)
             channel.recovered.clear()
             self._set_ready(channel)
         return actions
@@ -175,8 +176,8 @@ class StoresOnlyWhatWasThere(Unchecked):
         checkpoint = self._checkpoint
         actions = super().handle(event, now_ms)
         new = isinstance(event, ig.ElementArrived) and isinstance(event.element, Buffer)
-        if new and checkpoint is not None and checkpoint.missing and event.channel in checkpoint.missing:
-            checkpoint.stored[event.channel].pop()
+        if new and event.channel in checkpoint.missing:
+            checkpoint._stored[event.channel].pop()
         return actions
 
 
@@ -249,19 +250,11 @@ def test_flink_38939_a_first_checkpoint_that_comes_late_is_found() -> None:
 class GrantsAtOnce(Unchecked):
     """Producers may send before what was recovered is in."""
 
-    def handle(self, event: ig.Event, now_ms: int) -> list[ig.Action]:
-        actions = super().handle(event, now_ms)
-        if isinstance(event, ig.ChannelConnected) and self._recovery != "running":
-            actions += self._grant_all(self._channels[event.channel])
-        elif isinstance(event, ig.RecoveryEnded):
-            actions = [each for each in actions if not isinstance(each, ig.GrantCredit)]
-        return actions
-
-    def _grant_all(self, channel: Any) -> list[ig.Action]:
-        if channel.credits or not channel.connected or channel.ended:
-            return []
-        channel.credits = self._credits
-        return [ig.GrantCredit(channel.id, self._credits)]
+    def __init__(self, consumer: int, inputs: Any, **options: Any) -> None:
+        super().__init__(consumer, inputs, **options)
+        self._recovery._grants = lambda channels, now_ms: [
+            grant for each in channels if each.state != "granted" for grant in each.handle(CreditAllowed(), now_ms)
+        ]
 
     def _is_ready(self, channel: Any) -> bool:
         return bool(channel.recovered) or (bool(channel.sent) and not isinstance(channel.sent[0], ig.Barrier))
@@ -275,7 +268,7 @@ class PassesWatermarks(Unchecked):
     """Event time goes on while rows are recovered."""
 
     def handle(self, event: ig.Event, now_ms: int) -> list[ig.Action]:
-        if not isinstance(event, ig.ElementArrived) or self._recovery == "running":
+        if not isinstance(event, ig.ElementArrived) or self.recovery in ("processing", "over"):
             return super().handle(event, now_ms)
         if not isinstance(event.element, WatermarkPassed | ProducerIdle | ProducerActive):
             return super().handle(event, now_ms)
@@ -331,8 +324,8 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
     vote_ms = WatermarkValve._vote_ms
 
     def passing(valve: WatermarkValve) -> int | None:
-        left = [each for each in valve._producers.values() if each.watermark_ms < MAX_WATERMARK_MS]
-        if valve._any_final and all(each.idle for each in left):
+        left = [each for each in valve._producers.values() if each.state != "final"]
+        if len(left) < valve._count and all(each.state == "idle" for each in left):
             return MAX_WATERMARK_MS
         return vote_ms(valve)
 
@@ -440,16 +433,16 @@ class TakesBeforeReplaying(ChannelRecovery):
     def check(self) -> None:
         pass
 
-    def _on_room(self, event: cr.RoomFound) -> list[cr.Action]:
+    def _on_room(self, event: cr.RoomFound, now_ms: int) -> list[cr.Action]:
         spilled, self._spilled = self._spilled, deque()
         if not self._made:
             self._spilled = spilled
-            return super()._on_room(event)
+            return self._on_room_found(event, now_ms)
         made = self._made.popleft()
         self._spilled = spilled
         return [cr.TakeIntoMemory(made.channel, made.parts, made.repacked), *self._go_on()]
 
-    _HANDLERS: ClassVar = {**ChannelRecovery._HANDLERS, ("phase 1", cr.RoomFound): _on_room}
+    _DISPATCH: ClassVar = {**ChannelRecovery._DISPATCH, ("phase 1", cr.RoomFound): _on_room}
 
 
 def test_memory_before_replay_is_found() -> None:
@@ -460,10 +453,7 @@ class SnapshotsInPhaseOne(Unchecked):
     """A snapshot does not wait for what is still to be read."""
 
     def _is_due(self) -> bool:
-        checkpoint = self._checkpoint
-        if checkpoint is not None and checkpoint.missing is None and checkpoint.passing:
-            return self._always_aligned <= checkpoint.at_head
-        return super()._is_due()
+        return self._checkpoint.is_aligned
 
 
 def test_a_snapshot_in_phase_one_is_found() -> None:
@@ -515,7 +505,7 @@ class SendsWithoutCredit(ResultPartition):
     def handle(self, event: rp.Event, now_ms: int) -> list[rp.Action]:
         actions = super().handle(event, now_ms)
         for consumer, queue in self._queues.items():
-            if queue.connected and queue.buffers and not queue.credits:
+            if queue.state == "blocked":
                 actions += super().handle(rp.CreditGranted(consumer, 1), now_ms)
         return actions
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from headgate.coordinator import alignment as group_alignment
-from headgate.coordinator import job_master as jm
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.alignment import AlignmentGroup
-from headgate.coordinator.enumerator_runner import EnumeratorRunner
+from headgate.coordinator.alignment import alignment_group as group_alignment
+from headgate.coordinator.alignment.alignment_group import AlignmentGroup
+from headgate.coordinator.job.job_master import JobMaster
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner
 from headgate.protocol import messages as msg
 from headgate.simulation.parts import Parts
 from headgate.simulation.scenario import Scenario
@@ -45,8 +45,9 @@ def first_found(parts: Parts, what: str) -> int:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, machine: type[Any], event: type[Any], handler: Callable[..., Any]) -> None:
-    """Let a machine with a table of handlers handle an event otherwise."""
-    monkeypatch.setattr(machine, "_HANDLERS", {**machine._HANDLERS, event: handler})
+    """Let a machine handle an event otherwise, in whatever state it takes it."""
+    planted = {pair: handler for pair in machine._DISPATCH if pair[1] is event}
+    monkeypatch.setattr(machine, "_DISPATCH", machine._DISPATCH | planted)
 
 
 def test_flink_32414_a_vote_of_a_reader_without_splits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,16 +78,14 @@ def test_flink_32496_an_idle_split_at_the_maximum_is_found(monkeypatch: pytest.M
 
 
 def test_flink_32496_an_idle_split_whose_watermark_is_the_final_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_idle = SplitWatermarks._set_idle
+    vote = wm.SplitVote._vote
 
-    def at_the_maximum(machine: Any, split_id: str, split: Any, idle: bool) -> bool:
-        if idle:
-            split.watermark_ms = MAX_WATERMARK_MS
-            machine._moved[split_id] = split
-            return True
-        return set_idle(machine, split_id, split, idle)
+    def at_the_maximum(split: Any) -> wm.SplitVoteChanged:
+        if split.state in ("idle", "own idle"):
+            split.state, split.watermark_ms = split.state.replace("idle", "active"), MAX_WATERMARK_MS
+        return vote(split)
 
-    monkeypatch.setattr(SplitWatermarks, "_set_idle", at_the_maximum)
+    monkeypatch.setattr(wm.SplitVote, "_vote", at_the_maximum)
     first_found(Parts(), TOO_HIGH)
 
 
@@ -99,7 +98,7 @@ def test_flink_31632_an_overflow_when_everything_is_idle_is_found(monkeypatch: p
     first_found(Parts(), NO_END)
 
 
-class AnnouncesUntilAllIsAssigned(jm.JobMaster):
+class AnnouncesUntilAllIsAssigned(JobMaster):
     """FLINK-37670: who was told that no split follows is not announced to any longer."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -138,23 +137,23 @@ def test_flink_37670_an_alignment_that_ends_with_the_assignments_is_found(parts:
 
 
 def test_flink_40093_a_paused_split_that_becomes_idle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, SplitWatermarks, wm.SplitPaused, lambda machine, event, now_ms: False)
+    plant(monkeypatch, wm.SplitVote, wm.SplitPaused, lambda machine, event, now_ms: [])
     first_found(Parts(), IDLE_TOO_SOON)
 
 
 def test_flink_40093_an_idle_split_that_is_never_resumed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pause = SplitAlignment._pause
 
-    def without_idle_ones(machine: Any, ahead: set[str], alone: bool) -> list[al.Action]:
+    def without_idle_ones(machine: Any, ahead: set[str]) -> list[al.Action]:
         idle = {each for each in machine._paused if each in machine._splits and machine._splits[each].idle}
-        return pause(machine, ahead | idle, alone)
+        return pause(machine, ahead | idle)
 
     monkeypatch.setattr(SplitAlignment, "_pause", without_idle_ones)
     first_found(Parts(), NO_END)
 
 
 def test_flink_35886_back_pressure_that_counts_as_idleness_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, SplitWatermarks, wm.Blocked, lambda machine, event, now_ms: False)
+    plant(monkeypatch, SplitWatermarks, wm.Blocked, lambda machine, event, now_ms: [])
     first_found(Parts(), IDLE_TOO_SOON)
 
 
@@ -196,6 +195,7 @@ def test_flink_39167_a_source_that_ends_at_once_without_a_final_watermark_is_fou
 
 def test_spark_one_maximum_of_all_splits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_the_highest(machine: Any) -> list[wm.Action]:
+        machine.state = "active"
         known = [each.watermark_ms for each in machine._splits.values() if each.watermark_ms is not None]
         if known and (machine._emitted_ms is None or max(known) > machine._emitted_ms):
             machine._emitted_ms = max(known)
@@ -248,6 +248,7 @@ def test_a_split_that_is_not_resumed_when_its_neighbour_finishes_is_found(monkey
         return [each for each in finished(machine, event, now_ms) if isinstance(each, al.ReportWatermark)]
 
     plant(monkeypatch, SplitAlignment, al.SplitFinished, without_a_word)
+    plant(monkeypatch, SplitAlignment, al.OneSplitLeft, without_a_word)
     first_found(Parts(), NO_END)
 
 

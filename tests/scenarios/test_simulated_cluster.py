@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from headgate.coordinator.job_master import FromSource
-from headgate.coordinator.source_coordinator import EnumeratorFailed
+from headgate.coordinator.job.job_events import FromSource
+from headgate.coordinator.sources.source_events import EnumeratorFailed
 from headgate.simulation.coverage import Coverage
 from headgate.simulation.running import Outcome, simulate, simulate_many
 from headgate.simulation.scenario import Fault, FaultKind, Scenario

@@ -14,8 +14,8 @@ import pytest
 
 from headgate.connectors.datagen import DatagenSource
 from headgate.connectors.simple import adapt
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.source_state import decode_source_state
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.source_state import decode_source_state
 from headgate.errors import InvalidTransitionError
 from headgate.protocol import messages as msg
 from headgate.source.enumerator import Boundedness
@@ -24,7 +24,7 @@ from headgate.source.simple import SimpleSource
 from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.scenarios.coordinated_query import Checkpoint, Query, Reader
 from tests.unit.connectors.kafka.partitions_source import Cluster, PartitionsSource
-from tests.unit.coordinator.toy_sources import STATES, PullEnumerator, PushedToySource, ToySource, ToySplit
+from tests.unit.coordinator.sources.toy_sources import STATES, PullEnumerator, PushedToySource, ToySource, ToySplit
 
 BOUNDED = Boundedness.BOUNDED
 every_assigner = pytest.mark.parametrize("assigner", ["hash", "round-robin"])
@@ -394,7 +394,7 @@ def test_an_impossible_transition_is_an_error_with_what_was_before() -> None:
     letter = msg.ReaderRegistered(stage=0, execution=9, source="source", host="h")
     with pytest.raises(InvalidTransitionError) as raised:
         query.machine.handle(src.FromReader(0, letter), 0)
-    assert "FromReader while running at 0 ms" in raised.value.history
+    assert "0 ms: running ReaderRegistered -> running" in raised.value.history
 
 
 # -- unassigned work ------------------------------------------------------------------------------------------------

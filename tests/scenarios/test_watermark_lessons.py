@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from headgate.coordinator import alignment as gr
-from headgate.coordinator.alignment import AlignmentGroup, ReaderJoined, ReaderLost, ReaderReported
+from headgate.coordinator.alignment import alignment_group as gr
+from headgate.coordinator.alignment.alignment_group import AlignmentGroup, ReaderJoined, ReaderLost, ReaderReported
 from headgate.protocol.messages import SplitEventTime
 from headgate.source import WatermarkAlignment, WatermarkStrategy
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
