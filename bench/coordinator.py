@@ -28,9 +28,10 @@ import pyarrow.fs as pa_fs
 from rich.table import Table
 
 from bench.frame import Case, WorkerMemory, chosen, console, measure, report
-from headgate.coordinator import source_coordinator as src
-from headgate.coordinator.enumerator_runner import EnumeratorRunner, SlowWork
-from headgate.coordinator.write_ahead_log import WriteAheadLog
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner, SlowWork
+from headgate.coordinator.sources.source_coordinator import SourceCoordinator
+from headgate.coordinator.sources.write_ahead_log import WriteAheadLog
 from headgate.protocol import messages as msg
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
@@ -126,7 +127,7 @@ class Coordination:
 
     def __init__(self, source: RangesSource, readers: int, folder: Path) -> None:
         self.source, self.readers = source, readers
-        self.machine = src.SourceCoordinator(UID, reassigns_on_recovery=True, parallelism=readers)
+        self.machine = SourceCoordinator(UID, reassigns_on_recovery=True, parallelism=readers)
         self.log = WriteAheadLog(pa_fs.LocalFileSystem(), str(folder))
         self.sent = 0
         self.ready = False

@@ -38,7 +38,7 @@ class Rides(headgate.SimpleSource):
                 {"user": f"user-{ride % 3}", "amount": ride, "at": BEGIN + timedelta(seconds=second)}
                 for ride, second in enumerate(seconds)
             ]
-            time.sleep(0.05)  # it is a slow service
+            time.sleep(0.02)  # it is a slow service
             yield pa.RecordBatch.from_pylist(rides), page + 1
 
 
@@ -64,7 +64,7 @@ if __name__ == "__main__":
             .writeStream.format("memory")
             .outputMode("update")
             .lateRows("parquet", path=f"{folder}/late")
-            .trigger(continuous="500 milliseconds")
+            .trigger(continuous="200 milliseconds")
             .start()
         )
         query.awaitTermination()

@@ -1,4 +1,4 @@
-"""Generated data: half a million rows as a batch, and the same rows as a stream that gets them second by second.
+"""Generated data: a hundred thousand rows as a batch, and the same rows as a stream that gets them second by second.
 
 python examples/generated_data.py
 """
@@ -11,11 +11,11 @@ import time
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import count, sum, xxhash64
 
-ROWS = 500_000
+ROWS = 100_000
 SCHEMA = "user string, amount decimal(10,2), at timestamp"
 OPTIONS = {
     "numRows": str(ROWS),
-    "rowsPerSecond": "250000",
+    "rowsPerSecond": "50000",
     "numPartitions": "2",
     "seed": "42",
     "startTimestamp": "2026-01-01",
