@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import confluent_kafka
 from confluent_kafka import (
     IsolationLevel,
     KafkaError,
@@ -37,8 +38,7 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
     settings = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=30)[topic].result(60)
-    # The controller has it; the broker, which clients ask, hears of it later on a busy machine.
-    _wait(lambda: _leaders(admin, topic) == partitions)
+    _wait(lambda: _served(admin, topic) == partitions)
     return topic
 
 
@@ -46,14 +46,14 @@ def add_partitions(address: str, topic: str, partitions: int) -> None:
     """Let a topic have so many partitions."""
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(60)
-    _wait(lambda: _leaders(admin, topic) == partitions)
+    _wait(lambda: _served(admin, topic) == partitions)
 
 
 def delete_topic(address: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
     admin = AdminClient({"bootstrap.servers": address})  # held: without it nothing is answered any more
     admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
-    _wait(lambda: _leaders(admin, topic) is None)
+    _wait(lambda: _served(admin, topic) is None)
 
 
 def wait_for_transactions(address: str, topic: str) -> None:
@@ -68,15 +68,22 @@ def wait_for_transactions(address: str, topic: str) -> None:
     _wait(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
 
 
-def _leaders(admin: AdminClient, topic: str) -> int | None:
-    """Return how many partitions of a topic can be read and written; None: there is no such topic."""
+def _served(admin: AdminClient, topic: str) -> int | None:
+    """Return how many partitions of a topic can be read and written; None: there is no such topic.
+
+    The controller has a topic first, then the broker names its leaders, then it serves them: on a busy machine there is
+    time in between, in which a producer's first batch is refused and its second one taken.
+    """
     try:
-        partitions = _partitions(admin, topic)
+        there = [each.id for each in _partitions(admin, topic) if each.leader is not None and each.leader.id >= 0]
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise
-    return sum(each.leader is not None and each.leader.id >= 0 for each in partitions)
+    if not there:
+        return 0
+    asked = admin.list_offsets({TopicPartition(topic, each): OffsetSpec.latest() for each in there}, request_timeout=60)
+    return sum(each.exception(60) is None and each.result().offset >= 0 for each in asked.values())
 
 
 def _partitions(admin: AdminClient, topic: str) -> list[TopicPartitionInfo]:
@@ -96,16 +103,25 @@ def _wait(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
 
 def produce(address: str, topic: str, messages: Iterable[Message], **config: str | int) -> None:
     """Write records in their order, and wait until the broker has all. Names of settings have ``_`` for ``.``."""
-    # A broker that has just heard of a topic may refuse the first batch and take a second one. Idempotence would help
-    # as well; asking for a producer's id takes as long as a small test.
     in_order = {"max.in.flight": 1}
     settings = in_order | {"bootstrap.servers": address, "linger.ms": 5, "queue.buffering.max.messages": 1_000_000}
     producer = Producer(settings | {name.replace("_", "."): value for name, value in config.items()})
     failed: list[str] = []
+    written: dict[int, int] = {}
+
+    def on_delivery(error: KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            failed.append(str(error))
+            return
+        partition, offset = message.partition() or 0, message.offset() or 0
+        if offset <= written.get(partition, -1):  # what was refused is sent once more, behind what was on its way
+            failed.append(f"offset {offset} of partition {partition} was written after {written[partition]}")
+        written[partition] = offset
+
     for each in messages:
         producer.produce(
             topic, each.value, each.key, each.partition, timestamp=each.timestamp_ms, headers=each.headers or None,
-            on_delivery=lambda error, _: failed.append(str(error)) if error else None,
+            on_delivery=on_delivery,
         )  # fmt: skip
         producer.poll(0)
     left = producer.flush(240)
