@@ -279,8 +279,9 @@ def test_spark_connect(tmp_path: Path, lists: Lists) -> None:
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL
-    )
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL,
+        env=os.environ | {"SPARK_TESTING": "1"},  # PySpark's way to have its server listen on any free port
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.strip().splitlines()[-4:]
     assert lines == [
