@@ -1,0 +1,46 @@
+"""Every relative link of the README and of docs/ leads to a file that exists, and to a heading that it has."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_CODE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_OUTSIDE = re.compile(r"[a-z]+:")
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, by GitHub's rule."""
+    headings = re.findall(r"^#+ (.*)$", _CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _links(page: Path) -> list[str]:
+    return [unquote(link) for link in _LINK.findall(_CODE.sub("", page.read_text())) if not _OUTSIDE.match(link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert ROOT in target.parents, f"{link} leaves the repository"
+        if anchor:
+            assert anchor in _anchors(target), f"{link}: {target.name} has no such heading"
+
+
+def test_the_index_names_every_page() -> None:
+    for folder in (ROOT / "docs", ROOT / "docs/decisions"):
+        index = folder / "README.md"
+        named = {(folder / link).resolve() for link in _links(index)}
+        assert set(folder.glob("*.md")) - {index} <= named
