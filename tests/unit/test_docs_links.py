@@ -21,7 +21,11 @@ _OUTSIDE = re.compile(r"[a-z]+:")
 def _anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, by GitHub's rule."""
     headings = re.findall(r"^#+ (.*)$", _CODE.sub("", page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {_anchor(heading) for heading in headings}
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _links(page: Path) -> list[str]:
@@ -44,3 +48,14 @@ def test_the_index_names_every_page() -> None:
         index = folder / "README.md"
         named = {(folder / link).resolve() for link in _links(index)}
         assert set(folder.glob("*.md")) - {index} <= named
+
+
+def test_what_code_cites_exists() -> None:
+    """Docstrings and messages cite pages, some with the title of a heading in quotes."""
+    cited = re.compile(r'\b(docs/[\w/-]+\.md)(?:, "([^"\n]+)")?')
+    for folder in ("src", "tests", "fuzz", "bench", "local", "demo", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for page, heading in cited.findall(path.read_text()):
+                assert (ROOT / page).exists(), f"{path.relative_to(ROOT)} cites {page}"
+                if heading:
+                    assert _anchor(heading) in _anchors(ROOT / page), f"{path.relative_to(ROOT)} cites {heading!r}"
