@@ -160,7 +160,7 @@ def test_flink_35886_back_pressure_that_counts_as_idleness_is_found(monkeypatch:
 def announce_when(monkeypatch: pytest.MonkeyPatch, allows: Callable[[Any, Any, int], bool]) -> None:
     """Let a group announce to readers that join, and to others as the given rule says."""
 
-    def announce(machine: Any, joined: Any, was_lowest: Any, now_ms: int) -> list[group_alignment.Action]:
+    def announce(machine: Any, joined: Any, now_ms: int) -> list[group_alignment.Action]:
         if machine._minimum_ms != machine._announced_ms and now_ms >= machine._quiet_until_ms:
             machine._announced_ms = machine._minimum_ms
             keys = [key for key in machine._readers if key == joined or allows(machine, key, now_ms)]

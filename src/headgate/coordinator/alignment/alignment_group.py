@@ -13,8 +13,9 @@ The group is *awaiting* from the first reader that comes until all have reported
 or that is *put off*. What comes of a reader that failed, or has never come, is *stale*.
 
 With very many readers a minimum that rises is announced a little later, so that the driver sends at most
-`_ANNOUNCEMENTS_PER_MS`; one that falls at once. A minimum that has not moved for a minute while somebody waits is
-warned of, again every minute.
+`_ANNOUNCEMENTS_PER_MS`; one that falls at once. Until then nobody learns of the rise, not even a reader that joins: a
+minimum that falls again, to no less than what was announced, is announced to nobody. A minimum that has not moved for a
+minute while somebody waits is warned of, again every minute.
 
 Follows FLIP-182 (SourceCoordinator.announceCombinedWatermark).
 """
@@ -22,7 +23,7 @@ Follows FLIP-182 (SourceCoordinator.announceCombinedWatermark).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -209,7 +210,7 @@ class AlignmentGroup(Machine):
         # Who has not reported since the query started; they hold the group as soon as one of them has come.
         self._awaited = {(source, subtask) for source in max_drift_ms for subtask in range(parallelism)}
         self._heap: list[tuple[int, _Key]] = []  # all votes, and some that were
-        self._lowest: _Key | None = None  # who held the minimum of this query before the event at hand
+        self._leader: _Key | None = None  # who was told of others beyond the announced minimum: it held that alone
         self._others_ms: int | None = None  # of other queries
         self._minimum_ms: int | None = None
         self._moved_at_ms = 0
@@ -248,8 +249,7 @@ class AlignmentGroup(Machine):
         """Return what is to be announced, shared and warned of where the votes are now."""
         self._note_minimum(now_ms)
         joined = (event.source, event.subtask) if isinstance(event, ReaderJoined) else None
-        actions = [*self._announce(joined, self._lowest, now_ms), *self._share(), *self._warn(now_ms)]
-        self._lowest = self._heap[0][1] if self._heap else None
+        actions = [*self._announce(joined, now_ms), *self._share(), *self._warn(now_ms)]
         if self._readers:
             announced = self._announced_ms == self._minimum_ms
             self.state = "awaiting" if self._awaited else "announced" if announced else "put off"
@@ -270,15 +270,16 @@ class AlignmentGroup(Machine):
         assert self._shared_ms == own_ms
         assert self._minimum_ms == min(votes if self._others_ms is None else [*votes, self._others_ms], default=None)
         assert len(self._heap) <= 2 * len(self._readers) + 2
+        lowest = self._two_lowest()
         for key, reader in self._readers.items():
             assert (reader.announced is not None) or not reader.is_here
             if reader.is_here and reader.announced is not None:
-                bound_ms, others_ms = self._view(key)
-                assert reader.announced[0] <= bound_ms, f"{key} may read on to {reader.announced[0]}, not {bound_ms}"
+                bound_ms, others_ms = self._bound_ms(key[0]), self._others_of(key, lowest)
+                assert reader.announced[0] == bound_ms, f"{key} may read on to {reader.announced[0]}, not {bound_ms}"
                 assert reader.announced[1] <= others_ms, (
                     f"{key} takes the others for {reader.announced[1]}, not {others_ms}"
                 )
-                assert self._announced_ms != self._minimum_ms or reader.announced[0] == bound_ms
+        assert self._minimum_ms is None or (self._announced_ms is not None and self._announced_ms <= self._minimum_ms)
 
     # Votes.
 
@@ -346,14 +347,11 @@ class AlignmentGroup(Machine):
 
     # What is announced.
 
-    def _view(self, key: _Key) -> tuple[int, int]:
-        """Return a reader's bound, and the minimum of all others."""
-        return self._bound_ms(key[0]), self._others_of(key, self._two_lowest())
-
     def _bound_ms(self, source: str) -> int:
-        if self._minimum_ms is None:
+        """Return how far readers of a source may read by the minimum that was announced."""
+        if self._announced_ms is None:
             return MAX_WATERMARK_MS
-        return saturated_ms(self._minimum_ms + self._drift_ms[source])
+        return saturated_ms(self._announced_ms + self._drift_ms[source])
 
     def _others_of(self, key: _Key, lowest: list[tuple[int, _Key]]) -> int:
         if self._is_awaiting and self._awaited != {key}:
@@ -363,37 +361,38 @@ class AlignmentGroup(Machine):
             others.append(self._others_ms)
         return min(others, default=MAX_WATERMARK_MS)
 
-    def _announce(self, joined: _Key | None, was_lowest: _Key | None, now_ms: int) -> list[Action]:
+    def _announce(self, joined: _Key | None, now_ms: int) -> list[Action]:
         if self._minimum_ms != self._announced_ms and (now_ms >= self._quiet_until_ms or self._fell()):
-            self._announced_ms = self._minimum_ms
-            actions = self._announce_to(list(self._readers))
+            self._announced_ms, self._leader = self._minimum_ms, None
+            actions = self._announce_to(self._readers)
             self._quiet_until_ms = now_ms + len(actions) // _ANNOUNCEMENTS_PER_MS
             return actions
         if joined is not None:
             return self._announce_to([joined])
-        # A rise of the others is heard of with the next move; of a fall only who held the minimum can be ignorant.
-        held_by = [was_lowest, *self._awaited] if len(self._awaited) == 1 else [was_lowest]
-        ignorant = []
-        for key in held_by:
-            reader = None if key is None else self._readers.get(key)
-            known = None if reader is None else reader.announced
-            if key is not None and known is not None and known[1] > self._view(key)[1]:
-                ignorant.append(key)
-        return self._announce_to(ignorant)
+        # A rise of the others is heard of with the next move; of a fall only the leader can be ignorant.
+        known = None if self._leader is None else self._readers[self._leader].announced
+        if self._leader is None or known is None or known[1] <= self._others_of(self._leader, self._two_lowest()):
+            return []
+        return self._announce_to([self._leader])
 
     def _fell(self) -> bool:
         """Return whether readers may run ahead of the minimum by what was announced to them."""
         return self._minimum_ms is not None and (self._announced_ms is None or self._minimum_ms < self._announced_ms)
 
-    def _announce_to(self, keys: list[_Key]) -> list[Action]:
+    def _announce_to(self, keys: Iterable[_Key]) -> list[Action]:
         """Announce to readers that are there how far they may read, unless they know."""
+        is_put_off = self._announced_ms != self._minimum_ms
+        announced_ms = MAX_WATERMARK_MS if self._announced_ms is None else self._announced_ms
         actions: list[Action] = []
         lowest = self._two_lowest()
         bounds = {source: self._bound_ms(source) for source in self._drift_ms}
         for key in keys:
             reader = self._readers[key]
-            view = bounds[key[0]], self._others_of(key, lowest)
+            others_ms = announced_ms if is_put_off else self._others_of(key, lowest)
+            view = bounds[key[0]], others_ms
             if reader.is_here and reader.announced != view:
+                if others_ms > announced_ms:
+                    self._leader = key
                 reader.announced = view
                 actions.append(Announce(*key, *view))
         return actions
