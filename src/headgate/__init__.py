@@ -7,13 +7,12 @@ formats, and one that fails to import hides them all.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.5.0"
-
 if TYPE_CHECKING:
     from headgate.source.simple import SimpleSource
     from headgate.spark.continuous.query import ContinuousQuery
     from headgate.spark.continuous.streams import ContinuousStream, continuous
     from headgate.spark.registration import register
+    from headgate.versions import __version__
 
 _HOMES = {
     "ContinuousQuery": "headgate.spark.continuous.query",
@@ -21,6 +20,7 @@ _HOMES = {
     "continuous": "headgate.spark.continuous.streams",
     "SimpleSource": "headgate.source.simple",
     "register": "headgate.spark.registration",
+    "__version__": "headgate.versions",
 }
 
 __all__ = ["ContinuousQuery", "ContinuousStream", "SimpleSource", "__version__", "continuous", "register"]

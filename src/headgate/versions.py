@@ -11,8 +11,9 @@ import socket
 import msgspec
 import pyarrow as pa
 
-import headgate
 from headgate.errors import DeploymentError
+
+__version__ = "0.5.0"
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -25,7 +26,7 @@ class Versions(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls) -> Versions:
         """Return the versions of this process."""
-        return cls(headgate.__version__, ".".join(platform.python_version_tuple()[:2]), pa.__version__)
+        return cls(__version__, ".".join(platform.python_version_tuple()[:2]), pa.__version__)
 
 
 def check_versions(driver: Versions) -> None:

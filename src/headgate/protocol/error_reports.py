@@ -13,14 +13,13 @@ from typing import Any
 
 import cloudpickle
 
-import headgate
 from headgate import errors
 from headgate.errors import HeadgateError, UserFunctionError, is_final
 from headgate.protocol.messages import ErrorReport
 
 _MAX_PICKLED_BYTES = 1 << 20
 _PLACE = ("stage", "subtask", "source", "split", "position")
-_PACKAGE = headgate.__file__.removesuffix("__init__.py")
+_PACKAGE = errors.__file__.removesuffix("errors.py")
 
 
 def report_of(error: BaseException, **facts: Any) -> ErrorReport:

@@ -7,8 +7,8 @@ The names are PySpark's: ``agg``, ``count`` ..., ``transformWithState``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
     from pyspark.sql.types import StructType
 
-    from headgate.spark.continuous.streams import ContinuousStream
+Stream = TypeVar("Stream")
 
 
-class GroupedStream:
+class GroupedStream(Generic[Stream]):
     """Rows grouped by keys. Made by `ContinuousStream.groupBy`.
 
     Parameters
     ----------
-    stream
-        The rows.
     node
-        Their node in the plan.
+        The rows' node in the plan.
     by
         Keys, and at most one window.
     time_zone
         The session's.
+    stream_of
+        Makes the stream of what becomes of the groups.
     """
 
     def __init__(
         self,
-        stream: ContinuousStream,
         node: PlanNode,
         by: Sequence[Column | TimeWindow | SessionWindow],
         time_zone: str,
+        stream_of: Callable[[PlanNode], Stream],
     ) -> None:
-        self._stream = stream
+        self._stream_of = stream_of
         self._node = node
         self._by = tuple(by)
         self._time_zone = time_zone
@@ -64,7 +64,7 @@ class GroupedStream:
     def __repr__(self) -> str:
         return f"GroupedStream[{', '.join(_name(each) for each in self._by)}]"
 
-    def agg(self, *exprs: Aggregate) -> ContinuousStream:
+    def agg(self, *exprs: Aggregate) -> Stream:
         """Aggregate each group, and forget it when its window is over.
 
         Rows of a group meet in one subtask. In output mode ``append`` a group is emitted once, when the watermark is at
@@ -81,25 +81,11 @@ class GroupedStream:
             There is not one window among what is grouped by, a column is missing or has the wrong type, two columns of
             the output have the same name, or the window's times are not those of the watermark.
         """
-        windows = [each for each in self._by if isinstance(each, TimeWindow | SessionWindow)]
-        if len(windows) != 1:
-            raise OptionError(
-                f"groupBy has {len(windows)} windows; an aggregation of a stream that does not end needs one: "
-                'groupBy(window("at", "10 seconds"), ...) or session_window("at", "5 minutes").',
-                option="groupBy", value=len(windows),
-            )  # fmt: skip
-        for each in exprs:
-            if not isinstance(each, Aggregate):
-                raise OptionError(
-                    f"agg: {each!r} is no aggregate; write one like sum('amount') of headgate.functions.",
-                    option="agg", value=repr(each),
-                )  # fmt: skip
-        if not exprs:
-            raise OptionError("agg: it needs at least one aggregate.", option="agg", value=None)
+        window = self._window()
+        _check_aggregates(exprs)
         names = [*map(_name, self._by), *(each.name_in_output for each in exprs)]
         _check_once("agg", names)
-        window, schema = windows[0], self._node.schema
-        columns = _Columns(schema)
+        columns = _Columns(self._node.schema)
         keys = [
             Key(columns.take(each.node, each.name_in_output), each.name_in_output)
             for each in self._by
@@ -110,17 +96,11 @@ class GroupedStream:
         # Without a key all rows are of one group: they have a constant in common.
         keyed_by = keys or [Key(columns.take(Constant(0, pa.int32()), "all"), None)]
         node = columns.project(self._node, self._time_zone)
-        for key in keyed_by:
-            check_key_type(repr(key.column), node.schema.field(key.column).type)
-            _check_grouped(key.column, node.schema.field(key.column).type)
-        if not pa.types.is_timestamp(node.schema.field(time).type):
-            raise OptionError(
-                f"{window.name}: {text_of(window.time)} has the type {node.schema.field(time).type}; it must be a "
-                "timestamp.",
-                option="groupBy", value=text_of(window.time),
-            )  # fmt: skip
-        self._check_is_event_time(window)
         types = {field.name: field.type for field in node.schema}
+        for key in keyed_by:
+            check_key_type(repr(key.column), types[key.column])
+            _check_grouped(key.column, types[key.column])
+        self._check_is_event_time(window, types[time])
         kinds = [None if column is None else types[column] for column in taken]
         aggregates = [
             Aggregated(each.name_in_output, accumulator_of(each, kind), column)
@@ -140,30 +120,46 @@ class GroupedStream:
         by = ", ".join(f"{text} {types[key.column]}" for text, key in zip(said, keyed_by))
         operator.signature = f"{kept} in {window.text} by {by}"
         exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
-        return self._stream.with_node(exchanged.then(operator))
+        return self._stream_of(exchanged.then(operator))
 
-    def count(self) -> ContinuousStream:
+    def count(self) -> Stream:
         """Count the rows of each group, as the column ``count``: see `agg`."""
         return self.agg(functions.count().alias("count"))
 
-    def sum(self, *cols: str) -> ContinuousStream:
+    def sum(self, *cols: str) -> Stream:
         """Add up columns for each group, as ``sum(NAME)``: see `agg`."""
         return self.agg(*map(functions.sum, cols))
 
-    def avg(self, *cols: str) -> ContinuousStream:
+    def avg(self, *cols: str) -> Stream:
         """Average columns for each group, as ``avg(NAME)``: see `agg`."""
         return self.agg(*map(functions.avg, cols))
 
-    def min(self, *cols: str) -> ContinuousStream:
+    def min(self, *cols: str) -> Stream:
         """Find the least value of columns for each group, as ``min(NAME)``: see `agg`."""
         return self.agg(*map(functions.min, cols))
 
-    def max(self, *cols: str) -> ContinuousStream:
+    def max(self, *cols: str) -> Stream:
         """Find the greatest value of columns for each group, as ``max(NAME)``: see `agg`."""
         return self.agg(*map(functions.max, cols))
 
-    def _check_is_event_time(self, window: TimeWindow | SessionWindow) -> None:
-        """Check that a window's times are not another column of the source than its watermarks are of."""
+    def _window(self) -> TimeWindow | SessionWindow:
+        """Return the one window among what is grouped by."""
+        windows = [each for each in self._by if isinstance(each, TimeWindow | SessionWindow)]
+        if len(windows) != 1:
+            raise OptionError(
+                f"groupBy has {len(windows)} windows; an aggregation of a stream that does not end needs one: "
+                'groupBy(window("at", "10 seconds"), ...) or session_window("at", "5 minutes").',
+                option="groupBy", value=len(windows),
+            )  # fmt: skip
+        return windows[0]
+
+    def _check_is_event_time(self, window: TimeWindow | SessionWindow, kind: pa.DataType) -> None:
+        """Check that a window's times are timestamps, and no other column of the source than its watermarks are of."""
+        if not pa.types.is_timestamp(kind):
+            raise OptionError(
+                f"{window.name}: {text_of(window.time)} has the type {kind}; it must be a timestamp.",
+                option="groupBy", value=text_of(window.time),
+            )  # fmt: skip
         node = self._node
         column = source_column(node, window.time.path) if isinstance(window.time, Name) else None
         if column is None:
@@ -188,7 +184,7 @@ class GroupedStream:
         timeMode: str,
         initialState: Any = None,
         eventTimeColumnName: str = "",
-    ) -> ContinuousStream:
+    ) -> Stream:
         """Call a processor of the user's for each key, which keeps state and timers.
 
         Rows of a key meet in one subtask. State and timers are part of every checkpoint.
@@ -232,18 +228,29 @@ class GroupedStream:
         timeMode: str,
         initialState: Any = None,
         eventTimeColumnName: str = "",
-    ) -> ContinuousStream:
+    ) -> Stream:
         """Do as `transformWithState` does, with a processor that takes and yields ``pandas.DataFrame`` objects."""
         return self._stateful(
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
         )
 
-    def _stateful(self, *said: Any, pandas: bool) -> ContinuousStream:
-        return self._stream.with_node(stateful_node(self._node, self._by, self._time_zone, *said, pandas=pandas))
+    def _stateful(self, *said: Any, pandas: bool) -> Stream:
+        return self._stream_of(stateful_node(self._node, self._by, self._time_zone, *said, pandas=pandas))
 
 
 def _name(by: Column | TimeWindow | SessionWindow) -> str:
     return by.name_in_output if isinstance(by, Column) else by.name
+
+
+def _check_aggregates(exprs: Sequence[Aggregate]) -> None:
+    for each in exprs:
+        if not isinstance(each, Aggregate):
+            raise OptionError(
+                f"agg: {each!r} is no aggregate; write one like sum('amount') of headgate.functions.",
+                option="agg", value=repr(each),
+            )  # fmt: skip
+    if not exprs:
+        raise OptionError("agg: it needs at least one aggregate.", option="agg", value=None)
 
 
 def _check_once(what: str, names: Sequence[str]) -> None:

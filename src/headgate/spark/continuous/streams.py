@@ -312,9 +312,9 @@ class ContinuousStream:
         A query's streams all end in one sink: this is how several sources are read by one query.
         """
         node = PlanNode(of=Union(self._node.schema, other._node.schema), inputs=(self._node, other._node))
-        return ContinuousStream(self._spark, self._parallelism, node)
+        return self._of(node)
 
-    def groupBy(self, *cols: str | Column | TimeWindow | SessionWindow | list[Any]) -> GroupedStream:
+    def groupBy(self, *cols: str | Column | TimeWindow | SessionWindow | list[Any]) -> GroupedStream[ContinuousStream]:
         """Group rows by keys and a window: rows of a group meet in one subtask.
 
         Parameters
@@ -329,13 +329,9 @@ class ContinuousStream:
         """
         wanted: Any = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else cols
         by = [each if isinstance(each, TimeWindow | SessionWindow) else _column(each) for each in wanted]
-        return GroupedStream(self, self._node, by, self._time_zone)
+        return GroupedStream(self._node, by, self._time_zone, self._of)
 
     groupby = groupBy
-
-    def with_node(self, node: PlanNode) -> ContinuousStream:
-        """Return the stream of a node's rows. For the builder's other parts."""
-        return ContinuousStream(self._spark, self._parallelism, node)
 
     def repartition(self, numPartitions: int | None = None) -> ContinuousStream:
         """Spread the rows evenly over subtasks, in turn.
@@ -383,7 +379,7 @@ class ContinuousStream:
 
         Without one the name is derived from the way from the source: it changes when an operator is put before it.
         """
-        return ContinuousStream(self._spark, self._parallelism, self._node.named(uid))
+        return self._of(self._node.named(uid))
 
     def withWatermark(self, eventTime: str, delayThreshold: str) -> ContinuousStream:
         """Say which column holds event time, and how much earlier than the latest seen of its split a row may be.
@@ -415,7 +411,7 @@ class ContinuousStream:
             )
 
         node = with_strategy(self._node, delayed)
-        return ContinuousStream(self._spark, self._parallelism, node if column is not None else node.then(operator))
+        return self._of(node if column is not None else node.then(operator))
 
     def withWatermarkAlignment(self, group: str, maxDrift: str, updateInterval: str = "1 second") -> ContinuousStream:
         """Read the splits of all sources of a group at about the same pace in event time.
@@ -447,7 +443,7 @@ class ContinuousStream:
                 )  # fmt: skip
             return msgspec.structs.replace(source.watermark_strategy, alignment=alignment)
 
-        return ContinuousStream(self._spark, self._parallelism, with_strategy(self._node, aligned))
+        return self._of(with_strategy(self._node, aligned))
 
     @property
     def writeStream(self) -> ContinuousStreamWriter:
@@ -465,7 +461,10 @@ class ContinuousStream:
         return self._then(Project(self._node.schema, columns, self._time_zone))
 
     def _then(self, operator: Any) -> ContinuousStream:
-        return ContinuousStream(self._spark, self._parallelism, self._node.then(operator))
+        return self._of(self._node.then(operator))
+
+    def _of(self, node: PlanNode) -> ContinuousStream:
+        return ContinuousStream(self._spark, self._parallelism, node)
 
 
 def source_node(
