@@ -80,26 +80,7 @@ def read_splits(
     ordering
         How to order the rows; None: they come as they are read.
     """
-
-    def send_event(event: SourceEvent) -> None:
-        raise UnsupportedOperationError(
-            f"Reader {subtask} of {source.name} sends {type(event).__name__} to its enumerator, which cannot be "
-            "delivered: a task of spark.read or of a micro-batch runs after its plan is made. Read the source with "
-            "headgate.continuous, or let the enumerator find out by itself.",
-            source=source.name,
-            operation="send_event",
-        )
-
-    context = SourceReaderContext(
-        subtask=subtask,
-        schema=schema,
-        host=socket.gethostname(),
-        request_split=lambda: None,
-        send_event=send_event,
-        time_zone=time_zone,
-    )
-    reader = source.create_reader(context)
-    output = BatchOutput() if reporting is None else EventTimeOutput(reporting.column)
+    reader = source.create_reader(_context(source, schema, subtask, time_zone))
     try:
         reader.start()
         if ordering is not None and len(splits) > 1:
@@ -111,6 +92,7 @@ def read_splits(
             )
             yield from merged.rows(reader, splits, ordering.not_before_ms)
             return
+        output = BatchOutput() if reporting is None else EventTimeOutput(reporting.column)
         reader.add_splits(splits)
         reader.notify_no_more_splits()
         while True:
@@ -125,6 +107,28 @@ def read_splits(
             report(reporting.to, output.event_times)
     finally:
         reader.close()
+
+
+def _context(source: Source[Any, Any], schema: pa.Schema, subtask: int, time_zone: str) -> SourceReaderContext:
+    """Return the context of a reader whose enumerator is not there any longer."""
+
+    def send_event(event: SourceEvent) -> None:
+        raise UnsupportedOperationError(
+            f"Reader {subtask} of {source.name} sends {type(event).__name__} to its enumerator, which cannot be "
+            "delivered: a task of spark.read or of a micro-batch runs after its plan is made. Read the source with "
+            "headgate.continuous, or let the enumerator find out by itself.",
+            source=source.name,
+            operation="send_event",
+        )
+
+    return SourceReaderContext(
+        subtask=subtask,
+        schema=schema,
+        host=socket.gethostname(),
+        request_split=lambda: None,
+        send_event=send_event,
+        time_zone=time_zone,
+    )
 
 
 _modules = 0

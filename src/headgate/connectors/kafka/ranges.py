@@ -80,21 +80,7 @@ def plan_ranges(
     DataLossError
         A partition was deleted, recreated or truncated, or records behind a split's position were deleted.
     """
-    moved: set[str] = set()
-    present: list[KafkaSplit] = []
-    for split in splits:
-        if split.stop is not None and split.position >= split.stop:
-            present.append(split)  # it wants nothing, so nothing of it can be lost
-            continue
-        loss = _loss(split, available)
-        if loss is None:
-            present.append(split)
-            continue
-        if fail_on_data_loss:
-            raise loss
-        logger.warning("%s", loss)
-        moved.add(split.split_id)
-        present.append(_behind_the_loss(split, available))
+    present, moved = _found(splits, available, fail_on_data_loss=fail_on_data_loss)
     waiting = {split.split_id: _waiting(split, available, before or {}) for split in present}
     shares = _shares(present, waiting, max_rows)
     ranges: list[PlannedRange[KafkaSplit]] = []
@@ -147,6 +133,26 @@ def lag(splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]) -> d
 
 
 # -- lost data -------------------------------------------------------------------------------------------------------
+
+
+def _found(
+    splits: Sequence[KafkaSplit], available: Available, *, fail_on_data_loss: bool
+) -> tuple[list[KafkaSplit], set[str]]:
+    """Return the splits where they go on, and the ids of those that lost data."""
+    moved: set[str] = set()
+    present: list[KafkaSplit] = []
+    for split in splits:
+        wants_nothing = split.stop is not None and split.position >= split.stop  # so nothing of it can be lost
+        loss = None if wants_nothing else _loss(split, available)
+        if loss is None:
+            present.append(split)
+            continue
+        if fail_on_data_loss:
+            raise loss
+        logger.warning("%s", loss)
+        moved.add(split.split_id)
+        present.append(_behind_the_loss(split, available))
+    return present, moved
 
 
 def _loss(split: KafkaSplit, available: Available) -> DataLossError | None:

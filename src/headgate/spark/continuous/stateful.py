@@ -60,20 +60,7 @@ def stateful_node(
     OptionError
         An argument is wrong.
     """
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
-    if not isinstance(processor, StatefulProcessor):
-        raise OptionError(
-            f"transformWithState: {processor!r} is no StatefulProcessor; derive it from "
-            "pyspark.sql.streaming.StatefulProcessor.",
-            option="statefulProcessor", value=repr(processor),
-        )  # fmt: skip
-    if not isinstance(output_mode, str) or output_mode.lower() not in ("append", "update"):
-        raise OptionError(
-            f"transformWithState: outputMode is {output_mode!r}; it can be append or update, which are the same here: "
-            "the processor says which rows there are.",
-            option="outputMode", value=output_mode,
-        )  # fmt: skip
+    _check_processor(processor, output_mode)
     mode = time_mode.lower() if isinstance(time_mode, str) else ""
     if mode not in _TIME_MODES:
         raise OptionError(
@@ -102,6 +89,23 @@ def stateful_node(
     )
     exchange = Exchange(node.schema, "hash", keys=keys)
     return node.then(exchange).then(TransformWithState(processor, definition))
+
+
+def _check_processor(processor: Any, output_mode: Any) -> None:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+    if not isinstance(processor, StatefulProcessor):
+        raise OptionError(
+            f"transformWithState: {processor!r} is no StatefulProcessor; derive it from "
+            "pyspark.sql.streaming.StatefulProcessor.",
+            option="statefulProcessor", value=repr(processor),
+        )  # fmt: skip
+    if not isinstance(output_mode, str) or output_mode.lower() not in ("append", "update"):
+        raise OptionError(
+            f"transformWithState: outputMode is {output_mode!r}; it can be append or update, which are the same here: "
+            "the processor says which rows there are.",
+            option="outputMode", value=output_mode,
+        )  # fmt: skip
 
 
 def event_time_of(node: PlanNode) -> str | None:
