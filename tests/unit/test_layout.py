@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 PACKAGE = SRC / "headgate"
 
 # Each folder with what it may import of headgate beside `ANYWHERE` and itself.
-ANYWHERE = {"errors", "machine", "serial_executor", "versions"}
+ANYWHERE = {"errors", "futures", "machine", "serial_executor", "versions"}
 MAY_IMPORT: dict[str, set[str]] = {
     "source": set(),
     "protocol": set(),
@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 WITHOUT_SPARK = (
     *sorted(set(MAY_IMPORT) - {"operators", "testing"}),
     "errors.py",
+    "futures.py",
     "machine.py",
     "versions.py",
     "serial_executor.py",

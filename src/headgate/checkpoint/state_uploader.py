@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from headgate.checkpoint.storage import CheckpointStorage, belongs_here
 from headgate.errors import HeadgateError
+from headgate.futures import done_with, gathered, mapped
 from headgate.protocol.state import ChunkState, KeyedState, StateHandle
 
 _INLINE_CHUNK_BYTES = 2 * 1024
@@ -86,10 +87,8 @@ class StateUploader:
         """
         if not belongs_here(chunk.handle):
             return False
-        done: Future[ChunkState] = Future()
-        done.set_result(chunk)
         with self._lock:
-            self._chunks.setdefault(uid, {})[chunk.chunk_id] = done
+            self._chunks.setdefault(uid, {})[chunk.chunk_id] = done_with(chunk)
         return True
 
     def store_keyed(self, uid: str, chunks: Sequence[Chunk]) -> Future[KeyedState]:
@@ -108,7 +107,7 @@ class StateUploader:
                 named[chunk.chunk_id] = future
             self._chunks[uid] = named
             futures = [named[chunk.chunk_id] for chunk in chunks]
-        return _gathered(futures)
+        return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
 
     def store_channel(
         self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]]
@@ -203,29 +202,3 @@ class StateUploader:
 
 def _closed() -> HeadgateError:
     return HeadgateError("The slot ends: its state is not stored any more.")
-
-
-def _gathered(futures: Iterable[Future[ChunkState]]) -> Future[KeyedState]:
-    """Return a future of all: it fails with the first that fails, when all are done."""
-    waiting = list(futures)
-    gathered: Future[KeyedState] = Future()
-    if not waiting:
-        gathered.set_result(KeyedState())
-        return gathered
-    lock = threading.Lock()
-    left = len(waiting)
-
-    def on_done(_: Future[ChunkState]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            if left:
-                return
-        try:
-            gathered.set_result(KeyedState(chunks=tuple(each.result() for each in waiting)))
-        except BaseException as error:
-            gathered.set_exception(error)
-
-    for each in waiting:
-        each.add_done_callback(on_done)
-    return gathered

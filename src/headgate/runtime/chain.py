@@ -29,18 +29,17 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 
 from headgate.errors import ConnectorContractError
+from headgate.futures import gathered, mapped
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators import bad_records
 from headgate.operators.cast_to_schema import MisfitError, conform
@@ -51,9 +50,6 @@ from headgate.protocol.state import OperatorState
 from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
 from headgate.sink import SinkWriter
 from headgate.task.watermark_flow import WatermarkFlow
-
-ArrivedT = TypeVar("ArrivedT")
-MadeT = TypeVar("MadeT")
 
 _log = logging.getLogger(__name__)
 
@@ -333,7 +329,7 @@ class StageChain:
         states = {uid: operator.snapshot(checkpoint_id) for uid, operator in self._operators.items()}
         under_way = {uid: writer.prepare_commit(checkpoint_id, final=final) for uid, writer in self._writers.items()}
         held = {uid: state for uid, state in states.items() if state is not None}
-        return _gathered(under_way, lambda safe: held | safe)
+        return mapped(gathered([*under_way.values()]), lambda safe: held | dict(zip(under_way, safe)))
 
     @property
     def has_keyed_state(self) -> bool:
@@ -353,8 +349,8 @@ class StageChain:
 
     def finish(self) -> Future[None] | None:
         """Return a future that is done when the sinks published what is known complete; None: nothing is left."""
-        finishing = {uid: future for uid, writer in self._writers.items() if (future := writer.finish()) is not None}
-        return _gathered(finishing, lambda _: None) if finishing else None
+        finishing = [future for writer in self._writers.values() if (future := writer.finish()) is not None]
+        return mapped(gathered(finishing), lambda _: None) if finishing else None
 
     def figures(self) -> ChainFigures:
         """Return what was done since the deployment."""
@@ -581,35 +577,3 @@ class ChainInput:
 
 def _collector(emitted: list[tuple[pa.RecordBatch, str]]) -> Callable[[pa.RecordBatch, str], None]:
     return lambda batch, split_id: emitted.append((batch, split_id))
-
-
-def _gathered(under_way: Mapping[str, Future[ArrivedT]], made: Callable[[dict[str, ArrivedT]], MadeT]) -> Future[MadeT]:
-    """Return a future of what is made of all results, which fails with the first that does.
-
-    Any thread may complete it.
-    """
-    gathered: Future[MadeT] = Future()
-    if not under_way:
-        gathered.set_result(made({}))
-    lock = threading.Lock()
-    results: dict[str, ArrivedT] = {}  # guarded by lock, as is failed
-    failed = False
-
-    def arrived(uid: str, future: Future[ArrivedT]) -> None:
-        nonlocal failed
-        error = future.exception()
-        with lock:
-            if failed:
-                return
-            failed = error is not None
-            if error is None:
-                results[uid] = future.result()
-            complete = len(results) == len(under_way)
-        if error is not None:
-            gathered.set_exception(error)
-        elif complete:
-            gathered.set_result(made(results))
-
-    for uid, future in under_way.items():
-        future.add_done_callback(partial(arrived, uid))
-    return gathered

@@ -174,7 +174,11 @@ class InputExchanges:
             for producer in producers:
                 channel = ChannelId(uid, producer, self._consumer)
                 self._links[channel] = self._plane.connect(
-                    addresses[producer], channel, self._generation, self._exchanges[uid].schema, _End(self, channel)
+                    addresses[producer],
+                    channel,
+                    self._generation,
+                    self._exchanges[uid].schema,
+                    _ConsumerEnd(self, channel),
                 )
 
     @property
@@ -328,7 +332,7 @@ class InputExchanges:
         self._mailbox.post(Letter(lambda: None if self._closed else self._user.on_broken(error)))
 
 
-class _End:
+class _ConsumerEnd:
     """The consumer's end of one channel."""
 
     def __init__(self, inputs: InputExchanges, channel: ChannelId) -> None:

@@ -105,7 +105,7 @@ class OutputExchange:
         self._links: dict[int, ProducerLink] = {}
         for consumer in consumers:
             channel = ChannelId(uid, producer, consumer)
-            self._links[consumer] = plane.offer(channel, generation, exchange.schema, _End(self, consumer))
+            self._links[consumer] = plane.offer(channel, generation, exchange.schema, _ProducerEnd(self, consumer))
 
     # For the chain.
 
@@ -235,7 +235,7 @@ class OutputExchange:
         self._mailbox.post(Letter(lambda: None if self._closed else self._on_broken(error)))
 
 
-class _End:
+class _ProducerEnd:
     """The producer's end of one channel."""
 
     def __init__(self, output: OutputExchange, consumer: int) -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from headgate.checkpoint.channel_bytes import channel_chunks
 from headgate.checkpoint.state_uploader import StateUploader
+from headgate.futures import gathered, mapped
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.state import ChannelState, StateHandle
-
-PartT = TypeVar("PartT")
 
 
 class StoredRows(msgspec.Struct, frozen=True):
@@ -66,26 +65,6 @@ class SnapshotParts:
             self._on_done(None if error is not None else self._results, error)
 
 
-def gathered(futures: Sequence[Future[PartT]]) -> Future[list[PartT]]:
-    """Return a future of all results in their order, which fails with the first that does."""
-    whole: Future[list[PartT]] = Future()
-    if not futures:
-        whole.set_result([])
-        return whole
-    names = [str(number) for number in range(len(futures))]
-
-    def done(results: dict[str, Any] | None, error: BaseException | None) -> None:
-        if results is None:
-            whole.set_exception(error)
-        else:
-            whole.set_result([results[name] for name in names])
-
-    parts = SnapshotParts(names, done)
-    for name, future in zip(names, futures):
-        parts.add(name, future)
-    return whole
-
-
 def store_channels(
     uploader: StateUploader,
     checkpoint_id: int,
@@ -128,7 +107,6 @@ def _store(
     relocated: bool,
     output: bool,
 ) -> Future[ChannelState]:
-    stored: Future[ChannelState] = Future()
     rows, size_bytes = sum(each.num_rows for each in held), 0
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -142,26 +120,19 @@ def _store(
     def chunks() -> Iterator[bytes]:
         return channel_chunks(channel, schema, batches(), buffers=len(held), rows=rows, output=output)
 
-    def on_done(future: Future[StateHandle]) -> None:
-        error = future.exception()
-        if error is not None:
-            stored.set_exception(error)
-            return
-        stored.set_result(
-            ChannelState(
-                exchange=channel.exchange,
-                producer=channel.producer,
-                consumer=channel.consumer,
-                output=output,
-                handle=future.result(),
-                buffers=len(held),
-                rows=rows,
-                size_bytes=size_bytes,
-                relocated=relocated,
-            )
+    def stored(handle: StateHandle) -> ChannelState:
+        return ChannelState(
+            exchange=channel.exchange,
+            producer=channel.producer,
+            consumer=channel.consumer,
+            output=output,
+            handle=handle,
+            buffers=len(held),
+            rows=rows,
+            size_bytes=size_bytes,
+            relocated=relocated,
         )
 
     side = "output" if output else "input"
     name = f"{prefix}-{channel.exchange}-{channel.producer}-{channel.consumer}-{side}"
-    uploader.store_channel(checkpoint_id, name, chunks).add_done_callback(on_done)
-    return stored
+    return mapped(uploader.store_channel(checkpoint_id, name, chunks), stored)

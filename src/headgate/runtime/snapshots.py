@@ -13,20 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from headgate.futures import done_with, gathered, mapped
 from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedChunk
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import ChannelState, KeyedState, OperatorState, SplitState
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.mailbox import Letter
-from headgate.runtime.snapshot_parts import SnapshotParts, StoredRows, gathered, store_channels
-
-T = TypeVar("T")
+from headgate.runtime.snapshot_parts import SnapshotParts, StoredRows, store_channels
 
 _SPLITS, _OPERATORS, _KEYED, _GATE = "/splits", "/operators", "/keyed", "/gate"
 """Parts of a snapshot; the others are called after their exchange."""
@@ -96,11 +95,11 @@ class Snapshots:
     ) -> Barrier | None:
         """Begin to make a snapshot safe, and return the barrier that goes to the exchanges."""
         parts = self._parts_of(checkpoint_id)
-        parts.add(_SPLITS, _done((splits, looked_ms)))
+        parts.add(_SPLITS, done_with((splits, looked_ms)))
         parts.add(_OPERATORS, operators)
         if keyed:
             stored = [self._context.uploader.store_keyed(uid, chunks) for uid, chunks in keyed.items()]
-            parts.add(_KEYED, _mapped(gathered(stored), lambda states: dict(zip(keyed, states))))
+            parts.add(_KEYED, mapped(gathered(stored), lambda states: dict(zip(keyed, states))))
         return self.barriers.pop(checkpoint_id, None)
 
     def store_input(
@@ -160,24 +159,3 @@ class Snapshots:
 
 def _rows_of(buffer: Buffer) -> pa.RecordBatch:
     return buffer.rows
-
-
-def _done(result: Any) -> Future[Any]:
-    done: Future[Any] = Future()
-    done.set_result(result)
-    return done
-
-
-def _mapped(future: Future[T], made: Callable[[T], Any]) -> Future[Any]:
-    """Return a future of what is made of a result."""
-    mapped: Future[Any] = Future()
-
-    def on_done(done: Future[T]) -> None:
-        error = done.exception()
-        if error is None:
-            mapped.set_result(made(done.result()))
-        else:
-            mapped.set_exception(error)
-
-    future.add_done_callback(on_done)
-    return mapped

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
+from headgate.futures import done_with
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.sink import SinkWriter
@@ -129,9 +130,7 @@ class CarryingWriter(SinkWriter):
             rows = CarriedRows(writer=self._name, number=self._count, total=self._total, table=table)
             self._carried[checkpoint_id] = rows.encode()
             self._held, self._held_rows, self._total = [], 0, 0
-        done: Future[OperatorState] = Future()
-        done.set_result(OperatorState(committables=tuple(self._carried.values())))
-        return done
+        return done_with(OperatorState(committables=tuple(self._carried.values())))
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """See `SinkWriter.notify_checkpoint_complete`."""

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import pyarrow as pa
 
+from headgate.futures import done_with
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.sink import Sink, SinkWriter
@@ -49,6 +50,4 @@ class NoopWriter(SinkWriter):
 
     def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
         """See `SinkWriter.prepare_commit`."""
-        done: Future[OperatorState] = Future()
-        done.set_result(OperatorState())
-        return done
+        return done_with(OperatorState())
