@@ -1,4 +1,4 @@
-"""Fetches Java libraries once, by Maven, into ``.cache/jars``: a folder for each POM beside this file.
+"""What Java needs and is made once, into ``.cache``: libraries by Maven (a POM beside this file), archives of classes.
 
 Never: run at import, or name where Maven gets them from: that is the machine's setting.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -29,13 +30,15 @@ def jars(pom: str) -> list[Path]:
     """
     source = _HERE / f"{pom}.pom.xml"
     folder = CACHE / "jars" / f"{pom}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.parent / f"{pom}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.is_dir():
-                _fetch(source, folder)
-    return sorted(folder.glob("*.jar"))
+    return sorted(_made_once(folder, lambda staged: _fetch(source, staged)).glob("*.jar"))
+
+
+def class_archive(name: str, of: str, make: Callable[[Path], None]) -> Path:
+    """Return an archive of the classes that a program loads, without which its start takes twice as long.
+
+    ``of`` says what it depends on: Java, the libraries. ``make`` writes it, the first time.
+    """
+    return _made_once(CACHE / "classes" / f"{name}-{hashlib.sha256(of.encode()).hexdigest()[:12]}.jsa", make)
 
 
 def java() -> str:
@@ -44,29 +47,38 @@ def java() -> str:
     return f"{home}/bin/java" if home else "java"
 
 
+def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """Return a file or folder that whoever comes first makes elsewhere, while others wait."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                    made = Path(folder) / path.name
+                    make(made)
+                    made.replace(path)
+    return path
+
+
 def _fetch(pom: Path, folder: Path) -> None:
     if shutil.which("mvn") is None:
         raise SystemExit("Maven is missing. Please type: apt-get install -y maven   (or: brew install maven)")
     print(f"run: fetching the jars of {pom.name} by Maven (the first time: about 50 MB)", file=sys.stderr, flush=True)
-    staged = folder.with_suffix(f".{os.getpid()}")
     command = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime",
-               f"-DoutputDirectory={staged}"]  # fmt: skip
+               f"-DoutputDirectory={folder}"]  # fmt: skip
     began = time.monotonic()
-    try:
-        with (
-            tempfile.TemporaryFile() as output,
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output) as maven,
-        ):
-            while True:
-                try:
-                    code = maven.wait(timeout=5)
-                    break
-                except subprocess.TimeoutExpired:
-                    print(f"run:   {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-            if code != 0:
-                output.seek(0)
-                words = output.read().decode(errors="replace")
-                raise SystemExit(f"Maven could not fetch the jars of {pom.name}:\n{words[-2000:]}")
-        staged.rename(folder)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output) as maven,
+    ):
+        while True:
+            try:
+                code = maven.wait(timeout=5)
+                break
+            except subprocess.TimeoutExpired:
+                print(f"run:   {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        if code != 0:
+            output.seek(0)
+            words = output.read().decode(errors="replace")
+            raise SystemExit(f"Maven could not fetch the jars of {pom.name}:\n{words[-2000:]}")

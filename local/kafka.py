@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import fcntl
-import hashlib
 import itertools
 import os
 import secrets
@@ -26,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from local.jars import CACHE, jars, java
+from local.jars import CACHE, class_archive, jars, java
 from local.ports import free_ports
 
 USER, PASSWORD = "ferry", "s3cret-of-the-ferry"
@@ -212,28 +210,22 @@ class Broker:
 
 
 def archived_classes(classpath: str) -> list[str]:
-    """Return the option of Java for an archive of what brokers load, without which a start takes twice as long.
-
-    It is made by whoever comes first and kept in ``.cache``: an empty file where Java cannot write one.
-    """
-    archive = CACHE / "classes" / f"kafka-{hashlib.sha256(f'{java()} {classpath}'.encode()).hexdigest()[:12]}.jsa"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with archive.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-                made = Path(folder) / "made.jsa"
-                broker = _started(Path(folder) / "broker", None, archive=made)
-                try:
-                    assert broker.process is not None
-                    broker.process.terminate()
-                    if broker.process.wait(300) not in (0, 143):
-                        made.unlink(missing_ok=True)
-                finally:
-                    broker.stop()
-                made.touch()
-                made.replace(archive)
+    """Return the option of Java for an archive of what brokers load: an empty file where Java cannot write one."""
+    archive = class_archive("kafka", f"{java()} {classpath}", _archive)
     return [f"-XX:SharedArchiveFile={archive}"] if archive.stat().st_size else []
+
+
+def _archive(made: Path) -> None:
+    """Write an archive of the classes that a broker loads."""
+    broker = _started(made.parent / "broker", None, archive=made)
+    try:
+        assert broker.process is not None
+        broker.process.terminate()
+        if broker.process.wait(300) not in (0, 143):
+            made.unlink(missing_ok=True)
+    finally:
+        broker.stop()
+    made.touch()
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ Never: run two programs at a time in one Java (it has one SparkContext), or one 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import subprocess
 import sys
@@ -16,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from local.jars import CACHE
+from local.jars import class_archive
 
 IMPORTED = "HEADGATE_TESTS_IMPORTED"
 """The variable that tells Spark's Python processes where `imported_modules` listens."""
@@ -80,34 +78,21 @@ def forked_from(imported: Path) -> Iterator[None]:
 
 
 def java_options() -> str:
-    """Return the options of Spark's Java, with an archive of its loaded classes: half of what a start takes.
-
-    The archive is made the first time, by whoever comes first, and kept in ``.cache``.
-    """
+    """Return the options of Spark's Java, with an archive of its loaded classes: half of what a start takes."""
     import pyspark
 
-    java = os.environ.get("JAVA_HOME", "")
-    name = f"{java} {pyspark.__file__} {pyspark.__version__}"
-    archive = CACHE / "classes" / f"spark-{hashlib.sha256(name.encode()).hexdigest()[:12]}.jsa"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with archive.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not archive.exists():
-            _archive(archive)
-    return f"{QUICK} -XX:SharedArchiveFile={archive}"
+    of = f"{os.environ.get('JAVA_HOME', '')} {pyspark.__file__} {pyspark.__version__}"
+    return f"{QUICK} -XX:SharedArchiveFile={class_archive('spark', of, _archive)}"
 
 
-def _archive(archive: Path) -> None:
+def _archive(made: Path) -> None:
     """Write an archive of the classes that a program of everything loads."""
-    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-        made = Path(folder) / "made.jsa"
-        options = f"{QUICK} -XX:ArchiveClassesAtExit={made}"
-        program = subprocess.run(
-            [sys.executable, "-c", CLASSES_OF, folder], cwd=folder, env={**os.environ, "SPARK_SUBMIT_OPTS": options},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert program.returncode == 0, program.stdout[-4000:]
-        made.replace(archive)
+    program = subprocess.run(
+        [sys.executable, "-c", CLASSES_OF, made.parent], cwd=made.parent,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": f"{QUICK} -XX:ArchiveClassesAtExit={made}"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert program.returncode == 0, program.stdout[-4000:]
 
 
 class SparkJava:
