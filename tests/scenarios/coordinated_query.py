@@ -20,7 +20,9 @@ from headgate.protocol.state import FinishedSplit, SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.events import SourceEvent
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
+from tests.unit.coordinator.sources.toy_sources import ToySource, ToySplit
 
+BOUNDED = Boundedness.BOUNDED
 UID = "source"
 
 
@@ -347,3 +349,10 @@ class Query:
     def post(self, subtask: int, kind: Any, **fields: Any) -> None:
         letter = kind(stage=0, execution=self.readers[subtask].execution, source=UID, **fields)
         self.tell(src.FromReader(subtask, letter))
+
+
+def pulled(*split_ids: str, parallelism: int = 2, **options: Any) -> Query:
+    """Return a query whose readers ask for one split after the other; discovery has run."""
+    query = Query(ToySource([ToySplit(split_id=each) for each in split_ids]), parallelism, BOUNDED, **options)
+    query.discover()
+    return query
