@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,14 +31,15 @@ from tests.unit.runtime.toy_query import (
     SPLITS,
     PausableToyReader,
     Running,
+    Start,
     ToyOperator,
     ToySource,
     ToySplit,
     rows,
+    started,
 )
 from tests.waiting import wait_until
 
-Start = Callable[..., Running]
 ALLOWED = {"pipeline.watermark-alignment.allow-unaligned-source-splits": "true"}
 
 
@@ -52,19 +53,8 @@ def strategy(idle_timeout_ms: int | None = None) -> WatermarkStrategy:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    made: list[Running] = []
-
-    def make(**of: Any) -> Running:
-        made.append(Running(**{"strategy": strategy(), **of}))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-        each.sink.rule.check()
-        for source in each.runner.subtask._definition.sources.values():
-            if isinstance(source.source, ToySource):
-                source.source.rule.check()
+    with started(strategy=strategy()) as make:
+        yield make
 
 
 def polls(running: Running, source: ToySource) -> int:

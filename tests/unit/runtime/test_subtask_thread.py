@@ -1,9 +1,8 @@
-"""A subtask's thread: order of letters and rows, snapshots between slices, errors, ends, and nothing left behind."""
+"""A subtask's thread: order of letters and rows, snapshots between slices, figures, and nothing left behind."""
 
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.datagen import DatagenSource
-from headgate.errors import SinkError, SourceError
+from headgate.errors import SinkError
 from headgate.operators.operator import KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind
@@ -29,16 +28,17 @@ from headgate.protocol.state import (
 )
 from headgate.runtime.mailbox import Letter
 from headgate.runtime.source_input import MOST_POSITIONS
-from headgate.source import SourceEvent, WatermarkStrategy
+from headgate.source import SourceEvent
 from headgate.source.serialization import VersionedSerializer
-from headgate.task import MAX_WATERMARK_MS
 from headgate.testing import EnumeratorHarness, VirtualClock
+from tests.unit.runtime import toy_query
 from tests.unit.runtime.toy_query import (
     PATIENCE_S,
     SCHEMA,
     SPLITS,
     ReassignedToySource,
     Running,
+    Start,
     ToyOperator,
     ToySource,
     ToySplit,
@@ -46,26 +46,9 @@ from tests.unit.runtime.toy_query import (
 )
 from tests.waiting import wait_until
 
-Start = Callable[..., Running]
+start = toy_query.start
 LETTER_S = 0.02
 """Longer than a step of the chain takes slices together."""
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    made: list[Running] = []
-
-    def make(**of: Any) -> Running:
-        made.append(Running(**of))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-        each.sink.rule.check()
-        for source in each.runner.subtask._definition.sources.values():
-            if isinstance(source.source, ToySource):
-                source.source.rule.check()
 
 
 def names(letters: list[msg.FromSlot]) -> list[str]:
@@ -320,7 +303,7 @@ def test_a_sink_that_is_broken_for_good_fails_the_subtask_with_its_own_error(sta
     running.sink.fails["ready"] = SinkError("rows are lost", sink="toy")
     prepared.set_exception(SinkError("rows are lost"))
 
-    error = fail_of(running)
+    error = running.failure()
     assert (error.error_type, error.message) == ("SinkError", "rows are lost")
     assert not any(isinstance(letter, msg.CheckpointDeclined) for letter in running.posted)
 
@@ -476,318 +459,6 @@ def test_of_very_many_splits_only_their_number_is_told_and_none_is_written(start
     assert source.counting.written == 0
     _, figures = running.checkpoint(1)
     assert (figures.splits, figures.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})
-
-
-# The end of the input.
-
-
-def test_a_source_that_ends_at_once_emits_its_final_watermark_and_still_takes_part_in_checkpoints(
-    start: Start,
-) -> None:
-    source = ToySource()
-    running = start(a=source, operator=ToyOperator())
-    running.start()
-    running.deliver(msg.NoMoreSplits, source="a")
-    running.next(msg.InputEnded)
-    state, figures = running.checkpoint(1)
-
-    assert state.input_ended and state.readers["a"].splits == ()
-    assert figures.watermark_ms == MAX_WATERMARK_MS
-    assert running.sink.numbers == [-1], "the operator's last rows come before the snapshot"
-    assert ("prepare", 1, True) in running.sink.calls
-    state, _ = running.checkpoint(2)
-    assert state.input_ended
-
-
-def test_a_drained_subtask_ends_its_input_first_and_keeps_what_it_gets_later(start: Start) -> None:
-    source = ToySource()
-    running = start(a=source, operator=ToyOperator())
-    running.start("s")
-    source.reader.offer("s", 1)
-    wait_until(lambda: running.sink.numbers == [1])
-    state, figures = running.checkpoint(1, CheckpointKind.DRAIN)
-
-    assert state.input_ended and state.readers["a"].splits == (state_of("s", 1),)
-    assert figures.watermark_ms == MAX_WATERMARK_MS
-    assert running.sink.numbers == [1, -1]
-    assert ("prepare", 1, True) in running.sink.calls
-    source.reader.offer("s", 2)
-    running.assign("t", number=2)
-    state, _ = running.checkpoint(2)
-    assert state_of("t") in state.readers["a"].splits
-    assert running.sink.numbers == [1, -1]
-    running.deliver(msg.CheckpointAborted, checkpoint_id=1)
-    assert "did not complete" in fail_of(running).message
-
-
-def test_a_cancelled_subtask_is_closed_without_a_final_watermark(start: Start) -> None:
-    source = ToySource()
-    running = start(a=source, operator=ToyOperator())
-    running.start("s")
-    running.deliver(msg.CancelSubtask)
-
-    assert running.ended.get(timeout=PATIENCE_S) == 1
-    assert source.reader.log[-1] == "close"
-    assert running.sink.calls[-1] == "close"
-    assert running.sink.numbers == []
-    assert names(running.posted).count("SplitRequested") == 0, "what a reader wants while it is closed means nothing"
-
-
-# Watermarks.
-
-
-def test_a_split_votes_from_the_moment_it_is_added(start: Start) -> None:
-    source = ToySource()
-    running = start(a=source, strategy=WatermarkStrategy(event_time_column="at"))
-    running.start("s", "t")
-    source.reader.offer("s", 100)
-    wait_until(lambda: running.sink.numbers == [100])
-    _, figures = running.checkpoint(1)
-    assert figures.watermark_ms is None
-    source.reader.offer("t", 50)
-    wait_until(lambda: running.sink.numbers == [100, 50])
-    _, figures = running.checkpoint(2)
-    assert figures.watermark_ms == 50
-
-
-def test_a_source_that_ended_holds_no_other_back(start: Start) -> None:
-    first, second = ToySource(), ToySource()
-    running = start(a=first, b=second, strategy=WatermarkStrategy(event_time_column="at"))
-    running.start("s")
-    running.assign("t", source="b")
-    running.letters()
-    first.reader.offer("", 5)  # on the output of the reader itself, which no split's end releases
-    first.reader.offer("s")
-    second.reader.offer("t", 50)
-    running.deliver(msg.NoMoreSplits, source="a")
-    wait_until(lambda: sorted(running.sink.numbers) == [5, 50])
-    first.reader.wake()
-    wait_until(lambda: running.checkpoint(len(running.sink.prepared) + 1)[1].watermark_ms == 50)
-
-
-class Idle:
-    """Split s has rows, t has none and holds the watermark until it is idle."""
-
-    def __init__(self, start: Start, operator: ToyOperator | None = None) -> None:
-        self.clock = VirtualClock()
-        self.source = ToySource()
-        strategy = WatermarkStrategy(event_time_column="at", idle_timeout_ms=100)
-        self.running = start(a=self.source, strategy=strategy, operator=operator, now_ms=self.clock)
-        self.running.start("s", "t")
-        self.rows = 0
-
-    def offer(self) -> None:
-        self.rows += 1
-        self.source.reader.offer("s", self.rows)
-
-    def advance(self, by_ms: int, step_ms: int = 25) -> None:
-        for _ in range(by_ms // step_ms):
-            self.clock.advance(step_ms)
-            self.running.settle()  # the timers, too, are looked at behind the letters
-
-    def watermark_ms(self) -> int | None:
-        found = self.running.checkpoint(len(self.running.sink.prepared) + 1)[1].watermark_ms
-        self.running.settle()  # idleness is not counted before it asks for rows again
-        return found
-
-
-def test_silence_is_noticed_by_a_timer_though_nothing_happens(start: Start) -> None:
-    idle = Idle(start)
-    idle.offer()
-    wait_until(lambda: idle.running.sink.numbers == [1])
-    assert idle.watermark_ms() is None
-    idle.advance(75)
-    assert idle.watermark_ms() is None
-    idle.advance(25)
-    idle.offer()
-    wait_until(lambda: idle.running.sink.numbers == [1, 2])
-    assert idle.watermark_ms() == 2
-
-
-def test_a_split_is_not_idle_because_the_sink_has_no_room(start: Start) -> None:
-    idle = Idle(start)
-    idle.running.letters()
-    room: Future[None] = Future()
-    idle.running.sink.room = room
-    idle.running.letters()
-    idle.running.letters()
-    idle.offer()
-    idle.advance(1000, step_ms=250)
-    idle.running.sink.room = None
-    room.set_result(None)
-    wait_until(lambda: idle.running.sink.numbers == [1])
-    assert idle.watermark_ms() is None
-    idle.advance(100)
-    idle.offer()
-    wait_until(lambda: idle.running.sink.numbers == [1, 2])
-    assert idle.watermark_ms() == 2
-
-
-def test_a_split_without_rows_beside_a_backlog_becomes_idle_though_each_batch_takes_its_time(start: Start) -> None:
-    idle = Idle(start, ToyOperator(process=lambda batch: idle.clock.advance(20)))
-    for _ in range(20):
-        idle.offer()
-    wait_until(lambda: len(idle.running.sink.numbers) == 20)
-    assert idle.watermark_ms() == 20
-
-
-def test_a_split_is_not_idle_because_a_function_is_slow(start: Start) -> None:
-    takes_ms = iter((1000, 0))
-    idle = Idle(start, ToyOperator(process=lambda batch: idle.clock.advance(next(takes_ms))))
-    for numbers in ([1], [1, 2]):
-        idle.offer()
-        wait_until(lambda wanted=numbers: idle.running.sink.numbers == wanted)  # type: ignore[misc]
-        idle.running.letters()
-        idle.running.letters()
-    assert idle.watermark_ms() is None, "split t could not be read while the function ran"
-
-
-def test_a_split_is_not_idle_because_the_subtask_is_suspended(start: Start) -> None:
-    idle = Idle(start)
-    idle.running.checkpoint(1, CheckpointKind.SUSPEND)
-    idle.running.letters()
-    idle.advance(1000, step_ms=250)
-    idle.running.deliver(msg.CheckpointAborted, checkpoint_id=1)
-    idle.offer()
-    wait_until(lambda: idle.running.sink.numbers == [1])
-    assert idle.watermark_ms() is None
-
-
-# Errors.
-
-
-def fail_of(running: Running) -> msg.ErrorReport:
-    """Return the error with which the subtask failed, when all of it is closed."""
-    wait_until(lambda: any(isinstance(letter, msg.SubtaskFailed) for letter in running.posted))
-    running.ended.get(timeout=PATIENCE_S)
-    (failed,) = [letter for letter in running.posted if isinstance(letter, msg.SubtaskFailed)]
-    return failed.error
-
-
-def raise_os_error(*arguments: object) -> None:
-    raise OSError("broken")
-
-
-PLACES = (
-    "reader start", "reader add", "reader poll", "reader snapshot", "reader complete", "reader event",
-    "operator open", "operator process", "operator end",
-    "sink create", "sink write", "sink ready", "sink prepare",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_an_error_fails_the_execution_closes_all_of_it_and_leaves_the_next_one_alone(start: Start, place: str) -> None:
-    part, call = place.split()
-    source, operator = ToySource(), ToyOperator()
-    running = start(a=source, operator=operator)
-    match part:
-        case "reader":
-            source.fails[call] = OSError("broken")
-        case "sink":
-            running.sink.fails[call] = SinkError("broken", sink="toy")
-        case _:
-            operator.does[call] = raise_os_error
-
-    source.offered = (("s", (7,)),)
-    running.deploy()
-    running.assign("s")
-    running.deliver(msg.EventToReader, source="a", payload=pickle.dumps(SourceEvent()))
-    running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
-    running.deliver(msg.CheckpointCompleted, checkpoint_id=1)
-    if call == "end":
-        running.prepared(1)
-        running.deliver(msg.NoMoreSplits, source="a")
-    error = fail_of(running)
-
-    expected = {"reader": "OSError", "sink": "SinkError", "operator": "UserFunctionError"}[part]
-    assert error.error_type == expected
-    assert "broken" in error.message
-    assert (error.facts["stage"], error.facts["subtask"]) == (0, 2)
-    if part == "reader":
-        assert error.facts["source"] == "a"
-        assert source.reader.log[-1] == "close"
-    if place not in ("operator open", "sink create"):
-        assert running.sink.calls[-1] == "close"
-
-    source.fails, running.sink.fails, source.offered = {}, {}, (("s", (8,)),)
-    operator.does.clear()
-    running.sink.batches.clear()
-    running.start("s")
-    wait_until(lambda: running.sink.numbers == [8])
-
-
-def test_the_report_of_a_function_says_what_was_being_read(start: Start) -> None:
-    operator = ToyOperator(process=lambda batch: 1 // (batch.column(0)[0].as_py() - 3))
-    source = ToySource(("s", (1, 2)), ("s", (3, 4)))
-    running = start(a=source, operator=operator)
-    running.start("s")
-
-    facts = fail_of(running).facts
-    position = state_of("s", 2).data.decode()
-    assert facts == {
-        "stage": 0, "subtask": 2, "source": "a", "split": "s", "position": position,
-        "operator": "function", "function": "ToyOperator",
-    }  # fmt: skip
-
-
-def test_the_report_of_a_split_that_has_ended_says_where_it_was_last(start: Start) -> None:
-    class Ending(ToySource):
-        def create_reader(self, context: Any) -> Any:
-            reader = super().create_reader(context)
-            poll = reader.poll_next
-
-            def both(output: Any) -> Any:
-                poll(output)
-                return poll(output)
-
-            reader.poll_next = both  # type: ignore[method-assign]
-            return reader
-
-    running = start(a=Ending(("s", (1,)), ("s", ())), operator=ToyOperator(process=raise_os_error))
-    running.start("s")
-
-    facts = fail_of(running).facts
-    assert (facts["split"], facts["position"]) == ("s", state_of("s").data.decode())
-
-
-def test_the_report_of_a_source_keeps_what_the_source_says(start: Start) -> None:
-    source = ToySource()
-    source.fails["poll"] = SourceError("gone", split="s", position=17)
-    running = start(a=source)
-    running.start("s")
-
-    facts = fail_of(running).facts
-    assert facts == {"stage": 0, "subtask": 2, "source": "a", "split": "s", "position": 17}
-
-
-def test_a_part_that_ends_its_thread_fails_the_subtask(start: Start) -> None:
-    source = ToySource()
-    source.fails["poll"] = sys.exit
-    running = start(a=source)
-    running.start("s")
-
-    assert fail_of(running).error_type == "SystemExit"
-
-
-def test_a_state_that_cannot_be_read_fails_the_deployment(start: Start) -> None:
-    running = start(a=ToySource())
-    lost = OperatorState(items=(FileState("lost", 1, 1),))
-    running.deploy(SubtaskState(operators={"sink": lost}))
-    assert fail_of(running).error_type == "KeyError"
-
-    running = start(a=ToySource())
-    running.deploy(SubtaskState(readers={"a": ReaderState(splits=(SplitState("s", b"no split"),))}))
-    error = fail_of(running)
-    assert (error.error_type, error.facts["subtask"]) == ("CorruptStateError", 2)
-
-
-def test_a_letter_that_makes_no_sense_fails_the_subtask_and_not_its_thread(start: Start) -> None:
-    running = start(a=ToySource())
-    running.start("s")
-    running.assign("t", number=7)
-
-    assert fail_of(running).error_type == "InvalidTransitionError"
-    running.start("s")
 
 
 # Its own end.

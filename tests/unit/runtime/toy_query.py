@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options
@@ -45,6 +47,7 @@ from tests.waiting import wait_until
 PATIENCE_S = 60
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 LetterT = TypeVar("LetterT", bound=msg.FromSlot)
+Start = Callable[..., "Running"]
 
 
 class ToySplit(Split, frozen=True, kw_only=True):
@@ -431,6 +434,13 @@ class Running:
         wait_until(lambda: any(call[:2] == ("prepare", checkpoint_id) for call in self._calls()))
         return self.sink.prepared[-1]
 
+    def failure(self) -> msg.ErrorReport:
+        """Return the error with which the subtask failed, when all of it is closed."""
+        wait_until(lambda: any(isinstance(letter, msg.SubtaskFailed) for letter in self.posted))
+        self.ended.get(timeout=PATIENCE_S)
+        (failed,) = [letter for letter in self.posted if isinstance(letter, msg.SubtaskFailed)]
+        return failed.error
+
     def close(self) -> None:
         self.runner.close(PATIENCE_S)
         assert not self.runner._thread.is_alive()
@@ -480,3 +490,28 @@ def toy_definition(
         options=parse_query_options(options or {}, {}),
         parallelism=3,
     )
+
+
+@contextmanager
+def started(**given: Any) -> Iterator[Start]:
+    """Yield what makes running subtasks, with these arguments unless others are given; check and close them behind."""
+    made: list[Running] = []
+
+    def make(**of: Any) -> Running:
+        made.append(Running(**{**given, **of}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        each.sink.rule.check()
+        for source in each.runner.subtask._definition.sources.values():
+            if isinstance(source.source, ToySource):
+                source.source.rule.check()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """See `started`."""
+    with started() as make:
+        yield make
