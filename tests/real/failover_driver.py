@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from failover_scenarios import WITHIN_S, start_with_files
+from failover_query import WITHIN_S
+from failover_scenarios import start_with_files
 from pyspark.sql import SparkSession
 
 from headgate.checkpoint.storage import CheckpointStorage
