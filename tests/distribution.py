@@ -29,6 +29,7 @@ LONGEST = (
     "tests/real/test_continuous_failover.py::test_on_a_cluster",
     "tests/real/test_event_time_stream.py",
     "tests/real/test_kafka_split_reader.py",
+    "tests/real/test_kafka_split_losses.py",
     "tests/real/test_doors.py",
     "tests/real/test_kafka_security.py",
     "tests/real/test_continuous_failover.py::test_without_retries_of_tasks",
