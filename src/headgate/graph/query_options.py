@@ -40,6 +40,10 @@ def _network(value: str) -> str:
 
 
 QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
+    OptionSpec(
+        "slots", choice("spark", "threads"), "spark",
+        "whether slots are tasks of a Spark job, or threads of the driver's process (master local, tests, notebooks)",
+    ),
     OptionSpec("checkpointLocation", text, None, "where the checkpoints are: a folder of this query only"),
     OptionSpec("allowNonRestoredState", boolean, False, "whether state that no operator takes may be dropped"),
     OptionSpec("ignoreCorruptCheckpoints", boolean, False, "whether a corrupt checkpoint's predecessor will do"),

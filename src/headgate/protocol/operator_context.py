@@ -5,6 +5,10 @@ Never: hold anything that is open.
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range
@@ -33,6 +37,8 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
         A folder on the local disk, for this execution alone; deleted behind it.
     memory_bytes
         How much of its keyed state an operator keeps in memory (`state.memory`); the rest is spilled.
+    load
+        Reads a pickled object of the user's, whose classes are the slot's own.
     """
 
     uid: str
@@ -47,6 +53,7 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     time_zone: str = "UTC"
     spill_folder: str = ""
     memory_bytes: int = 0
+    load: Callable[[bytes], Any] = pickle.loads
 
     @property
     def key_groups(self) -> KeyGroupRange:

@@ -6,8 +6,10 @@ Never: hold anything that an execution opens.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -45,11 +47,14 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
         Stores keyed and channel state; None for a query without an exchange.
     spill_folders
         A folder on each local disk: operators use the first, and channel state the first that has room.
+    load
+        Reads a pickled object of the user's.
     """
 
     plane: DataPlane | None = None
     uploader: StateUploader | None = None
     spill_folders: tuple[str, ...] = ()
+    load: Callable[[bytes], Any] = pickle.loads
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ class ExecutionContext:
             time_zone=self.place.time_zone,
             spill_folder=next(iter(self.spill_folders), ""),
             memory_bytes=options["state.memory"],
+            load=self.services.load,
         )
 
     def partitioner(self, exchange: Exchange) -> Partitioner:

@@ -18,6 +18,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -29,6 +30,7 @@ from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import monotonic_ms
+from headgate.runtime.process import STUCK_STATUS, OwnProcess, SlotProcess
 from headgate.runtime.subtask_thread import SubtaskThread
 from headgate.runtime.watchdog import Watchdog
 from headgate.task import slot as machine
@@ -48,7 +50,7 @@ _MAX_WAIT_S = 1.0
 _TIME_TO_FINISH_S = 60.0
 _TIME_TO_CLOSE_S = 5.0
 _TIME_TO_SEND_S = 0.3
-"""How long a process that is about to end leaves its last letter to get out."""
+"""How long a slot that is stuck leaves its last letter to get out."""
 
 
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,13 +98,20 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SlotRuntime:
     """Drives a `SlotMachine` and the subtasks of one slot."""
 
-    def __init__(self, settings: SlotSettings, definition: QueryDefinition, slot: int, attempt: int) -> None:
+    def __init__(
+        self,
+        settings: SlotSettings,
+        definition: QueryDefinition,
+        slot: int,
+        attempt: int,
+        process: SlotProcess | None = None,
+    ) -> None:
         self._settings = settings
         self._definition = definition
         self._slot = slot
         self._attempt = attempt
         self._host = socket.gethostname()
-        self._parent = os.getppid()
+        self._process = process or OwnProcess()
         self._storage = CheckpointStorage(settings.checkpoint_location)
         self._inbox: queue.SimpleQueue[machine.Event] = queue.SimpleQueue()
         self._services = self._open_services()
@@ -113,7 +122,7 @@ class SlotRuntime:
             attempt=attempt,
             host=self._host,
             pid=os.getpid(),
-            executor=os.environ.get("SPARK_EXECUTOR_DIRS", ""),
+            executor=self._process.executor,
             data_address="" if plane is None else plane.address,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
         )
@@ -124,28 +133,35 @@ class SlotRuntime:
         self._client: tuple[int, ControlClient] | None = None
         self._ended = False
         self._watchdog = Watchdog(
+            self._process,
             stuck_timeout_ms=settings.stuck_timeout_ms,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
-            beat=self._end_with_the_executor,  # heartbeats are sent by the machine, on this slot's own thread
             report=self._report_stuck,
+            end=self._end_stuck,
         )
 
     def _open_services(self) -> SlotServices:
         """Return what the subtasks share; nothing where no exchange needs it."""
         settings = self._settings
         if not self._definition.graph.exchanges:
-            return SlotServices()
+            return SlotServices(load=self._process.load)
         coordinator = host_of(settings.address)
         network = settings.data_network
         host = address_towards(coordinator) if network is None else address_in(network)
         folders = [
-            tempfile.mkdtemp(prefix=f"headgate-slot-{self._slot}-", dir=each) for each in _local_folders(self._slot)
+            tempfile.mkdtemp(prefix=f"headgate-slot-{self._slot}-", dir=each)
+            for each in _local_folders(self._process.local_folders, self._slot)
         ]
         return SlotServices(
             plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls, certified=coordinator),
             uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
             spill_folders=tuple(folders),
+            load=self._process.load,
         )
+
+    def cancel(self, reason: str) -> None:
+        """Let `run` end with an error that says so. Any thread; does not wait."""
+        self._inbox.put(machine.SlotCancelled(reason))
 
     def run(self) -> None:
         """Run until the machine orders the end.
@@ -267,19 +283,18 @@ class SlotRuntime:
         self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
         return runner
 
-    def _end_with_the_executor(self) -> None:
-        """End the process if Spark's daemon is gone, and the executor with it; on the watchdog's thread."""
-        if os.getppid() != self._parent:
-            _log.error("slot %d: its executor is gone; it ends", self._slot)
-            os._exit(1)
-
     def _report_stuck(self, what: str, stacks: str) -> None:
-        """Tell the coordinator before the process ends; on the watchdog's thread."""
+        """Tell the coordinator before the slot ends; on the watchdog's thread."""
         for stage, runner in list(self._runners.items()):
             error = msg.ErrorReport(error_type="HeadgateError", message=what, traceback=stacks)
             letter = msg.SubtaskFailed(stage=stage, execution=runner.number, error=error)
             self._inbox.put(machine.LetterPosted(letter))
         time.sleep(_TIME_TO_SEND_S)
+
+    def _end_stuck(self) -> None:
+        """On the watchdog's thread."""
+        self._process.end(STUCK_STATUS)
+        self.cancel("it is stuck")
 
     def _close(self) -> None:
         try:
@@ -308,15 +323,15 @@ class SlotRuntime:
         for runner in self._runners.values():
             if not runner.finish(_TIME_TO_FINISH_S):
                 _log.error("slot %d: its sink did not publish all in time", self._slot)
-                os._exit(1)  # the driver sees that this slot did not end well
+                self._process.end(1)  # the driver sees that this slot did not end well
+                raise HeadgateError(f"The sink did not publish all that slot {self._slot} left to it in time.")
 
 
-def _local_folders(slot: int) -> list[str | None]:
-    """Return the folders that Spark gives its tasks for what they spill, another one first in each slot of a host.
+def _local_folders(folders: Sequence[str], slot: int) -> list[str | None]:
+    """Return those folders that can be written to, another one first in each slot of a host.
 
     None: the machine's own.
     """
-    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    found = [each for each in folders if each and os.access(each, os.W_OK | os.X_OK)]
+    found = [each for each in folders if os.access(each, os.W_OK | os.X_OK)]
     first = slot % len(found) if found else 0
     return [*found[first:], *found[:first]] or [None]

@@ -1,19 +1,17 @@
-"""Decides that a slot is stuck, and ends its process: a thread cannot be killed, and Spark starts a new process.
+"""Decides that a slot is stuck, and ends it: with its process where that is its own, since no thread can be killed.
 
 Never (the machine): read a clock, end anything. Never (the driver): wait for what it watches.
 
-There are two signals. *Liveness*: the watchdog's thread beats. Code that holds the GIL stops it; then a
-thread of C's, which needs no GIL and is set anew with every beat, writes all stacks to stderr and ends the process.
-*Progress*: each call that is watched (a letter of a mailbox, a fetch) ends in time, or the process is ended.
+There are two signals. *Liveness*: the watchdog's thread beats. Code that holds the GIL stops it; then the slot's own
+process writes all stacks to stderr and ends (`headgate.runtime.process`); a process that others share cannot.
+*Progress*: each call that is watched (a letter of a mailbox, a fetch) ends in time, or the slot is ended.
 
 Only time in which the watchdog itself ran counts: a process that was stopped, or a machine that slept, is not stuck.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import logging
-import os
 import sys
 import threading
 import time
@@ -23,13 +21,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from headgate.machine import IGNORED, Machine, Row
+from headgate.runtime.process import SlotProcess
 
 _log = logging.getLogger(__name__)
-
-EXIT_STATUS = 87
-"""With which a process ends that is stuck."""
-_STDERR = 2
-"""By its number: what stands in ``sys`` may be replaced, or be nothing."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -45,12 +39,12 @@ class ReportStuck(msgspec.Struct, frozen=True):
     for_ms: int
 
 
-class EndProcess(msgspec.Struct, frozen=True):
-    """End the process at once."""
+class EndSlot(msgspec.Struct, frozen=True):
+    """End the slot at once, and its process if that is its own."""
 
 
 Event = Looked
-Action = ReportStuck | EndProcess
+Action = ReportStuck | EndSlot
 
 
 class ProgressMachine(Machine):
@@ -69,14 +63,14 @@ class ProgressMachine(Machine):
     >>> machine.handle(Looked({"letter": 0}), 1000), machine.handle(Looked({"letter": 0}), 2000)
     ([], [])
     >>> machine.handle(Looked({"letter": 0}), 3000)
-    [ReportStuck(name='letter', for_ms=3000), EndProcess()]
+    [ReportStuck(name='letter', for_ms=3000), EndSlot()]
     """
 
     # fmt: off
     TRANSITIONS = (
         Row("watching", Looked, "watching", [], "every call under way is younger than the time-out"),
-        Row("watching", Looked, "stuck", [ReportStuck, EndProcess],
-            "the subtask is lost, and with its process only it comes back"),
+        Row("watching", Looked, "stuck", [ReportStuck, EndSlot],
+            "the subtask is lost, and in another slot only it comes back"),
         Row("stuck",    Looked, "stuck", IGNORED, "reported already"),
     )
     # fmt: on
@@ -109,39 +103,44 @@ class ProgressMachine(Machine):
             return []
         oldest = min(stuck, key=lambda name: event.calls[name])
         self.state = "stuck"
-        return [ReportStuck(oldest, now_ms - event.calls[oldest]), EndProcess()]
+        return [ReportStuck(oldest, now_ms - event.calls[oldest]), EndSlot()]
 
 
 class Watchdog:
-    """A thread that beats, and ends the process when it is stuck. One in a process.
+    """A thread that beats, and ends its slot when that is stuck. One for each slot.
 
     Parameters
     ----------
+    process
+        The slot's: it is told of every beat, on the watchdog's thread.
     stuck_timeout_ms
         How long a watched call may take (``task.stuck.timeout``), in milliseconds.
     heartbeat_timeout_ms
-        The process is ended when no beat was possible for so long (``heartbeat.timeout``), in milliseconds.
-    beat
-        Called with every beat, on the watchdog's thread; must not block.
+        A process of the slot's own ends when no beat was possible for so long (``heartbeat.timeout``), in
+        milliseconds.
     report
-        Called before the process ends because a watched call is stuck, with a sentence that says which, and all
+        Called before the slot ends because a watched call is stuck, with a sentence that says which, and all
         stacks. It may block until the report is out; not longer than the heartbeat's time-out.
+    end
+        Ends the slot; called once, behind ``report``.
     """
 
     def __init__(
         self,
+        process: SlotProcess,
         *,
         stuck_timeout_ms: int,
         heartbeat_timeout_ms: int,
-        beat: Callable[[], object],
         report: Callable[[str, str], object],
+        end: Callable[[], object],
     ) -> None:
         look_ms = max(1, min(1000, stuck_timeout_ms // 4, heartbeat_timeout_ms // 4))
         self._machine = ProgressMachine(stuck_timeout_ms=stuck_timeout_ms, look_ms=look_ms)
         self._look_s = look_ms / 1000
         self._heartbeat_timeout_s = heartbeat_timeout_ms / 1000
-        self._beat = beat
+        self._process = process
         self._report = report
+        self._end = end
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._watched: dict[str, Callable[[], float | None]] = {}
@@ -173,7 +172,7 @@ class Watchdog:
             self._watched.pop(name, None)
 
     def close(self) -> None:
-        """Stop; nothing ends the process any more."""
+        """Stop; nothing ends the slot any more."""
         self._closing.set()
         self._thread.join()
 
@@ -182,12 +181,11 @@ class Watchdog:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                faulthandler.dump_traceback_later(self._heartbeat_timeout_s, exit=True, file=_STDERR)
-                self._beat()
+                self._process.beat(self._heartbeat_timeout_s)
                 self._look()
                 self._closing.wait(self._look_s)
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            self._process.rest()
 
     def _look(self) -> None:
         with self._lock:
@@ -198,11 +196,14 @@ class Watchdog:
             match action:
                 case ReportStuck(name, for_ms):
                     self._tell(name, for_ms)
-                case EndProcess():
-                    os._exit(EXIT_STATUS)
+                case EndSlot():
+                    self._end()
 
     def _tell(self, name: str, for_ms: int) -> None:
-        message = f"{name} has not ended for {for_ms / 1000:.1f} s; task.stuck.timeout is exceeded: the process ends."
+        message = (
+            f"{name} has not ended for {for_ms / 1000:.1f} s; task.stuck.timeout is exceeded: "
+            f"{self._process.when_stuck}."
+        )
         stacks = _stacks()
         _log.error("%s\n%s", message, stacks)
         try:

@@ -60,11 +60,20 @@ class SubtaskEnded(msgspec.Struct, frozen=True):
     execution: int
 
 
+class SlotCancelled(msgspec.Struct, frozen=True):
+    """The slot is to end whatever the coordinator wants, and why."""
+
+    reason: str
+
+
 class SlotTimePassed(msgspec.Struct, frozen=True):
     """Time went on."""
 
 
-Event = SlotStarted | StreamOpened | StreamBroken | EnvelopeReceived | LetterPosted | SubtaskEnded | SlotTimePassed
+Event = (
+    SlotStarted | StreamOpened | StreamBroken | EnvelopeReceived | LetterPosted | SubtaskEnded | SlotCancelled
+    | SlotTimePassed
+)  # fmt: skip
 
 # What is to be done.
 
@@ -167,6 +176,9 @@ class SlotMachine(Machine):
         Row("connecting, registering, connected, waiting", SubtaskEnded, SAME, [],
             "the next RegisterSlot is without it"),
         Row("exited",                   SubtaskEnded,             SAME, IGNORED, "closed because the slot ends"),
+        Row("connecting, registering, connected, waiting", SlotCancelled, "exited", [ExitSlot],
+            "the slots of its submission are to end, or it is stuck in a process that others share"),
+        Row("exited",                   SlotCancelled,            SAME, IGNORED, "it ends already"),
         Row("connecting, registering, connected, waiting, exited", Stale, SAME, IGNORED,
             "late news of an older connection"),
     )
@@ -278,6 +290,10 @@ class SlotMachine(Machine):
         if self._running.get(event.stage) == event.execution:
             del self._running[event.stage]
         return []
+
+    def _on_slot_cancelled(self, event: SlotCancelled, now_ms: int) -> list[Action]:
+        self.state = "exited"
+        return [ExitSlot(event.reason)]
 
     def _on_time_connected(self, event: SlotTimePassed, now_ms: int) -> list[Action]:
         if self._is_silent(now_ms):

@@ -19,6 +19,7 @@ from headgate.protocol.messages import Envelope
 from headgate.protocol.session import Session
 from headgate.runtime import slot as slot_module
 from headgate.runtime.mailbox import monotonic_ms
+from headgate.runtime.process import OwnProcess
 from headgate.runtime.slot import ADDRESS_FILE, SlotRuntime, SlotSettings, _local_folders
 from headgate.task import slot as machine
 from headgate.transport.address_file import CoordinatorAddress, write_address
@@ -319,6 +320,7 @@ def test_the_slots_of_a_host_spill_to_all_local_folders(tmp_path: Path, monkeypa
     for folder in folders:
         Path(folder).mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", ",".join([folders[0], str(tmp_path / "missing"), folders[1]]))
-    assert [_local_folders(slot) for slot in (0, 1, 2)] == [folders, folders[::-1], folders]
+    of_spark = OwnProcess().local_folders
+    assert [_local_folders(of_spark, slot) for slot in (0, 1, 2)] == [folders, folders[::-1], folders]
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert _local_folders(1) == [None]
+    assert _local_folders(OwnProcess().local_folders, 1) == [None]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.runtime import watchdog
-from headgate.runtime.watchdog import EXIT_STATUS, EndProcess, Looked, ProgressMachine, ReportStuck
+from headgate.runtime.process import STUCK_STATUS
+from headgate.runtime.watchdog import EndSlot, Looked, ProgressMachine, ReportStuck
 from tests.machines import Later, explore
 
 
@@ -44,7 +45,7 @@ def test_many_short_calls_are_no_long_one() -> None:
 def test_a_call_that_takes_too_long_ends_the_process_once() -> None:
     made = machine()
     assert look(made, *range(1000, 4000, 1000), letter=500) == []
-    assert look(made, 4000, letter=500, fetch=3900) == [ReportStuck("letter", 3500), EndProcess()]
+    assert look(made, 4000, letter=500, fetch=3900) == [ReportStuck("letter", 3500), EndSlot()]
     assert look(made, 5000, letter=500, fetch=3900) == []
 
 
@@ -63,7 +64,13 @@ def test_a_process_that_was_stopped_is_not_stuck() -> None:
 
 PROGRAM = """
     import ctypes, os, signal, sys, threading, time
+    from headgate.runtime.process import OwnProcess
     from headgate.runtime.watchdog import Watchdog
+
+    class Process(OwnProcess):
+        def beat(self, timeout_s):
+            super().beat(timeout_s)
+            beats.append(1)
 
     def report(message, stacks):
         print("REPORT", message)
@@ -71,7 +78,7 @@ PROGRAM = """
         sys.stdout.flush()
 
     dog = Watchdog(
-        stuck_timeout_ms={stuck}, heartbeat_timeout_ms={heartbeat}, beat=lambda: beats.append(1), report=report
+        Process(), stuck_timeout_ms={stuck}, heartbeat_timeout_ms={heartbeat}, report=report, end=lambda: os._exit(87)
     )
     beats, since = [], None
     dog.watch("letter 'poll' of subtask 3", lambda: since)
@@ -95,7 +102,7 @@ def test_a_letter_that_hangs_ends_the_process_after_a_report() -> None:
         """,
         stuck_ms=400, heartbeat_ms=60_000,
     )  # fmt: skip
-    assert ended.returncode == EXIT_STATUS, ended.stderr
+    assert ended.returncode == STUCK_STATUS, ended.stderr
     assert "REPORT letter 'poll' of subtask 3 has not ended for" in ended.stdout
     assert "in hangs" in ended.stdout, "the stacks say where"
 

@@ -46,6 +46,7 @@ def events(of: SlotMachine) -> Iterator[slot.Event | Later]:
     yield slot.LetterPosted(LETTER)
     yield slot.LetterPosted(msg.SubtaskProgress(stage=0, execution=1))
     yield slot.SubtaskEnded(0, 1)
+    yield slot.SlotCancelled("the job is over")
     for by_ms in (0, 250, 1000):
         yield Later(slot.SlotTimePassed(), by_ms)
 

@@ -15,7 +15,6 @@ Follows ``TransformWithStateInPySparkExec`` of Spark 4.3; docs/architecture.md, 
 from __future__ import annotations
 
 import datetime
-import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -140,7 +139,7 @@ class TransformWithState(KeyedOperator):
         """The watermark that the newest run tells of; None: there is no run."""
         self._handle = Handle(self._definition.time_mode, self._parse_schema)
         # One of its own for each deployment: what it keeps in its fields are states of that one.
-        self._processor = pickle.loads(self._pickled)
+        self._processor = context.load(self._pickled)
         self._user.init(self._handle)
 
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:

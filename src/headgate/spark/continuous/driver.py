@@ -10,7 +10,7 @@ comes back as an event.
     headgate-log-UID             its write-ahead log
     headgate-storage-NAME        manifests, retention
     headgate-commits-NAME        the sinks' committers
-    headgate-job-NAME            waits for Spark's job
+    headgate-job-NAME            waits for Spark's job, or the slots' threads
 
 Follows FLIP-27, "Where to run the enumerator" (option 3).
 """
@@ -41,6 +41,7 @@ from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.write_ahead_log import WriteAheadLog
 from headgate.driver.alignment_hub import HUB, Membership
 from headgate.driver.enumerator_thread import EnumeratorThread
+from headgate.driver.slot_threads import SlotThreads
 from headgate.errors import HeadgateError, InternalError, OptionError, SinkError, StoredStateError
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
@@ -51,6 +52,7 @@ from headgate.runtime.slot import ADDRESS_FILE, SlotSettings
 from headgate.serial_executor import SerialExecutor
 from headgate.sink import SinkCommitter
 from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs, running_tasks
+from headgate.spark.continuous.slot_copies import submit_threads
 from headgate.transport.address_file import CoordinatorAddress, write_address
 from headgate.transport.control_server import ControlServer
 
@@ -140,7 +142,7 @@ class QueryDriver:
         self._closed = False
         # On the driver's thread only:
         self._enumerators: dict[str, EnumeratorThread] = {}
-        self._jobs: dict[int, SlotJob] = {}
+        self._jobs: dict[int, SlotJob | SlotThreads] = {}
         self._memberships: dict[str, Membership] = {}  # by alignment group
         self._error: HeadgateError | None = None
         self._over = False
@@ -379,7 +381,8 @@ class QueryDriver:
     def _submit(self, submission: int, avoid: tuple[int, ...]) -> None:
         before = self._jobs.get(submission - 1)
         settings = msgspec.structs.replace(self._settings.slot, submission=submission, address=self._server.address)
-        self._jobs[submission] = SlotJob(
+        submit = submit_threads if self._definition.options["slots"] == "threads" else SlotJob
+        self._jobs[submission] = submit(
             self._spark,
             self._name,
             settings,

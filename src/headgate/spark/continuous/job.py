@@ -45,6 +45,14 @@ _OF_THE_JOB = re.compile(r".*most recent failure: Lost task [^:]*: ")
 """What Spark says before a task's error when it gives up on a job."""
 _LOCAL = re.compile(r"local\[(\d+|\*)(?:,\d+)?\]")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+_SESSION_STOPPED = (
+    "The Spark session was stopped while the query ran. Stop the query first; started again from its checkpoint "
+    "location it goes on from its last checkpoint."
+)
+_JVM_GONE = (
+    "Spark's driver, the Java process of this program, was killed or has crashed. Start the program again: from its "
+    "checkpoint location the query goes on from its last checkpoint."
+)
 _IDLE_TIMEOUTS = (
     "spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
     "spark.python.worker.idleTimeoutSeconds",
@@ -55,15 +63,24 @@ _groups: set[str] = set()
 """The job groups of this process's slots."""
 
 
-def check_session(spark: SparkSession, parallelism: int) -> None:
-    """Refuse a session in which slots could not live.
+def check_session(spark: SparkSession, parallelism: int, slots: str) -> None:
+    """Refuse a session in which slots could not live, or that the option ``slots`` is not for.
 
     Raises
     ------
     OptionError
-        Speculation is on (two live attempts of every slow slot), Spark ends silent Python workers, or a local session
-        has fewer cores than the query wants slots.
+        Slots are to be threads, and there are executors. Or they are tasks, and speculation is on (two live attempts of
+        every slow slot), Spark ends silent Python workers, or a local session has fewer cores than the query wants
+        slots.
     """
+    if slots == "threads":
+        if not is_local(spark):
+            raise OptionError(
+                f"The option 'slots' is 'threads': all slots would run in this one process, the driver's, and none on "
+                f"the executors of {spark.sparkContext.master}. Leave it out, or use the master local[*].",
+                option="slots", value=slots,
+            )  # fmt: skip
+        return
     conf = spark.sparkContext.getConf()
     if conf.get("spark.speculation", "false").lower() == "true":
         raise OptionError(
@@ -313,29 +330,17 @@ class SlotJob:
                 raise HeadgateError("The job was cancelled before it was submitted.")
 
     def _outcome(self, error: Exception) -> ErrorReport:
-        if self._is_session_stopped(error):
-            return _session_stopped()
-        if isinstance(error, Py4JNetworkError | OSError) and not _jvm_answers(self._spark):
-            return report_of(
-                DeploymentError(
-                    "Spark's driver, the Java process of this program, was killed or has crashed. Start the program "
-                    "again: from its checkpoint location the query goes on from its last checkpoint."
-                )
-            )
-        return _report(error)
-
-    def _is_session_stopped(self, error: Exception) -> bool:
-        context: Any = self._spark.sparkContext
-        return context._jsc is None or "SparkContext was shut down" in str(error)
+        if "SparkContext was shut down" in str(error):
+            return report_of(DeploymentError(_SESSION_STOPPED))
+        lost = isinstance(error, Py4JNetworkError | OSError)
+        return session_end(self._spark, look=lost) or _report(error)
 
 
-def _session_stopped() -> ErrorReport:
-    return report_of(
-        DeploymentError(
-            "The Spark session was stopped while the query ran. Stop the query first; started again from its "
-            "checkpoint location it goes on from its last checkpoint."
-        )
-    )
+def session_end(spark: SparkSession, *, look: bool = True) -> ErrorReport | None:
+    """Return how the session has ended; None: it has not, as far as one can see, or did not ``look`` for its JVM."""
+    if cast(Any, spark.sparkContext)._jsc is None:
+        return report_of(DeploymentError(_SESSION_STOPPED))
+    return report_of(DeploymentError(_JVM_GONE)) if look and not _jvm_answers(spark) else None
 
 
 def _jvm_answers(spark: SparkSession) -> bool:

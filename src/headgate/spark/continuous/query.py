@@ -59,7 +59,7 @@ def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQ
     StoredStateError
         The checkpoint it would resume from cannot be used.
     """
-    check_session(spark, definition.parallelism)
+    check_session(spark, definition.parallelism, definition.options["slots"])
     query = ContinuousQuery(spark, definition)
     query._begin()
     return query
@@ -252,7 +252,7 @@ class ContinuousQuery:
             The checkpoint did not complete, and the query goes on as it was; or the new run could not be started, and
             the query has ended.
         """
-        check_session(self._spark, parallelism)
+        check_session(self._spark, parallelism, self._definition.options["slots"])
         self._check_parallelism(parallelism)
         with self._changing:
             driver = self._live()
