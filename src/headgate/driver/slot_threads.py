@@ -2,10 +2,10 @@
 
 Never: end the process, or wait for ever for a slot that does not end: it is left alone, and fenced by the next one.
 
-    thread               what it does
-    -------------------  ------------------------------------------------------
-    headgate-job-NAME    starts the slots, and waits for their ends
-    headgate-slot-N      is slot N
+    thread                what it does
+    --------------------  -------------------------------------------
+    headgate-job-NAME     starts the slots, and waits for their ends
+    headgate-slot-N-NAME  is slot N
 
 One slot that ends with an error ends the others, as in a Spark job without retries: the scheduler submits again.
 """
@@ -111,7 +111,7 @@ class SlotThreads:
             slot.cancel(reason)
 
     def _end_with_the_program(self) -> None:
-        """End the slots before the interpreter ends: a thread that is cut off inside of Arrow would abort the process.
+        """End the slots before the interpreter takes itself apart around them, and delete what they spilled.
 
         Nothing is reported, so that nobody submits them again.
         """
@@ -140,9 +140,8 @@ class SlotThreads:
         outcome: ErrorReport | None = None
         running = set(range(self._parallelism))
         for number in running:
-            threading.Thread(
-                target=self._be_slot, args=(number, make), name=f"headgate-slot-{number}", daemon=True
-            ).start()
+            name = f"headgate-slot-{number}-{self._name}"
+            threading.Thread(target=self._be_slot, args=(number, make), name=name, daemon=True).start()
         give_up_at = float("inf")
         while running and time.monotonic() < give_up_at:
             try:

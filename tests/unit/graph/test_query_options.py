@@ -19,6 +19,7 @@ UNALIGNED = "execution.checkpointing.unaligned"
 
 def test_the_defaults_are_those_that_are_documented() -> None:
     options = parse_query_options({}, {})
+    assert options["slots"] == "spark"
     assert options["max-parallelism"] == 128
     assert options[f"{UNALIGNED}.enabled"] is True
     assert options["execution.checkpointing.aligned-checkpoint-timeout"] == 0
@@ -71,6 +72,7 @@ def test_the_session_has_defaults() -> None:
     [
         ("max-parallelism", "0", "a whole number from 1 to 32768"),
         ("restart-strategy", "sometimes", "one of exponential-delay, fixed-delay, none"),
+        ("slots", "processes", "one of spark, threads"),
         ("heartbeat.timeout", "soon", "an interval like"),
         ("transport.port", "70000", "a whole number from 0 to 65535"),
         ("restart-strategy.attempts", "-1", "a whole number from 0"),

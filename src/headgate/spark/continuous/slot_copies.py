@@ -13,6 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark import cloudpickle
+from pyspark.core import broadcast
+from pyspark.core.broadcast import Broadcast
 
 from headgate.driver.slot_threads import SlotThreads
 from headgate.errors import DeploymentError
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _cloudpickle: Any = cloudpickle.cloudpickle
-_CLASS_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
+_CLASS_MAKERS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enum)
 """What cloudpickle makes a class with that cannot be imported; the last two arguments are its id, and nothing."""
 
 
@@ -49,14 +51,17 @@ def submit_threads(
                 f"The query cannot be copied for its slots: {type(error).__name__}: {error}. Let functions make what "
                 "cannot be pickled where they use it."
             ) from error
-        folder: str = cast(Any, spark.sparkContext)._temp_dir  # Spark deletes it when it stops
-        return partial(_make_slot, settings, data, folder)
+        context: Any = spark.sparkContext
+        broadcasts = list(context._pickled_broadcast_vars)  # of this thread: those that the query uses
+        return partial(_make_slot, settings, data, broadcasts, context._temp_dir)  # which Spark deletes when it stops
 
     return SlotThreads(name, make_all, parallelism, on_ended, look=partial(session_end, spark))
 
 
-def _make_slot(settings: SlotSettings, data: bytes, folder: str, slot: int) -> SlotRuntime:
-    copies = SlotCopies()
+def _make_slot(
+    settings: SlotSettings, data: bytes, broadcasts: Collection[Broadcast[Any]], folder: str, slot: int
+) -> SlotRuntime:
+    copies = SlotCopies(broadcasts)
     process = SharedProcess((folder,), copies.load)
     return SlotRuntime(settings, copies.load(data), slot, settings.submission << 16, process)
 
@@ -66,16 +71,28 @@ class SlotCopies:
 
     cloudpickle knows classes of this process again and would write over them; here they are the slot's own. What a
     slot pickles of them is known to the driver by the same id.
+
+    Parameters
+    ----------
+    broadcasts
+        The broadcast variables that functions may use: these are the driver's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, broadcasts: Collection[Broadcast[Any]] = ()) -> None:
+        self._broadcasts = {cast(Any, each)._jbroadcast.id(): each for each in broadcasts}
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._classes: dict[str, type] = {}
 
     def load(self, data: bytes) -> Any:
         """Return the object. Any thread."""
-        return _Unpickler(io.BytesIO(data), self._make_class).load()
+        return _Unpickler(io.BytesIO(data), self).load()
+
+    def replacement(self, found: Any) -> Any:
+        """Return what stands for a function that a pickle calls."""
+        if any(found is each for each in _CLASS_MAKERS):
+            return partial(self._make_class, found)
+        return self._broadcasts.__getitem__ if found is broadcast._from_id else found
 
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
         *what, identity, extra = arguments
@@ -89,12 +106,9 @@ class SlotCopies:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, make_class: Callable[..., type]) -> None:
+    def __init__(self, file: io.BytesIO, copies: SlotCopies) -> None:
         super().__init__(file)
-        self._make_class = make_class
+        self._copies = copies
 
     def find_class(self, module: str, name: str, /) -> Any:
-        found = super().find_class(module, name)
-        if module == _cloudpickle.__name__ and name in _CLASS_MAKERS:
-            return partial(self._make_class, found)
-        return found
+        return self._copies.replacement(super().find_class(module, name))

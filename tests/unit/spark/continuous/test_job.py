@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from headgate.errors import OptionError
 from headgate.protocol.messages import ErrorReport
-from headgate.spark.continuous.job import SlotJob, _essence, _report
+from headgate.spark.continuous.job import SlotJob, _essence, _report, check_session, session_end
 
 FAILED = """An error occurred while calling o91.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 1 times, most recent \
@@ -119,3 +120,26 @@ def test_a_jvm_that_is_gone_is_final_at_once() -> None:
     assert report is not None
     assert (report.error_type, report.final) == ("DeploymentError", True)
     assert "was killed or has crashed" in report.message
+
+
+def test_a_session_that_was_stopped_or_lost_ends_threads_too() -> None:
+    stopped: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+    reports = [session_end(stopped), session_end(NoJvm())]  # type: ignore[arg-type]
+    assert [report is not None and report.final for report in reports] == [True, True]
+    assert "was stopped while the query ran" in reports[0].message  # type: ignore[union-attr]
+    assert "was killed or has crashed" in reports[1].message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]", "yarn"])
+def test_threads_are_for_a_local_master_only(master: str) -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    with pytest.raises(
+        OptionError, match="'slots' is 'threads': all slots would run in this one process, the driver's"
+    ):
+        check_session(session, 2, "threads")
+
+
+@pytest.mark.parametrize("master", ["local", "local[1]", "local[*]"])
+def test_threads_wait_for_no_core(master: str) -> None:
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    check_session(session, 8, "threads")
