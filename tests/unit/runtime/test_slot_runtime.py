@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import os
+import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +22,7 @@ from headgate.protocol.messages import Envelope
 from headgate.protocol.session import Session
 from headgate.runtime import slot as slot_module
 from headgate.runtime.mailbox import monotonic_ms
-from headgate.runtime.process import OwnProcess
+from headgate.runtime.process import OwnProcess, SharedProcess, SlotProcess
 from headgate.runtime.slot import ADDRESS_FILE, SlotRuntime, SlotSettings, _local_folders
 from headgate.task import slot as machine
 from headgate.transport.address_file import CoordinatorAddress, write_address
@@ -98,7 +101,14 @@ class Coordinator:
 class Slot:
     """A slot on a thread of its own."""
 
-    def __init__(self, location: Path, address: str, secret: str = "secret") -> None:
+    def __init__(
+        self,
+        location: Path,
+        address: str,
+        secret: str = "secret",
+        process: SlotProcess | None = None,
+        stuck_ms: int = HEARTBEAT_MS,
+    ) -> None:
         self.source, self.sink = ToySource(), ToySink()
         settings = SlotSettings(
             run=RUN,
@@ -110,11 +120,12 @@ class Slot:
             tls=None,
             checkpoint_location=str(location),
             heartbeat_timeout_ms=HEARTBEAT_MS,
-            stuck_timeout_ms=HEARTBEAT_MS,
+            stuck_timeout_ms=stuck_ms,
             time_zone="UTC",
             versions=Versions.here(),
         )
-        self.runtime = SlotRuntime(settings, toy_definition(self.sink, {"a": self.source}), slot=0, attempt=7)
+        definition = toy_definition(self.sink, {"a": self.source})
+        self.runtime = SlotRuntime(settings, definition, slot=0, attempt=7, process=process)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="slot under test", daemon=True)
 
@@ -324,3 +335,85 @@ def test_the_slots_of_a_host_spill_to_all_local_folders(tmp_path: Path, monkeypa
     assert [_local_folders(of_spark, slot) for slot in (0, 1, 2)] == [folders, folders[::-1], folders]
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     assert _local_folders(OwnProcess().local_folders, 1) == [None]
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> SharedProcess:
+    """Return a process that is the tests' own, too: what would end it, or change it for all, fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("this process is not the slot's own")
+
+    for module, name in ((os, "_exit"), (os, "kill"), (faulthandler, "dump_traceback_later")):
+        monkeypatch.setattr(module, name, refuse)
+    return SharedProcess((), pickle.loads)
+
+
+def test_a_slot_that_is_cancelled_ends_with_the_reason(
+    coordinator: Coordinator, shared: SharedProcess, tmp_path: Path
+) -> None:
+    slot = Slot(tmp_path, coordinator.server.address, process=shared).start()
+    assert coordinator.accept().executor == "driver"
+    coordinator.deploy()
+    slot.runtime.cancel("the job is over")
+
+    error = slot.join()
+    assert isinstance(error, HeadgateError)
+    assert "Slot 0, attempt 7, ends: the job is over" in str(error)
+    assert slot.sink.calls[-1] == "close"
+
+
+def test_a_stuck_slot_leaves_a_process_that_it_shares_alone(
+    coordinator: Coordinator, shared: SharedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports what is stuck and ends; the thread that is stuck ends by itself, when it can."""
+    monkeypatch.setattr(slot_module, "_TIME_TO_CLOSE_S", 0.2)
+    slot = Slot(tmp_path, coordinator.server.address, process=shared, stuck_ms=400).start()
+    coordinator.accept()
+    slot.sink.stuck = threading.Event()
+    coordinator.deploy()
+    slot.source.reader.offer("s", 1)
+
+    reported = coordinator.next(msg.SubtaskFailed).error
+    assert reported.message.startswith("subtask 0.0 has not ended for")
+    assert reported.message.endswith("cannot be ended and is abandoned, and another slot takes its place.")
+    assert "toy_query.py" in reported.traceback, "the stacks say where"
+    error = slot.join()
+    assert isinstance(error, HeadgateError) and "ends: it is stuck" in str(error)
+    abandoned = [thread for thread in threading.enumerate() if thread.name == "headgate-subtask-0-0"]
+    assert abandoned and slot.sink.calls[-1] != "close"
+    slot.sink.stuck.set()
+    abandoned[0].join(PATIENCE_S)
+    assert slot.sink.calls[-1] == "close"
+
+
+def test_a_sink_that_does_not_publish_in_time_ends_the_slot_with_an_error(
+    coordinator: Coordinator, shared: SharedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_module, "_TIME_TO_FINISH_S", 0.05)
+    slot = Slot(tmp_path, coordinator.server.address, process=shared).start()
+    coordinator.accept()
+    coordinator.deploy()
+    slot.sink.finished = Future()
+    coordinator.send(msg.ShutDownSlot())
+
+    error = slot.join()
+    assert isinstance(error, HeadgateError) and "did not publish all that slot 0 left to it in time" in str(error)
+    slot.sink.finished.set_result(None)
+
+
+def test_two_slots_live_in_one_process(tmp_path: Path, shared: SharedProcess) -> None:
+    """One ends as it likes, and the other reads on."""
+    coordinators = [Coordinator(tmp_path, "secret") for _ in range(2)]
+    slots = [Slot(tmp_path, each.server.address, process=shared).start() for each in coordinators]
+    for coordinator in coordinators:
+        coordinator.accept()
+        coordinator.deploy()
+    slots[0].runtime.cancel("enough")
+    assert slots[0].join() is not None
+    slots[1].source.reader.offer("s", 1)
+    wait_until(lambda: slots[1].sink.numbers == [1])
+    coordinators[1].send(msg.ShutDownSlot())
+    assert slots[1].join() is None
+    for coordinator in coordinators:
+        coordinator.server.close()

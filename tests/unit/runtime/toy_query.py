@@ -265,6 +265,8 @@ class ToySink(CollectingSink):
     def __init__(self) -> None:
         super().__init__()
         self.fails: dict[str, BaseException] = {}
+        self.stuck: threading.Event | None = None
+        """What each write waits for."""
         self.prepared_at: dict[int, int] = {}
         """By checkpoint: how many rows had come."""
         self.rule = ThreadRule("ToyWriter")
@@ -290,6 +292,8 @@ class ToyWriter(CollectingWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._toy.fail("write")
+        if self._toy.stuck is not None:
+            self._toy.stuck.wait(PATIENCE_S)
         super().write(batch)
 
     def ready(self) -> Future[None] | None:

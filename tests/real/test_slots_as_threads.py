@@ -1,0 +1,176 @@
+"""Queries whose slots are threads of this process: the same rows and failover as with tasks, and no Spark job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import running_queries
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from running_queries import PATIENCE_S, held_numbers, newest, read_values, wait_until
+
+import headgate
+from headgate.functions import count, window
+from headgate.functions import sum as total
+from tests.spark_java import SparkJava
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    running_queries.stop_all()
+    wait_until(lambda: not [each for each in set(threading.enumerate()) - before if each.name.startswith("headgate-s")])
+
+
+def slot_jobs(spark: SparkSession, query: headgate.ContinuousQuery) -> list[int]:
+    """Return the Spark jobs that ran for the slots of a query, in all its runs so far."""
+    tracker = spark.sparkContext.statusTracker()
+    numbers = [(run, submission) for run in range(5) for submission in range(5)]
+    return [job for run, number in numbers for job in tracker.getJobIdsForGroup(f"headgate-{query.id}-{run}-{number}")]
+
+
+def test_windows_behind_an_exchange_are_what_spark_s_batch_gives(spark: SparkSession, tmp_path: Path) -> None:
+    """Files, exactly once; of a session whose two cores are fewer than the slots."""
+    options = {"numRows": 20_000, "rowsPerSecond": 1000, "numPartitions": 3, "fields.k.max": 9, "fields.n.max": 99}
+    schema, out = "at timestamp, k long, n long", tmp_path / "out"
+    rows = headgate.continuous(spark, parallelism=3).read.format("headgate.datagen").schema(schema)
+    query = (
+        rows.options(**options).load().withWatermark("at", "1 second")
+        .groupBy(window("at", "5 seconds").alias("w"), "k").agg(count("*").alias("rows"), total("n").alias("n"))
+        .writeStream.format("parquet").option("path", str(out)).option("slots", "threads")
+        .option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(continuous="200 milliseconds").start()
+    )  # fmt: skip
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert slot_jobs(spark, query) == []
+
+    batch = spark.read.format("headgate.datagen").schema(schema).options(**options).load()
+    expected = batch.groupBy(f.window("at", "5 seconds").alias("w"), "k").agg(
+        f.count("*").alias("rows"), f.sum("n").alias("n")
+    )
+    found = spark.read.parquet(str(out)).select("w", "k", "rows", "n")
+    assert sorted(map(tuple, found.collect())) == sorted(map(tuple, expected.collect()))
+
+
+class Moody:
+    """A user's function that raises, or waits, once: when a file says so."""
+
+    calls = 0
+
+    def __init__(self, folder: Path, added: Any) -> None:
+        self.folder = folder
+        self.added = added
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            type(self).calls += 1
+            if self._happens("raises"):
+                raise ValueError("a number that I do not like")
+            if self._happens("waits"):
+                wait_until((self.folder / "waited enough").exists)
+            yield pa.record_batch({"value": pa.array([each + self.added.value for each in batch["value"].to_pylist()])})
+
+    def _happens(self, name: str) -> bool:
+        try:
+            (self.folder / name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def start(spark: SparkSession, folder: Path, rows: int, slots: str, parallelism: int = 2) -> headgate.ContinuousQuery:
+    """Start a query of the numbers that `Moody` passes on, with 1000 added."""
+    moody = Moody(folder, spark.sparkContext.broadcast(1000))
+    return (
+        held_numbers(spark, folder / "may-end", parallelism, rows=rows).repartition().mapInArrow(moody, "value long")
+        .writeStream.format("parquet").option("path", str(folder / "out")).option("slots", slots)
+        .option("checkpointLocation", str(folder / "checkpoints")).option("task.stuck.timeout", "3 seconds")
+        .option("heartbeat.timeout", "60 seconds").trigger(continuous="200 milliseconds").start()
+    )  # fmt: skip
+
+
+def assert_ends_with_all_rows(spark: SparkSession, query: headgate.ContinuousQuery, folder: Path, rows: int) -> None:
+    (folder / "may-end").touch()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert read_values(spark, folder / "out") == list(range(1000, 1000 + rows))
+
+
+def executions(query: headgate.ContinuousQuery) -> set[int]:
+    return {each["execution"] for each in query.status["subtasks"]}
+
+
+def test_a_function_that_raises_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The subtasks restore in place, as in tasks; and the slots' class is not the program's."""
+    query = start(spark, tmp_path, 4000, "threads")
+    wait_until(lambda: newest(tmp_path / "checkpoints") if query.status["rowsOut"] else None, query)
+    assert {(slot["pid"], slot["executor"]) for slot in query.status["slots"]} == {(os.getpid(), "driver")}
+    (tmp_path / "raises").touch()
+    wait_until(lambda: min(executions(query)) > 1 and query.status["message"] == "running", query)
+    assert {slot["attempt"] for slot in query.status["slots"]} == {0}
+    assert_ends_with_all_rows(spark, query, tmp_path, 4000)
+    assert (slot_jobs(spark, query), Moody.calls) == ([], 0)
+
+
+def test_a_function_that_hangs(spark: SparkSession, tmp_path: Path) -> None:
+    """Its slot is given up with its thread, other threads take the place of all slots, and this process lives."""
+    query = start(spark, tmp_path, 4000, "threads")
+    wait_until(lambda: query.status["rowsOut"], query)
+    (tmp_path / "waits").touch()
+    wait_until(lambda: {slot["attempt"] for slot in query.status["slots"]} == {1 << 16}, query)
+    wait_until(lambda: query.status["message"] == "running", query)
+    assert_ends_with_all_rows(spark, query, tmp_path, 4000)
+    assert slot_jobs(spark, query) == []
+    (tmp_path / "waited enough").touch()  # the thread that was given up changes nothing any more, and ends
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name.startswith("headgate-subtask")])
+    assert read_values(spark, tmp_path / "out") == list(range(1000, 5000))
+
+
+@pytest.mark.parametrize("kinds", [("spark", "threads"), ("threads", "spark")], ids=" then ".join)
+def test_one_kind_of_slots_goes_on_from_the_other_s_checkpoint(
+    spark: SparkSession, tmp_path: Path, kinds: tuple[str, str]
+) -> None:
+    query = start(spark, tmp_path, 4000, kinds[0], parallelism=2)
+    wait_until(lambda: query.status["rowsOut"], query)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    assert bool(slot_jobs(spark, query)) == (kinds[0] == "spark")
+    resumed = start(spark, tmp_path, 4000, kinds[1], parallelism=1)
+    assert resumed.id == query.id
+    jobs = slot_jobs(spark, query)
+    wait_until(lambda: resumed.status["message"] == "running", resumed)
+    if kinds[1] == "threads":
+        resumed.rescale(4)  # there are two cores
+        assert slot_jobs(spark, query) == jobs
+    assert_ends_with_all_rows(spark, resumed, tmp_path, 4000)
+
+
+def test_a_program_that_ends_while_its_query_runs_ends_well(tmp_path: Path, java: SparkJava) -> None:
+    program = """
+        import time
+        from pyspark.sql import SparkSession
+        import headgate
+
+        spark = SparkSession.builder.master("local[1]").getOrCreate()
+        numbers = headgate.continuous(spark, parallelism=3).readStream.format("headgate.datagen")
+        numbers = numbers.option("rowsPerSecond", 100_000).schema("value long").load().repartition()
+        query = numbers.writeStream.format("memory").option("slots", "threads").start()
+        while not query.table().num_rows:
+            time.sleep(0.01)
+        print("rows came")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = java.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 0, ended.stderr
+    assert "rows came" in ended.stdout
+    assert "Fatal" not in ended.stderr and "terminate" not in ended.stderr
