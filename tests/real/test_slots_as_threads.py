@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ import pyarrow as pa
 import pytest
 import running_queries
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.streaming import StatefulProcessor
 from running_queries import PATIENCE_S, held_numbers, newest, read_values, wait_until
 
 import headgate
@@ -153,6 +157,69 @@ def test_one_kind_of_slots_goes_on_from_the_other_s_checkpoint(
         resumed.rescale(4)  # there are two cores
         assert slot_jobs(spark, query) == jobs
     assert_ends_with_all_rows(spark, resumed, tmp_path, 4000)
+
+
+class Running(StatefulProcessor):  # type: ignore[misc]
+    """Emits each row with how many of its key have come."""
+
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getValueState("seen", "seen long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            seen = (self.seen.get()[0] if self.seen.exists() else 0) + 1
+            self.seen.update((seen,))
+            yield Row(k=row.k, seen=seen)
+
+
+class Written(WriterCommitMessage):
+    def __init__(self, rows: list[tuple[int, int]]) -> None:
+        self.rows = rows
+
+
+class Ledger(DataSource):
+    """Commits rows by writing them to a file for each batch, on the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tests.ledger"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:
+        return LedgerWriter(self.options["folder"])
+
+
+class LedgerWriter(DataSourceStreamWriter):
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def write(self, iterator: Iterator[Row]) -> Written:
+        return Written([(row.k, row.seen) for row in iterator])
+
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        assert all(isinstance(message, Written) for message in messages)
+        rows = [row for message in messages for row in message.rows]
+        (self.folder / f"{batchId}.json").write_text(json.dumps(rows))
+
+
+def test_a_stateful_processor_and_a_python_data_source(spark: SparkSession, tmp_path: Path) -> None:
+    """What a user pickles by value works in a thread as in a task; a query beside it in this process does not mind."""
+    spark.dataSource.register(Ledger)
+    (tmp_path / "ledger").mkdir()
+    beside = start(spark, tmp_path, 4000, "threads", parallelism=1)
+    rows = headgate.continuous(spark, parallelism=2).read.format("headgate.datagen").schema("k long, n long")
+    query = (
+        rows.option("numRows", 3000).option("fields.k.max", 4).load()
+        .groupBy("k").transformWithState(Running(), "k long, seen long", "append", "None")
+        .writeStream.format("tests.ledger").option("folder", str(tmp_path / "ledger")).option("slots", "threads")
+        .option("checkpointLocation", str(tmp_path / "others")).trigger(continuous="200 milliseconds").start()
+    )  # fmt: skip
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert slot_jobs(spark, query) == []
+    found = [row for each in (tmp_path / "ledger").iterdir() for row in json.loads(each.read_text())]
+    counts = Counter(k for k, _ in found)
+    assert counts.total() == 3000
+    assert sorted(map(tuple, found)) == [(k, seen) for k in sorted(counts) for seen in range(1, counts[k] + 1)]
+    assert_ends_with_all_rows(spark, beside, tmp_path, 4000)
 
 
 def test_a_program_that_ends_while_its_query_runs_ends_well(tmp_path: Path, java: SparkJava) -> None:
