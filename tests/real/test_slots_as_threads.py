@@ -222,11 +222,22 @@ def test_a_stateful_processor_and_a_python_data_source(spark: SparkSession, tmp_
     assert_ends_with_all_rows(spark, beside, tmp_path, 4000)
 
 
-def test_a_program_that_ends_while_its_query_runs_ends_well(tmp_path: Path, java: SparkJava) -> None:
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("", ""), ("spark.stop()\nprint(wait(query))", "DeploymentError: The Spark session was stopped")],
+    ids=["without a word", "after its session"],
+)
+def test_a_program_that_ends_while_its_query_runs_ends_well(java: SparkJava, end: str, said: str) -> None:
     program = """
         import time
         from pyspark.sql import SparkSession
         import headgate
+
+        def wait(query):
+            try:
+                return query.awaitTermination(60)
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
 
         spark = SparkSession.builder.master("local[1]").getOrCreate()
         numbers = headgate.continuous(spark, parallelism=3).readStream.format("headgate.datagen")
@@ -236,8 +247,8 @@ def test_a_program_that_ends_while_its_query_runs_ends_well(tmp_path: Path, java
             time.sleep(0.01)
         print("rows came")
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
+    command = [sys.executable, "-c", textwrap.dedent(program) + end]
     ended = java.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
-    assert "rows came" in ended.stdout
+    assert "rows came" in ended.stdout and said in ended.stdout
     assert "Fatal" not in ended.stderr and "terminate" not in ended.stderr

@@ -132,6 +132,7 @@ class SlotThreads:
         atexit.unregister(self._end_with_the_program)
         with self._lock:
             exiting = self._exiting
+            self._slots.clear()  # a query keeps each of its submissions
         if not exiting:
             self._on_ended(outcome)
 

@@ -54,7 +54,7 @@ _TIME_TO_SEND_S = 0.3
 
 
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot is told with Spark's task.
+    """What a slot is told when it begins.
 
     Parameters
     ----------
@@ -96,7 +96,17 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotRuntime:
-    """Drives a `SlotMachine` and the subtasks of one slot."""
+    """Drives a `SlotMachine` and the subtasks of one slot.
+
+    Parameters
+    ----------
+    settings, definition
+        The query's.
+    slot, attempt
+        Which slot this is, and which attempt of it: later ones fence earlier ones.
+    process
+        Where it runs; None: a Python worker of its own.
+    """
 
     def __init__(
         self,

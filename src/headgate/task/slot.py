@@ -25,7 +25,7 @@ _FIRST_DELAY_MS, _MAX_DELAY_MS = 50, 1000  # between two attempts to connect
 
 
 class SlotStarted(msgspec.Struct, frozen=True):
-    """The Spark task began."""
+    """The Spark task, or the thread, that is the slot began."""
 
 
 class StreamOpened(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class ExitSlot(msgspec.Struct, frozen=True):
-    """Close everything and end the Spark task; with an error if there is a reason."""
+    """Close everything and end; with an error if there is a reason."""
 
     reason: str | None
 
