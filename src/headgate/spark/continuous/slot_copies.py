@@ -92,7 +92,11 @@ class SlotCopies:
         """Return what stands for a function that a pickle calls."""
         if any(found is each for each in _CLASS_MAKERS):
             return partial(self._make_class, found)
-        return self._broadcasts.__getitem__ if found is broadcast._from_id else found
+        return self._broadcast if found is broadcast._from_id else found
+
+    def _broadcast(self, number: int) -> Broadcast[Any]:
+        known = self._broadcasts.get(number)
+        return broadcast._from_id(number) if known is None else known
 
     def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
         *what, identity, extra = arguments
