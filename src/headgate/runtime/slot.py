@@ -138,6 +138,7 @@ class SlotRuntime:
         )
         self._runners: dict[int, SubtaskThread] = {}
         self._exit: machine.ExitSlot | None = None
+        self._cancelled = threading.Event()  # for who waits elsewhere than for events
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._client: tuple[int, ControlClient] | None = None
@@ -171,6 +172,7 @@ class SlotRuntime:
 
     def cancel(self, reason: str) -> None:
         """Let `run` end with an error that says so. Any thread; does not wait."""
+        self._cancelled.set()
         self._inbox.put(machine.SlotCancelled(reason))
 
     def run(self) -> None:
@@ -331,7 +333,7 @@ class SlotRuntime:
 
     def _finish(self) -> None:
         for runner in self._runners.values():
-            if not runner.finish(_TIME_TO_FINISH_S):
+            if not runner.finish(_TIME_TO_FINISH_S, self._cancelled):
                 _log.error("slot %d: its sink did not publish all in time", self._slot)
                 self._process.end(1)  # the driver sees that this slot did not end well
                 raise HeadgateError(f"The sink did not publish all that slot {self._slot} left to it in time.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from headgate.graph.stage_graph import QueryDefinition
@@ -21,6 +21,8 @@ from headgate.protocol.state import FileState
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import Letter, Mailbox, monotonic_ms
 from headgate.runtime.subtask import Subtask
+
+_LOOK_S = 0.2
 
 
 class SubtaskThread:
@@ -56,8 +58,15 @@ class SubtaskThread:
         """Take a message of the coordinator's. Any thread."""
         self.subtask.deliver(message)
 
-    def finish(self, timeout_s: float) -> bool:
+    def finish(self, timeout_s: float, give_up: threading.Event | None = None) -> bool:
         """Let the sink publish what the last checkpoint left to it; return whether it did so in time. Another thread.
+
+        Parameters
+        ----------
+        timeout_s
+            How long to wait, in seconds.
+        give_up
+            Set when waiting makes no sense any more; None: never.
 
         Raises
         ------
@@ -66,10 +75,14 @@ class SubtaskThread:
         """
         finished: Future[None] = Future()
         self._mailbox.post(Letter(lambda: self.subtask.finish(finished), finished.cancel))
-        try:
-            finished.result(timeout_s)
-        except (TimeoutError, CancelledError):
+        deadline = time.monotonic() + timeout_s
+        while not wait([finished], min(timeout_s, _LOOK_S)).done:
+            given_up = give_up is not None and give_up.is_set()
+            if given_up or time.monotonic() >= deadline:
+                return False
+        if finished.cancelled():
             return False
+        finished.result()
         return True
 
     def close(self, timeout_s: float = 2.0) -> None:

@@ -402,6 +402,21 @@ def test_a_sink_that_does_not_publish_in_time_ends_the_slot_with_an_error(
     slot.sink.finished.set_result(None)
 
 
+def test_a_slot_that_is_cancelled_waits_no_longer_for_its_sink(
+    coordinator: Coordinator, shared: SharedProcess, tmp_path: Path
+) -> None:
+    slot = Slot(tmp_path, coordinator.server.address, process=shared).start()
+    coordinator.accept()
+    coordinator.deploy()
+    slot.sink.finished = Future()
+    coordinator.send(msg.ShutDownSlot())
+    wait_until(lambda: slot.runtime._exit is not None)
+    slot.runtime.cancel("the job is over")
+
+    assert isinstance(slot.join(), HeadgateError)
+    slot.sink.finished.set_result(None)
+
+
 def test_two_slots_live_in_one_process(tmp_path: Path, shared: SharedProcess) -> None:
     """One ends as it likes, and the other reads on."""
     coordinators = [Coordinator(tmp_path, "secret") for _ in range(2)]
