@@ -54,7 +54,7 @@ _TIME_TO_SEND_S = 0.3
 
 
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot is told when it begins.
+    """What a slot is started with.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class Watchdog:
     Parameters
     ----------
     process
-        The slot's: it is told of every beat, on the watchdog's thread.
+        The slot's, notified of every beat on the watchdog's thread.
     stuck_timeout_ms
         How long a watched call may take (``task.stuck.timeout``), in milliseconds.
     heartbeat_timeout_ms
@@ -122,7 +122,7 @@ class Watchdog:
         Called before the slot ends because a watched call is stuck, with a sentence that says which, and all
         stacks. It may block until the report is out; not longer than the heartbeat's time-out.
     end
-        Ends the slot; called once, behind ``report``.
+        Ends the slot; called once, after ``report``.
     """
 
     def __init__(
