@@ -19,8 +19,9 @@ import pytest
 from headgate.errors import TransportError
 from headgate.operators.exchange import Exchange, ExchangeKind
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
+from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.input_exchanges import InputExchanges
-from headgate.runtime.mailbox import Mailbox, monotonic_ms
+from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.output_exchange import OutputExchange
 from headgate.runtime.partitioners import partitioner_of
 from headgate.runtime.snapshot_parts import StoredRows

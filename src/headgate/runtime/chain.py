@@ -29,7 +29,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -47,6 +46,7 @@ from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operato
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
+from headgate.runtime.clocks import work_ms
 from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
 from headgate.sink import SinkWriter
 from headgate.task.watermark_flow import WatermarkFlow
@@ -187,7 +187,7 @@ class StageChain:
         stage: int = 0,
         keyed: Mapping[str, Sequence[RestoredChunk]] | None = None,
         outputs: Mapping[str, StageOutput] | None = None,
-        clock_ms: Callable[[], float] = lambda: time.perf_counter() * 1000,
+        clock_ms: Callable[[], float] = work_ms,
     ) -> None:
         graph, self._stage = definition.graph, definition.graph.stages[stage]
         self._definition = definition

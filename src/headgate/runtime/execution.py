@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -112,6 +111,7 @@ class Execution:
             stage=context.deployed.stage,
             keyed=keyed,
             outputs=self._outputs,
+            clock_ms=context.services.work_ms,
         )
         yield from chain.open_in_steps()
         chain.position_of = self._position_of
@@ -197,9 +197,9 @@ class Execution:
     def open_more(self) -> None:
         """Open some more of it. Mail is handled in between, however much there is."""
         assert self._opening is not None
-        began_s = time.monotonic()
+        began_ms = self.context.services.work_ms()
         for _ in self._opening:
-            if (time.monotonic() - began_s) * 1000 >= LETTER_MS:
+            if self.context.services.work_ms() - began_ms >= LETTER_MS:
                 return
         self._opening = None
         self._handle(loop.ExecutionOpened(self._recovers_first, self._rows_to_recover))
@@ -484,7 +484,7 @@ class Execution:
         self._clock_timer_ms = None
         if self.is_over or self._chain is None:
             return
-        now_ms, due_ms = _wall_clock_ms(), self._chain.due_ms()
+        now_ms, due_ms = self.context.services.wall_clock_ms(), self._chain.due_ms()
         if due_ms is not None and now_ms >= due_ms and self._loop.has_started and not self._loop.has_ended:
             self._chain.process_time(now_ms)
 
@@ -503,7 +503,7 @@ class Execution:
             wanted_ms = chain.due_ms()  # while rows wait, an operator may not have been given the time yet
         if wanted_ms is not None and (self._clock_timer_ms is None or wanted_ms < self._clock_timer_ms):
             self._clock_timer_ms = wanted_ms
-            mailbox.run_after(max(0, wanted_ms - _wall_clock_ms()), Letter(self._on_clock_time))
+            mailbox.run_after(max(0, wanted_ms - self.context.services.wall_clock_ms()), Letter(self._on_clock_time))
 
     # Figures and ends.
 
@@ -588,7 +588,3 @@ class Execution:
                 close()
             except Exception:
                 _log.warning("closing a part of subtask %d failed", self.context.place.slot, exc_info=True)
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -19,6 +19,7 @@ from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import FileState, InlineState, StateHandle
+from headgate.runtime.clocks import wall_clock_ms, work_ms
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.partitioners import partitioner_of
 from headgate.transport.data_plane import DataPlane
@@ -41,6 +42,10 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    work_ms
+        Reads the clock by which pieces of work are measured, in milliseconds.
+    wall_clock_ms
+        Reads the wall clock, in milliseconds since 1970-01-01 UTC.
     plane
         Its data plane; None for a query without an exchange.
     uploader
@@ -51,6 +56,8 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
         Reads a pickled object of the user's.
     """
 
+    work_ms: Callable[[], float] = work_ms
+    wall_clock_ms: Callable[[], int] = wall_clock_ms
     plane: DataPlane | None = None
     uploader: StateUploader | None = None
     spill_folders: tuple[str, ...] = ()

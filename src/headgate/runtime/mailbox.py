@@ -9,16 +9,10 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
-
-
-def monotonic_ms() -> int:
-    """Return a time in milliseconds that only goes forward, whatever is done to the machine's clock."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -90,9 +84,14 @@ class Mailbox:
             count += 1
         return count
 
+    def due_ms(self) -> int | None:
+        """Return when the next timer is due, in milliseconds; called on the task's thread."""
+        return self._timers[0][0] if self._timers else None
+
     def wait(self) -> None:
         """Wait until there is a letter or a timer is due; called on the task's thread."""
-        timeout_s = max(0, self._timers[0][0] - self._now_ms()) / 1000 if self._timers else None
+        due_ms = self.due_ms()
+        timeout_s = None if due_ms is None else max(0, due_ms - self._now_ms()) / 1000
         with self._lock:
             if not self._letters:
                 self._posted.wait(timeout_s)

@@ -28,8 +28,8 @@ from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
+from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import monotonic_ms
 from headgate.runtime.process import STUCK_STATUS, OwnProcess, SlotProcess
 from headgate.runtime.subtask_thread import SubtaskThread
 from headgate.runtime.watchdog import Watchdog

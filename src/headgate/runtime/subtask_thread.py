@@ -18,8 +18,9 @@ from typing import Any
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FileState
+from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Letter, Mailbox, monotonic_ms
+from headgate.runtime.mailbox import Letter, Mailbox
 from headgate.runtime.subtask import Subtask
 
 _LOOK_S = 0.2

@@ -21,7 +21,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope
 from headgate.protocol.session import Session
 from headgate.runtime import slot as slot_module
-from headgate.runtime.mailbox import monotonic_ms
+from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.process import OwnProcess, SharedProcess, SlotProcess
 from headgate.runtime.slot import ADDRESS_FILE, SlotRuntime, SlotSettings, _local_folders
 from headgate.task import slot as machine

@@ -21,8 +21,8 @@ from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import FileState, OperatorState, SplitState, SubtaskState
+from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.execution_context import SlotPlace
-from headgate.runtime.mailbox import monotonic_ms
 from headgate.runtime.subtask_thread import SubtaskThread
 from headgate.sink import SinkWriter
 from headgate.source import (

@@ -47,7 +47,7 @@ from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.error_reports import error_of, report_of
 from headgate.protocol.messages import CheckpointKind, Envelope
-from headgate.runtime.mailbox import monotonic_ms
+from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.slot import ADDRESS_FILE, SlotSettings
 from headgate.serial_executor import SerialExecutor
 from headgate.sink import SinkCommitter
