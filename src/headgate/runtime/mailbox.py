@@ -88,6 +88,11 @@ class Mailbox:
         """Return when the next timer is due, in milliseconds; called on the task's thread."""
         return self._timers[0][0] if self._timers else None
 
+    @property
+    def has_letters(self) -> bool:
+        """Whether there is a letter. Any thread."""
+        return bool(self._letters)
+
     def wait(self) -> None:
         """Wait until there is a letter or a timer is due; called on the task's thread."""
         due_ms = self.due_ms()

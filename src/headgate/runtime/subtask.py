@@ -94,6 +94,11 @@ class Subtask:
         """The execution that was deployed last. Any thread."""
         return self._machine.execution
 
+    @property
+    def execution(self) -> Execution | None:
+        """What runs now; None: nothing does."""
+        return self._execution
+
     def deliver(self, message: Any) -> None:
         """Take a message of the coordinator's. Any thread."""
         self._mailbox.post(Letter(lambda: self._on_message(message)))

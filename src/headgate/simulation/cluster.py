@@ -26,10 +26,11 @@ from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
 from headgate.simulation.parts import Parts
 from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, PHASE_MS, Fault, Neighbour, Scenario
+from headgate.simulation.scripted_query import Observed, ScriptedReader, ScriptedSink, definition_of
 from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic
 from headgate.simulation.slot_process import SlotProcess
-from headgate.simulation.task_model import ModelReader
 from headgate.source.watermark import saturated_ms
+from headgate.task.outputs import StreamingOutput
 
 _MAX_STEPS, _MAX_MS = 30_000, 120_000  # then it does not converge
 _MAX_TASK_FAILURES = 4
@@ -73,9 +74,21 @@ class Cluster:
         self.storage, self.table = Storage(), Table()
         self.topics = {script.uid: Topic(script, lambda: self.clock.now_ms) for script in scenario.sources}
         self.sources = {
-            uid: (ReassigningSource if topic.script.reassigns else ScriptedSource)(topic, parts.enumerator)
+            uid: (ReassigningSource if topic.script.reassigns else ScriptedSource)(
+                topic, parts.enumerator, lambda source, context: self._acting.create_reader(source, context)
+            )
             for uid, topic in self.topics.items()
         }
+        self.uid_of = {split_id: uid for uid, topic in self.topics.items() for split_id in topic.splits}
+        """By split: its source."""
+        self.acting: SlotProcess | None = None
+        """Whose subtask is having a turn."""
+        self.definition = definition_of(
+            tuple(self.sources.items()),
+            Observed(lambda function: self._acting.function_opened(function)),
+            ScriptedSink(lambda context: self._acting.create_writer(context)),
+            scenario.parallelism,
+        )
         self.world = Process("world")
         self.driver: DriverProcess | None = None
         self.jobs: list[Job] = []
@@ -94,6 +107,7 @@ class Cluster:
         self.others_ms: int | None = None
         """The vote of the application's other queries in the alignment group."""
         self.others_since_ms = 0
+        self._violation: ErrorReport | None = None
         self._requests = self._drain = 0
 
     def run(self) -> None:
@@ -113,11 +127,22 @@ class Cluster:
         while not self.finished:
             if not self.clock.step():
                 raise Violation("nothing happens any more, but the query has not ended")
+            if self._violation is not None:
+                raise Violation(f"{self._violation.error_type}: {self._violation.message}\n{self._violation.traceback}")
             if self.clock.steps > _MAX_STEPS or self.clock.now_ms > _MAX_MS:
                 raise Violation(
                     f"no end after {self.clock.steps} steps, {self.clock.now_ms} ms: {self.invariants.missing()}"
                 )
         self.invariants.at_the_end()
+
+    def violated(self, error: ErrorReport) -> None:
+        """Note that a subtask failed, which nothing gave it a reason for; a subtask reports its errors and goes on."""
+        self._violation = self._violation or error
+
+    @property
+    def _acting(self) -> SlotProcess:
+        assert self.acting is not None, "only a subtask opens readers, functions and writers"
+        return self.acting
 
     @property
     def is_quiet(self) -> bool:
@@ -144,13 +169,17 @@ class Cluster:
         """Note that a reader has got splits."""
         self.invariants.on_splits_added(slot, uid, splits)
 
-    def rows_wanted(self, slot: SlotProcess, reader: ModelReader) -> None:
+    def rows_wanted(self, slot: SlotProcess, reader: ScriptedReader) -> None:
         """Note that a reader is about to read."""
         self.invariants.before_rows(slot, reader)
 
-    def rows_read(self, slot: SlotProcess, reader: ModelReader, rows: list[Row]) -> None:
+    def rows_read(self, slot: SlotProcess, reader: ScriptedReader, rows: list[Row]) -> None:
         """Note what a reader read."""
         self.invariants.on_rows(slot, reader, rows)
+
+    def looked(self, reader: ScriptedReader, output: StreamingOutput) -> None:
+        """Note what a turn of a subtask left of a reader."""
+        self.invariants.on_look(reader, output)
 
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
@@ -306,7 +335,7 @@ class Cluster:
                 )
                 for uid, topic in self.topics.items()
             },
-            stages=((*self.topics, "sink"),),
+            stages=tuple(stage.uids for stage in self.definition.graph.stages),
             parallelism=parallelism,
             max_parallelism=128,
             query_id="simulated",

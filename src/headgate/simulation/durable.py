@@ -11,6 +11,7 @@ import msgspec
 
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.sources.log_records import LogRecord
+from headgate.protocol.state import FileState
 
 Row = tuple[str, str, int]
 """Source uid, split id, offset."""
@@ -51,6 +52,10 @@ class Storage:
         for by_sink in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
             for committables in by_sink.values():
                 self.promised.update(committables)
+
+    def read_state(self, handle: FileState) -> bytes:
+        """Nothing is in files."""
+        raise AssertionError(handle)
 
     def newest(self) -> Manifest | None:
         """Return the newest complete checkpoint of the query's own location."""

@@ -110,7 +110,7 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.FAIL_SUBTASK:
             slot.fail()
         case FaultKind.DECLINE:
-            slot.decline_next, slot.fail_at_snapshot = True, fault.pick % 2 == 0
+            slot.decline(fail=fault.pick % 2 == 0)
         case _:
             raise AssertionError(fault.kind)
     return True

@@ -1,7 +1,7 @@
 """What must hold after every step, in every checkpoint, after every commit, and in the end.
 
 Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once), 3 (watermarks; of each reader
-in `task_model`), 4 (alignment; what is announced in `announcements`), 5 (owners stay, balance) and 7 (memory) of the
+in `slot_process`), 4 (alignment; what is announced in `announcements`), 5 (owners stay, balance) and 7 (memory) of the
 design. Not checked: the order of rows of different splits, anything about time in which something is done, save that
 the query ends and that a paused split is resumed in time.
 
@@ -28,8 +28,9 @@ from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 if TYPE_CHECKING:
     from headgate.simulation.cluster import Cluster
     from headgate.simulation.durable import Row
+    from headgate.simulation.scripted_query import ScriptedReader
     from headgate.simulation.slot_process import SlotProcess
-    from headgate.simulation.task_model import ModelReader
+    from headgate.task.outputs import StreamingOutput
 
 _MAX_UNCONFIRMED = 1000
 _NEWS_MS = 800
@@ -131,7 +132,7 @@ class Invariants:
             and self._deployed.get(slot.slot) == slot.execution.number
         )
 
-    def before_rows(self, slot: SlotProcess, reader: ModelReader) -> None:
+    def before_rows(self, slot: SlotProcess, reader: ScriptedReader) -> None:
         """Note how far the slowest split of the alignment group is, and the watermark of the source's readers."""
         strategy = self._cluster.topics[reader.uid].script.strategy
         self._watermark_ms = None
@@ -144,7 +145,24 @@ class Invariants:
             self._before = dict(reader.highest_ms)
             self._check_paused(slot, reader, strategy.alignment.max_drift_ms)
 
-    def on_rows(self, slot: SlotProcess, reader: ModelReader, rows: list[Row]) -> None:
+    def on_look(self, reader: ScriptedReader, output: StreamingOutput) -> None:
+        """Check that no split is idle that could not have been read long enough; note who votes, and who is paused."""
+        strategy, now_ms = self._cluster.topics[reader.uid].script.strategy, self._cluster.clock.now_ms
+        if strategy is None:
+            return
+        times = output.event_times()
+        idle = {split_id for split_id, time in times.items() if time.idle}
+        for split_id in idle - reader.idle:
+            quiet_ms = reader.quiet_ms[split_id]
+            assert strategy.idle_timeout_ms is not None and quiet_ms >= strategy.idle_timeout_ms, (
+                f"{split_id} is idle after {quiet_ms} ms in which it could have been read"
+            )
+            reader.votes_since_ms.pop(split_id, None)
+        reader.idle, reader.held = idle, {split_id for split_id, time in times.items() if time.paused}
+        for split_id in reader.splits.keys() - idle:
+            reader.votes_since_ms.setdefault(split_id, now_ms)
+
+    def on_rows(self, slot: SlotProcess, reader: ScriptedReader, rows: list[Row]) -> None:
         """Check that a split is read at most a batch, or no row, beyond the slowest and the drift; and who is late."""
         topic = self._cluster.topics[reader.uid]
         strategy = topic.script.strategy
@@ -163,10 +181,10 @@ class Invariants:
                 f"and the drift is {strategy.alignment.max_drift_ms}"
             )
 
-    def _check_paused(self, slot: SlotProcess, reader: ModelReader, drift_ms: int) -> None:
+    def _check_paused(self, slot: SlotProcess, reader: ScriptedReader, drift_ms: int) -> None:
         """Check that no split is paused for long that nobody has to wait for."""
         assert slot.execution is not None
-        paused = reader.paused()
+        paused = reader.held
         lowest_ms = self._lowest_ms() if paused else None
         for split_id in reader.splits:
             key = slot.name, slot.execution.number, split_id
@@ -180,7 +198,7 @@ class Invariants:
                 f"{lowest_ms} and the drift of {drift_ms}"
             )
 
-    def _next_ms(self, reader: ModelReader, split_id: str) -> int:
+    def _next_ms(self, reader: ScriptedReader, split_id: str) -> int:
         """Return how far a split would be with its next row, or is, if readers do not know rows or there is none."""
         topic, position = self._cluster.topics[reader.uid], reader.splits[split_id].position
         if topic.script.knows_rows and position < topic.rows(split_id):
@@ -220,7 +238,7 @@ class Invariants:
                 continue
             for uid, reader in slot.execution.readers.items():
                 strategy = self._cluster.topics[uid].script.strategy
-                if reader.output is None or strategy is None or strategy.alignment is None:
+                if strategy is None or strategy.alignment is None:
                     continue
                 for split_id, since_ms in reader.votes_since_ms.items():
                     if since_ms <= heard_ms:
@@ -251,7 +269,7 @@ class Invariants:
         assert script.strategy is not None
         return bool(self._cluster.faults) or script.strategy.idle_timeout_ms is not None or script.grows_splits
 
-    def _check_lateness(self, reader: ModelReader, rows: list[Row]) -> None:
+    def _check_lateness(self, reader: ScriptedReader, rows: list[Row]) -> None:
         """Check that no row comes behind the watermark of all readers, where nothing excuses it."""
         topic = self._cluster.topics[reader.uid]
         if self._watermark_ms is not None and not self._is_late_excused(reader.uid):
@@ -260,7 +278,7 @@ class Invariants:
                 f"{rows} are late: {earliest_ms}, the watermark is {self._watermark_ms}"
             )
 
-    def _check_in_time(self, reader: ModelReader, ids: set[str]) -> None:
+    def _check_in_time(self, reader: ScriptedReader, ids: set[str]) -> None:
         """Check that the watermark of a reader that gets splits has not passed them while they were on their way.
 
         It may have passed those that were not there from the beginning, and those that are read again.

@@ -5,6 +5,7 @@ Never: catch what is no failure of the simulated cluster (a keyboard interrupt, 
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -53,11 +54,14 @@ def simulate(scenario: Scenario, parts: Parts | None = None) -> tuple[Outcome, C
     """Run a scenario; return what became of it, and the cluster as it is then."""
     cluster = Cluster(scenario, parts or Parts())
     error: str | None = None
+    logging.disable(logging.ERROR)  # subtasks tell of each fault
     try:
         cluster.run()
     except Exception as caught:
         where = traceback.format_exception(caught)[-8:]
         error = f"{type(caught).__name__}: {caught}\n{''.join(where)}"
+    finally:
+        logging.disable(logging.NOTSET)
     outcome = Outcome(scenario.seed, error, cluster.events, cluster.faults, cluster.clock.now_ms)
     return outcome, cluster
 

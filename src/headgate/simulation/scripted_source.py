@@ -25,8 +25,8 @@ from headgate.source.split import Split
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy
 
 DISCOVERY_PERIOD_MS = 300
-SCHEMA = pa.schema([("at", pa.timestamp("ms"))])
-"""The event time of a row, where the source has any."""
+SCHEMA = pa.schema([("at", pa.timestamp("ms")), ("split", pa.string()), ("offset", pa.int64())])
+"""Of a row: its event time, where the source has any; and where it is from."""
 
 
 class ScriptedSplit(Split, frozen=True, kw_only=True):
@@ -190,19 +190,25 @@ class Topic:
 
 
 class ScriptedSource(Source[ScriptedSplit, ScriptedState]):
-    """Makes the enumerators; the readers are the simulator's own (`task_model`)."""
+    """Makes the enumerators; ``create_reader`` makes readers, in the process that calls it."""
 
     name = "scripted"
     split_serializer = SPLITS
     state_serializer = STATES
 
-    def __init__(self, topic: Topic, enumerator: type[ScriptedEnumerator]) -> None:
+    def __init__(
+        self,
+        topic: Topic,
+        enumerator: type[ScriptedEnumerator],
+        create_reader: Callable[[ScriptedSource, SourceReaderContext], SourceReader[ScriptedSplit]],
+    ) -> None:
         super().__init__({})
         self.topic = topic
         self._enumerator = enumerator
+        self._create_reader = create_reader
 
     def schema(self) -> pa.Schema:
-        """Return the event time: beside it rows are numbers here."""
+        """Return the columns of all sources."""
         return SCHEMA
 
     def create_enumerator(self, context: SplitEnumeratorContext[ScriptedSplit]) -> ScriptedEnumerator:
@@ -216,8 +222,8 @@ class ScriptedSource(Source[ScriptedSplit, ScriptedState]):
         return self._enumerator(self.topic, context, state)
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[ScriptedSplit]:
-        """Not used here."""
-        raise NotImplementedError
+        """Return a reader of the process that acts."""
+        return self._create_reader(self, context)
 
 
 class ReassigningSource(ScriptedSource, SupportsSplitReassignmentOnRecovery):
