@@ -110,6 +110,7 @@ class SourceInput:
         self._known |= {split.split_id: split.data for split in splits}
         self._polled.forget()
         if not self.output.ended:  # else the input was drained: they are kept, and not read
+            self.output.advance_time(self._context.now_ms())  # else they would be silent since it was called last
             for split in read:
                 self.output.add_split(split.split_id)
         self._call(self.reader.add_splits, read)
@@ -121,6 +122,7 @@ class SourceInput:
     def set_unassigned(self, event_time_ms: int | None) -> None:
         """Hold the watermark at work that is not assigned, in milliseconds; None: there is none."""
         if not self.output.ended:
+            self.output.advance_time(self._context.now_ms())
             self.output.set_unassigned(event_time_ms)
 
     def announce(self, max_watermark_ms: int, others_ms: int) -> None:
