@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headgate.checkpoint.storage import CheckpointStorage, belongs_here
+from headgate.checkpoint.storage import belongs_here
 from headgate.errors import HeadgateError
 from headgate.futures import done_with, gathered, mapped
 from headgate.protocol.state import ChunkState, KeyedState, StateHandle
@@ -50,6 +50,67 @@ class Chunk(Protocol):
         """Returns its bytes; called on another thread."""
 
 
+class StateStorage(Protocol):
+    """What of `headgate.checkpoint.storage.CheckpointStorage` is used here."""
+
+    def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
+        """Make a chunk of an operator's keyed state durable."""
+
+    def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
+        """Make state of one checkpoint durable."""
+
+    def open_state(self, handle: StateHandle) -> pa.NativeFile:
+        """Open state to be read from its beginning."""
+
+
+class Workers(Protocol):
+    """Who does the work."""
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do a piece of work later. Does not block."""
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is under way, at most this long, in seconds; what waits is done all the same, after it."""
+
+
+class WorkerThreads:
+    """Threads that take the next piece of work each.
+
+    Parameters
+    ----------
+    threads
+        How many.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"headgate-upload-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """See `Workers`."""
+        self._work.put(work)
+
+    def close(self, timeout_s: float) -> None:
+        """See `Workers`."""
+        for _ in self._threads:
+            self._work.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        work = self._work.get()
+        while work is not None:
+            work()
+            del work  # what it holds is not to stay until there is something else to do
+            work = self._work.get()
+
+
 class StateUploader:
     """Uploads for all subtasks of a slot. All methods may be called by any thread, and none blocks.
 
@@ -59,25 +120,19 @@ class StateUploader:
         The query's checkpoint location.
     writer
         Run, slot and attempt, as text: part of the names of channel state, so that no other process writes the same.
-    threads
-        How many uploads are under way at a time.
+    workers
+        Who uploads; None: four threads.
     """
 
-    def __init__(self, storage: CheckpointStorage, writer: str, threads: int = 4) -> None:
+    def __init__(self, storage: StateStorage, writer: str, workers: Workers | None = None) -> None:
         self._storage = storage
         self._writer = writer
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._workers = workers or WorkerThreads(4)
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._chunks: dict[str, dict[str, Future[ChunkState]]] = {}  # by operator, by name
         self._unwanted = 0  # the newest checkpoint that will not complete, or has
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"headgate-upload-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     def adopt(self, uid: str, chunk: ChunkState) -> bool:
         """Take note of a restored chunk that an operator may name again; return whether it may.
@@ -155,11 +210,7 @@ class StateUploader:
         """Begin nothing any more: what waits fails. What is under way is waited for at most this long, in seconds."""
         with self._lock:
             self._closed = True
-        for _ in self._threads:
-            self._work.put(None)
-        deadline = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0, deadline - time.monotonic()))
+        self._workers.close(timeout_s)
 
     def _upload(self, uid: str, chunk: Chunk) -> ChunkState:
         handle = self._storage.write_shared(uid, chunk.chunk_id, chunk.serialize(), _INLINE_CHUNK_BYTES)
@@ -184,20 +235,13 @@ class StateUploader:
         if self._closed:
             made.set_exception(_closed())
         else:
-            self._work.put(do)
+            self._workers.do(do)
         return made
 
     def _check_open(self) -> None:
         with self._lock:
             if self._closed:
                 raise _closed()
-
-    def _run(self) -> None:
-        work = self._work.get()
-        while work is not None:
-            work()
-            del work  # what it holds is not to stay until there is something else to do
-            work = self._work.get()
 
 
 def _closed() -> HeadgateError:

@@ -184,6 +184,8 @@ class Execution:
             producers_recover=producers_recover,
             relocated=context.deployed.relocated,
             idle_together=frozenset(uid for uid in inputs if graph.idles_together(graph.stage_of(uid))),
+            recovery=context.services.recovery,
+            memory_bytes=context.services.recovery_memory_bytes,
         )
 
     def _emit_recovered(self, recovered: Sequence[RecoveredChannel]) -> None:

@@ -22,6 +22,7 @@ from headgate.protocol.state import FileState, InlineState, StateHandle
 from headgate.runtime.clocks import wall_clock_ms, work_ms
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.partitioners import partitioner_of
+from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES, Recovery, RecoveryThread
 from headgate.transport.data_plane import DataPlane
 
 
@@ -54,6 +55,8 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
         A folder on each local disk: operators use the first, and channel state the first that has room.
     load
         Reads a pickled object of the user's.
+    recovery, recovery_memory_bytes
+        What recovers rows that were under way, and how much of them waits in memory.
     """
 
     work_ms: Callable[[], float] = work_ms
@@ -62,6 +65,8 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
     uploader: StateUploader | None = None
     spill_folders: tuple[str, ...] = ()
     load: Callable[[bytes], Any] = pickle.loads
+    recovery: Callable[..., Recovery] = RecoveryThread
+    recovery_memory_bytes: int = RECOVERY_MEMORY_BYTES
 
 
 @dataclass(frozen=True)

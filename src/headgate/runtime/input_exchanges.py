@@ -22,13 +22,10 @@ from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
 from headgate.runtime.mailbox import Letter, Mailbox
-from headgate.runtime.recovery_thread import BufferPool, RecoveredInput, RecoveryFigures, RecoveryThread
+from headgate.runtime.recovery_thread import BufferPool, RecoveredInput, Recovery, RecoveryFigures
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.task import input_gate as ig
 from headgate.transport.data_plane import ConsumerLink, DataPlane
-
-RECOVERY_MEMORY_BYTES = 32 << 20
-"""How much of what is recovered waits in memory; the rest is spilled to the local disk."""
 
 
 class GateUser(Protocol):
@@ -101,6 +98,10 @@ class InputExchanges:
         The exchanges whose recovered rows come before all that producers send: `headgate.task.input_gate.GateInput`.
     idle_together
         The exchanges of stages of which `headgate.graph.stage_graph.StageGraph.idles_together` holds.
+    recovery
+        What recovers.
+    memory_bytes
+        How much of what is recovered waits in memory.
     """
 
     def __init__(
@@ -120,6 +121,8 @@ class InputExchanges:
         producers_recover: bool,
         relocated: frozenset[str],
         idle_together: frozenset[str],
+        recovery: Callable[..., Recovery],
+        memory_bytes: int,
     ) -> None:
         self._consumer = consumer
         self._producers = producers
@@ -147,14 +150,14 @@ class InputExchanges:
             recovering=bool(recovered),
             producers_recover=producers_recover,
         )
-        self._pool = BufferPool(RECOVERY_MEMORY_BYTES)
+        self._pool = BufferPool(memory_bytes)
         self._in_memory: dict[ChannelId, deque[list[int]]] = {}  # recovered, not processed: rows left, and bytes
         self._on_disk: dict[int, tuple[int, int]] = {}  # by number: rows and bytes of what is spilled
         self._rows_to_recover = sum(each.rows for each in recovered)
         self._recovered = not recovered
-        self._recovery: RecoveryThread | None = None
+        self._recovery: Recovery | None = None
         if recovered:
-            self._recovery = RecoveryThread(
+            self._recovery = recovery(
                 str(consumer),
                 recovered,
                 pool=self._pool,

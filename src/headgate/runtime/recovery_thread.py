@@ -18,7 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +47,8 @@ from headgate.task.channel_recovery import (
     TakeIntoMemory,
 )
 
+RECOVERY_MEMORY_BYTES = 32 << 20
+"""How much of what is recovered waits in memory; the rest is spilled to the local disk."""
 TARGET_BYTES = 256 * 1024
 """How large buffers become that are packed again."""
 
@@ -161,8 +163,21 @@ class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
     buffers_replayed: int = 0
 
 
-class RecoveryThread:
-    """Recovers the channels of one execution of a subtask.
+class Disk(Protocol):
+    """Where buffers are spilled to; they are numbered from 1."""
+
+    def append(self, buffer: Buffer) -> bool:
+        """Write the next buffer; return whether there was room for it."""
+
+    def size(self, number: int) -> tuple[int, int]:
+        """Return the rows and bytes of a buffer."""
+
+    def read(self, number: int) -> Buffer:
+        """Return a buffer."""
+
+
+class Recovery:
+    """What recovers the channels of one execution of a subtask, step by step, on a thread of its own or not.
 
     It posts `RowsRecovered`, `RowsSpilled`, `PhaseOneEnded` and `RecoveryEnded` of `headgate.task.input_gate`, the last
     two once each, also if there is nothing to recover.
@@ -205,11 +220,11 @@ class RecoveryThread:
             [StoredChannel(each.channel, filtered=each.own is not None) for each in recovered],
             target_bytes=target_bytes,
         )
+        self._name = name
         self._figures = RecoveryFigures()  # replaced, never changed: any thread may read it
-        self._spilled: _SpillFiles | None = None
+        self._spilled: Disk | None = None
         self._reading: Iterator[pa.RecordBatch] | None = None  # of the recovery thread alone
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"headgate-channel-state-handling-{name}", daemon=True)
 
     @property
     def figures(self) -> RecoveryFigures:
@@ -218,7 +233,7 @@ class RecoveryThread:
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        raise NotImplementedError
 
     def read_spilled(self, number: int) -> pa.RecordBatch:
         """Return a buffer that was spilled, replayed since or not. Any thread may call, until `close`; blocks.
@@ -236,40 +251,38 @@ class RecoveryThread:
         return self._spill_file(number).size(number)
 
     def close(self) -> None:
-        """End the thread, where it is, and delete what was spilled. Called by any thread but its own, any time.
-
-        Waits for what the thread does, a second at most: a read that takes longer ends by itself. Nothing is posted
-        after that.
-        """
+        """End it, where it is, and delete what was spilled. Any time; nothing is posted after that."""
         self._closed.set()
-        self._pool.wake()
-        if self._thread.ident is not None:
-            self._thread.join(_CLOSE_S)
         self._spilled = None
 
-    def _run(self) -> None:
+    def step(self, event: Event) -> Event | None:
+        """Do what follows of an event, and return the next one; None: it is over, or closed, or waits for room."""
+        followed: Event | None = None
         try:
-            event: Event | None = Begun()
-            while event is not None:
-                actions, event = self._machine.handle(event, 0), None
-                for action in actions:
-                    if self._closed.is_set():
-                        return
-                    event = self._do(action)
+            for action in self._machine.handle(event, 0):
+                if self._closed.is_set():
+                    return None
+                followed = self._do(action)
         except BaseException as error:  # sys.exit() of a partitioner's, too, would end the thread without a word
             if not self._closed.is_set():
                 self._on_error(error)
-        finally:
-            self._reading = None
+            return None
+        return followed
+
+    def _find_room(self, size_bytes: int, *, wait: bool) -> Event | None:
+        """Look for memory; ``wait``: until there is some, or it is closed."""
+        raise NotImplementedError
+
+    def _open_disk(self) -> Disk:
+        """Return where buffers are spilled to."""
+        return _SpillFiles(self._spill_folders)
 
     def _do(self, action: Action) -> Event | None:
         match action:
             case ReadNext(stored):
                 return self._read(stored)
             case AskForRoom(size_bytes, wait):
-                if not wait:
-                    return RoomFound() if self._pool.try_acquire(size_bytes) else RoomMissing()
-                return RoomFound() if self._pool.acquire(size_bytes, self._closed.is_set) else None
+                return self._find_room(size_bytes, wait=wait)
             case TakeIntoMemory(channel, parts, repacked):
                 self._count(buffers_repacked=int(repacked))
                 self._tell(input_gate.RowsRecovered(channel, self._packed(parts)))
@@ -312,7 +325,7 @@ class RecoveryThread:
     def _spill(self, buffer: Buffer) -> bool:
         """Write a buffer to the first local folder that has room for it; return whether one has."""
         if self._spilled is None:
-            self._spilled = _SpillFiles(self._spill_folders)
+            self._spilled = self._open_disk()
         return self._spilled.append(buffer)
 
     def _packed(self, parts: tuple[Buffer, ...]) -> Buffer:
@@ -322,7 +335,7 @@ class RecoveryThread:
         rows = pa.concat_batches([part.rows for part in parts])
         return Buffer(rows, rows.num_rows, sum(part.size_bytes for part in parts))
 
-    def _spill_file(self, number: int) -> _SpillFiles:
+    def _spill_file(self, number: int) -> Disk:
         spilled = self._spilled
         if spilled is None or self._closed.is_set():
             raise StoredStateError(
@@ -339,6 +352,41 @@ class RecoveryThread:
         self._figures = msgspec.structs.replace(
             figures, **{name: getattr(figures, name) + count for name, count in counts.items()}
         )
+
+
+class RecoveryThread(Recovery):
+    """Recovers on a thread of its own."""
+
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        name = f"headgate-channel-state-handling-{self._name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, where it is, and delete what was spilled. Called by any thread but its own, any time.
+
+        Waits for what the thread does, a second at most: a read that takes longer ends by itself. Nothing is posted
+        after that.
+        """
+        self._closed.set()
+        self._pool.wake()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+        super().close()
+
+    def _run(self) -> None:
+        event: Event | None = Begun()
+        while event is not None:
+            event = self.step(event)
+        self._reading = None
+
+    def _find_room(self, size_bytes: int, *, wait: bool) -> Event | None:
+        if not wait:
+            return RoomFound() if self._pool.try_acquire(size_bytes) else RoomMissing()
+        return RoomFound() if self._pool.acquire(size_bytes, self._closed.is_set) else None
 
 
 class _SpillFiles:

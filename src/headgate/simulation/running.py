@@ -52,11 +52,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def simulate(scenario: Scenario, parts: Parts | None = None) -> tuple[Outcome, Cluster]:
     """Run a scenario; return what became of it, and the cluster as it is then."""
-    cluster = Cluster(scenario, parts or Parts())
+    parts = parts or Parts()
+    cluster = Cluster(scenario, parts)
     error: str | None = None
     logging.disable(logging.ERROR)  # subtasks tell of each fault
     try:
-        cluster.run()
+        with parts.planted():
+            cluster.run()
     except Exception as caught:
         where = traceback.format_exception(caught)[-8:]
         error = f"{type(caught).__name__}: {caught}\n{''.join(where)}"

@@ -268,13 +268,9 @@ class Observed(Operator):
         self.watermark_ms = timestamp_ms
 
     def end_input(self, emit: Emit) -> None:
-        """Take note that nothing follows."""
+        """Check that the final watermark came."""
+        assert self.watermark_ms == MAX_WATERMARK_MS, "a source that ended emitted no final watermark"
         self.has_ended = True
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the final watermark came."""
-        return self.watermark_ms == MAX_WATERMARK_MS
 
 
 class ScriptedWriter(SinkWriter):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.checkpoint.state_uploader import StateUploader
+from headgate.checkpoint.state_uploader import StateUploader, WorkerThreads
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError, StoredStateError
 from headgate.protocol.state import ChunkState, FileState, InlineState, KeyedState
@@ -35,7 +35,7 @@ def storage(tmp_path: Path) -> CheckpointStorage:
 
 @pytest.fixture
 def uploader(storage: CheckpointStorage) -> Iterator[StateUploader]:
-    made = StateUploader(storage, "run-1-slot-0-attempt-0", threads=2)
+    made = StateUploader(storage, "run-1-slot-0-attempt-0", WorkerThreads(2))
     yield made
     made.close()
 

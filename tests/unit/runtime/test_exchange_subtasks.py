@@ -14,7 +14,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import OperatorState
-from headgate.runtime import input_exchanges
+from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES
 from headgate.task import input_gate as ig
 from headgate.task import result_partition as rp
 from tests.unit.runtime import two_stages
@@ -288,13 +288,12 @@ def test_a_restart_while_rows_are_being_recovered_begins_anew(start: Start) -> N
 
 
 @pytest.mark.parametrize("relocated", [False, True])
-@pytest.mark.parametrize("memory_bytes", [input_exchanges.RECOVERY_MEMORY_BYTES, 1], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("memory_bytes", [RECOVERY_MEMORY_BYTES, 1], ids=["in memory", "spilled"])
 def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
-    start: Start, relocated: bool, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+    start: Start, relocated: bool, memory_bytes: int
 ) -> None:
     """Once, whichever side it was on, on the disk too; and whether new rows of its keys come through other channels."""
-    monkeypatch.setattr(input_exchanges, "RECOVERY_MEMORY_BYTES", memory_bytes)
-    pair = start()
+    pair = start(memory_bytes=memory_bytes)
     pair.block()
     numbers = pair.fill()
     pair.trigger(1)
@@ -325,11 +324,8 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
         wait_until(lambda recovered=recovered: recovered in pair.posted)  # type: ignore[misc]
 
 
-def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(input_exchanges, "RECOVERY_MEMORY_BYTES", 1)
-    pair = start()
+def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(start: Start) -> None:
+    pair = start(memory_bytes=1)
     pair.disks[0].parent.mkdir(exist_ok=True)
     pair.disks[0].write_text("a disk that cannot be written")
     pair.block()

@@ -28,6 +28,7 @@ from headgate.protocol.state import ChannelState, InlineState, OperatorState, St
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import Letter
 from headgate.runtime.output_exchange import MAX_QUEUED_BUFFERS
+from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES
 from headgate.runtime.subtask_thread import SubtaskThread
 from headgate.source import Boundedness
 from headgate.transport.data_plane import DataPlane
@@ -81,8 +82,9 @@ class Pair:
     """Both subtasks of a slot; the test is the coordinator."""
 
     def __init__(
-        self, location: Path, operator: Operator | None, feeding: Operator | None, options: Mapping[str, str]
-    ) -> None:
+        self, location: Path, operator: Operator | None, feeding: Operator | None, options: Mapping[str, str],
+        memory_bytes: int,
+    ) -> None:  # fmt: skip
         self.source = ToySource()
         self.sink = ToySink()
         self.storage = SlowStorage(str(location / "checkpoints"))
@@ -94,7 +96,10 @@ class Pair:
         self._restored: tuple[SubtaskState, SubtaskState] | None = None
         self.disks = [location / "spilled", location / "spilled on another disk"]
         services = SlotServices(
-            plane=self.plane, uploader=self.uploader, spill_folders=tuple(str(each) for each in self.disks)
+            plane=self.plane,
+            uploader=self.uploader,
+            spill_folders=tuple(str(each) for each in self.disks),
+            recovery_memory_bytes=memory_bytes,
         )
         place = SlotPlace(
             run=1, slot=0, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location=str(location)
@@ -329,8 +334,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         options: Mapping[str, str] | None = None,
         *,
         connect: bool = True,
+        memory_bytes: int = RECOVERY_MEMORY_BYTES,
     ) -> Pair:
-        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}))
+        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}, memory_bytes))
         made[-1].start(connect=connect)
         return made[-1]
 

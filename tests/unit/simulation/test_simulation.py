@@ -7,6 +7,7 @@ import pytest
 
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner
+from headgate.runtime.subtask import Subtask
 from headgate.simulation.__main__ import main
 from headgate.simulation.coverage import WATCHED, Coverage
 from headgate.simulation.parts import Parts
@@ -34,7 +35,7 @@ def test_the_machines_are_those_of_production() -> None:
     _, cluster = simulate(Scenario.of(SEED))
     assert cluster.driver is not None
     assert type(cluster.driver.master) is JobMaster
-    assert {(type(slot.machine), type(slot.subtask)) for slot in cluster.slots} == {(SlotMachine, SubtaskMachine)}
+    assert {(type(slot.machine), type(slot.subtask)) for slot in cluster.slots} == {(SlotMachine, Subtask)}
     assert {type(each.runner) for each in cluster.driver.enumerators.values()} <= {EnumeratorRunner}
 
 
