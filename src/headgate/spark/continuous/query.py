@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.coordinator.job.job_plan import JobOptions, JobPlan, SourcePlan
+from headgate.coordinator.job.job_plan import JobOptions
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.job.scheduler import SchedulerOptions
+from headgate.driver.job_plans import job_plan
 from headgate.errors import HeadgateError, OptionError, StoredStateError
 from headgate.graph.query_options import restart_options
-from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition
+from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol.messages import CheckpointKind
 from headgate.runtime.slot import SlotSettings
 from headgate.spark.continuous import live_queries
@@ -316,7 +316,7 @@ class ContinuousQuery:
         self._storage.delete_orphans()  # of runs that are over: this one owns the location
         found = self._newest()
         self._id = self._storage.query_id(str(uuid.uuid4()))
-        plan = _plan(definition, self._id, ownership.run)
+        plan = job_plan(definition, self._id, ownership.run)
         allow_left_over = bool(definition.options["allowNonRestoredState"])
         restored = None if found is None else restore(found, plan, allow_non_restored_state=allow_left_over)
         if self._progress is None:
@@ -475,47 +475,6 @@ def _wait_for(answer: Future[int], timeout: float) -> int:
             f"The checkpoint is not complete after {timeout:.0f} seconds. It is still under way: a query that was to "
             "end with it ends when it completes."
         ) from None
-
-
-def _plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
-    return JobPlan(
-        sources={
-            uid: SourcePlan(
-                name=source.source.name,
-                reassigns_on_recovery=source.reassigns_on_recovery,
-                fixed=source.source.options.fixed,
-                keeps_subtask=source.watermark_strategy is not None,
-                alignment=None if source.watermark_strategy is None else source.watermark_strategy.alignment,
-            )
-            for uid, source in definition.sources.items()
-        },
-        stages=_stages(definition),
-        exchanges={
-            uid: ExchangePlan(
-                kind=exchange.exchange_kind,
-                producer_stage=definition.graph.stage_of(uid),
-                consumer_stage=definition.graph.consumer_stage(uid),
-                targets=exchange.targets,
-            )
-            for uid, exchange in definition.graph.exchanges.items()
-        },
-        signatures=definition.graph.signatures,
-        parallelism=definition.parallelism,
-        max_parallelism=definition.options["max-parallelism"],
-        query_id=query_id,
-        run=run,
-    )
-
-
-def _stages(definition: QueryDefinition) -> tuple[tuple[str, ...], ...]:
-    """Return the uids of what may have state, by stage; the sinks beside the query's own among them."""
-    stages = [list(stage.uids) for stage in definition.graph.stages]
-    if definition.bad_records_sink is not None:
-        for stage in stages:
-            stage.append(BAD_RECORDS_UID)
-    if definition.late_rows is not None:
-        stages[definition.graph.stage_of(definition.late_rows.uid)].append(LATE_ROWS_UID)
-    return tuple(map(tuple, stages))
 
 
 def _job_options(definition: QueryDefinition) -> JobOptions:
