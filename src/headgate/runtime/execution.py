@@ -260,6 +260,11 @@ class Execution:
             self._await(blocked)
         return busy
 
+    @property
+    def has_room(self) -> bool:
+        """Whether rows that sources emit would be taken."""
+        return self._chain is None or self._room()[0] is loop.Room.ALL
+
     def _room(self) -> tuple[loop.Room, list[Future[None]]]:
         """Return who takes rows, and the futures of the room that others have not."""
         assert self._chain is not None

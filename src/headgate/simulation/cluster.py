@@ -9,16 +9,20 @@ import random
 from collections import deque
 from typing import Any
 
+import pyarrow as pa
+
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.restore import restore
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
-from headgate.coordinator.job.job_plan import JobPlan, SourcePlan
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
+from headgate.driver.job_plans import job_plan
+from headgate.operators.key_hash import key_groups
 from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.simulation.clockwork import Clockwork, Process
+from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.driver_process import DriverProcess
 from headgate.simulation.durable import Row, Storage, Table
 from headgate.simulation.faults import inject
@@ -26,9 +30,10 @@ from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
 from headgate.simulation.parts import Parts
 from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, PHASE_MS, Fault, Neighbour, Scenario
-from headgate.simulation.scripted_query import Observed, ScriptedReader, ScriptedSink, definition_of
+from headgate.simulation.scripted_query import ScriptedReader, ScriptedSink, definition_of
 from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic
 from headgate.simulation.slot_process import SlotProcess
+from headgate.simulation.subtask_process import SubtaskProcess
 from headgate.source.watermark import saturated_ms
 from headgate.task.outputs import StreamingOutput
 
@@ -81,14 +86,16 @@ class Cluster:
         }
         self.uid_of = {split_id: uid for uid, topic in self.topics.items() for split_id in topic.splits}
         """By split: its source."""
-        self.acting: SlotProcess | None = None
-        """Whose subtask is having a turn."""
-        self.definition = definition_of(
-            tuple(self.sources.items()),
-            Observed(lambda function: self._acting.function_opened(function)),
-            ScriptedSink(lambda context: self._acting.create_writer(context)),
-            scenario.parallelism,
-        )
+        self.key_groups = {
+            key: group.as_py()
+            for key in range(max(topic.script.keys for topic in self.topics.values()))
+            for group in key_groups([pa.array([key], pa.int64())], scenario.max_parallelism)
+        }
+        self.definition: QueryDefinition
+        """Of the run."""
+        self.data = DataNetwork(self.clock, self.choose)
+        self.acting: SubtaskProcess | None = None
+        """Which subtask is having a turn."""
         self.world = Process("world")
         self.driver: DriverProcess | None = None
         self.jobs: list[Job] = []
@@ -140,7 +147,7 @@ class Cluster:
         self._violation = self._violation or error
 
     @property
-    def _acting(self) -> SlotProcess:
+    def _acting(self) -> SubtaskProcess:
         assert self.acting is not None, "only a subtask opens readers, functions and writers"
         return self.acting
 
@@ -265,6 +272,7 @@ class Cluster:
 
     def _task_ended(self, job: Job, process: SlotProcess, reason: str | None) -> None:
         """Spark sees a task end; of one that it has given up it sees nothing."""
+        self.data.lose(process)
         if not job.alive or job.tasks.get(process.slot) is not process:
             return
         if reason is None:
@@ -316,6 +324,7 @@ class Cluster:
 
     def _kill(self, process: SlotProcess) -> None:
         process.alive = False
+        self.data.lose(process)
         if process.connection is not None:
             self.break_connection(process.connection)
 
@@ -325,22 +334,14 @@ class Cluster:
         """Start the query from the newest checkpoint."""
         self.run_number += 1
         found = self.storage.newest()
-        plan = JobPlan(
-            sources={
-                uid: SourcePlan(
-                    name="scripted",
-                    reassigns_on_recovery=topic.script.reassigns,
-                    keeps_subtask=topic.script.keeps_subtask,
-                    alignment=None if topic.script.strategy is None else topic.script.strategy.alignment,
-                )
-                for uid, topic in self.topics.items()
-            },
-            stages=tuple(stage.uids for stage in self.definition.graph.stages),
-            parallelism=parallelism,
-            max_parallelism=128,
-            query_id="simulated",
-            run=self.run_number,
+        self.definition = definition_of(
+            self.scenario,
+            tuple(self.sources.items()),
+            lambda: self._acting,
+            ScriptedSink(lambda context: self._acting.create_writer(context)),
+            parallelism,
         )
+        plan = job_plan(self.definition, "simulated", self.run_number)
         self.invariants.on_run(parallelism)
         self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan))
         self.driver.start()

@@ -108,7 +108,7 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.ZOMBIE:
             return cluster.abandon(slot)
         case FaultKind.FAIL_SUBTASK:
-            slot.fail()
+            slot.fail(fault.pick)
         case FaultKind.DECLINE:
             slot.decline(fail=fault.pick % 2 == 0)
         case _:

@@ -15,6 +15,7 @@ from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.coordinator.job.job_plan import JobOptions
 from headgate.coordinator.job.restart_strategy import FixedDelay
 from headgate.coordinator.job.scheduler import SchedulerOptions
+from headgate.operators.exchange import ExchangeKind
 from headgate.simulation.scripted_source import SourceScript, TopicSplit
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, WatermarkStrategy
 
@@ -111,6 +112,22 @@ class Scenario(msgspec.Struct, frozen=True):
     drain: bool
     """How an unbounded query is ended."""
     neighbour: Neighbour | None = None
+    is_keyed: bool = False
+    """Whether there is an exchange by key, and a function with state after it."""
+    first_exchange: ExchangeKind | None = None
+    """An exchange before that one."""
+    max_parallelism: int = 128
+    row_ms: float = 0
+    """What a row costs a function after an exchange."""
+    unaligned: bool = True
+    alignment_timeout_ms: int = 0
+    on_downstream: bool = True
+    """``recover-output-on-downstream``."""
+    during_recovery: bool = True
+    recovery_bytes: int = 1 << 20
+    """How much of what is recovered waits in memory."""
+    disk_buffers: int | None = None
+    """How many more buffers a local disk has room for; None: any number."""
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -132,18 +149,22 @@ class Scenario(msgspec.Struct, frozen=True):
             ),
             key=lambda fault: fault.at_ms,
         )
-        return cls(
-            seed=seed,
-            parallelism=draw.randint(1, 4),
-            sources=sources,
-            faults=tuple(faults),
-            interval_ms=draw.choice((100, 200, 400)),
-            checkpoint_timeout_ms=draw.choice((300, 2000)),
-            heartbeat_timeout_ms=draw.choice((400, 1000)),
-            failover_strategy="full" if draw.random() < 0.15 else "region",
-            publish_later=draw.choice((0.0, 0.0, 0.3)),
-            drain=draw.random() < 0.5,
-        )._with_event_time()
+        return (
+            cls(
+                seed=seed,
+                parallelism=draw.randint(1, 4),
+                sources=sources,
+                faults=tuple(faults),
+                interval_ms=draw.choice((100, 200, 400)),
+                checkpoint_timeout_ms=draw.choice((300, 2000)),
+                heartbeat_timeout_ms=draw.choice((400, 1000)),
+                failover_strategy="full" if draw.random() < 0.15 else "region",
+                publish_later=draw.choice((0.0, 0.0, 0.3)),
+                drain=draw.random() < 0.5,
+            )
+            ._with_event_time()
+            ._with_exchanges()
+        )
 
     def _with_event_time(self) -> Scenario:
         """Return the same with event time in some or all of its sources, if the seed wants it."""
@@ -195,6 +216,38 @@ class Scenario(msgspec.Struct, frozen=True):
         faults = () if draw.random() < 0.15 else self.faults
         return msgspec.structs.replace(changed, neighbour=_neighbour(draw), faults=faults)
 
+    def _with_exchanges(self) -> Scenario:
+        """Return the same with exchanges, if the seed wants them."""
+        draw = random.Random(f"exchanges {self.seed}")
+        if draw.random() < 0.5:
+            return self
+        switches = draw.choice(((True, True), (True, True), (True, False), (False, False)))
+        keys = draw.choice((1, 3, 10, 40))
+        return msgspec.structs.replace(
+            self,
+            sources=tuple(msgspec.structs.replace(source, keys=keys) for source in self.sources),
+            is_keyed=True,
+            first_exchange=draw.choice((None, None, None, "hash", "rebalance", "broadcast", "custom", "forward")),
+            max_parallelism=draw.choice((8, 16, 128)),
+            row_ms=draw.choice((0, 0, 1, 5)),
+            unaligned=draw.random() < 0.9,
+            alignment_timeout_ms=draw.choice((0, 0, 0, 3, 30)),
+            on_downstream=switches[0],
+            during_recovery=switches[1],
+            recovery_bytes=draw.choice((400, 2000, 1 << 20)),
+            disk_buffers=draw.choice((None, None, None, 0, 2)),
+        )
+
+    def query_options(self) -> dict[str, str]:
+        """Return the options of the query as a user gives them."""
+        unaligned = "execution.checkpointing.unaligned"
+        return {
+            "max-parallelism": str(self.max_parallelism),
+            f"{unaligned}.enabled": str(self.unaligned).lower(),
+            f"{unaligned}.recover-output-on-downstream.enabled": str(self.on_downstream).lower(),
+            f"{unaligned}.during-recovery.enabled": str(self.during_recovery).lower(),
+        }
+
     def job_options(self) -> JobOptions:
         """Return the machine's options."""
         return JobOptions(
@@ -212,6 +265,9 @@ class Scenario(msgspec.Struct, frozen=True):
                 registration_timeout_ms=1500,
                 release_timeout_ms=1000,
             ),
+            unaligned=self.unaligned,
+            alignment_timeout_ms=self.alignment_timeout_ms,
+            recover_output_downstream=self.on_downstream,
         )
 
     @property

@@ -3,7 +3,8 @@ a sink.
 
 Never: emit a row of a split before its position or after its end, or forget rows that were staged and not confirmed.
 
-    source-0 .. source-n -> union -> "observed" -> sink
+    source-0 .. source-n -> union -> observed -> sink
+    source-0 .. source-n -> union [-> first exchange -> observed] -> by key -> counted -> sink
 
 Follows the contracts (`headgate.source`, `headgate.operators.operator`, `headgate.sink`).
 """
@@ -22,11 +23,13 @@ import pyarrow as pa
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options
 from headgate.graph.stage_graph import QueryDefinition, SourceDefinition
-from headgate.operators.operator import Emit, Operator
+from headgate.operators.exchange import Exchange
+from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
 from headgate.operators.union import Union
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.simulation.durable import Committable, Row, encode_committable
+from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_source import SCHEMA, Nudge, ScriptedSource, ScriptedSplit, Topic
 from headgate.sink import Sink, SinkWriter
 from headgate.source import Boundedness, InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
@@ -59,6 +62,18 @@ class Surroundings(Protocol):
 
     def uid_of(self, split_id: str) -> str:
         """Return the source of a split."""
+
+    def work(self, rows: int) -> None:
+        """Take the time that a function takes for so many rows."""
+
+    def key_group(self, key: int) -> int:
+        """Return the key group of a key."""
+
+    def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
+        """Return how many rows a key has in a split between two offsets, both included."""
+
+    excuses_late: bool
+    """Whether rows may come after the watermark has passed them."""
 
     def splits_added(self, reader: ScriptedReader, splits: Sequence[ScriptedSplit]) -> None:
         """Take note that a reader got splits."""
@@ -130,7 +145,8 @@ class ScriptedReader(SourceReader[ScriptedSplit]):
             self._context.send_event(Nudge())
         if self.no_more and not self.splits:
             return InputStatus.END_OF_INPUT
-        self._available = available = Future()
+        available: Future[None] = Future()
+        self._available = available
         self._around.later(1 + self._choose.randrange(2 * _POLL_MS), lambda: _wake(available))
         return InputStatus.NOTHING_AVAILABLE
 
@@ -152,7 +168,7 @@ class ScriptedReader(SourceReader[ScriptedSplit]):
         self.no_more = True
         _wake(self._available)
 
-    def snapshot_state(self, checkpoint_id: int) -> Sequence[ScriptedSplit]:
+    def snapshot_state(self, checkpoint_id: int) -> list[ScriptedSplit]:
         """Return the splits at their positions."""
         return list(self.splits.values())
 
@@ -215,6 +231,7 @@ class ScriptedReader(SourceReader[ScriptedSplit]):
         times = [0 if strategy is None else self._topic.event_time_ms(split_id, offset) for offset in offsets]
         columns = [
             pa.array(times, SCHEMA.field(0).type), pa.array([split_id] * len(offsets)), pa.array(offsets, pa.int64()),
+            pa.array([self._topic.key(offset) for offset in offsets], pa.int64()),
         ]  # fmt: skip
         batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
         of_split = output.create_output_for_split(split_id)
@@ -226,7 +243,8 @@ class ScriptedReader(SourceReader[ScriptedSplit]):
                 self.highest_ms[split_id] = max(highest_ms, self.highest_ms.get(split_id, highest_ms))
             self.quiet_ms[split_id] = 0
             of_split.emit_batch(batch)
-        return split.position + batch.num_rows
+        rows: int = batch.num_rows
+        return split.position + rows
 
 
 def _wake(available: Future[None]) -> None:
@@ -235,42 +253,128 @@ def _wake(available: Future[None]) -> None:
 
 
 class Observed(Operator):
-    """A user's function that lets rows through, and checks that watermarks grow and that nothing comes after the end.
+    """A user's function that lets rows through, and checks watermarks and the end.
 
     Parameters
     ----------
-    on_watermark
-        Is given a subtask's watermarks, but not the final one.
+    opened
+        Is given each subtask's copy, and returns the process that it is in.
+    once
+        Only subtask 0 lets rows through: everybody is given all of them.
     """
 
     kind = function = "observed"
     schema = SCHEMA
 
-    def __init__(self, opened: Callable[[Observed], None]) -> None:
+    def __init__(self, opened: Callable[[], Surroundings], *, once: bool = False) -> None:
         self._opened = opened
-        self.watermark_ms: int | None = None
-        """The last one."""
-        self.has_ended = False
+        self._once = once
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
-        """Make this subtask's copy known."""
-        self.watermark_ms, self.has_ended = None, False
-        self._opened(self)
+        """Begin."""
+        self._around = self._opened()
+        self._lets_through = not self._once or context.subtask == 0
+        self._watermark_ms: int | None = None
+        self._has_ended = False
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Let rows through."""
-        assert not self.has_ended, f"rows of {split_id} come after the end"
-        emit(batch, split_id)
+        assert not self._has_ended, f"rows of {split_id} come after the end"
+        self._around.work(batch.num_rows)
+        if self._lets_through:
+            emit(batch, split_id)
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Check that it grows."""
-        assert self.watermark_ms is None or timestamp_ms > self.watermark_ms, "a watermark went back"
-        self.watermark_ms = timestamp_ms
+        assert self._watermark_ms is None or timestamp_ms > self._watermark_ms, "a watermark went back"
+        self._watermark_ms = timestamp_ms
 
     def end_input(self, emit: Emit) -> None:
         """Check that the final watermark came."""
-        assert self.watermark_ms == MAX_WATERMARK_MS, "a source that ended emitted no final watermark"
-        self.has_ended = True
+        assert self._watermark_ms == MAX_WATERMARK_MS, "a source that ended emitted no final watermark"
+        self._has_ended = True
+
+
+class Seen(msgspec.Struct):
+    """What a key had of a split: the first and the last offset, and how many there were."""
+
+    first: int
+    last: int
+    count: int
+
+
+_SEEN = msgspec.msgpack.Decoder(list[tuple[str, int, Seen]])
+
+
+class Counted(Observed, KeyedOperator):
+    """A user's function with state by key: lets rows through, and checks that each came once and in order.
+
+    Parameters
+    ----------
+    opened
+        As for `Observed`.
+    in_order
+        Whether rows of a split and a key come in their order.
+    """
+
+    kind = function = "counted"
+    signature = "counted"
+
+    def __init__(self, opened: Callable[[], Surroundings], *, in_order: bool) -> None:
+        super().__init__(opened)
+        self._in_order = in_order
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Begin without state."""
+        super().open(context, items)
+        self._context = context
+        self._seen: dict[tuple[str, int], Seen] = {}
+        self._chunks = 0
+
+    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
+        """Take on the state of this subtask's keys."""
+        for chunk in chunks:
+            for split_id, key, seen in _SEEN.decode(chunk.read()):
+                if self._around.key_group(key) in self._context.key_groups:
+                    assert (split_id, key) not in self._seen, f"the state of key {key} of {split_id} comes twice"
+                    self._seen[split_id, key] = seen
+
+    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
+        """Return all of it as one chunk."""
+        context, groups = self._context, self._context.key_groups
+        self._chunks += 1
+        name = f"{context.uid}-{context.run}-{context.subtask}-{context.attempt}-{context.execution}-{self._chunks}"
+        data = msgspec.msgpack.encode([(split_id, key, seen) for (split_id, key), seen in self._seen.items()])
+        return [KeyedChunk(name, groups.first, groups.last, lambda: data)]
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Check rows, and let them through."""
+        columns = (batch.column(index).to_pylist() for index in range(1, 4))
+        for of_split, offset, key in zip(*columns):
+            assert self._around.key_group(key) in self._context.key_groups, f"key {key} is another subtask's"
+            self._count(of_split, offset, key)
+        self._check_time(batch)
+        super().process(batch, split_id, emit)
+
+    def _count(self, split_id: str, offset: int, key: int) -> None:
+        seen = self._seen.get((split_id, key))
+        if seen is None:
+            self._seen[split_id, key] = seen = Seen(offset, offset, 1)
+        else:
+            assert not self._in_order or offset > seen.last, (
+                f"order: row {offset} of {split_id}, key {key}, comes after {seen.last}"
+            )
+            seen.first, seen.last, seen.count = min(seen.first, offset), max(seen.last, offset), seen.count + 1
+        if self._in_order:
+            wanted = self._around.rows_of_key(split_id, key, seen.first, seen.last)
+            assert seen.count == wanted, (
+                f"lost: key {key} of {split_id} had {seen.count} rows from {seen.first} to {seen.last}, of {wanted}"
+            )
+
+    def _check_time(self, batch: pa.RecordBatch) -> None:
+        if self._watermark_ms is not None and not self._around.excuses_late:
+            earliest_ms = batch.column(0).cast(pa.int64()).to_pylist()
+            assert min(earliest_ms) >= self._watermark_ms, f"late: {min(earliest_ms)}, after {self._watermark_ms}"
 
 
 class ScriptedWriter(SinkWriter):
@@ -298,7 +402,8 @@ class ScriptedWriter(SinkWriter):
         self._rows += [(self._around.uid_of(split_id), split_id, offset) for split_id, offset in zip(splits, offsets)]
         if self._room is None and self._around.choose.random() < 0.1:
             self._around.count_quiet()
-            self._room = room = Future()
+            room: Future[None] = Future()
+            self._room = room
             self._around.later(self._around.choose.randrange(100), lambda: self._make_room(room))
 
     def ready(self) -> Future[None] | None:
@@ -343,9 +448,13 @@ class ScriptedSink(Sink):
 
 
 def definition_of(
-    sources: Sequence[tuple[str, ScriptedSource]], function: Operator, sink: Sink, parallelism: int
+    scenario: Scenario,
+    sources: Sequence[tuple[str, ScriptedSource]],
+    opened: Callable[[], Surroundings],
+    sink: Sink,
+    parallelism: int,
 ) -> QueryDefinition:
-    """Return the program."""
+    """Return the program at a parallelism."""
     nodes = [
         PlanNode(
             of=SourceDefinition(
@@ -359,13 +468,26 @@ def definition_of(
         )
         for uid, source in sources
     ]
-    union = (
-        nodes[0] if len(nodes) == 1 else PlanNode(of=Union(SCHEMA, *[SCHEMA] * (len(nodes) - 1)), inputs=tuple(nodes))
-    )
+    others = [SCHEMA] * (len(nodes) - 1)
+    output = nodes[0] if not others else PlanNode(of=Union(SCHEMA, *others), inputs=tuple(nodes))
+    first = scenario.first_exchange
+    if first is not None:
+        partition, keys = _by_key if first == "custom" else None, ("key",) if first == "hash" else ()
+        output = output.then(Exchange(SCHEMA, first, partition=partition, keys=keys)).named("first")
+    if first is not None or not scenario.is_keyed:
+        output = output.then(Observed(opened, once=first == "broadcast")).named("observed")
+    if scenario.is_keyed:
+        output = output.then(Exchange(SCHEMA, "hash", keys=("key",))).named("keys")
+        output = output.then(Counted(opened, in_order=first != "rebalance")).named("counted")
     return QueryDefinition(
-        graph=stage_graph(union.then(function).named("observed")),
+        graph=stage_graph(output),
         sink=sink,
         sink_format="scripted",
-        options=parse_query_options({}, {}),
+        options=parse_query_options(scenario.query_options(), {}),
         parallelism=parallelism,
     )
+
+
+def _by_key(batch: pa.RecordBatch, parallelism: int) -> pa.Array:
+    """Say which subtask gets which rows of a ``custom`` exchange."""
+    return pa.array([(key * 5) % parallelism for key in batch.column(3).to_pylist()], pa.int64())

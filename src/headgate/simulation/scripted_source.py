@@ -25,8 +25,8 @@ from headgate.source.split import Split
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy
 
 DISCOVERY_PERIOD_MS = 300
-SCHEMA = pa.schema([("at", pa.timestamp("ms")), ("split", pa.string()), ("offset", pa.int64())])
-"""Of a row: its event time, where the source has any; and where it is from."""
+SCHEMA = pa.schema([("at", pa.timestamp("ms")), ("split", pa.string()), ("offset", pa.int64()), ("key", pa.int64())])
+"""Of a row: its event time, where the source has any; where it is from; and its key."""
 
 
 class ScriptedSplit(Split, frozen=True, kw_only=True):
@@ -109,6 +109,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
         Whether its readers know the positions of single rows: alignment stops them at a row, else behind a batch.
     silent_from_ms, silent_to_ms
         When nothing grows, so that all splits may become idle.
+    keys
+        How many keys its rows have.
     """
 
     uid: str
@@ -125,6 +127,7 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     knows_rows: bool = False
     silent_from_ms: int = 0
     silent_to_ms: int = 0
+    keys: int = 10
 
     @property
     def grows_splits(self) -> bool:
@@ -170,6 +173,14 @@ class Topic:
         """Return a lower bound of the event times of all rows from a split's position on."""
         assert self.script.strategy is not None
         return self._in_order_ms(split.split_id, split.position) - self.script.strategy.max_out_of_orderness_ms
+
+    def key(self, offset: int) -> int:
+        """Return the key of a row."""
+        return (offset * offset * 7 + offset * 3) % self.script.keys
+
+    def rows_of_key(self, key: int, first: int, last: int) -> int:
+        """Return how many rows of a key are between two offsets, both included."""
+        return sum(self.key(offset) == key for offset in range(first, last + 1))
 
     def _in_order_ms(self, split_id: str, offset: int) -> int:
         split = self.splits[split_id]

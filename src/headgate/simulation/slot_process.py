@@ -1,101 +1,30 @@
-"""A slot's process: the production `SlotMachine`, and a production `Subtask` with its readers, chain and snapshots.
+"""A slot's process: the production `SlotMachine`, its subtasks, and what they share.
 
-Never: decide anything: this is `headgate.runtime.slot.SlotRuntime` and `SubtaskThread` without threads and sockets.
+Never: decide anything: this is `headgate.runtime.slot.SlotRuntime` without threads and sockets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, assert_never
 
+from headgate.checkpoint.state_uploader import StateUploader
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope
-from headgate.protocol.state import SplitState
-from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Letter, Mailbox
-from headgate.runtime.subtask import Subtask
+from headgate.runtime.execution_context import SlotPlace
 from headgate.simulation.clockwork import Process
-from headgate.simulation.scripted_query import Observed, ScriptedReader, ScriptedWriter
-from headgate.simulation.scripted_source import SPLITS, ScriptedSplit
-from headgate.source import SourceReaderContext
-from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.simulation.data_network import Plane
+from headgate.simulation.slot_services import SlotStorage, SteppedRecovery, Uploads
+from headgate.simulation.subtask_process import Execution, SubtaskProcess
 from headgate.task import slot as sl
 
 if TYPE_CHECKING:
-    from headgate.protocol.operator_context import OperatorContext
     from headgate.simulation.cluster import Cluster
-    from headgate.simulation.durable import Row
     from headgate.simulation.network import Connection
-    from headgate.simulation.scripted_source import ScriptedSource
-    from headgate.task.outputs import Downstream, StreamingOutput
 
 _TICK_MS = 1000
-FAULT = "a fault"
-_EXPECTED = (FAULT, "The input was ended for checkpoint")
-"""How errors begin with which a subtask may fail: the second is that of a drain that was not completed."""
 _LINGER_MS = 60  # from the order to exit to the end of the process
-
-
-class SimulatedMailbox(Mailbox):
-    """A mailbox whose owner is woken by the cluster's clock."""
-
-    def __init__(self, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
-        super().__init__(now_ms)
-        self._wake = wake
-
-    def post(self, letter: Letter) -> None:
-        """Queue a letter, and have its owner look."""
-        super().post(letter)
-        self._wake()
-
-
-class Execution:
-    """What one deployment of a subtask opened."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.readers: dict[str, ScriptedReader] = {}
-        self.writer: ScriptedWriter | None = None
-        self.function: Observed | None = None
-        self.is_tapped = False
-        self.drains = False
-        """Whether its input is ended before its splits are."""
-
-
-class _Tap:
-    """Looks at what a reader's output lets through, on its way to the chain."""
-
-    def __init__(
-        self, execution: Execution, reader: ScriptedReader, output: StreamingOutput, downstream: Downstream
-    ) -> None:
-        self._execution = execution
-        self._reader = reader
-        self._output = output
-        self._downstream = downstream
-        self.on_batch = downstream.on_batch
-        self.on_idle = downstream.on_idle
-        self.on_active = downstream.on_active
-
-    def on_watermark(self, timestamp_ms: int) -> None:
-        """Check that every split that is not idle has reached it, and that it grows."""
-        reader = self._reader
-        assert not reader.is_final, f"a watermark comes after the final one of {reader.uid}"
-        if timestamp_ms == MAX_WATERMARK_MS:
-            assert self._execution.drains or not reader.splits, (
-                f"the watermark is the final one, but {sorted(reader.splits)} are being read"
-            )
-            reader.is_final = True
-        else:
-            assert not reader.watermarks or timestamp_ms > reader.watermarks[-1], "a watermark went back"
-            reader.watermarks.append(timestamp_ms)
-            times = self._output.event_times()
-            for split_id in reader.splits:
-                if split_id not in times or not times[split_id].idle:
-                    reached_ms = reader.highest_ms.get(split_id)
-                    assert reached_ms is not None and reached_ms >= timestamp_ms, (
-                        f"the watermark is {timestamp_ms}, but {split_id}, which is being read, is at {reached_ms}"
-                    )
-        self._downstream.on_watermark(timestamp_ms)
 
 
 class SlotProcess(Process):
@@ -115,7 +44,7 @@ class SlotProcess(Process):
         self, cluster: Cluster, run: int, slot: int, attempt: int, on_exit: Callable[[SlotProcess, str | None], None]
     ) -> None:
         super().__init__(f"slot {slot}.{attempt} of run {run}")
-        self._cluster = cluster
+        self.cluster = cluster
         self._clock = cluster.clock
         self.choose = cluster.choose
         self._on_exit = on_exit
@@ -123,24 +52,40 @@ class SlotProcess(Process):
         host = f"host-{slot % 2}"
         self.machine = cluster.parts.slot(
             run=run, slot=slot, attempt=attempt, host=host,
-            heartbeat_timeout_ms=cluster.scenario.heartbeat_timeout_ms,
+            heartbeat_timeout_ms=cluster.scenario.heartbeat_timeout_ms, data_address=self.address,
         )  # fmt: skip
-        self._mailbox = SimulatedMailbox(self.now_ms, self._wake_subtask)
-        self.subtask = Subtask(
-            cluster.definition, 0,
-            SlotPlace(run=run, slot=slot, attempt=attempt, host=host, query_id="simulated", time_zone="UTC",
-                      checkpoint_location=""),
-            SlotServices(work_ms=self._work_ms, wall_clock_ms=self.now_ms),
-            self._mailbox, self.now_ms, self._post, self._on_ended, cluster.storage.read_state,
-        )  # fmt: skip
-        self.execution: Execution | None = None
+        self.subtasks: dict[int, SubtaskProcess] = {}
         self._connections: dict[int, Connection] = {}
         self._slot_wake_ms: int | None = None
-        self._turn_ms: int | None = None  # when the next turn of the subtask is
-        self._is_in_turn = self._has_started = self._has_exited = False
+        self.has_exited = False
         self.crash_in: int | None = None
         """After how many more of its messages and orders the process dies; None: it does not."""
-        self._decline_next = self._fail_at_snapshot = False
+        self.disk_buffers = cluster.scenario.disk_buffers
+        self._fail_uploads = 0
+        self._place = SlotPlace(
+            run=run, slot=slot, attempt=attempt, host=host, query_id="simulated", time_zone="UTC",
+            checkpoint_location="",
+        )  # fmt: skip
+        self._services = self._open_services() if cluster.definition.graph.exchanges else {}
+
+    def _open_services(self) -> dict[str, Any]:
+        """Return what the subtasks share."""
+        return {
+            "plane": Plane(self.cluster.data, self, self.address),
+            "uploader": StateUploader(SlotStorage(self), f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
+            "recovery": partial(SteppedRecovery, self),
+            "recovery_memory_bytes": self.cluster.scenario.recovery_bytes,
+        }
+
+    @property
+    def address(self) -> str:
+        """Where its channels are."""
+        return f"slot-{self.slot}-{self.attempt}-{self.run}"
+
+    @property
+    def execution(self) -> Execution | None:
+        """What its subtask that reads sources opened."""
+        return self.subtasks[0].execution if 0 in self.subtasks else None
 
     def start(self) -> None:
         """Begin."""
@@ -151,17 +96,23 @@ class SlotProcess(Process):
 
     def forget_faults(self) -> None:
         """Let nothing go wrong that has not yet."""
-        self.crash_in, self._decline_next, self._fail_at_snapshot = None, False, False
+        self.crash_in, self._fail_uploads = None, 0
+        for each in self.subtasks.values():
+            each.decline_next = each.fail_at_snapshot = False
 
     def decline(self, *, fail: bool) -> None:
         """Let the next snapshot fail, and perhaps the subtask after it."""
-        self._decline_next, self._fail_at_snapshot = True, fail
+        for each in self.subtasks.values():
+            each.decline_next, each.fail_at_snapshot = True, fail
 
-    def fail(self) -> None:
-        """Let the user's function raise, and something else a little later."""
-        if self.execution is not None:
-            self._mailbox.post(Letter(_raise))
-            self._clock.after(self.choose.randrange(60), self, self._mailbox.post, Letter(_raise))
+    def fail_upload(self) -> None:
+        """Let the next upload fail."""
+        self._fail_uploads += 1
+
+    def fail(self, pick: int) -> None:
+        """Let a user's function raise, and something else a little later."""
+        if self.subtasks:
+            list(self.subtasks.values())[pick % len(self.subtasks)].fail()
 
     # The slot.
 
@@ -172,18 +123,18 @@ class SlotProcess(Process):
         return up[-1] if up else None
 
     def _tell_slot(self, event: sl.Event) -> None:
-        self._cluster.note(self, event)
+        self.cluster.note(self, event)
         actions = self.machine.handle(event, self._clock.now_ms)
-        self._cluster.check(self.machine)
+        self.cluster.check(self.machine)
         for action in actions:
             if not self._survives():
                 return
-            self._cluster.note_action(self, action)
+            self.cluster.note_action(self, action)
             match action:
                 case sl.OpenStream(connection=number):
                     self._clock.after(1 + self.choose.randrange(20), self, self._connect, number)
                 case sl.SendEnvelope(connection=number, envelope=envelope):
-                    self._cluster.send_to_driver(self._connections[number], envelope)
+                    self.cluster.send_to_driver(self._connections[number], envelope)
                 case sl.Deliver(letter=letter):
                     self._deliver(letter)
                 case sl.ExitSlot(reason=reason):
@@ -198,13 +149,13 @@ class SlotProcess(Process):
         if self.alive and self.crash_in is not None:
             self.crash_in -= 1
             if self.crash_in < 0:
-                self._cluster.crash_slot(self)
+                self.cluster.crash_slot(self)
         return self.alive
 
     def _connect(self, number: int) -> None:
         for older in self._connections.values():
-            self._cluster.break_connection(older)
-        connection = self._cluster.connect(self)
+            self.cluster.break_connection(older)
+        connection = self.cluster.connect(self)
         if connection is None:
             self._tell_slot(sl.StreamBroken(number))
             return
@@ -223,9 +174,9 @@ class SlotProcess(Process):
         return next(number for number, each in self._connections.items() if each is connection)
 
     def _exit(self, reason: str | None) -> None:
-        self._has_exited = True
+        self.has_exited = True
         for connection in self._connections.values():
-            self._cluster.break_connection(connection)
+            self.cluster.break_connection(connection)
         self._clock.after(_LINGER_MS, self, self._end, reason)
 
     def _end(self, reason: str | None) -> None:
@@ -248,144 +199,38 @@ class SlotProcess(Process):
             self._slot_wake_ms = None
             self._tell_slot(sl.SlotTimePassed())
 
-    # The subtask.
+    # The subtasks, and what they share (`Machine`).
 
-    def _work_ms(self) -> float:
-        return float(self._clock.now_ms)
+    def _deliver(self, message: Any) -> None:
+        stage = message.stage
+        if stage not in self.subtasks:
+            self.subtasks[stage] = SubtaskProcess(self, stage, self._place, self._services)
+        self.subtasks[stage].deliver(message)
 
-    def _deliver(self, message: msg.ToSlot) -> None:
-        execution = self.execution
-        if execution is not None and message.execution == execution.number:
-            match message:
-                case msg.UnassignedWork(source=source, event_time_ms=event_time_ms) if source in execution.readers:
-                    execution.readers[source].unassigned_ms = event_time_ms
-                case msg.TriggerCheckpoint(kind=msg.CheckpointKind.DRAIN):
-                    execution.drains = True
-        if not self._has_started:
-            self._has_started = True
-            self.subtask.start()
-        self.subtask.deliver(message)
-
-    def _post(self, message: msg.FromSlot) -> None:
-        if isinstance(message, msg.SubtaskFailed) and not message.error.message.startswith(_EXPECTED):
-            self._cluster.violated(message.error)
+    def post(self, message: msg.FromSlot) -> None:
+        """Send a subtask's message."""
         if self._survives():
             self._tell_slot(sl.LetterPosted(message))
 
-    def _on_ended(self, execution: int) -> None:
-        self.execution = None
+    def subtask_ended(self, stage: int, execution: int) -> None:
+        """Note that an execution of a subtask is closed."""
         if self._survives():
-            self._tell_slot(sl.SubtaskEnded(0, execution))
-
-    def _wake_subtask(self) -> None:
-        """Have the subtask look at its mailbox; a turn that goes on sees to it itself."""
-        if not self._is_in_turn:
-            self._arm_subtask(self._clock.now_ms)
-
-    def _arm_subtask(self, at_ms: int) -> None:
-        if self._turn_ms is None or at_ms < self._turn_ms:
-            self._turn_ms = at_ms
-            self._clock.at(at_ms, self, self._turn, at_ms)
-
-    def _turn(self, at_ms: int) -> None:
-        if self._turn_ms != at_ms or self._has_exited:
-            return
-        self._turn_ms = None
-        self.count_quiet()
-        self._cluster.acting, self._is_in_turn = self, True
-        try:
-            busy = self.subtask.turn()
-        finally:
-            self._cluster.acting, self._is_in_turn = None, False
-        self._look()
-        if busy or self._mailbox.has_letters:
-            self._arm_subtask(self._clock.now_ms)
-        elif (due_ms := self._mailbox.due_ms()) is not None:
-            self._arm_subtask(max(due_ms, self._clock.now_ms))
-
-    # What its query opens, and what surrounds it.
-
-    def _opened(self) -> Execution:
-        number = self.subtask.number
-        if self.execution is None or self.execution.number != number:
-            self.execution = Execution(number)
-        return self.execution
-
-    def create_reader(self, source: ScriptedSource, context: SourceReaderContext) -> ScriptedReader:
-        """Make a reader of the subtask."""
-        uid = source.topic.script.uid
-        reader = self._opened().readers[uid] = ScriptedReader(uid, source.topic, context, self)
-        return reader
-
-    def create_writer(self, context: OperatorContext) -> ScriptedWriter:
-        """Make the sink's writer of the subtask."""
-        execution = self._opened()
-        name = f"r{self.run}-s{self.slot}-a{self.attempt}-e{execution.number}"
-        writer = execution.writer = ScriptedWriter(name, self)
-        return writer
-
-    def function_opened(self, function: Observed) -> None:
-        """Take note of the subtask's function."""
-        self._opened().function = function
-
-    def now_ms(self) -> int:
-        """See `Surroundings`."""
-        return self._clock.now_ms
+            self._tell_slot(sl.SubtaskEnded(stage, execution))
 
     def later(self, delay_ms: int, what: Callable[[], None]) -> None:
-        """See `Surroundings`."""
+        """See `Machine`."""
         self._clock.after(delay_ms, self, what)
 
-    def uid_of(self, split_id: str) -> str:
-        """See `Surroundings`."""
-        return self._cluster.uid_of[split_id]
+    def upload_ms(self) -> int:
+        """See `Machine`."""
+        return self.choose.choice((0, 1, 10, 10 if self.cluster.calm else 200))
 
-    def declines(self) -> bool:
-        """See `Surroundings`."""
-        declines, self._decline_next = self._decline_next, False
-        if self._fail_at_snapshot:
-            self._fail_at_snapshot = False
-            self._clock.after(1, self, self.fail)
-        return declines
+    def read_ms(self) -> int:
+        """See `Machine`."""
+        return self.choose.choice((0, 0, 1, 8))
 
-    def snapshot_ms(self) -> int:
-        """See `Surroundings`."""
-        return self.choose.choice((1, 10, 60, 60 if self._cluster.calm else 350))
-
-    def splits_added(self, reader: ScriptedReader, splits: Sequence[ScriptedSplit]) -> None:
-        """See `Surroundings`."""
-        states = tuple(SplitState(split.split_id, SPLITS.serialize(split)) for split in splits)
-        self._cluster.splits_added(self, reader.uid, states)
-
-    def rows_wanted(self, reader: ScriptedReader) -> None:
-        """See `Surroundings`."""
-        self._cluster.rows_wanted(self, reader)
-
-    def rows_read(self, reader: ScriptedReader, rows: list[Row]) -> None:
-        """See `Surroundings`."""
-        self._cluster.rows_read(self, reader, rows)
-
-    def count_quiet(self) -> None:
-        """See `Surroundings`."""
-        execution = self.execution
-        if execution is not None:
-            has_room = execution.writer is None or execution.writer.ready() is None
-            for reader in execution.readers.values():
-                reader.count_quiet(has_room)
-
-    def _look(self) -> None:
-        """Look at what a turn led to."""
-        execution, running = self.execution, self.subtask.execution
-        if execution is None or running is None or not self.alive or running.inputs.keys() != execution.readers.keys():
-            return
-        outputs = {uid: each.output for uid, each in running.inputs.items()}
-        if not execution.is_tapped:
-            execution.is_tapped = True
-            for uid, output in outputs.items():
-                output._downstream = _Tap(execution, execution.readers[uid], output, output._downstream)
-        for uid, output in outputs.items():
-            self._cluster.looked(execution.readers[uid], output)
-
-
-def _raise() -> None:
-    raise ValueError(FAULT)
+    def fails_upload(self) -> bool:
+        """See `Machine`."""
+        fails = self._fail_uploads > 0
+        self._fail_uploads -= fails
+        return fails

@@ -1,0 +1,195 @@
+"""The channels between slots: in order, delayed, cut at times; a model of `headgate.transport.data_plane`.
+
+Never: lose, repeat or reorder what passes a channel that is up.
+
+A channel belongs to a generation: a consumer of an older one is refused, one of a newer one waits for its producer. The
+end of a process breaks its channels, which the others notice sooner or later. Between two slots that are cut off from
+one another nothing arrives until they are not; if that lasts, their channels break.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from headgate.protocol.channels import ChannelId, Element
+from headgate.simulation.clockwork import Clockwork, Process
+from headgate.transport.channel_ends import ConsumerEnd, ProducerEnd, broken
+
+_PATIENCE_MS = 5000
+"""How long a consumer waits for its producer."""
+KEEPALIVE_MS = 800
+"""After so long without an answer a connection is given up."""
+
+
+class _End:
+    """One end of a channel: what it is told comes in order."""
+
+    def __init__(self, network: DataNetwork, process: Process, address: str, end: Any, generation: int) -> None:
+        self.network = network
+        self.process = process
+        self.address = address
+        self.end = end
+        self.generation = generation
+        self.peer: _End | None = None
+        self.is_open = True
+        self._last_ms = 0
+
+    def tell(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Let something arrive at this end, unless it is closed by then."""
+        network = self.network
+        delay_ms = 1 + int(network.choose.random() * network.slowest_ms)
+        at_ms = network.clock.now_ms + delay_ms
+        if self.peer is not None:
+            at_ms = max(at_ms, network.cut_until_ms(self.address, self.peer.address))
+        self._last_ms = max(self._last_ms, at_ms)
+        network.clock.at(self._last_ms, self.process, self._arrive, what, arguments)
+
+    def _arrive(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if self.is_open:
+            what(*arguments)
+
+    def send(self, element: Element) -> None:
+        """Send an element to the consumer."""
+        if self.is_open and self.peer is not None:
+            self.peer.tell(self.peer.end.on_element, element)
+
+    def grant(self, credits: int) -> None:
+        """Send credit to the producer."""
+        if self.is_open and self.peer is not None:
+            self.peer.tell(self.peer.end.on_credit, credits)
+
+    def close(self) -> None:
+        """End the channel after what was sent."""
+        self.is_open = False
+        self.break_peer("its other end is closed")
+
+    def break_peer(self, why: str) -> None:
+        """Let the other end notice that this one is gone."""
+        if self.peer is not None:
+            self.peer.tell(self.peer.notice, why)
+
+    def notice(self, why: str) -> None:
+        """Notice that the channel is broken."""
+        self.is_open = False
+        self.end.on_broken(broken(ChannelId("channel", 0, 0), why, address=self.address))
+
+
+class DataNetwork:
+    """All channels of a cluster.
+
+    Parameters
+    ----------
+    clock
+        The cluster's.
+    choose
+        Decides delays.
+    """
+
+    def __init__(self, clock: Clockwork, choose: random.Random) -> None:
+        self.clock = clock
+        self.choose = choose
+        self.slowest_ms = 12
+        self._offers: dict[tuple[str, ChannelId], _End] = {}
+        self._waiting: dict[tuple[str, ChannelId], list[_End]] = {}
+        self._ends: list[_End] = []
+        self._cuts: dict[frozenset[str], int] = {}
+
+    def cut_until_ms(self, one: str, other: str) -> int:
+        """Return until when nothing passes between two slots."""
+        return self._cuts.get(frozenset((one, other)), 0) if one != other else 0
+
+    def cut(self, one: str, other: str, for_ms: int) -> None:
+        """Let nothing pass between two slots for a while; if that is long, their channels break."""
+        self._cuts[frozenset((one, other))] = self.clock.now_ms + for_ms
+        if for_ms >= KEEPALIVE_MS:
+            for end in self._ends:
+                if end.is_open and end.peer is not None and {end.address, end.peer.address} == {one, other}:
+                    self.clock.after(KEEPALIVE_MS, end.process, self._give_up, end)
+
+    def mend(self) -> None:
+        """Let everything pass again."""
+        self._cuts.clear()
+
+    def _give_up(self, end: _End) -> None:
+        if end.is_open:
+            end.notice("it does not answer")
+
+    def lose(self, process: Process) -> None:
+        """Break the channels of a process that has ended."""
+        for end in self._ends:
+            if end.process is process and end.is_open:
+                end.is_open = False
+                if end.peer is not None:
+                    delay_ms = self.choose.choice((1, 30, 300))
+                    self.clock.after(delay_ms, end.peer.process, self._give_up, end.peer)
+        self._ends = [end for end in self._ends if end.is_open]
+
+    def offer(self, process: Process, address: str, channel: ChannelId, generation: int, end: ProducerEnd) -> _End:
+        """Make the producer's end of a channel."""
+        key = address, channel
+        made = _End(self, process, address, end, generation)
+        self._ends.append(made)
+        before = self._offers.get(key)
+        if before is not None and before.generation > generation:
+            made.tell(made.notice, "a newer generation replaces it")
+            return made
+        if before is not None and before.is_open:
+            before.tell(before.notice, "a newer generation replaces it")
+            before.break_peer("a newer generation replaces it")
+        self._offers[key] = made
+        for consumer in self._waiting.pop(key, []):
+            self._meet(key, consumer)
+        return made
+
+    def connect(
+        self, process: Process, own: str, address: str, channel: ChannelId, generation: int, end: ConsumerEnd
+    ) -> _End:
+        """Make the consumer's end of a channel."""
+        made = _End(self, process, own, end, generation)
+        self._ends.append(made)
+        delay_ms = 1 + int(self.choose.random() * self.slowest_ms)
+        arrives_ms = max(self.clock.now_ms + delay_ms, self.cut_until_ms(own, address))
+        self.clock.at(arrives_ms, process, self._meet, (address, channel), made)
+        self.clock.after(_PATIENCE_MS, process, self._lose_patience, made)
+        return made
+
+    def _meet(self, key: tuple[str, ChannelId], consumer: _End) -> None:
+        """Give a consumer its producer, refuse it, or let it wait."""
+        if not consumer.is_open:
+            return
+        producer = self._offers.get(key)
+        if producer is None or producer.generation < consumer.generation:
+            self._waiting.setdefault(key, []).append(consumer)
+        elif producer.generation > consumer.generation or not producer.is_open or producer.peer is not None:
+            consumer.tell(consumer.notice, "it is over")
+        else:
+            producer.peer, consumer.peer = consumer, producer
+            producer.tell(producer.end.on_connected)
+            consumer.tell(consumer.end.on_connected)
+
+    def _lose_patience(self, consumer: _End) -> None:
+        if consumer.is_open and consumer.peer is None:
+            consumer.notice("it was not offered in time")
+
+
+class Plane:
+    """The ends of one slot's channels: takes the place of a `DataPlane`."""
+
+    def __init__(self, network: DataNetwork, process: Process, address: str) -> None:
+        self.address = address
+        self.offer = partial(self._offer, network, process)
+        self.connect = partial(self._connect, network, process)
+
+    def _offer(
+        self, network: DataNetwork, process: Process, channel: ChannelId, generation: int, schema: Any, end: ProducerEnd
+    ) -> _End:
+        return network.offer(process, self.address, channel, generation, end)
+
+    def _connect(
+        self, network: DataNetwork, process: Process, address: str, channel: ChannelId, generation: int, schema: Any,
+        end: ConsumerEnd,
+    ) -> _End:  # fmt: skip
+        return network.connect(process, self.address, address, channel, generation, end)

@@ -1,0 +1,288 @@
+"""A subtask in a slot's process: a production `Subtask` whose turns are taken by the cluster's clock.
+
+Never: decide anything: this is `headgate.runtime.subtask_thread.SubtaskThread` without a thread, and what users and
+connectors write around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headgate.protocol import messages as msg
+from headgate.protocol.state import SplitState
+from headgate.runtime.execution_context import SlotPlace, SlotServices
+from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.subtask import Subtask
+from headgate.simulation.scripted_query import ScriptedReader, ScriptedWriter
+from headgate.simulation.scripted_source import SPLITS, ScriptedSplit
+from headgate.source import SourceReaderContext
+from headgate.source.watermark import MAX_WATERMARK_MS
+
+if TYPE_CHECKING:
+    from headgate.protocol.operator_context import OperatorContext
+    from headgate.simulation.durable import Row
+    from headgate.simulation.scripted_source import ScriptedSource
+    from headgate.simulation.slot_process import SlotProcess
+    from headgate.task.outputs import Downstream, StreamingOutput
+
+FAULT = "a fault"
+_EXPECTED = (FAULT, "The input was ended for checkpoint", "The channel", "Channel")
+"""How errors begin with which a subtask may fail: the second is that of a drain that was not completed."""
+
+
+class SimulatedMailbox(Mailbox):
+    """A mailbox whose owner is woken by the cluster's clock."""
+
+    def __init__(self, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
+        super().__init__(now_ms)
+        self._wake = wake
+
+    def post(self, letter: Letter) -> None:
+        """Queue a letter, and have its owner look."""
+        super().post(letter)
+        self._wake()
+
+
+class Execution:
+    """What one deployment of a subtask opened."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.readers: dict[str, ScriptedReader] = {}
+        self.writer: ScriptedWriter | None = None
+        self.is_tapped = False
+        self.drains = False
+        """Whether its input is ended before its splits are."""
+
+
+class _Tap:
+    """Looks at what a reader's output lets through, on its way to the chain."""
+
+    def __init__(
+        self, execution: Execution, reader: ScriptedReader, output: StreamingOutput, downstream: Downstream
+    ) -> None:
+        self._execution = execution
+        self._reader = reader
+        self._output = output
+        self._downstream = downstream
+        self.on_batch = downstream.on_batch
+        self.on_idle = downstream.on_idle
+        self.on_active = downstream.on_active
+
+    def on_watermark(self, timestamp_ms: int) -> None:
+        """Check that every split that is not idle has reached it, and that it grows."""
+        reader = self._reader
+        assert not reader.is_final, f"a watermark comes after the final one of {reader.uid}"
+        if timestamp_ms == MAX_WATERMARK_MS:
+            assert self._execution.drains or not reader.splits, (
+                f"the watermark is the final one, but {sorted(reader.splits)} are being read"
+            )
+            reader.is_final = True
+        else:
+            assert not reader.watermarks or timestamp_ms > reader.watermarks[-1], "a watermark went back"
+            reader.watermarks.append(timestamp_ms)
+            times = self._output.event_times()
+            for split_id in reader.splits:
+                if split_id not in times or not times[split_id].idle:
+                    reached_ms = reader.highest_ms.get(split_id)
+                    assert reached_ms is not None and reached_ms >= timestamp_ms, (
+                        f"the watermark is {timestamp_ms}, but {split_id}, which is being read, is at {reached_ms}"
+                    )
+        self._downstream.on_watermark(timestamp_ms)
+
+
+class SubtaskProcess:
+    """One subtask of a slot.
+
+    Parameters
+    ----------
+    slot
+        The process that it is in.
+    stage
+        The stage's number.
+    place, services
+        As for `Subtask`.
+    """
+
+    def __init__(self, slot: SlotProcess, stage: int, place: SlotPlace, services: dict[str, Any]) -> None:
+        self._slot = slot
+        self._cluster = cluster = slot.cluster
+        self._clock = cluster.clock
+        self.choose = cluster.choose
+        self.stage = stage
+        self.mailbox = SimulatedMailbox(self.now_ms, self._wake)
+        self.subtask = Subtask(
+            cluster.definition, stage, place,
+            SlotServices(work_ms=self._work_ms, wall_clock_ms=self.now_ms, **services),
+            self.mailbox, self.now_ms, self._post, self._on_ended, cluster.storage.read_state,
+        )  # fmt: skip
+        self.execution: Execution | None = None
+        self._turn_ms: int | None = None  # when its next turn is
+        self._is_in_turn = self._has_started = False
+        self._worked_ms = 0.0  # in this turn
+        self.decline_next = self.fail_at_snapshot = False
+
+    def fail(self) -> None:
+        """Let the user's function raise, and something else a little later."""
+        if self.execution is not None:
+            self.mailbox.post(Letter(_raise))
+            self._clock.after(self.choose.randrange(60), self._slot, self.mailbox.post, Letter(_raise))
+
+    def deliver(self, message: Any) -> None:
+        """Take a message of the coordinator's."""
+        execution = self.execution
+        if execution is not None and message.execution == execution.number:
+            match message:
+                case msg.UnassignedWork(source=source, event_time_ms=event_time_ms) if source in execution.readers:
+                    execution.readers[source].unassigned_ms = event_time_ms
+                case msg.TriggerCheckpoint(kind=msg.CheckpointKind.DRAIN):
+                    execution.drains = True
+        if not self._has_started:
+            self._has_started = True
+            self.subtask.start()
+        self.subtask.deliver(message)
+
+    def _post(self, message: msg.FromSlot) -> None:
+        if isinstance(message, msg.SubtaskFailed) and not message.error.message.startswith(_EXPECTED):
+            self._cluster.violated(message.error)
+        self._slot.post(message)
+
+    def _on_ended(self, execution: int) -> None:
+        self.execution = None
+        self._slot.subtask_ended(self.stage, execution)
+
+    # Turns.
+
+    def _wake(self) -> None:
+        """Have the subtask look at its mailbox; a turn that goes on sees to it itself."""
+        if not self._is_in_turn:
+            self._arm(self._clock.now_ms)
+
+    def _arm(self, at_ms: int) -> None:
+        at_ms = max(at_ms, self._busy_until_ms)
+        if self._turn_ms is None or at_ms < self._turn_ms:
+            self._turn_ms = at_ms
+            self._clock.at(at_ms, self._slot, self._turn, at_ms)
+
+    _busy_until_ms = 0
+
+    def _turn(self, at_ms: int) -> None:
+        if self._turn_ms != at_ms or self._slot.has_exited:
+            return
+        self._turn_ms = None
+        self.count_quiet()
+        self._cluster.acting, self._is_in_turn, self._worked_ms = self, True, 0.0
+        try:
+            busy = self.subtask.turn()
+        finally:
+            self._cluster.acting, self._is_in_turn = None, False
+        self._busy_until_ms = self._clock.now_ms + round(self._worked_ms)
+        self._look()
+        if busy or self.mailbox.has_letters:
+            self._arm(self._clock.now_ms)
+        elif (due_ms := self.mailbox.due_ms()) is not None:
+            self._arm(max(due_ms, self._clock.now_ms))
+
+    # What its query opens, and what surrounds it (`Surroundings`, `Machine`).
+
+    def _opened(self) -> Execution:
+        number = self.subtask.number
+        if self.execution is None or self.execution.number != number:
+            self.execution = Execution(number)
+        return self.execution
+
+    def create_reader(self, source: ScriptedSource, context: SourceReaderContext) -> ScriptedReader:
+        """Make a reader of the subtask."""
+        uid = source.topic.script.uid
+        reader = self._opened().readers[uid] = ScriptedReader(uid, source.topic, context, self)
+        return reader
+
+    def create_writer(self, context: OperatorContext) -> ScriptedWriter:
+        """Make the sink's writer of the subtask."""
+        execution, slot = self._opened(), self._slot
+        name = f"r{slot.run}-s{slot.slot}-a{slot.attempt}-e{execution.number}"
+        writer = execution.writer = ScriptedWriter(name, self)
+        return writer
+
+    def now_ms(self) -> int:
+        """See `Surroundings`."""
+        return self._clock.now_ms
+
+    def _work_ms(self) -> float:
+        return self._clock.now_ms + self._worked_ms
+
+    def later(self, delay_ms: int, what: Callable[[], None]) -> None:
+        """See `Surroundings`."""
+        self._clock.after(delay_ms, self._slot, what)
+
+    def work(self, rows: int) -> None:
+        """See `Surroundings`."""
+        self._worked_ms += rows * self._cluster.scenario.row_ms
+
+    def uid_of(self, split_id: str) -> str:
+        """See `Surroundings`."""
+        return self._cluster.uid_of[split_id]
+
+    def key_group(self, key: int) -> int:
+        """See `Surroundings`."""
+        return self._cluster.key_groups[key]
+
+    def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
+        """See `Surroundings`."""
+        return self._cluster.topics[self.uid_of(split_id)].rows_of_key(key, first, last)
+
+    @property
+    def excuses_late(self) -> bool:
+        """See `Surroundings`."""
+        return self._cluster.invariants.excuses_late
+
+    def declines(self) -> bool:
+        """See `Surroundings`."""
+        declines, self.decline_next = self.decline_next, False
+        if self.fail_at_snapshot:
+            self.fail_at_snapshot = False
+            self._clock.after(1, self._slot, self.fail)
+        return declines
+
+    def snapshot_ms(self) -> int:
+        """See `Surroundings`."""
+        return self.choose.choice((1, 10, 60, 60 if self._cluster.calm else 350))
+
+    def splits_added(self, reader: ScriptedReader, splits: Sequence[ScriptedSplit]) -> None:
+        """See `Surroundings`."""
+        states = tuple(SplitState(split.split_id, SPLITS.serialize(split)) for split in splits)
+        self._cluster.splits_added(self._slot, reader.uid, states)
+
+    def rows_wanted(self, reader: ScriptedReader) -> None:
+        """See `Surroundings`."""
+        self._cluster.rows_wanted(self._slot, reader)
+
+    def rows_read(self, reader: ScriptedReader, rows: list[Row]) -> None:
+        """See `Surroundings`."""
+        self._cluster.rows_read(self._slot, reader, rows)
+
+    def count_quiet(self) -> None:
+        """See `Surroundings`."""
+        execution, running = self.execution, self.subtask.execution
+        if execution is not None and execution.readers:
+            has_room = running is None or running.has_room
+            for reader in execution.readers.values():
+                reader.count_quiet(has_room)
+
+    def _look(self) -> None:
+        """Look at what a turn led to."""
+        execution, running = self.execution, self.subtask.execution
+        if execution is None or running is None or running.inputs.keys() != execution.readers.keys():
+            return
+        outputs = {uid: each.output for uid, each in running.inputs.items()}
+        if not execution.is_tapped:
+            execution.is_tapped = True
+            for uid, output in outputs.items():
+                output._downstream = _Tap(execution, execution.readers[uid], output, output._downstream)
+        for uid, output in outputs.items():
+            self._cluster.looked(execution.readers[uid], output)
+
+
+def _raise() -> None:
+    raise ValueError(FAULT)
