@@ -35,21 +35,24 @@ class _End:
         self.generation = generation
         self.peer: _End | None = None
         self.is_open = True
-        self._last_ms = 0
+        self._coming: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def tell(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Let something arrive at this end, unless it is closed by then."""
+        """Let something arrive at this end, unless it is closed by then: together with what is on its way."""
+        self._coming.append((what, arguments))
+        if len(self._coming) > 1:
+            return
         network = self.network
-        delay_ms = 1 + int(network.choose.random() * network.slowest_ms)
-        at_ms = network.clock.now_ms + delay_ms
+        at_ms = network.clock.now_ms + 1 + int(network.choose.random() * network.slowest_ms)
         if self.peer is not None:
             at_ms = max(at_ms, network.cut_until_ms(self.address, self.peer.address))
-        self._last_ms = max(self._last_ms, at_ms)
-        network.clock.at(self._last_ms, self.process, self._arrive, what, arguments)
+        network.clock.at(at_ms, self.process, self._arrive)
 
-    def _arrive(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        if self.is_open:
-            what(*arguments)
+    def _arrive(self) -> None:
+        coming, self._coming = self._coming, []
+        for what, arguments in coming:
+            if self.is_open:
+                what(*arguments)
 
     def send(self, element: Element) -> None:
         """Send an element to the consumer."""

@@ -119,6 +119,8 @@ class SubtaskProcess:
         )  # fmt: skip
         self.execution: Execution | None = None
         self._turn_ms: int | None = None  # when its next turn is
+        self._armed_ms: set[int] = set()  # when the clock has it look
+        self._busy_until_ms = 0
         self._is_in_turn = self._has_started = False
         self._worked_ms = 0.0  # in this turn
         self.decline_next = self.fail_at_snapshot = False
@@ -163,18 +165,20 @@ class SubtaskProcess:
         at_ms = max(at_ms, self._busy_until_ms)
         if self._turn_ms is None or at_ms < self._turn_ms:
             self._turn_ms = at_ms
-            self._clock.at(at_ms, self._slot, self._turn, at_ms)
-
-    _busy_until_ms = 0
+            if at_ms not in self._armed_ms:
+                self._armed_ms.add(at_ms)
+                self._clock.at(at_ms, self._slot, self._turn, at_ms)
 
     def _turn(self, at_ms: int) -> None:
-        if self._turn_ms != at_ms or self._slot.has_exited:
+        self._armed_ms.discard(at_ms)
+        if self._turn_ms is None or at_ms < self._turn_ms or self._slot.has_exited:
             return
         self._turn_ms = None
         self.count_quiet()
         self._cluster.acting, self._is_in_turn, self._worked_ms = self, True, 0.0
         try:
-            busy = self.subtask.turn()
+            while (busy := self.subtask.turn()) and not self._worked_ms:
+                pass
         finally:
             self._cluster.acting, self._is_in_turn = None, False
         self._busy_until_ms = self._clock.now_ms + round(self._worked_ms)
