@@ -24,7 +24,7 @@ from headgate.runtime.input_exchanges import InputExchanges
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.output_exchange import OutputExchange
 from headgate.runtime.partitioners import partitioner_of
-from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES, RecoveryThread
+from headgate.runtime.recovery_thread import BufferPool, RecoveryThread
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.transport.data_plane import ConsumerEnd, ConsumerLink, DataPlane, ProducerEnd, ProducerLink
 
@@ -129,9 +129,8 @@ class ConsumerSubtask:
         self.inputs = InputExchanges(
             number, {UID: SLOTS}, {UID: exchange},
             {UID: partitioner_of(exchange, producer=number, parallelism=len(SLOTS), max_parallelism=128)},
-            1, plane, self.mailbox, monotonic_ms, self, (), folder,
-            producers_recover=False, relocated=frozenset(), idle_together=frozenset(), recovery=RecoveryThread,
-            memory_bytes=RECOVERY_MEMORY_BYTES,
+            1, plane, self.mailbox, monotonic_ms, self, (),
+            producers_recover=False, relocated=frozenset(), idle_together=frozenset(), recovery=RecoveryThread, pool=BufferPool(1 << 20),
         )  # type: ignore[arg-type]  # fmt: skip
         self.inputs.start()
         self.inputs.connect(addresses)

@@ -69,6 +69,6 @@ def test_enumerators_that_fail_change_no_execution_whatever_checkpoint_is_under_
         assert outcome.error is None, outcome.error
         told = [event.event for *_, event in cluster.trace if isinstance(event, FromSource)]
         crashes += sum(isinstance(event, EnumeratorFailed) for event in told)
-        executions = [slot.subtask.number for slot in cluster.slots]
+        executions = [slot.subtasks[0].subtask.number for slot in cluster.slots]
         assert (cluster.run_number, executions) == (1, [1] * scenario.parallelism), f"seed {seed}"
     assert crashes > seeds * 2 / 3

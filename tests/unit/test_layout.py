@@ -37,10 +37,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {
         "source", "sink", "readers", "protocol", "expressions", "operators", "task", "checkpoint", "graph", "transport",
     },
-    "driver": {"source", "protocol", "coordinator"},
+    "driver": {"source", "protocol", "checkpoint", "coordinator", "graph"},
     "microbatch": {"source", "expressions", "task"},
     "monitor": {"protocol"},
-    "simulation": {"source", "assigners", "protocol", "checkpoint", "coordinator", "task"},
+    "simulation": {
+        "source", "sink", "assigners", "protocol", "operators", "checkpoint", "coordinator", "task", "graph", "transport",
+        "runtime", "driver",
+    },
     "testing": {"source", "readers", "connectors", "task"},
 }  # fmt: skip
 WITHOUT_SPARK = (

@@ -31,6 +31,7 @@ from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.input_exchanges import InputExchanges
 from headgate.runtime.mailbox import Letter
 from headgate.runtime.output_exchange import OutputExchange
+from headgate.runtime.recovery_thread import BufferPool
 from headgate.runtime.restored import read_rows, recovered_input, restored_chunks
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.runtime.snapshots import SafeSnapshot, Snapshots
@@ -180,12 +181,13 @@ class Execution:
             context.now_ms,
             self,
             [recovered_input(context, each, partitioners[each.state.exchange]) for each in recovered],
-            [f"{each}/channels" for each in context.spill_folders],
             producers_recover=producers_recover,
             relocated=context.deployed.relocated,
             idle_together=frozenset(uid for uid in inputs if graph.idles_together(graph.stage_of(uid))),
-            recovery=context.services.recovery,
-            memory_bytes=context.services.recovery_memory_bytes,
+            recovery=partial(
+                context.services.recovery, spill_folders=[f"{each}/channels" for each in context.spill_folders]
+            ),
+            pool=BufferPool(context.services.recovery_memory_bytes),
         )
 
     def _emit_recovered(self, recovered: Sequence[RecoveredChannel]) -> None:

@@ -90,8 +90,6 @@ class InputExchanges:
         Who is told what the gate decides.
     recovered
         The channel state that the subtask takes on.
-    spill_folders
-        Where the recovery thread puts what does not fit into memory.
     producers_recover
         Whether the producers send recovered buffers first.
     relocated
@@ -99,9 +97,9 @@ class InputExchanges:
     idle_together
         The exchanges of stages of which `headgate.graph.stage_graph.StageGraph.idles_together` holds.
     recovery
-        What recovers.
-    memory_bytes
-        How much of what is recovered waits in memory.
+        What recovers: as `headgate.runtime.recovery_thread.RecoveryThread`, but for where it spills to.
+    pool
+        The memory for what is recovered.
     """
 
     def __init__(
@@ -116,13 +114,12 @@ class InputExchanges:
         now_ms: Callable[[], int],
         user: GateUser,
         recovered: Sequence[RecoveredInput],
-        spill_folders: Sequence[str],
         *,
         producers_recover: bool,
         relocated: frozenset[str],
         idle_together: frozenset[str],
         recovery: Callable[..., Recovery],
-        memory_bytes: int,
+        pool: BufferPool,
     ) -> None:
         self._consumer = consumer
         self._producers = producers
@@ -150,7 +147,7 @@ class InputExchanges:
             recovering=bool(recovered),
             producers_recover=producers_recover,
         )
-        self._pool = BufferPool(memory_bytes)
+        self._pool = pool
         self._in_memory: dict[ChannelId, deque[list[int]]] = {}  # recovered, not processed: rows left, and bytes
         self._on_disk: dict[int, tuple[int, int]] = {}  # by number: rows and bytes of what is spilled
         self._rows_to_recover = sum(each.rows for each in recovered)
@@ -161,7 +158,6 @@ class InputExchanges:
                 str(consumer),
                 recovered,
                 pool=self._pool,
-                spill_folders=spill_folders,
                 post=self._tell,
                 on_error=self._tell_failed,
             )

@@ -18,6 +18,7 @@ from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.driver.job_plans import job_plan
+from headgate.graph.stage_graph import QueryDefinition
 from headgate.operators.key_hash import key_groups
 from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport
 from headgate.protocol.state import SplitState
@@ -86,11 +87,9 @@ class Cluster:
         }
         self.uid_of = {split_id: uid for uid, topic in self.topics.items() for split_id in topic.splits}
         """By split: its source."""
-        self.key_groups = {
-            key: group.as_py()
-            for key in range(max(topic.script.keys for topic in self.topics.values()))
-            for group in key_groups([pa.array([key], pa.int64())], scenario.max_parallelism)
-        }
+        keys = pa.array(range(max(topic.script.keys for topic in self.topics.values())), pa.int64())
+        self.key_groups: list[int] = key_groups([keys], scenario.max_parallelism).to_pylist()
+        """By key."""
         self.definition: QueryDefinition
         """Of the run."""
         self.data = DataNetwork(self.clock, self.choose)

@@ -72,8 +72,9 @@ class Surroundings(Protocol):
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """Return how many rows a key has in a split between two offsets, both included."""
 
-    excuses_late: bool
-    """Whether rows may come after the watermark has passed them."""
+    @property
+    def excuses_late(self) -> bool:
+        """Whether rows may come after the watermark has passed them."""
 
     def splits_added(self, reader: ScriptedReader, splits: Sequence[ScriptedSplit]) -> None:
         """Take note that a reader got splits."""
