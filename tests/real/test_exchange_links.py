@@ -130,7 +130,8 @@ class ConsumerSubtask:
             number, {UID: SLOTS}, {UID: exchange},
             {UID: partitioner_of(exchange, producer=number, parallelism=len(SLOTS), max_parallelism=128)},
             1, plane, self.mailbox, monotonic_ms, self, (),
-            producers_recover=False, relocated=frozenset(), idle_together=frozenset(), recovery=RecoveryThread, pool=BufferPool(1 << 20),
+            producers_recover=False, relocated=frozenset(), idle_together=frozenset(),
+            recovery=RecoveryThread, pool=BufferPool(1 << 20),
         )  # type: ignore[arg-type]  # fmt: skip
         self.inputs.start()
         self.inputs.connect(addresses)

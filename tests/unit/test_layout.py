@@ -41,8 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "microbatch": {"source", "expressions", "task"},
     "monitor": {"protocol"},
     "simulation": {
-        "source", "sink", "assigners", "protocol", "operators", "checkpoint", "coordinator", "task", "graph", "transport",
-        "runtime", "driver",
+        "source", "sink", "assigners", "protocol", "operators", "task", "checkpoint", "coordinator", "graph",
+        "transport", "runtime", "driver",
     },
     "testing": {"source", "readers", "connectors", "task"},
 }  # fmt: skip

@@ -117,7 +117,9 @@ class SourceCoordinator(Machine):
             [Maybe(src.AppendLog), Maybe(src.CallEnumerator)], by="_on_reader_event"),
         Row("recovering",               msg.EventToEnumerator,       SAME, [Maybe(src.AppendLog)],
             "its report will not say it", by="_on_reader_event"),
-        Row("running",                  src.ReaderFailed,            SAME, [src.CallEnumerator], by="_on_reader_event"),
+        Row("running",                  src.ReaderFailed,            SAME,
+            [src.CallEnumerator, Maybe(src.SendToReader)], "others wait for what it may report again",
+            by="_on_reader_event"),
         Row("recovering",               src.ReaderFailed,            SAME, [], "the next enumerator forgets it",
             by="_on_reader_event"),
         Row("running, recovering",      src.ReaderFailed,            SAME, [src.ReaderReset], "it was given nothing",
@@ -317,6 +319,7 @@ class SourceCoordinator(Machine):
         if state is not None:
             self._shared.places = SplitPlaces(event.checkpoint_id, state.assigned)
             assert not state.parked, "a checkpoint was taken while a reader was away"
+            self._work.unreported.update(range(self.parallelism) if self._reassigns else ())
         enumerator = None if state is None else state.enumerator
         actions: list[src.Action] = [
             src.DropLog(None),
@@ -342,7 +345,15 @@ class SourceCoordinator(Machine):
     def _on_reader_event(self, event: rd.SourceEvent, now_ms: int) -> list[src.Action]:
         if isinstance(event, src.ReaderFailed) and self._pending is not None:
             self._pending.finished_known.pop(event.subtask, None)
-        return self._carry_out(self._notify_reader(event.subtask, _for_reader(event), now_ms), now_ms)
+        was_there = event.subtask in self._readers
+        actions = self._carry_out(self._notify_reader(event.subtask, _for_reader(event), now_ms), now_ms)
+        if not (self._reassigns and was_there and isinstance(event, src.ReaderFailed | src.ReaderAdded)):
+            return actions
+        unreported = self._work.unreported
+        (unreported.add if isinstance(event, src.ReaderFailed) else unreported.discard)(event.subtask)
+        if self.state == "running":
+            self._put_unassigned()
+        return [*actions, *self._release(now_ms)]
 
     def _on_splits_taken_back(self, event: src.SplitsTakenBack, now_ms: int) -> list[src.Action]:
         if self._given_again:

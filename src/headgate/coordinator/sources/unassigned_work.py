@@ -5,7 +5,9 @@ Never: know a reader.
 A reader hears of it when the enumerator has seen the reader, so that what it reported or is given on that occasion
 comes first; its watermark is held until then. Unlike an assignment it is not logged: a restored enumerator reports it
 again. While such a one has splits that readers have (*swallowed*), what it reports is too early, maybe for ever: then
-what readers heard before it failed counts, until the enumerator reports something later. With very many readers a rise
+what readers heard before it failed counts, until the enumerator reports something later. While a reader is away whose
+splits the enumerator will hear of only when the reader reports them (FLIP-537), anything may be unassigned soon: the
+others stay where they are, for such a split may come to any of them. With very many readers a rise
 is sent a little later, at most `_LETTERS_PER_MS` of them: else each split that is assigned would be a message to every
 reader.
 """
@@ -13,6 +15,7 @@ reader.
 from __future__ import annotations
 
 from headgate.coordinator.sources.outbox import Unassigned
+from headgate.source.watermark import MIN_WATERMARK_MS
 
 _LETTERS_PER_MS = 50
 """What readers are sent of unassigned work at most, unless somebody has to stop for it."""
@@ -32,12 +35,15 @@ class UnassignedWork:
         By the current enumerator; None: nothing yet.
     current
         What all hear that are admitted, now or when time has passed; None: nothing yet.
+    unreported
+        Readers that may have splits of which the enumerator has not heard.
     """
 
     def __init__(self, parallelism: int) -> None:
         self._parallelism = parallelism
         self.reported: Unassigned | None = None
         self.current: Unassigned | None = None
+        self.unreported: set[int] = set()
         self._before: Unassigned | None = None  # current when the enumerator failed
         self._is_late = False  # not all readers know
         self._quiet_until_ms = 0
@@ -52,6 +58,8 @@ class UnassignedWork:
 
     def to_put(self, *, is_early: bool) -> Unassigned | None:
         """Return what readers are to hear; ``is_early``: the enumerator has splits that readers have."""
+        if self.reported is not None and self.unreported:
+            return Unassigned(MIN_WATERMARK_MS)
         if self.reported is None or not is_early or self._before is None:
             return self.reported
         return max(self.reported, self._before, key=_how_late)

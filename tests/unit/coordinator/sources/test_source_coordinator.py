@@ -27,6 +27,7 @@ from headgate.coordinator.sources.source_state import SourceState, decode_source
 from headgate.errors import CorruptStateError, InvalidTransitionError, UnsupportedVersionError
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState
+from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.machines import Later, explore
 from tests.unit.coordinator.sources.source_world import World
 from tests.unit.coordinator.sources.toy_sources import PulledReportedToySource, PushedToySource, ToySource, ToySplit
@@ -99,6 +100,12 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
         yield sent_event()  # without a log it leaves no trace: there are enough machines as it is
     if reader is None or reader.state != "failed":
         yield src.ReaderFailed(0, of._completed)
+    if reader is not None and reader._work is not None and of.state == "running":  # another one fails beside it
+        other = of._readers.get(1)
+        if other is None:
+            yield registered(subtask=1)
+        elif other.state == "registered":
+            yield src.ReaderFailed(1, of._completed)
     for incarnation in (current, current - 1):
         yield src.EnumeratorFailed(incarnation, ERROR)
         if incarnation != current or reader is None or not reader._admitted:
@@ -156,6 +163,26 @@ def test_the_table_is_what_the_machine_does() -> None:
         limit=9000,
         ignore=("_watch", "_recoveries", "_quiet_until_ms", "incarnation"),
     )
+
+
+def test_no_watermark_passes_what_a_reader_that_is_away_may_report() -> None:
+    """A split that it had may come to any reader: also to one that heard that nothing is unassigned."""
+    made = machine(reassigns_on_recovery=True)
+
+    def told(event: src.Event) -> dict[int, int | None]:
+        actions = [*made.handle(event, 0), *made.handle(src.LogAppended(made._log.number), 0)]
+        sent = [each for each in actions if isinstance(each, src.SendToReader)]
+        return {each.subtask: each.letter.event_time_ms for each in sent if isinstance(each.letter, msg.UnassignedWork)}
+
+    made.handle(src.SourceStarted(1, encode_source_state(SourceState(b"s", ()))), 0)
+    made.handle(registered(), 0)
+    assert told(src.UnassignedChanged(1, None)) == {}
+    assert told(src.ReaderAdded(1, 0)) == {0: MIN_WATERMARK_MS}
+    made.handle(registered(1, reported=(A,)), 0)
+    assert told(src.UnassignedChanged(1, 7)) == {}
+    assert told(src.ReaderAdded(1, 1)) == {0: 7, 1: 7}
+    assert told(src.ReaderFailed(1, 1)) == {0: MIN_WATERMARK_MS}
+    assert told(src.UnassignedChanged(1, 9)) == {}
 
 
 def test_an_event_without_a_row_is_refused_with_what_was_before() -> None:
