@@ -22,6 +22,8 @@ FAILED: dict[int, str] = {
     31: "splits come back, and nobody who waits is woken",
     41: "a source that ends at once emits no final watermark",
     145: "what is pending for a subtask that is gone after a rescale is in no place",
+    466: "the same",
+    711: "a reader heard that nothing is unassigned before all had reported what they have",
 }
 """Of clusters: ``./run simulate --replay SEED``."""
 

@@ -28,7 +28,7 @@ from headgate.task.subtask import SubtaskMachine
 from tests import search
 from tests.seeds import FAILED
 
-SEEDS = range(400)
+SEEDS = range(500)
 
 
 def first_found(parts: Parts, what: str, seeds: Sequence[int] = SEEDS) -> int:

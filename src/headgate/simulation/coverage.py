@@ -74,10 +74,10 @@ _NOT_IN_A_CLUSTER: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]
     ("CheckpointCoordinator", ("suspended",), ("CheckpointRequested",), "the master answers once slots are released"),
     ("CheckpointCoordinator", ("suspended",), ("SubtasksRunning", "InputAllEnded", "Stale"), "slots are released"),
     (
-        "CheckpointCoordinator",
-        ("stopped", "recommitting", "idle", "snapshotting", "pending", "completing", "ending", "suspended"),
-        ("SubtaskRecovered",),
-        "there is no exchange: headgate.simulation.keyed has them",
+        "SlotMachine",
+        ("connecting", "registering", "connected", "waiting", "exited"),
+        ("SlotCancelled",),
+        "slots are Spark's tasks here, which Spark kills",
     ),
     (
         "SourceCoordinator",
