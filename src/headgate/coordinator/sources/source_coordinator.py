@@ -349,8 +349,8 @@ class SourceCoordinator(Machine):
         actions = self._carry_out(self._notify_reader(event.subtask, _for_reader(event), now_ms), now_ms)
         if not (self._reassigns and was_there and isinstance(event, src.ReaderFailed | src.ReaderAdded)):
             return actions
-        unreported = self._work.unreported
-        (unreported.add if isinstance(event, src.ReaderFailed) else unreported.discard)(event.subtask)
+        is_there = self._reader(event.subtask).state == "registered"  # else it failed before the enumerator answered
+        (self._work.unreported.discard if is_there else self._work.unreported.add)(event.subtask)
         if self.state == "running":
             self._put_unassigned()
         return [*actions, *self._release(now_ms)]

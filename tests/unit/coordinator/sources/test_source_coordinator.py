@@ -183,6 +183,11 @@ def test_no_watermark_passes_what_a_reader_that_is_away_may_report() -> None:
     assert told(src.ReaderAdded(1, 1)) == {0: 7, 1: 7}
     assert told(src.ReaderFailed(1, 1)) == {0: MIN_WATERMARK_MS}
     assert told(src.UnassignedChanged(1, 9)) == {}
+    told(src.ReaderForgotten(1, 1))
+    told(src.SplitsTakenBack(1, 1))
+    told(registered(1, execution=2, reported=(A,)))
+    assert told(src.ReaderFailed(1, 1)) == {}
+    assert told(src.ReaderAdded(1, 1)) == {}, "of the execution that failed meanwhile"
 
 
 def test_an_event_without_a_row_is_refused_with_what_was_before() -> None:
