@@ -165,6 +165,12 @@ class Broker:
         """End it by SIGKILL, in the middle of whatever it does."""
         self._end(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """Stop it where it is, and wait until all its threads stand: until then some of them may answer."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
     def stop(self) -> None:
         """End it in order."""
         self._end(signal.SIGTERM)

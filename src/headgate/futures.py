@@ -26,11 +26,12 @@ def mapped(future: Future[T], make: Callable[[T], MadeT]) -> Future[MadeT]:
     made: Future[MadeT] = Future()
 
     def arrived(future: Future[T]) -> None:
-        error = future.exception()
-        if error is None:
-            made.set_result(make(future.result()))
-        else:
+        try:
+            result = make(future.result())
+        except BaseException as error:  # else whoever waits would wait for ever
             made.set_exception(error)
+        else:
+            made.set_result(result)
 
     future.add_done_callback(arrived)
     return made

@@ -7,7 +7,6 @@ import ctypes
 import gc
 import itertools
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -393,8 +392,7 @@ def test_a_leader_that_does_not_answer_is_no_answer(tmp_path: Path, topic_name: 
         hurried = KafkaCluster(client(broker.plain, {"default.api.timeout.ms": "1000"}))
         patient = KafkaCluster(client(broker.plain, {"default.api.timeout.ms": "150000"}))
         assert hurried.latest([partition]) == patient.latest([partition]) == {partition: 1}
-        assert broker.process is not None
-        broker.process.send_signal(signal.SIGSTOP)
+        broker.freeze()
         for ask in (lambda: hurried.latest([partition]), lambda: hurried.at_timestamps({partition: 0})):
             with pytest.raises(SourceUnavailableError, match="did not answer within 1000 ms"):
                 ask()

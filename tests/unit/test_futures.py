@@ -37,3 +37,8 @@ def test_what_is_made_of_a_result_fails_with_it() -> None:
     failed.set_exception(OSError("gone"))
     with pytest.raises(OSError, match="gone"):
         mapped(failed, str).result(0)
+
+
+def test_what_cannot_be_made_of_a_result_is_an_error_and_not_a_wait_for_ever() -> None:
+    with pytest.raises(ZeroDivisionError):
+        mapped(done_with(0), lambda number: 1 // number).result(0)

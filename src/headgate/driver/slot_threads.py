@@ -126,8 +126,9 @@ class SlotThreads:
         outcome: ErrorReport | None
         try:
             outcome = self._run_slots(self._make())
-        except Exception as error:
+        except BaseException as error:  # sys.exit() of what is pickled, too, would end the thread without a word
             _log.debug("the slots could not be made", exc_info=True)
+            self._cancel("its submission failed")
             outcome = _report(error)
         atexit.unregister(self._end_with_the_program)
         with self._lock:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any
 
 from headgate.graph.stage_graph import QueryDefinition
@@ -76,8 +76,10 @@ class SubtaskThread:
         """
         finished: Future[None] = Future()
         self._mailbox.post(Letter(lambda: self.subtask.finish(finished), finished.cancel))
+        over = threading.Event()  # `concurrent.futures.wait` waits on for what is cancelled
+        finished.add_done_callback(lambda _: over.set())
         deadline = time.monotonic() + timeout_s
-        while not wait([finished], min(timeout_s, _LOOK_S)).done:
+        while not over.wait(min(timeout_s, _LOOK_S)):
             given_up = give_up is not None and give_up.is_set()
             if given_up or time.monotonic() >= deadline:
                 return False

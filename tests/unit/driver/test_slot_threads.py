@@ -170,3 +170,15 @@ def test_a_program_that_ends_ends_its_slots_first() -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == ["ended"] * 3
+
+
+def test_a_job_that_fails_beside_its_slots_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exit_while_it_looks() -> None:
+        sys.exit("gone")
+
+    monkeypatch.setattr(slot_threads, "_LOOK_S", 0.01)
+    submission = Submission()
+    submission.job._look = exit_while_it_looks
+    outcome = submission.outcome()
+    assert outcome is not None and "gone" in outcome.message
+    assert all(slot.cancelled == ["its submission failed"] for slot in submission.slots)

@@ -491,7 +491,10 @@ def test_close_closes_what_runs_and_ends_the_thread(start: Start) -> None:
     assert running.ended.get_nowait() == 1
     assert source.reader.log[-1] == "close"
     assert running.sink.calls[-1] == "close"
-    assert not running.runner.finish(PATIENCE_S), "it is too late"
+    looks = iter([False])  # whoever waits on fails at the second look
+    give_up = threading.Event()
+    give_up.is_set = lambda: next(looks)  # type: ignore[method-assign]
+    assert not running.runner.finish(PATIENCE_S, give_up), "it is too late"
 
 
 def test_close_does_not_wait_for_a_reader_that_hangs(start: Start) -> None:

@@ -58,7 +58,7 @@ class UnassignedWork:
 
     def to_put(self, *, is_early: bool) -> Unassigned | None:
         """Return what readers are to hear; ``is_early``: the enumerator has splits that readers have."""
-        if self.reported is not None and self.unreported:
+        if self.unreported and (self.reported or self.current) is not None:
             return Unassigned(MIN_WATERMARK_MS)
         if self.reported is None or not is_early or self._before is None:
             return self.reported
