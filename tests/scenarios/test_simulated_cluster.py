@@ -18,7 +18,7 @@ from tests.seeds import FAILED
 
 SCHEDULES, EVENTS, FAULTS = 2_000, 200, 3
 SEEDS = 2_400  # some end before so much has happened
-ORDINARY = 120
+ORDINARY = 100
 
 
 def assert_all_hold(outcomes: Iterable[tuple[Outcome, Coverage]]) -> tuple[int, Coverage]:
