@@ -38,7 +38,7 @@ from headgate.simulation.subtask_process import SubtaskProcess
 from headgate.source.watermark import saturated_ms
 from headgate.task.outputs import StreamingOutput
 
-_MAX_STEPS, _MAX_MS = 50_000, 60_000  # then it does not converge
+_MAX_STEPS, _MAX_MS = 60_000, 120_000  # then it does not converge
 _MAX_TASK_FAILURES = 4
 _LINGER_MS = 100
 _FAULT_AGAIN_MS = 150

@@ -1,10 +1,9 @@
-"""The channels between slots: in order, delayed, cut at times; a model of `headgate.transport.data_plane`.
+"""The channels between slots: in order, delayed, broken at times; a model of `headgate.transport.data_plane`.
 
 Never: lose, repeat or reorder what passes a channel that is up.
 
 A channel belongs to a generation: a consumer of an older one is refused, one of a newer one waits for its producer. The
-end of a process breaks its channels, which the others notice sooner or later. Between two slots that are cut off from
-one another nothing arrives until they are not; if that lasts, their channels break.
+end of a process breaks its channels, which the others notice sooner or later.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from headgate.transport.channel_ends import ConsumerEnd, ProducerEnd, broken
 
 _PATIENCE_MS = 5000
 """How long a consumer waits for its producer."""
-KEEPALIVE_MS = 800
-"""After so long without an answer a connection is given up."""
 
 
 class _End:
@@ -43,10 +40,7 @@ class _End:
         if len(self._coming) > 1:
             return
         network = self.network
-        at_ms = network.clock.now_ms + 1 + int(network.choose.random() * network.slowest_ms)
-        if self.peer is not None:
-            at_ms = max(at_ms, network.cut_until_ms(self.address, self.peer.address))
-        network.clock.at(at_ms, self.process, self._arrive)
+        network.clock.after(1 + int(network.choose.random() * network.slowest_ms), self.process, self._arrive)
 
     def _arrive(self) -> None:
         coming, self._coming = self._coming, []
@@ -98,23 +92,6 @@ class DataNetwork:
         self._offers: dict[tuple[str, ChannelId], _End] = {}
         self._waiting: dict[tuple[str, ChannelId], list[_End]] = {}
         self._ends: list[_End] = []
-        self._cuts: dict[frozenset[str], int] = {}
-
-    def cut_until_ms(self, one: str, other: str) -> int:
-        """Return until when nothing passes between two slots."""
-        return self._cuts.get(frozenset((one, other)), 0) if one != other else 0
-
-    def cut(self, one: str, other: str, for_ms: int) -> None:
-        """Let nothing pass between two slots for a while; if that is long, their channels break."""
-        self._cuts[frozenset((one, other))] = self.clock.now_ms + for_ms
-        if for_ms >= KEEPALIVE_MS:
-            for end in self._ends:
-                if end.is_open and end.peer is not None and {end.address, end.peer.address} == {one, other}:
-                    self.clock.after(KEEPALIVE_MS, end.process, self._give_up, end)
-
-    def mend(self) -> None:
-        """Let everything pass again."""
-        self._cuts.clear()
 
     def _give_up(self, end: _End) -> None:
         if end.is_open:
@@ -153,9 +130,7 @@ class DataNetwork:
         """Make the consumer's end of a channel."""
         made = _End(self, process, own, end, generation)
         self._ends.append(made)
-        delay_ms = 1 + int(self.choose.random() * self.slowest_ms)
-        arrives_ms = max(self.clock.now_ms + delay_ms, self.cut_until_ms(own, address))
-        self.clock.at(arrives_ms, process, self._meet, (address, channel), made)
+        self.clock.after(1 + int(self.choose.random() * self.slowest_ms), process, self._meet, (address, channel), made)
         self.clock.after(_PATIENCE_MS, process, self._lose_patience, made)
         return made
 

@@ -61,7 +61,6 @@ class SlotProcess(Process):
         self.crash_in: int | None = None
         """After how many more of its messages and orders the process dies; None: it does not."""
         self.disk_buffers = cluster.scenario.disk_buffers
-        self._fail_uploads = 0
         self._place = SlotPlace(
             run=run, slot=slot, attempt=attempt, host=host, query_id="simulated", time_zone="UTC",
             checkpoint_location="",
@@ -72,7 +71,7 @@ class SlotProcess(Process):
         """Return what the subtasks share."""
         return {
             "plane": Plane(self.cluster.data, self, self.address),
-            "uploader": StateUploader(SlotStorage(self), f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
+            "uploader": StateUploader(SlotStorage(), f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
             "recovery": partial(SteppedRecovery, self),
             "recovery_memory_bytes": self.cluster.scenario.recovery_bytes,
         }
@@ -96,7 +95,7 @@ class SlotProcess(Process):
 
     def forget_faults(self) -> None:
         """Let nothing go wrong that has not yet."""
-        self.crash_in, self._fail_uploads = None, 0
+        self.crash_in = None
         for each in self.subtasks.values():
             each.decline_next = each.fail_at_snapshot = False
 
@@ -104,10 +103,6 @@ class SlotProcess(Process):
         """Let the next snapshot fail, and perhaps the subtask after it."""
         for each in self.subtasks.values():
             each.decline_next, each.fail_at_snapshot = True, fail
-
-    def fail_upload(self) -> None:
-        """Let the next upload fail."""
-        self._fail_uploads += 1
 
     def fail(self, pick: int) -> None:
         """Let a user's function raise, and something else a little later."""
@@ -228,9 +223,3 @@ class SlotProcess(Process):
     def read_ms(self) -> int:
         """See `Machine`."""
         return self.choose.choice((0, 0, 1, 8))
-
-    def fails_upload(self) -> bool:
-        """See `Machine`."""
-        fails = self._fail_uploads > 0
-        self._fail_uploads -= fails
-        return fails

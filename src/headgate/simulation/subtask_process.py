@@ -50,7 +50,6 @@ class Execution:
     def __init__(self, number: int) -> None:
         self.number = number
         self.readers: dict[str, ScriptedReader] = {}
-        self.writer: ScriptedWriter | None = None
         self.is_tapped = False
         self.drains = False
         """Whether its input is ended before its splits are."""
@@ -206,8 +205,7 @@ class SubtaskProcess:
         """Make the sink's writer of the subtask."""
         execution, slot = self._opened(), self._slot
         name = f"r{slot.run}-s{slot.slot}-a{slot.attempt}-e{execution.number}"
-        writer = execution.writer = ScriptedWriter(name, self)
-        return writer
+        return ScriptedWriter(name, self)
 
     def now_ms(self) -> int:
         """See `Surroundings`."""
