@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from headgate.protocol.channels import ChannelId, Element
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.transport.channel_ends import ConsumerEnd, ProducerEnd, broken
 
+_SLOWEST_MS = 12
 _PATIENCE_MS = 5000
 """How long a consumer waits for its producer."""
 
@@ -39,8 +39,7 @@ class _End:
         self._coming.append((what, arguments))
         if len(self._coming) > 1:
             return
-        network = self.network
-        network.clock.after(1 + int(network.choose.random() * network.slowest_ms), self.process, self._arrive)
+        self.network.clock.after(self.network.delay_ms(), self.process, self._arrive)
 
     def _arrive(self) -> None:
         coming, self._coming = self._coming, []
@@ -88,10 +87,13 @@ class DataNetwork:
     def __init__(self, clock: Clockwork, choose: random.Random) -> None:
         self.clock = clock
         self.choose = choose
-        self.slowest_ms = 12
         self._offers: dict[tuple[str, ChannelId], _End] = {}
         self._waiting: dict[tuple[str, ChannelId], list[_End]] = {}
         self._ends: list[_End] = []
+
+    def delay_ms(self) -> int:
+        """Return how long what is sent now is on its way."""
+        return 1 + int(self.choose.random() * _SLOWEST_MS)
 
     def _give_up(self, end: _End) -> None:
         if end.is_open:
@@ -130,7 +132,7 @@ class DataNetwork:
         """Make the consumer's end of a channel."""
         made = _End(self, process, own, end, generation)
         self._ends.append(made)
-        self.clock.after(1 + int(self.choose.random() * self.slowest_ms), process, self._meet, (address, channel), made)
+        self.clock.after(self.delay_ms(), process, self._meet, (address, channel), made)
         self.clock.after(_PATIENCE_MS, process, self._lose_patience, made)
         return made
 
@@ -157,17 +159,14 @@ class Plane:
     """The ends of one slot's channels: takes the place of a `DataPlane`."""
 
     def __init__(self, network: DataNetwork, process: Process, address: str) -> None:
+        self._network = network
+        self._process = process
         self.address = address
-        self.offer = partial(self._offer, network, process)
-        self.connect = partial(self._connect, network, process)
 
-    def _offer(
-        self, network: DataNetwork, process: Process, channel: ChannelId, generation: int, schema: Any, end: ProducerEnd
-    ) -> _End:
-        return network.offer(process, self.address, channel, generation, end)
+    def offer(self, channel: ChannelId, generation: int, schema: Any, end: ProducerEnd) -> _End:
+        """Make the producer's end of a channel."""
+        return self._network.offer(self._process, self.address, channel, generation, end)
 
-    def _connect(
-        self, network: DataNetwork, process: Process, address: str, channel: ChannelId, generation: int, schema: Any,
-        end: ConsumerEnd,
-    ) -> _End:  # fmt: skip
-        return network.connect(process, self.address, address, channel, generation, end)
+    def connect(self, address: str, channel: ChannelId, generation: int, schema: Any, end: ConsumerEnd) -> _End:
+        """Make the consumer's end of a channel."""
+        return self._network.connect(self._process, self.address, address, channel, generation, end)

@@ -1,9 +1,9 @@
 """What must hold after every step, in every checkpoint, after every commit, and in the end.
 
-Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once), 3 (watermarks; of each reader
-in `slot_process`), 4 (alignment; what is announced in `announcements`), 5 (owners stay, balance) and 7 (memory) of the
-design. Not checked: the order of rows of different splits, anything about time in which something is done, save that
-the query ends and that a paused split is resumed in time.
+Checked: invariants 1 (a split is in one place, in every checkpoint), 2 (exactly once; by key in `scripted_query`),
+3 (watermarks; of each reader in `subtask_process`), 4 (alignment; what is announced in `announcements`), 5 (owners
+stay, balance) and 7 (memory) of the design. Not checked: the order of rows of different splits, anything about time in
+which something is done, save that the query ends and that a paused split is resumed in time.
 
 Never: look into a machine for what it decided; what it holds may be counted.
 """

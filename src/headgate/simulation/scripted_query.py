@@ -259,7 +259,7 @@ class Observed(Operator):
     Parameters
     ----------
     opened
-        Is given each subtask's copy, and returns the process that it is in.
+        Returns the process in which a subtask's copy is opened.
     once
         Only subtask 0 lets rows through: everybody is given all of them.
     """

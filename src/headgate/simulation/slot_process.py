@@ -28,7 +28,7 @@ _LINGER_MS = 60  # from the order to exit to the end of the process
 
 
 class SlotProcess(Process):
-    """One attempt of a slot, with the subtask that it runs.
+    """One attempt of a slot, with its subtasks.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from headgate.task.outputs import Downstream, StreamingOutput
 
 FAULT = "a fault"
-_EXPECTED = (FAULT, "The input was ended for checkpoint", "The channel", "Channel")
-"""How errors begin with which a subtask may fail: the second is that of a drain that was not completed."""
+_EXPECTED = (FAULT, "The input was ended for checkpoint", "The channel of")
+"""How errors begin with which a subtask may fail: a drain was not completed; a channel is broken."""
 
 
 class SimulatedMailbox(Mailbox):
