@@ -596,7 +596,7 @@ def _interval_us(what: str, value: str) -> int:
         return duration_ms(value) * 1000
     except (ValueError, AttributeError) as error:
         raise OptionError(
-            f"{what}: {value!r} is no interval; write one like '10 seconds'.", option=what, value=value
+            f"{what}: {value!r} is not a valid interval; write one like '10 seconds'.", option=what, value=value
         ) from error
 
 

@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
     why
         What makes this row different from others of its pair, or why it is so.
     when
-        A word that tells rows of a pair apart.
+        A word that distinguishes the rows of a pair.
     by
         The handler, where it is not ``_on_`` and the event's name.
     """
@@ -163,7 +163,7 @@ class Machine:
         return None
 
     def follow_up(self, event: Any, now_ms: int) -> list[Any]:
-        """Return what is to be done behind what a handler decided, by the state of things alone."""
+        """Return further actions, after those of the handler, from the state alone."""
         return []
 
     def brief(self, event: Any, kind: type) -> str:

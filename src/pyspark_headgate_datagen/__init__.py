@@ -1,4 +1,4 @@
-"""Lets Spark find the format ``headgate.datagen`` by itself: it looks for top-level modules named ``pyspark_*``."""
+"""Lets Spark find the format ``headgate.datagen`` automatically: it looks for top-level modules named ``pyspark_*``."""
 
 from headgate.spark.datasource import HeadgateDataSource
 

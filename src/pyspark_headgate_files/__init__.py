@@ -1,4 +1,4 @@
-"""Lets Spark find the format ``headgate.files`` by itself: it looks for top-level modules named ``pyspark_*``."""
+"""Lets Spark find the format ``headgate.files`` automatically: it looks for top-level modules named ``pyspark_*``."""
 
 from headgate.spark.datasource import HeadgateDataSource
 

@@ -1,4 +1,4 @@
-"""Lets Spark find the format ``headgate.kafka`` by itself: it looks for top-level modules named ``pyspark_*``."""
+"""Lets Spark find the format ``headgate.kafka`` automatically: it looks for top-level modules named ``pyspark_*``."""
 
 from headgate.spark.kafka_sink import KafkaDataSource
 

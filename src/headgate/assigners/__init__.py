@@ -1,6 +1,6 @@
 """Who reads which split: balanced, the same on every machine, and without moving what somebody already has.
 
-`HashAssigner` balances each group (a topic) by itself, `RoundRobinAssigner` all splits together.
+`HashAssigner` balances each group (a topic) separately, `RoundRobinAssigner` all splits together.
 
 Never: look at anything but the arguments. Owners stand in stored queries, so an assigner that answers differently
 tomorrow moves splits in running ones: golden values in the tests hold it.

@@ -1,4 +1,4 @@
-"""Spreads each group by itself: of one topic no subtask has two splits more than another.
+"""Spreads each group separately: of one topic no subtask has two splits more than another.
 
 Never: use Python's ``hash``, which differs from process to process.
 

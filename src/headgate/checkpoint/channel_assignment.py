@@ -15,8 +15,9 @@ P and P' are the parallelism of the checkpoint and of the query. It lands in one
 
 - *In its place*: the channel of producer i, of one old pair (i, j) input before output. What producer i sends next
   comes through the same channel, so that rows of a key stay in their order by themselves.
-- *Relocated*, if the parallelism changed, or if the checkpoint holds rows that were relocated before and not processed
-  since: then the split that a row is of, or the key that an operator sent it for, may be with another producer now. All
+- *Relocated*, if the parallelism changed, if sources reassign splits on recovery, or if the checkpoint holds rows that
+  were relocated before and not processed since: then the split that a row is of, or the key that an operator sent it
+  for, may be with another producer now. All
   of the exchange lands in the channel of producer 0 (FLIP-547, 4.5.3), input before output, and the consumer reads
   nothing that producers send before it is processed (`headgate.task.input_gate`). So what a later checkpoint stores of
   it meanwhile is in that one channel, in its order, and older than all that producers hold as output.
@@ -64,9 +65,15 @@ class ExchangePlan(msgspec.Struct, frozen=True, kw_only=True):
     targets: int | None = None
 
 
-def relocated_exchanges(channels: Sequence[ChannelState], *, old_parallelism: int, parallelism: int) -> frozenset[str]:
-    """Return the exchanges whose channel state is relocated."""
-    return frozenset(each.exchange for each in channels if old_parallelism != parallelism or each.relocated)
+def relocated_exchanges(
+    channels: Sequence[ChannelState], *, old_parallelism: int, parallelism: int, moving: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Return the exchanges whose channel state is relocated: all that are ``moving`` among them (`assign_channels`)."""
+    return frozenset(
+        each.exchange
+        for each in channels
+        if old_parallelism != parallelism or each.relocated or each.exchange in moving
+    )
 
 
 def assign_channels(
@@ -77,6 +84,7 @@ def assign_channels(
     parallelism: int,
     max_parallelism: int,
     on_downstream: bool,
+    moving: frozenset[str] = frozenset(),
 ) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
     """Return what each subtask takes on, in the order in which it does.
 
@@ -90,8 +98,10 @@ def assign_channels(
         Of the checkpoint, of the query, and the most there may be.
     on_downstream
         ``recover-output-on-downstream``.
+    moving
+        The exchanges whose rows may come from another producer after any restart.
     """
-    relocated = relocated_exchanges(channels, old_parallelism=old_parallelism, parallelism=parallelism)
+    relocated = relocated_exchanges(channels, old_parallelism=old_parallelism, parallelism=parallelism, moving=moving)
     stored: dict[str, dict[int, list[ChannelState]]] = {}
     for state in channels:
         stored.setdefault(state.exchange, {}).setdefault(state.consumer, []).append(state)

@@ -159,7 +159,7 @@ def _batches(
             break
         except (pa.ArrowException, OSError) as error:
             raise CorruptStateError(
-                f"{what} cannot be read behind {buffers} of {header.buffers} buffers: {error}.",
+                f"{what} cannot be read after {buffers} of {header.buffers} buffers: {error}.",
                 what=what,
                 expected=header.buffers,
                 found=buffers,

@@ -220,7 +220,7 @@ class CheckpointCoordinator(Machine):
         restored_id = 0 if restored is None else restored.checkpoint_id
         self._last_id = max(restored_id, *stored.complete, *stored.incomplete, 0)
         self._retained = [each for each in stored.complete if restored is None or each <= restored_id]
-        # Deleted with the next completion: failed ones, and those that a fallback to an older one left behind.
+        # Deleted with the next completion: failed ones, and those made after an older one that was restored.
         self._abandoned = [*stored.incomplete, *(each for each in stored.complete if each not in self._retained)]
         self._executions: dict[SubtaskId, int] = {}
         self._recovering: set[SubtaskId] = set()

@@ -245,7 +245,7 @@ def _header(head: bytes, path: str) -> dict[str, str]:
     match = _HEADER.match(head)
     if match is None:
         raise CorruptStateError(
-            f"The file {path} is no manifest of a checkpoint: it begins with {head[:60]!r}.",
+            f"The file {path} is not a manifest of a checkpoint: it begins with {head[:60]!r}.",
             what="a manifest", path=path, found=head[:60],
         )  # fmt: skip
     return dict(zip(("version", "run", "bytes", "crc32"), (group.decode() for group in match.groups())))

@@ -6,7 +6,7 @@ Never: read a file, or drop state that the user did not allow to be dropped.
     ---------------------------  ------------------------  ------------------------------------------------
     enumerator, by uid           as it is                  as it is
     splits, by uid               the same subtask          round robin in the order of their ids
-    finished splits, by uid      the same subtask          round robin; the enumerator is told of all
+    finished splits, by uid      the same subtask          round robin; all are reported to the enumerator
     operators' items, by uid     the same subtask          round robin in the order of the subtasks
     keyed state, by uid          the same subtask          every subtask gets each chunk that overlaps its key groups;
                                                            chunks in the order of the old subtasks, then in theirs
@@ -16,7 +16,7 @@ Never: read a file, or drop state that the user did not allow to be dropped.
 
 A source or operator whose uid is not in the checkpoint starts afresh. State of a uid that the query does not have is
 left over: an error that names it, unless ``allowNonRestoredState`` is set. An exchange that has become one of another
-kind is an error if rows were on their way through it: who gets them now cannot be told. So is one of other keys, and
+kind is an error if rows were on their way through it: nothing says who gets them now. So is one of other keys, and
 keyed state of other keys, windows or aggregates than the operator has: it would mean something else.
 
 Chunks of another query (its savepoint) get names of their own, since that one named its chunks as this one does.
@@ -77,7 +77,7 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
         parallelism=plan.parallelism,
         sources={uid: entry for uid, entry in manifest.sources.items() if uid in plan.sources},
         stages=plan.stages,
-        subtasks=_read_on_behind_readers(stages, plan),
+        subtasks=_read_on_after_producers(stages, plan),
         commits=_of(uids, manifest.commits),
         uncommitted=tuple(UncommittedEpoch(each.epoch, _of(uids, each.committables)) for each in manifest.uncommitted),
         exchanges=dict(plan.exchanges),
@@ -107,19 +107,23 @@ def _check_signatures(manifest: Manifest, plan: QueryPlan) -> None:
         if was is None or now is None or was == now:
             continue
         if uid in keyed:
-            told = f"holds state of {uid!r}, which was {was}; now it is {now}"
+            change = f"holds state of {uid!r}, which was {was}; now it is {now}"
             fix = (
                 "Set it back; or give the changed one another name with .name(...), and set the option "
                 "'allowNonRestoredState' to true, so that it starts without state."
             )
         else:
-            told = f"holds rows that were on their way through the exchange {uid!r}, {was}; now it is {now}"
+            change = f"holds rows that were on their way through the exchange {uid!r}, {was}; now it is {now}"
             fix = (
                 "Set it back; or end the query as it was with a savepoint, which holds no rows on their way, and start "
                 "the changed one from that."
             )
         raise StoredStateError(
-            f"Checkpoint {manifest.checkpoint_id} {told}. {fix}", what="a checkpoint", uid=uid, expected=now, found=was
+            f"Checkpoint {manifest.checkpoint_id} {change}. {fix}",
+            what="a checkpoint",
+            uid=uid,
+            expected=now,
+            found=was,
         )
 
 
@@ -140,10 +144,10 @@ def _check_options(manifest: Manifest, plan: QueryPlan) -> None:
             )  # fmt: skip
         changed += _changed_options(uid, source, entry.fixed)
     if changed:
-        told = "; ".join(f"{name!r} of {where} was {was!r} and is {now!r}" for name, was, now, where in changed)
+        differences = "; ".join(f"{name!r} of {where} was {was!r} and is {now!r}" for name, was, now, where in changed)
         raise OptionError(
-            f"Options that may not change have changed since checkpoint {manifest.checkpoint_id}: {told}. Set them "
-            "back, or start with a new 'checkpointLocation'.",
+            f"Options that may not change have changed since checkpoint {manifest.checkpoint_id}: {differences}. "
+            "Set them back, or start with a new 'checkpointLocation'.",
             option=changed[0][0], value=changed[0][2], options=tuple(name for name, *_ in changed),
         )  # fmt: skip
 
@@ -252,7 +256,7 @@ def _own_chunks(manifest: Manifest, plan: QueryPlan, keyed: KeyedState) -> Keyed
     )
 
 
-def _read_on_behind_readers(
+def _read_on_after_producers(
     stages: list[tuple[SubtaskState, ...]], plan: QueryPlan
 ) -> tuple[tuple[SubtaskState, ...], ...]:
     """Let nobody have read all its input to whom somebody still sends: a source that is new, for example."""

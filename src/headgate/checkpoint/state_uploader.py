@@ -2,7 +2,7 @@
 
 Channel state, of which there may be as much as local disks hold, is written piece by piece.
 
-Never: block who hands state over; write the content of a chunk twice that the checkpoint before named, or was restored
+Never: block the caller; write the content of a chunk twice that the checkpoint before named, or was restored
 with; name a file of a savepoint (`headgate.checkpoint.storage.belongs_here`).
 
 Follows FLIP-547, "Rejected Alternatives" (channel state is never incremental).

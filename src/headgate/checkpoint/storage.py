@@ -10,9 +10,9 @@ Never: write a manifest before every file that it names is durable, or for a run
     <savepoint>/_metadata            a savepoint's manifest, which names files of this folder only
     <savepoint>/<query>-<run>-<id>/  those files; no other attempt to write a savepoint here has the same names
 
-A shared file lives as long as a manifest at the location names it: it is deleted behind the last one that did. Those
+A shared file lives as long as a manifest at the location names it: it is deleted after the last one that did. Those
 that no manifest ever named are deleted as well: what an earlier run left when the next begins; what a checkpoint that
-failed left behind the next but one that completes, for the next one names all of it that is still in use.
+failed left, after the next but one that completes, for the next one names all of it that is still in use.
 
 Nothing of a savepoint is ever deleted. A query that begins with one reads its files where they are, by their full
 addresses, and names none of them in a checkpoint of its own (`belongs_here`): its folder is not needed after the first.
@@ -173,7 +173,7 @@ class CheckpointStorage:
                 self._named[manifest.checkpoint_id] = frozenset(handle.path for handle in files)
                 self._written += 1
             size += sum(handle.size_bytes for handle in files if handle.path not in known)
-        # Whoever took over in the meantime may not have seen this manifest: then nobody may be told of it.
+        # Whoever took over in the meantime may not have seen this manifest: then it must not be announced to anybody.
         check_run(self.store, manifest.run)
         return size
 

@@ -47,38 +47,38 @@ class AlignmentHub:
             The group's name.
         on_others_moved
             Called with the lowest watermark of the other members, in milliseconds (None: none of them has a vote),
-            whenever it is another than it was told last, at first None; by any thread, in order, under the hub's
+            whenever that differs from the last call, at first None; by any thread, in order, under the hub's
             lock: it must not block, and not call the hub.
         """
         member = Membership(self, (application, group), on_others_moved)
         with self._lock:
             self._groups.setdefault(member._key, []).append(member)
-            self._tell_locked(member._key)
+            self._notify_locked(member._key)
         return member
 
     def _share(self, member: Membership, watermark_ms: int | None) -> None:
         with self._lock:
             if member in self._groups.get(member._key, ()):  # else it has left
                 member._watermark_ms = watermark_ms
-                self._tell_locked(member._key)
+                self._notify_locked(member._key)
 
     def _leave(self, member: Membership) -> None:
         with self._lock:
             members = self._groups.get(member._key, [])
             if member in members:
                 members.remove(member)
-                self._tell_locked(member._key)
+                self._notify_locked(member._key)
             if not members:
                 self._groups.pop(member._key, None)
 
-    def _tell_locked(self, key: tuple[str, str]) -> None:
+    def _notify_locked(self, key: tuple[str, str]) -> None:
         assert self._lock.locked()
         members = self._groups[key]
         for member in members:
             votes = [each._watermark_ms for each in members if each is not member and each._watermark_ms is not None]
             others_ms = min(votes, default=None)
-            if others_ms != member._told_ms:
-                member._told_ms = others_ms
+            if others_ms != member._sent_ms:
+                member._sent_ms = others_ms
                 member._on_others_moved(others_ms)
 
 
@@ -90,10 +90,10 @@ class Membership:
         self._key = key
         self._on_others_moved = on_others_moved
         self._watermark_ms: int | None = None
-        self._told_ms: int | None = None
+        self._sent_ms: int | None = None
 
     def share(self, watermark_ms: int | None) -> None:
-        """Tell the others the lowest watermark of this query's readers, in milliseconds; None: they have no vote."""
+        """Share the lowest watermark of this query's readers, in milliseconds; None: they have no vote."""
         self._hub._share(self, watermark_ms)
 
     def leave(self) -> None:

@@ -5,7 +5,7 @@ Never: let an enumerator that hangs hold up the query: what is asked of it waits
     thread                          what it does
     ------------------------------  --------------------------------------------------------------------
     headgate-enumerator-UID         the enumerator, one call after the other
-    headgate-enumerator-UID-says    serialises splits and states, and tells, in the order of the calls
+    headgate-enumerator-UID-says    serialises splits and states, and reports, in the order of the calls
     headgate-enumerator-UID-work    (up to 4) what the enumerator gave to ``call_async``
 
 Follows FLIP-27, "Where to run the enumerator" ("called from an additional thread").
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 _WORKERS = 4
 _PATIENCE_S = 0.8
 _LONG_S = 1.0
-"""A call that has been under way for so long is told of."""
+"""A call that has been under way for so long is reported."""
 
 
 class EnumeratorThread:

@@ -115,7 +115,7 @@ def as_decimal(kind: pa.DataType) -> pa.DataType:
 def _widest_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     scale = max(left.scale, right.scale)
     whole = max(left.precision - left.scale, right.precision - right.scale)
-    if whole + scale > _MOST_DIGITS:  # digits before the point are kept, those behind it as far as there is room
+    if whole + scale > _MOST_DIGITS:  # digits before the point are kept, those after it as far as there is room
         scale = max(0, _MOST_DIGITS - whole)
     return pa.decimal128(min(_MOST_DIGITS, whole + scale), scale)
 

@@ -261,7 +261,7 @@ def _texts(name: str, function: Callable[..., pa.Array]) -> None:
     KERNELS[name] = run
 
 
-_texts("upper", lambda text: pc.utf8_upper(pc.replace_substring(text, "ß", "SS")))  # Arrow maps it to one letter
+_texts("upper", lambda text: pc.utf8_upper(pc.replace_substring(text, "ß", "SS")))  # Arrow maps it to one character
 _texts("lower", pc.utf8_lower)
 _texts("length", pc.utf8_length)
 _texts("reverse", pc.utf8_reverse)

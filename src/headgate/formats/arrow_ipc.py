@@ -95,7 +95,7 @@ def _open(file: pa.NativeFile, path: str) -> pa.RecordBatchFileReader:
         return pa.ipc.open_file(file)
     except (pa.ArrowException, OSError) as error:
         raise BadDataError(
-            f"headgate.files: {path} is no complete Arrow IPC file: {error}. Write it with pyarrow.ipc.new_file (the "
-            "stream format cannot be split), or set 'ignoreCorruptFiles' to true to go on without it.",
+            f"headgate.files: {path} is not a complete Arrow IPC file: {error}. Write it with pyarrow.ipc.new_file "
+            "(the stream format cannot be split), or set 'ignoreCorruptFiles' to true to go on without it.",
             path=path, byte_offset=0,
         ) from error  # fmt: skip

@@ -46,7 +46,7 @@ class LineFormat(ABC):
     line_separator: bytes | None = None
     """What ends a line; None: ``\\n``, ``\\r\\n`` or ``\\r``, whichever comes first."""
     header: bool = False
-    """Whether each file's first line is a header, kept out of the data and handed over with every block."""
+    """Whether each file's first line is a header, kept out of the data and passed with every block."""
 
     def is_header(self, line: bytes) -> bool:
         """Return whether a line may be the header; those before it are skipped. The default: it is not blank."""
@@ -74,7 +74,7 @@ class UnitFile(ABC):
 
     @abstractmethod
     def rows_of_unit(self, unit: int) -> int:
-        """Return how many rows a unit has, about where the file does not tell."""
+        """Return how many rows a unit has, approximately where the file does not say."""
 
     @abstractmethod
     def read_unit(self, unit: int, first_row: int) -> Iterator[pa.RecordBatch]:

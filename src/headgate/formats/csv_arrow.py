@@ -175,7 +175,7 @@ class ArrowReader:
         return None if result is None else (result, end)
 
     def _last_record_end(self, data: bytes) -> int:
-        """Return the offset behind the last line end that no quotes surround; 0 if there is none."""
+        """Return the offset after the last line end that no quotes surround; 0 if there is none."""
         if self._quote not in data:
             return data.rfind(b"\n") + 1
         raw = np.frombuffer(data, np.uint8)

@@ -134,7 +134,7 @@ class _Document:
         return records
 
     def skip(self, data: bytes, end: int) -> None:
-        """Drop the text up to a place in its UTF-8 bytes, which is behind a line end."""
+        """Drop the text up to a place in its UTF-8 bytes, which is after a line end."""
         text = data[:end].decode()
         self._byte_offset += len(text.encode(self._settings.encoding, "replace"))
         if self._line_end == "\r\n":

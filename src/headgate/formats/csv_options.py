@@ -38,7 +38,7 @@ def separator(value: str) -> str:
             parsed, rest = parsed + "\0", rest[6:]
         elif rest[0] == "\\" and len(rest) > 1:
             if rest[1] not in _ESCAPES:
-                raise ValueError(f"a separator; {rest[:2]!r} is no escape of Spark's")
+                raise ValueError(f"a separator; {rest[:2]!r} is not an escape of Spark's")
             parsed, rest = parsed + _ESCAPES[rest[1]], rest[2:]
         else:
             parsed, rest = parsed + rest[0], rest[1:]

@@ -99,7 +99,7 @@ class _Records:
         try:
             parsed, partial = self._parser.parse(text)
         except (MalformedRecordError, RecursionError):
-            return [{}], "is no JSON object"
+            return [{}], "is not a JSON object"
         return parsed, "has a value that contradicts its column's type" if partial else None
 
     def batch_of(self, rows: Sequence[Mapping[str, Any]], corrupt: Sequence[str | None]) -> pa.RecordBatch:
@@ -166,7 +166,7 @@ class JsonFormat(_Records, LineFormat):
             else None
         )
         self.refused_row: int | None = None
-        """The line at which the last bulk read stopped, if Arrow's reader said so."""
+        """The line at which the last bulk read stopped, if Arrow's reader reported it."""
         self._uniform = UniformLines(self._read_schema) if self._read_schema is not None else None
 
     def decode(self, block: LineBlock) -> pa.RecordBatch:

@@ -30,7 +30,7 @@ _PLAIN = {
 _PLAIN_WITH_CONTROLS = {'"': re.compile(r'[^"\\\udc80-\udcff]*'), "'": re.compile(r"[^'\\\udc80-\udcff]*")}
 _UNQUOTED_NAME = {
     True: re.compile(r"[\w$@#*+\-]+"),
-    False: re.compile(r"[\w$@#*+\-]+", re.ASCII),  # byte by byte, of which none beyond ASCII is a letter
+    False: re.compile(r"[\w$@#*+\-]+", re.ASCII),  # byte by byte, of which none beyond ASCII is part of a word
 }
 _HEX = re.compile("[0-9a-fA-F]{0,4}")
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -45,7 +45,7 @@ _GROUP = r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)"
 _BASE64_GROUP = re.compile(_GROUP)
 _BASE64 = re.compile(rf"(?:[\x00-\x20]*{_GROUP})*[\x00-\x20]*")
 _NO_UTF8 = b"\x80".decode("utf-8", "surrogateescape")
-_BASE64_LETTERS = string.ascii_letters + string.digits + "+/"
+_BASE64_CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + "+/"
 _WORD_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc", "Cf"}
 _MOST_NESTED = 1000
 
@@ -217,16 +217,16 @@ class JsonCursor:
                 raise MalformedRecordError
             return b"".join(map(base64.b64decode, _BASE64_GROUP.findall(text)))
         decoded = b""
-        while (letter := self._base64_letter(0)) != '"':
-            if letter:
-                decoded += base64.b64decode(letter + self._base64_letter(1) + self._end_of_base64_group())
+        while (character := self._base64_character(0)) != '"':
+            if character:
+                decoded += base64.b64decode(character + self._base64_character(1) + self._end_of_base64_group())
         self._incomplete = False
         return decoded
 
     def _end_of_base64_group(self) -> str:
-        third = self._base64_letter(2)
+        third = self._base64_character(2)
         if third != "=":
-            return third + self._base64_letter(3)
+            return third + self._base64_character(3)
         read = character = self._next_character()  # if it ends the string, that is read now
         if character == "\\":
             character = self._escaped()
@@ -234,8 +234,8 @@ class JsonCursor:
             raise self._no_base64(read)
         return "=="
 
-    def _base64_letter(self, index: int) -> str:
-        """Read a letter of a group; of the first one it may be the string's end or, escaped, white space ("")."""
+    def _base64_character(self, index: int) -> str:
+        """Read a character of a group; of the first one it may be the string's end or, escaped, white space ("")."""
         character = self._next_character()
         while index == 0 and character <= " ":
             character = self._next_character()
@@ -248,7 +248,7 @@ class JsonCursor:
             character = self._escaped()
             if index == 0 and character <= " ":
                 return ""
-        if character not in (_BASE64_LETTERS if index < 2 else _BASE64_LETTERS + "="):
+        if character not in (_BASE64_CHARACTERS if index < 2 else _BASE64_CHARACTERS + "="):
             raise self._no_base64(read)
         return character
 
@@ -271,7 +271,7 @@ class JsonCursor:
             raise MalformedRecordError
 
     def _significant(self) -> str:
-        """Go behind the next character that is neither white space nor a comment, and return it; "" at the end."""
+        """Go past the next character that is neither white space nor a comment, and return it; "" at the end."""
         while True:
             position = _space_end(self._text, self.position)
             character = self._text[position : position + 1]
@@ -357,7 +357,7 @@ class JsonCursor:
         return "float"
 
     def _match(self, rest: str) -> None:
-        """Go behind the rest of a word; nothing that could belong to a word may follow it."""
+        """Go past the rest of a word; nothing that could belong to a word may follow it."""
         text = self._text
         for character in rest:
             if text[self.position : self.position + 1] != character:

@@ -58,8 +58,8 @@ def _refuse_ambiguity(fields: list[pa.Field]) -> None:
         seen[field.name.lower()] = field.name
         if twin is not None:
             raise BadDataError(
-                f"The JSON fields {twin!r} and {field.name!r} would be one column in Spark, which does not tell names "
-                "by case: give a schema that has one of them.",
+                f"The JSON fields {twin!r} and {field.name!r} would be one column in Spark, which does not distinguish "
+                "names by case: give a schema that has one of them.",
                 path=None, byte_offset=None,
             )  # fmt: skip
 
@@ -89,8 +89,8 @@ class _Inference:
             if self._options["mode"] == FAILFAST:
                 shown = record[:80].decode("utf-8", "replace")
                 raise BadDataError(
-                    f"The JSON record at byte {start} of the sample is no object: {shown!r}. Correct the file, or set "
-                    "mode to PERMISSIVE or DROPMALFORMED.",
+                    f"The JSON record at byte {start} of the sample is not an object: {shown!r}. Correct the file, or "
+                    "set mode to PERMISSIVE or DROPMALFORMED.",
                     path=None, byte_offset=start,
                 )  # fmt: skip
             if self._options["mode"] == DROPMALFORMED:

@@ -226,7 +226,7 @@ def _places(lines: bytes, constants: list[bytes], marks: _Marks) -> list[_Places
             start = by_line[:, number] - text.index(b'"')
             number += text.count(b'"')
         else:
-            start = ends - len(text)  # only the last one, behind a number
+            start = ends - len(text)  # only the last one, after a number
         if starts and not np.all(starts[-1] + before <= start):
             return None
         if not _all_have(lines, start, text):

@@ -69,7 +69,7 @@ class OrcUnits(UnitFile):
         return min(1, self._file.nrows) if self._whole else int(self._file.nstripes)
 
     def rows_of_unit(self, unit: int) -> int:
-        """Return the rows of an average stripe: pyarrow does not tell those of a single one."""
+        """Return the rows of an average stripe: pyarrow does not report those of a single one."""
         return -(-int(self._file.nrows) // max(1, self.num_units))
 
     def read_unit(self, unit: int, first_row: int) -> Iterator[pa.RecordBatch]:
@@ -129,7 +129,7 @@ def _open(file: pa.NativeFile, path: str) -> orc.ORCFile:
         return orc.ORCFile(file)
     except (pa.ArrowException, OSError) as error:
         raise BadDataError(
-            f"headgate.files: {path} is no complete ORC file: {error}. Write it again, or set 'ignoreCorruptFiles' to "
-            "true to go on without it.",
+            f"headgate.files: {path} is not a complete ORC file: {error}. Write it again, or set 'ignoreCorruptFiles' "
+            "to true to go on without it.",
             path=path, byte_offset=0,
         ) from error  # fmt: skip

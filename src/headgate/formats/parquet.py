@@ -170,7 +170,7 @@ def open_parquet(file: pa.NativeFile, path: str) -> pq.ParquetFile:
         )
     except (pa.ArrowException, OSError) as error:
         raise BadDataError(
-            f"headgate.files: {path} is no complete Parquet file: {error}. Write it again, or set "
+            f"headgate.files: {path} is not a complete Parquet file: {error}. Write it again, or set "
             "'ignoreCorruptFiles' to true to go on without it.",
             path=path, byte_offset=0,
         ) from error  # fmt: skip

@@ -75,10 +75,10 @@ SAMPLING_RATIO = OptionSpec(
     why="types are inferred from a sample of bounded size at the start of the files, whatever the ratio",
 )
 COMPRESSION = OptionSpec(
-    "compression", text, None, "codec", status="no-op", why="as in Spark, a file's ending tells how it is compressed"
+    "compression", text, None, "codec", status="no-op", why="as in Spark, a file's ending says how it is compressed"
 )
 CODEC = OptionSpec(
-    "codec", text, None, "another name of compression", status="no-op", why="a file's ending tells how it is compressed"
+    "codec", text, None, "another name of compression", status="no-op", why="a file's ending says how it is compressed"
 )
 
 SHARED_OPTIONS: tuple[OptionSpec, ...] = (

@@ -208,7 +208,7 @@ def _pattern(options: Mapping[str, Any], name: str) -> dt.DateTimePattern | None
         return dt.DateTimePattern(pattern)
     except ValueError as error:
         raise OptionError(
-            f"The option {name!r} is {pattern!r}, which Headgate cannot use: {error}. Use the letters y, M, d, D, "
+            f"The option {name!r} is {pattern!r}, which Headgate cannot use: {error}. Use the symbols y, M, d, D, "
             "H, h, k, K, m, s, S, a, X, x, Z, VV, or read the column as a string and convert it with to_timestamp().",
             option=name, value=pattern,
         ) from error  # fmt: skip

@@ -190,30 +190,30 @@ _NUMBERS = {"M": "mo", "L": "mo", "d": "d", "H": "h24", "h": "h12", "k": "k24", 
 
 
 def _field(run: str) -> str:
-    """Return the regular expression of one run of a pattern letter; ValueError if it cannot be translated."""
-    letter, count = run[0], len(run)
-    if letter in _NUMBERS and count <= 2:
-        return f"(?P<{_NUMBERS[letter]}>" + (r"\d{2})" if count == 2 else r"\d{1,19})")
-    if letter in "yu" and count == 2:
+    """Return the regular expression of one run of a pattern symbol; ValueError if it cannot be translated."""
+    symbol, count = run[0], len(run)
+    if symbol in _NUMBERS and count <= 2:
+        return f"(?P<{_NUMBERS[symbol]}>" + (r"\d{2})" if count == 2 else r"\d{1,19})")
+    if symbol in "yu" and count == 2:
         return r"(?P<y2>\d{2})"
-    if letter in "yu" and count == 4:
+    if symbol in "yu" and count == 4:
         return r"(?P<y>\d{4}|\+\d{5,19})"
-    if letter in "yu" and count in (1, 3):
+    if symbol in "yu" and count in (1, 3):
         return rf"(?P<y>\d{{{count},19}})"
-    if letter in "ML" and count in (3, 4):
+    if symbol in "ML" and count in (3, 4):
         names = _MONTHS if count == 4 else [name[:3] for name in _MONTHS]
         return "(?P<mon>" + "|".join(names) + ")"
-    if letter == "a" and count == 1:
+    if symbol == "a" and count == 1:
         return "(?P<ap>am|pm)"
-    if letter == "D" and count <= 3:
+    if symbol == "D" and count <= 3:
         return r"(?P<doy>\d{3})" if count == 3 else r"(?P<doy>\d{1,3})"
-    if letter == "S" and count <= 9:
+    if symbol == "S" and count <= 9:
         return rf"(?P<f>\d{{1,{count}}})"
-    return _zone_field(letter, count)
+    return _zone_field(symbol, count)
 
 
 def _is_of_any_width(run: str) -> bool:
-    """Return whether a run of a letter reads as many digits as there are, but for those of fixed fields after it."""
+    """Return whether a run of a symbol reads as many digits as there are, but for those of fixed fields after it."""
     return (run[0] in _NUMBERS and len(run) == 1) or (run[0] in "yu" and len(run) != 2)
 
 
@@ -221,16 +221,16 @@ def _is_fixed(run: str) -> bool:
     return (run[0] in _NUMBERS or run[0] in "yu") and len(run) == 2
 
 
-def _zone_field(letter: str, count: int) -> str:
+def _zone_field(symbol: str, count: int) -> str:
     forms = {1: r"[+-]\d{2}(?:\d{2})?", 2: r"[+-]\d{4}", 3: r"[+-]\d{2}:\d{2}",
              4: r"[+-]\d{4}(?:\d{2})?", 5: r"[+-]\d{2}:\d{2}(?::\d{2})?"}  # fmt: skip
-    if letter in "Xx" and count in forms:
-        return f"(?P<z>{'z|' if letter == 'X' else ''}{forms[count]})"
-    if letter == "Z" and count <= 3:
+    if symbol in "Xx" and count in forms:
+        return f"(?P<z>{'z|' if symbol == 'X' else ''}{forms[count]})"
+    if symbol == "Z" and count <= 3:
         return r"(?P<z>[+-]\d{4})"
-    if letter == "V" and count == 2:
+    if symbol == "V" and count == 2:
         return r"(?P<z>[A-Za-z][A-Za-z0-9_+/:~-]*|[+-]\d{1,2}(?::?\d{2}){0,2})"
-    raise ValueError(f"{letter * count!r} cannot be translated")
+    raise ValueError(f"{symbol * count!r} cannot be translated")
 
 
 class DateTimePattern:
@@ -239,7 +239,7 @@ class DateTimePattern:
     Raises
     ------
     ValueError
-        The pattern has letters that Headgate does not translate; the message names them.
+        The pattern has symbols that Headgate does not translate; the message names them.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -279,9 +279,9 @@ class DateTimePattern:
 
         ``to`` is ``date32`` or ``timestamp[us]`` without zone.
         """
-        if not self._slices or any(letter not in self._slices for letter in "yMd"):
+        if not self._slices or any(symbol not in self._slices for symbol in "yMd"):
             return None
-        parts = [self._slices.get(letter) for letter in "yMdHms"]
+        parts = [self._slices.get(symbol) for symbol in "yMdHms"]
 
         def cast(array: pa.Array) -> pa.Array:
             texts = [
@@ -309,7 +309,7 @@ class DateTimePattern:
 
 
 def _slices(pattern: str) -> dict[str, int] | None:
-    """Return where each field of a pattern of fixed width starts, by its letter; None for other patterns."""
+    """Return where each field of a pattern of fixed width starts, by its symbol; None for other patterns."""
     places: dict[str, int] = {}
     at = 0
     for match in _TOKEN.finditer(pattern):
@@ -317,7 +317,7 @@ def _slices(pattern: str) -> dict[str, int] | None:
         if match[1] is not None:
             literal = match[1].replace("''", "'") or "'"
             if (not literal.isascii() or literal.lower() != literal.upper()) and literal != "T":
-                return None  # letters match in any case, which needs the other way
+                return None  # literal text matches in any case, which needs the other way
             at += len(literal)
         elif match[2] is not None:
             if token not in ("yyyy", "uuuu", "MM", "dd", "HH", "mm", "ss") or token[0].replace("u", "y") in places:

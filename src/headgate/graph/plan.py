@@ -67,8 +67,8 @@ class PlanNode:
         """
         if _UID.fullmatch(name) is None:
             raise OptionError(
-                f"The name {name!r} cannot be used: it must have 1 to 100 letters, digits, '.', '_' and '-', and begin "
-                "with a letter or a digit.",
+                f"The name {name!r} cannot be used: it must be 1 to 100 of a-z, A-Z, 0-9, '.', '_' and '-', "
+                "and begin with one of a-z, A-Z and 0-9.",
                 option="name", value=name,
             )  # fmt: skip
         return replace(self, name=name)
@@ -136,7 +136,7 @@ def stage_graph(output: PlanNode) -> StageGraph:
             operators.append(OperatorNode(operator=operator, inputs=tuple(uids[each] for each in node.inputs)))
     operators = _with_forwards({source.uid: source.schema for source in sources}, operators)
     graph = StageGraph(sources=tuple(sources), operators=tuple(operators), output=uids[output])
-    return replace(graph, sources=tuple(_told_event_time(source, graph) for source in graph.sources))
+    return replace(graph, sources=tuple(_with_event_time(source, graph) for source in graph.sources))
 
 
 def _with_forwards(sources: dict[str, pa.Schema], operators: list[OperatorNode]) -> list[OperatorNode]:
@@ -160,7 +160,7 @@ def _with_forwards(sources: dict[str, pa.Schema], operators: list[OperatorNode])
     return made
 
 
-def _told_event_time(definition: SourceDefinition, graph: StageGraph) -> SourceDefinition:
+def _with_event_time(definition: SourceDefinition, graph: StageGraph) -> SourceDefinition:
     """Return a source that knows which of its columns holds the event time: it may find work in that order."""
     strategy = definition.watermark_strategy
     if strategy is None:

@@ -74,7 +74,7 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("state.memory", size_bytes, 256 << 20, "state that an operator keeps in memory in each subtask"),
     OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows wait to be sent together"),
     OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot is lost"),
-    OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one letter after which a worker is ended"),
+    OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one call after which a worker is ended"),
     OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),
     OptionSpec("transport.port", integer(0, 65535), 0, "its port; 0: any that is free"),
     OptionSpec(

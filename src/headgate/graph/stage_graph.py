@@ -1,4 +1,4 @@
-"""What a continuous query is made of, as a value: sources, the operators behind them, the sink, and the settings.
+"""What a continuous query is made of, as a value: sources, their operators, the sink, and the settings.
 
 Never: import pyspark, open anything, or keep a client: a definition is pickled (by cloudpickle, for the
 user's functions in it) from the driver to every slot.
@@ -34,7 +34,7 @@ SINK_UID = "sink"
 BAD_RECORDS_UID = "bad-records"
 """The uid of the sink of records that could not be processed."""
 LATE_ROWS_UID = "late-rows"
-"""The uid of the sink of rows that came behind the watermark."""
+"""The uid of the sink of rows that came after the watermark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Stage:
     inputs
         The exchanges that it consumes, by uid; none in stage 0.
     operators
-        Its operators, each behind what feeds it.
+        Its operators, each after what feeds it.
     outputs
         The exchanges that it produces, by uid.
     feeds
@@ -128,14 +128,14 @@ class StageGraph:
     sources
         In the order in which the program names them.
     operators
-        Each behind all that feed it.
+        Each after all that feed it.
     output
         The uid of the source or operator whose rows go to the sink.
 
     Raises
     ------
     OptionError
-        Two of them, or one and the sink, have the same uid, or `event_time_operator` cannot tell.
+        Two of them, or one and the sink, have the same uid, or `event_time_operator` cannot decide.
     """
 
     sources: tuple[SourceDefinition, ...]
@@ -165,8 +165,8 @@ class StageGraph:
             )
             if isinstance(node.operator, WithWatermark) and self.stage_of(node.uid) > 0:
                 raise OptionError(
-                    "withWatermark stands behind groupBy, repartition, broadcast or partitionBy; watermarks are made "
-                    "where sources are read: call it before.",
+                    "withWatermark is called after groupBy, repartition, broadcast or partitionBy; watermarks are made "
+                    "where sources are read: call it first.",
                     option="withWatermark", value=node.uid,
                 )  # fmt: skip
 
@@ -231,23 +231,23 @@ class StageGraph:
 
     def consumer_stage(self, exchange: str) -> int:
         """Return the stage that consumes an exchange."""
-        behind = (self.stage_of(node.uid) for node in self.operators if exchange in node.inputs)
-        return next(behind, self.stage_of(exchange) + 1)  # the sink's stage has no operator for its own
+        downstream = (self.stage_of(node.uid) for node in self.operators if exchange in node.inputs)
+        return next(downstream, self.stage_of(exchange) + 1)  # the sink's stage has no operator for its own
 
-    def is_told_to_all(self, exchange: str) -> bool:
-        """Return whether all subtasks behind an exchange are told the same watermarks, sooner or later.
+    def is_broadcast(self, exchange: str) -> bool:
+        """Return whether all subtasks downstream of an exchange receive the same watermarks, sooner or later.
 
-        All but those behind a ``forward`` one are, which tells each what its only producer is; unless these are told
-        the same themselves.
+        All do but those of a ``forward`` exchange, who receive what their only producer sends; unless the producers
+        receive the same themselves.
         """
         return self.exchanges[exchange].exchange_kind != "forward" or self.idles_together(self.stage_of(exchange))
 
     def idles_together(self, stage: int) -> bool:
-        """Return whether no subtask of a stage stays idle unless all do: something is told to all of them.
+        """Return whether no subtask of a stage stays idle unless all do: one of its inputs is broadcast.
 
-        All sources are in stage 0: while one of its subtasks is not idle, nothing behind it that is told to all is.
+        All sources are in stage 0: while one of its subtasks is not idle, no broadcast input downstream of it is.
         """
-        return any(self.is_told_to_all(uid) for uid in self.exchanges if self.consumer_stage(uid) == stage)
+        return any(self.is_broadcast(uid) for uid in self.exchanges if self.consumer_stage(uid) == stage)
 
     def _stage(self, number: int, last: bool) -> Stage:
         sources = self.sources if number == 0 else ()
@@ -289,7 +289,7 @@ class StageGraph:
         if len(last) > 1:
             raise OptionError(
                 f"The rows of the source {source!r} reach the sink by several ways with different withWatermark: call "
-                "it once, behind the union of these ways.",
+                "it once, after the union of these ways.",
                 option="withWatermark", value=source,
             )  # fmt: skip
         return next(iter(last))
@@ -329,7 +329,7 @@ class QueryDefinition:
     bad_records
         What is done with records on which a function fails: ``fail``, ``skip`` or ``sink``.
     late_rows_sink
-        Where rows go that came behind the watermark, with the columns of the operator's input; None: they are counted
+        Where rows go that came after the watermark, with the columns of the operator's input; None: they are counted
         and dropped.
     bad_records_sink
         Where they go with ``sink``, with the columns of `headgate.operators.bad_records.SCHEMA` and the uid

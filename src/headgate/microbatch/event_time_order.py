@@ -4,13 +4,13 @@ Never: look at a row in Python, drop one, or change the order of a split's own r
 
 A row's *key* is the highest event time up to it in its split: a split that is in order has its event times for keys,
 and one with disorder keeps its own order. A row without an event time has the key of the row before it, and so comes
-directly behind it. Rows leave by (key, number of the split, place in the split), whatever the sizes of batches and
+directly after it. Rows leave by (key, number of the split, place in the split), whatever the sizes of batches and
 whoever came first: reading again gives the same order.
 
-A split's *floor* is the least key that its next row can have: the key of its last row, or what its source said of its
-first one. A row may leave once no unfinished split has a floor before it. So of each split about one batch is held: a
-split that has rows waiting is paused (FLIP-217), and goes on when they have left. Splits that are known to begin later
-are not even opened before it is their turn.
+A split's *floor* is the least key that its next row can have: the key of its last row, or what its source reported of
+its first one. A row may leave once no unfinished split has a floor before it. So of each split about one batch is held:
+a split that has rows waiting is paused (FLIP-217), and goes on when they have left. Splits that are known to begin
+later are not even opened before it is their turn.
 """
 
 from __future__ import annotations
@@ -230,10 +230,10 @@ class _MergeOutput(ReaderOutput):
     """A reader's output in front of a merge."""
 
     def __init__(
-        self, merge: EventTimeMerge, conform: Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]], source: str
+        self, merge: EventTimeMerge, cast_to_schema: Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]], source: str
     ) -> None:
         self._merge = merge
-        self._conform = conform
+        self._cast_to_schema = cast_to_schema
         self._source = source
 
     def emit_batch(self, batch: pa.RecordBatch) -> None:
@@ -252,7 +252,7 @@ class _MergeOutput(ReaderOutput):
 
     def create_output_for_split(self, split_id: str) -> SourceOutput:
         def take(batch: pa.RecordBatch) -> None:
-            for each in self._conform(batch):
+            for each in self._cast_to_schema(batch):
                 self._merge.take_rows(split_id, each)
 
         return _SplitRows(take)
@@ -272,7 +272,7 @@ class OrderedRead(Generic[SplitT]):
         The columns of the rows.
     column
         The index of the one with the event time.
-    conform
+    cast_to_schema
         Makes batches of exactly ``schema`` of a batch of the reader's.
     """
 
@@ -281,12 +281,12 @@ class OrderedRead(Generic[SplitT]):
         source: str,
         schema: pa.Schema,
         column: int,
-        conform: Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]],
+        cast_to_schema: Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]],
     ) -> None:
         self._source = source
         self._schema = schema
         self._column = column
-        self._conform = conform
+        self._cast_to_schema = cast_to_schema
 
     def rows(
         self,
@@ -299,7 +299,7 @@ class OrderedRead(Generic[SplitT]):
         Parameters
         ----------
         reader
-            Is given the splits, and told that there are no more.
+            Gets the splits, and the notification that there are no more.
         splits
             Every one of them has an end.
         not_before_ms
@@ -314,7 +314,7 @@ class OrderedRead(Generic[SplitT]):
         by_id = {split.split_id: split for split in splits}
         known = {} if not_before_ms is None else not_before_ms
         merge = EventTimeMerge(self._column, self._schema, {split_id: known.get(split_id) for split_id in by_id})
-        output = _MergeOutput(merge, self._conform, self._source)
+        output = _MergeOutput(merge, self._cast_to_schema, self._source)
         paused: set[str] = set()
         while not merge.is_over:
             begun = merge.begin_splits()

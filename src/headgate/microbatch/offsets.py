@@ -4,7 +4,7 @@ Never: put a clock or anything else into an offset that changes without new data
 difference is a new batch. Nor a secret.
 
 An offset stands for the moment after a micro-batch was planned. It holds what that batch reads (``plan``), where
-reading goes on behind it (``splits``), and what the enumerator knows (``enumerator``); so a batch is replayed from its
+reading continues (``splits``), and what the enumerator knows (``enumerator``); so a batch is replayed from its
 end offset alone, and always reads the same rows.
 """
 
@@ -28,7 +28,7 @@ class SplitInProgress(msgspec.Struct, frozen=True, kw_only=True):
     split
         The split at its position.
     then
-        Where ``split`` has a stop that `Trigger.AvailableNow` set: the split as it goes on behind that stop.
+        Where ``split`` has a stop that `Trigger.AvailableNow` set: the split as it continues after that stop.
     """
 
     split: dict[str, Any]
@@ -36,7 +36,7 @@ class SplitInProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offset(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a streaming query behind one of its micro-batches.
+    """The state of a streaming query after one of its micro-batches.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
         options must cut the batch as before, for sinks that know rows by their task. Left out in offsets of 0.1.0.
     state_id
         Names the query's folder under ``stateLocation``; None without that option.
-    behind_stops
-        How splits go on behind a stop that `Trigger.AvailableNow` set, for those that were reported to the enumerator
+    after_stops
+        How splits continue after a stop that `Trigger.AvailableNow` set, for those that were reported to the enumerator
         after a restart and are not assigned again yet. Left out where there are none.
     event_times
         In an aligned query what was known of the splits' event times, in milliseconds: of the next row, or the highest
@@ -73,7 +73,7 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
     plan: list[dict[str, Any]]
     grouping: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     state_id: str | None = None
-    behind_stops: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+    after_stops: list[dict[str, Any]] | msgspec.UnsetType = msgspec.field(name="behind_stops", default=msgspec.UNSET)
     event_times: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -25,7 +25,7 @@ def pack(splits: Sequence[SplitT], parallelism: int) -> list[list[SplitT]]:
     Parameters
     ----------
     splits
-        The splits; each keeps its place behind the earlier ones of its group.
+        The splits; each keeps its place after the earlier ones of its group.
     parallelism
         How many tasks there are at least, if there are as many splits.
 

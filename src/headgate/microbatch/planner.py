@@ -3,7 +3,7 @@
 Never: start a thread or read a clock. Spark's planner process calls in on one thread, with slow answers allowed, so
 work given to `call_async` runs inline when it is due.
 
-Follows FLIP-27, "Separating Work Discovery from Reading": the enumerator cannot tell this from a cluster.
+Follows FLIP-27, "Separating Work Discovery from Reading": to the enumerator this looks like a cluster.
 """
 
 from __future__ import annotations
@@ -156,13 +156,13 @@ class PlannerContext(SplitEnumeratorContext[Split]):
             )
 
 
-def check_supported(source: Source[Any, Any], boundedness: Boundedness, door: str) -> None:
+def check_supported(source: Source[Any, Any], boundedness: Boundedness, entry_point: str) -> None:
     """Raise `UnsupportedOperationError` if ``source`` cannot be read in this way."""
     if not source.supports(boundedness):
         raise UnsupportedOperationError(
-            f"{source.name} cannot be read by {door}: it does not support {boundedness.value} reading.",
+            f"{source.name} cannot be read by {entry_point}: it does not support {boundedness.value} reading.",
             source=source.name,
-            operation=door,
+            operation=entry_point,
         )
 
 

@@ -4,11 +4,11 @@ Never: let anything but an offset decide what a batch reads. A plan that is not 
 is can be replayed by any process at any time with the same rows.
 
 A split's way: assigned by the enumerator -> in progress -> planned in ranges, batch by batch -> finished. All of it
-stands in each end offset, so that a restart from any of them goes on exactly behind it (FLIP-27: a split is either part
+is in each end offset, so that a restart from any of them continues exactly there (FLIP-27: a split is either part
 of the enumerator's state or of a reader's; here the planner is the reader).
 
 `Trigger.AvailableNow` freezes discovery and gives every split in progress a stop; `SplitInProgress.then` remembers how
-it goes on behind that stop, for a later run.
+it continues after that stop, for a later run.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class StreamPlanner:
         self._in_progress: dict[str, _InProgress] = {}
         self._at_target: set[str] = set()
         self._second_targets: dict[str, _InProgress] = {}
-        self._behind_stops: dict[str, Split] = {}
+        self._after_stops: dict[str, Split] = {}
         self._number = 0
         self._planned_ms: int | None = None
         self._state_at_start: Any = None
@@ -126,12 +126,12 @@ class StreamPlanner:
         self._freezing = True
 
     def plan(self, start: Mapping[str, Any], limits: PlanLimits, now_ms: int) -> dict[str, Any]:
-        """Return the offset behind the next micro-batch, or ``start`` itself when there is nothing to read.
+        """Return the offset after the next micro-batch, or ``start`` itself when there is nothing to read.
 
         Parameters
         ----------
         start
-            The offset behind the previous batch, or `INITIAL`.
+            The offset after the previous batch, or `INITIAL`.
         limits
             How much the batch may hold.
         now_ms
@@ -175,7 +175,7 @@ class StreamPlanner:
             plan=[self._write(planned.split) for planned in ranges],
             grouping=self._grouping,
             state_id=self._state_id,
-            behind_stops=[self._write(split) for split in self._behind_stops.values()] or msgspec.UNSET,
+            after_stops=[self._write(split) for split in self._after_stops.values()] or msgspec.UNSET,
             event_times=(self._alignment.event_times() if self._alignment is not None else {}) or msgspec.UNSET,
         )
         end = self._encode(offset)
@@ -211,7 +211,7 @@ class StreamPlanner:
             self._enumerator.notify_checkpoint_complete(self._decode(end).number)
 
     def lag(self, now_ms: int) -> dict[str, Any] | None:
-        """Return how far behind the query is, by the source's own figures; None before the first plan."""
+        """Return the query's lag in the source's own figures; None before the first plan."""
         if self._enumerator is None:
             return None
         figures: dict[str, Any] = {}
@@ -239,11 +239,11 @@ class StreamPlanner:
     # -- restoring ------------------------------------------------------------------------------------------------
 
     def _restore(self, start: dict[str, Any], now_ms: int) -> None:
-        """Begin afresh, or go on behind ``start``."""
+        """Begin afresh, or continue from ``start``."""
         self.close()
         context = PlannerContext(self._source.name, Boundedness.CONTINUOUS_UNBOUNDED, self._schema, now_ms)
         self._in_progress, self._at_target, self._number, self._state_id = {}, set(), 0, None
-        self._behind_stops, self._second_targets = {}, {}
+        self._after_stops, self._second_targets = {}, {}
         reported: list[Split] = []
         event_times: Mapping[str, int] = {}
         if start == INITIAL:
@@ -258,9 +258,9 @@ class StreamPlanner:
                 then = None if each.then is None else self._read(each.then)
                 self._in_progress[split.split_id] = _InProgress(split, then)
             event_times = offset.event_times or {}
-            for data in offset.behind_stops or ():
+            for data in offset.after_stops or ():
                 split = self._read(data)
-                self._behind_stops[split.split_id] = split
+                self._after_stops[split.split_id] = split
             state = self._source.state_serializer.from_json(offset.enumerator)
             enumerator = self._source.restore_enumerator(context, state)
             if isinstance(self._source, SupportsSplitReassignmentOnRecovery):
@@ -282,8 +282,8 @@ class StreamPlanner:
         """Let the enumerator decide which of the restored splits are read on (FLIP-537)."""
         context, enumerator = self._running()
         before, self._in_progress = self._in_progress, {}
-        # The enumerator may assign a split again later; what is behind its stop must not be forgotten until then.
-        self._behind_stops.update((name, each.then) for name, each in before.items() if each.then is not None)
+        # The enumerator may assign a split again later; what follows its stop must not be forgotten until then.
+        self._after_stops.update((name, each.then) for name, each in before.items() if each.then is not None)
         context.register_reader(reported)
         enumerator.add_reader(VIRTUAL_READER)
         self._take_assigned()
@@ -292,13 +292,13 @@ class StreamPlanner:
             logger.warning("%s does not go on with these splits for now: %s", self._source.name, ", ".join(waiting))
 
     def _forget_dropped(self) -> None:
-        """Keep what is behind a stop for splits only that the enumerator may assign: its state names those.
+        """Keep what follows a stop only for splits that the enumerator may assign: its state names those.
 
         Should another split have the id of a dropped one later, a topic that is named again, it has no such stop.
         """
-        if self._behind_stops:
+        if self._after_stops:
             named = set(_texts(self._enumerator_state()))
-            self._behind_stops = {name: split for name, split in self._behind_stops.items() if name in named}
+            self._after_stops = {name: split for name, split in self._after_stops.items() if name in named}
 
     def _open_store(self, state_id: str | None) -> None:
         if self._location is not None:
@@ -342,7 +342,7 @@ class StreamPlanner:
                     method="assign_splits",
                     split=split.split_id,
                 )
-            self._in_progress[split.split_id] = _InProgress(split, self._behind_stops.pop(split.split_id, None))
+            self._in_progress[split.split_id] = _InProgress(split, self._after_stops.pop(split.split_id, None))
             new.append(split.split_id)
         context.assigned.clear()
         return new
@@ -382,7 +382,7 @@ class StreamPlanner:
     def _set_targets(self, split_ids: Sequence[str], now_ms: int) -> None:
         """Give each split a stop where its data ends now.
 
-        One that has the stop of an earlier run, which ended before it was there, gets its stop behind that one.
+        One that has the stop of an earlier run, which ended before it was there, gets its stop after that one.
         """
         chosen = [self._in_progress[name] for name in split_ids]
         splits = [each.split for each in chosen if each.then is None]
@@ -392,8 +392,8 @@ class StreamPlanner:
             self._at_target.discard(split_id)
             if planned.rest is not None:
                 self._in_progress[split_id] = _InProgress(planned.split, planned.rest)
-        behind = [each.then for each in chosen if each.then is not None]
-        for planned in self._plans.plan_ranges(behind, PlanLimits(), now_ms) if behind else ():
+        continued = [each.then for each in chosen if each.then is not None]
+        for planned in self._plans.plan_ranges(continued, PlanLimits(), now_ms) if continued else ():
             self._second_targets[planned.split.split_id] = _InProgress(planned.split, planned.rest)
 
     def _discovered(self) -> bool:
@@ -434,7 +434,7 @@ class StreamPlanner:
         return ranges
 
     def _advance(self, planned: PlannedRange[Split]) -> bool:
-        """Move a split behind what was planned of it; return whether it is finished."""
+        """Move a split past what was planned of it; return whether it is finished."""
         split_id = planned.split.split_id
         each = self._in_progress[split_id]
         if planned.rest is not None:

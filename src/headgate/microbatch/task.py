@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import ConnectorContractError, UnsupportedOperationError
-from headgate.microbatch.alignment.letters import ReportTo
+from headgate.microbatch.alignment.messages import ReportTo
 from headgate.microbatch.alignment.reports import EventTimeOutput, report
 from headgate.microbatch.event_time_order import OrderedRead
 from headgate.source import InputStatus, Source, SourceEvent, SourceReaderContext, Split
-from headgate.task.outputs import BatchOutput
+from headgate.task.reader_output import BatchOutput
 
 BATCH_BYTES = 1 << 20
 """Larger record batches are cut. The JVM reads batches of about this size twice as fast as ten times larger ones."""
@@ -76,7 +76,7 @@ def read_splits(
     time_zone
         The time zone of times without one (an IANA name).
     reporting
-        Where to tell what event times were read; None: nobody asks.
+        Where to report what event times were read; None: nobody asks.
     ordering
         How to order the rows; None: they come as they are read.
     """
@@ -116,7 +116,7 @@ def _context(source: Source[Any, Any], schema: pa.Schema, subtask: int, time_zon
         raise UnsupportedOperationError(
             f"Reader {subtask} of {source.name} sends {type(event).__name__} to its enumerator, which cannot be "
             "delivered: a task of spark.read or of a micro-batch runs after its plan is made. Read the source with "
-            "headgate.continuous, or let the enumerator find out by itself.",
+            "headgate.continuous, or let the enumerator find out on its own.",
             source=source.name,
             operation="send_event",
         )
@@ -138,7 +138,7 @@ _modules = 0
 def keep_modules() -> None:
     """Take all that is alive out of garbage collections, if modules were imported since the last time.
 
-    Spark's workers collect garbage behind each task, and each time search what was imported: of pandas, pyarrow and
+    Spark's workers collect garbage after each task, and each time search what was imported: of pandas, pyarrow and
     numba that is a tenth of a second, more than a small task takes.
     """
     global _modules

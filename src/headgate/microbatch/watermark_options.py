@@ -15,7 +15,7 @@ from headgate.source.options import Options
 def strategy_of(options: Options, schema: pa.Schema) -> WatermarkStrategy | None:
     """Return the strategy that ``eventTimeColumn`` and ``scan.watermark.*`` make, or None without the column.
 
-    For streams, the same in the continuous door and in ``spark.readStream``.
+    For streams, the same in continuous queries and in ``spark.readStream``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a running query shows of itself: its progress, and that it falls behind.
+"""What a running query reports: its progress, and that it cannot keep up with its input.
 
-Never: change what a query does, or import Spark. Figures come with `SubtaskProgress` letters; time is an argument.
+Never: change what a query does, or import Spark. Figures come with `SubtaskProgress` messages; time is an argument.
 """

@@ -1,9 +1,9 @@
 """Shows how far each split is in event time, and how far ahead of the slowest of its alignment group.
 
-Never: decide anything: who is paused, idle or slowest is told by the readers, and only compared here.
+Never: decide anything: who is paused, idle or slowest is reported by the readers, and only compared here.
 
 A split's *drift* is its watermark less that of its group's slowest split. Idle splits have no vote, so they are never
-the slowest; one that fell behind before it became idle has a drift below 0. While some split of a group that has a vote
+the slowest; one that lagged before it became idle has a drift below 0. While some split of a group that has a vote
 has no watermark yet, nobody knows how far the others are ahead. One that is paused before it has one is ahead itself.
 """
 

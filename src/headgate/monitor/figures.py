@@ -42,7 +42,7 @@ class StageRecovery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stage, subtasks
         Which stage, and how many of its subtasks are not through.
     phase
-        Of the one that is furthest behind.
+        Of the one that has the most left.
     rows_to_read, rows_left, memory_bytes, disk_bytes
         Sums.
     """
@@ -60,7 +60,7 @@ _PHASES = ("reading", "replaying", "processing")
 
 
 class _Subtask(msgspec.Struct):
-    """The last letter and when it came, and the one that the interval began with."""
+    """The last message and when it came, and the one that the interval began with."""
 
     last: SubtaskProgress
     last_ms: int
@@ -68,7 +68,7 @@ class _Subtask(msgspec.Struct):
     first_ms: int
 
     def shares(self) -> dict[str, float]:
-        """Return by operator the part of the time that it took; nothing while there is but one letter."""
+        """Return by operator the part of the time that it took; nothing while there is but one message."""
         elapsed_ms = self.last_ms - self.first_ms
         if elapsed_ms <= 0:
             return {}
@@ -98,13 +98,13 @@ class Figures:
         self.skipped = 0
         """Bad records skipped since the start."""
         self.late = 0
-        """Rows that came behind the watermark, since the start."""
+        """Rows that came after the watermark, since the start."""
         self.lag: dict[str, dict[str, int]] = {}
-        """How far sources that can tell are behind, by source uid; set from outside."""
+        """The lag of sources that know it, by source uid; set from outside."""
         self._subtasks: dict[SubtaskId, _Subtask] = {}
 
     def take(self, subtask: int, progress: SubtaskProgress, now_ms: int) -> None:
-        """Take note of a letter. One of an older deployment is ignored."""
+        """Take note of a message. One of an older deployment is ignored."""
         key = SubtaskId(progress.stage, subtask)
         known = self._subtasks.get(key)
         if known is not None and progress.execution < known.last.execution:
@@ -131,35 +131,37 @@ class Figures:
     def unpublished_ms(self) -> dict[str, int]:
         """Return how long the oldest rows of a complete checkpoint have waited to be published, by sink uid."""
         waits: dict[str, int] = {}
-        for each in self._letters():
+        for each in self._messages():
             for uid, waited in each.unpublished_ms.items():
                 waits[uid] = max(waited, waits.get(uid, 0))
         return waits
 
     def troubles(self, source: str) -> list[str]:
         """Return what readers of a source wait for beside data, as sentences; empty: nothing."""
-        return [trouble for each in self._letters() for trouble in each.troubles.get(source, ())]
+        return [trouble for each in self._messages() for trouble in each.troubles.get(source, ())]
 
     def begin_interval(self) -> None:
-        """Let `busiest` tell of the time from now on."""
+        """Let `busiest` cover the time from now on."""
         for each in self._subtasks.values():
             each.first, each.first_ms = each.last, each.last_ms
 
     def splits(self, source: str) -> int:
         """Return how many splits of a source are being read."""
-        return sum(each.splits.get(source, 0) for each in self._letters())
+        return sum(each.splits.get(source, 0) for each in self._messages())
 
-    def are_positions_told(self, source: str) -> bool:
-        """Whether `positions` has all splits of a source: no subtask has too many of them to tell."""
-        return all(len(each.positions.get(source, ())) == each.splits.get(source, 0) for each in self._letters())
+    def are_positions_reported(self, source: str) -> bool:
+        """Whether `positions` has all splits of a source: no subtask has too many of them to report."""
+        return all(len(each.positions.get(source, ())) == each.splits.get(source, 0) for each in self._messages())
 
     def positions(self, source: str) -> dict[str, bytes]:
-        """Return the positions of the splits of a source that are being read, by split id, as far as they are told."""
-        return {split_id: data for each in self._letters() for split_id, data in each.positions.get(source, {}).items()}
+        """Return the positions of the splits of a source that are being read, by split id, as far as reported."""
+        return {
+            split_id: data for each in self._messages() for split_id, data in each.positions.get(source, {}).items()
+        }
 
     def event_times(self, source: str) -> dict[str, SplitEventTime]:
-        """Return how far the splits of a source are in event time, by split id, as far as it is told."""
-        return {split_id: at for each in self._letters() for split_id, at in each.event_times.get(source, {}).items()}
+        """Return how far the splits of a source are in event time, by split id, as far as it is reported."""
+        return {split_id: at for each in self._messages() for split_id, at in each.event_times.get(source, {}).items()}
 
     def watermark_ms(self) -> int | None:
         """Return the lowest watermark among the subtasks that have one; None: none has, or one waits for a split.
@@ -167,10 +169,10 @@ class Figures:
         A subtask without splits, or with idle ones only, has none and holds nobody back; one whose split has not begun
         does.
         """
-        letters = list(self._letters())
-        if any(each.watermark_ms is None and _waits(each) for each in letters):
+        messages = list(self._messages())
+        if any(each.watermark_ms is None and _waits(each) for each in messages):
             return None
-        return min((each.watermark_ms for each in letters if each.watermark_ms is not None), default=None)
+        return min((each.watermark_ms for each in messages if each.watermark_ms is not None), default=None)
 
     def busiest(self) -> list[BusyOperator]:
         """Return every operator at its busiest subtask, the busiest first."""
@@ -186,7 +188,7 @@ class Figures:
     def recovery(self) -> list[StageRecovery]:
         """Return the stages that have rows to recover, in the order of the data."""
         by_stage: dict[int, list[RecoveryProgress]] = {}
-        for each in self._letters():
+        for each in self._messages():
             if each.recovery is not None:
                 by_stage.setdefault(each.stage, []).append(each.recovery)
         return [
@@ -203,13 +205,13 @@ class Figures:
         ]
 
     def check(self) -> None:
-        """Assert what always holds: a share is a share, and a total is at least what the last letters say."""
+        """Assert what always holds: a share is a share, and a total is at least what the last messages say."""
         assert all(0 <= each.share <= 1 for each in self.busiest())
-        for uid in {uid for each in self._letters() for uid in each.rows_in}:
-            assert self.rows_in[uid] >= sum(each.rows_in.get(uid, 0) for each in self._letters())
+        for uid in {uid for each in self._messages() for uid in each.rows_in}:
+            assert self.rows_in[uid] >= sum(each.rows_in.get(uid, 0) for each in self._messages())
 
-    def _letters(self) -> Iterator[SubtaskProgress]:
-        """Yield the last letter of each subtask, the latest of them last."""
+    def _messages(self) -> Iterator[SubtaskProgress]:
+        """Yield the last message of each subtask, the latest of them last."""
         return (each.last for each in sorted(self._subtasks.values(), key=lambda each: each.last_ms))
 
 

@@ -1,4 +1,4 @@
-"""One line in a terminal that tells, over and over in the same place, how a query is doing.
+"""One line in a terminal that shows, over and over in the same place, how a query is doing.
 
 Never: write anything where nobody looks: no terminal, or no ``rich`` (which is optional), no line.
 """

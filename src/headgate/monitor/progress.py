@@ -10,12 +10,12 @@ micro-batch are those of the interval.
     numInputRows, ...RowsPerSecond      rows read in the interval, and by second of it; both rates are the same
     sources.startOffset, endOffset      the positions of the splits being read, at the interval's beginning and end,
                                         of the subtasks that have at most a thousand
-    sources.latestOffset                always null: sources tell their lag instead
+    sources.latestOffset                always null: sources report their lag instead
     sources.metrics                     the source's own figures of its lag
     sink.numOutputRows                  rows handed to the sink in the interval, whether committed yet or not
     eventTime.watermark                 the lowest watermark among the subtasks that have one; left out while one waits
                                         for a split that has not begun
-    eventTime.min, max, avg             of the watermarks of the splits being read, as far as they are told
+    eventTime.min, max, avg             of the watermarks of the splits being read, as far as they are reported
     stateOperators, observedMetrics     empty
     headgate                            what has no key of Spark's: see `ProgressReporter.report`
 """
@@ -30,8 +30,8 @@ from typing import Any
 import msgspec
 
 from headgate.monitor.event_times import EventTimes
-from headgate.monitor.falling_behind import falling_behind
 from headgate.monitor.figures import Figures
+from headgate.monitor.growing_lag import growing_lag
 from headgate.monitor.late_publications import late_publications
 from headgate.protocol.messages import SubtaskProgress
 
@@ -93,7 +93,7 @@ class ProgressReporter:
         self._checkpoint_id = checkpoint_id
         self._checkpoint: CheckpointStatistics | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
-        self._behind = False
+        self._is_warned = False
         self._committing_ms: int | None = None  # since when the driver owes the oldest epoch that is not committed
         self._warned_ms: dict[str, int] = {}  # how late each sink was at the last warning
         self._troubles: dict[str, list[str]] = {}
@@ -113,7 +113,7 @@ class ProgressReporter:
         self._figures.take(subtask, progress, now_ms)
 
     def take_lag(self, source: str, lag: Mapping[str, int]) -> None:
-        """Take note of how far a source is behind, by its own figures."""
+        """Take note of a source's lag, in its own figures."""
         self._figures.lag[source] = dict(lag)
 
     def take_troubles(self, source: str, troubles: Sequence[str]) -> None:
@@ -121,8 +121,8 @@ class ProgressReporter:
         self._troubles[source] = list(troubles)
 
     def positions(self, source: str) -> dict[str, bytes] | None:
-        """Return the positions of the splits of a source that are being read, by split id; None: not all are told."""
-        return self._figures.positions(source) if self._figures.are_positions_told(source) else None
+        """Return the positions of the splits of a source that are being read, by split id; None: some are missing."""
+        return self._figures.positions(source) if self._figures.are_positions_reported(source) else None
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class ProgressReporter:
         self._committing_ms = None
 
     def report(self, now_ms: int) -> tuple[dict[str, Any], list[str]]:
-        """End the interval: return its progress, and warnings: the query falls behind, or a sink publishes nothing.
+        """End the interval: return its progress, and warnings: the query cannot keep up, or a sink publishes nothing.
 
         Beside Spark's keys the progress has ``headgate``, with
 
@@ -172,7 +172,7 @@ class ProgressReporter:
         - ``troubles``: what keeps a source's enumerator or its readers from their work, as sentences, by source that
           has any: discovery that fails, a method that does not return, a system that does not answer;
         - ``rowsRead`` and ``rowsWritten`` since the start, by source and by sink, ``skippedRecords``, and ``lateRows``,
-          which came behind the watermark of an aggregation;
+          which came after the watermark of an aggregation;
         - ``unpublishedMs``: by sink how long the oldest rows of a complete checkpoint have waited to be published; a
           sink where none wait is absent;
         - ``recovery``: of each stage that recovers rows which were under way ``stage``, ``subtasks``, ``phase``
@@ -238,14 +238,14 @@ class ProgressReporter:
         return {"description": description, "numOutputRows": rows, "metrics": {}}
 
     def _event_times(self) -> EventTimes:
-        told = {uid: self._figures.event_times(uid) for uid in self._identity.sources}
-        splits = {uid: of for uid, of in told.items() if of or uid in self._identity.alignment_groups}
+        reported = {uid: self._figures.event_times(uid) for uid in self._identity.sources}
+        splits = {uid: of for uid, of in reported.items() if of or uid in self._identity.alignment_groups}
         return EventTimes(splits, self._identity.alignment_groups, timestamp)
 
     def _event_time(self, event_times: EventTimes) -> dict[str, str]:
         # Beyond the calendar is the end of all input: no time that anybody could look at.
-        told = [at_ms for at_ms in event_times.watermarks_ms() if at_ms <= _LAST_MS]
-        times = {"min": min(told), "max": max(told), "avg": sum(told) // len(told)} if told else {}
+        known = [at_ms for at_ms in event_times.watermarks_ms() if at_ms <= _LAST_MS]
+        times = {"min": min(known), "max": max(known), "avg": sum(known) // len(known)} if known else {}
         watermark_ms = self._figures.watermark_ms()
         if watermark_ms is not None and watermark_ms <= _LAST_MS:
             times["watermark"] = watermark_ms
@@ -285,9 +285,9 @@ class ProgressReporter:
         return waits
 
     def _warnings(self) -> list[str]:
-        text = falling_behind(self._recent)
-        begins = text is not None and not self._behind
-        self._behind = text is not None
+        text = growing_lag(self._recent)
+        begins = text is not None and not self._is_warned
+        self._is_warned = text is not None
         waits = self._recent[-1]["headgate"]["unpublishedMs"]
         self._warned_ms = {uid: at_ms for uid, at_ms in self._warned_ms.items() if waits.get(uid, 0) >= at_ms}
         late = late_publications(waits, self._identity.checkpoint_interval_ms, self._warned_ms)

@@ -1,4 +1,4 @@
-"""What happens to rows between source and sink of a continuous query, and the sinks.
+"""What happens to rows between source and sink of a continuous query.
 
-Never: start a thread of its own beside a sink's hand-over thread, or hold rows across a barrier outside its state.
+Never: start a thread of its own beside a sink's writer thread, or hold rows across a barrier outside its state.
 """

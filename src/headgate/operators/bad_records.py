@@ -66,10 +66,10 @@ def explain(error: BaseException, call: FailedCall, *, can_be_skipped: bool = Fa
 
 
 def describe(record: pa.RecordBatch, error: Exception, call: FailedCall, position: str | None) -> pa.RecordBatch:
-    """Return the row for the sink of bad records that tells of one bad record."""
+    """Return the row that describes one bad record in the sink of bad records."""
     text = json.dumps(record.to_pylist()[0], default=_as_text, ensure_ascii=False)
-    told = f"{type(error).__name__}: {error}" if not isinstance(error, HeadgateError) else error.message
-    row = {"error": told, "source": call.source, "split": call.split, "position": position, "record": text}
+    description = f"{type(error).__name__}: {error}" if not isinstance(error, HeadgateError) else error.message
+    row = {"error": description, "source": call.source, "split": call.split, "position": position, "record": text}
     return pa.RecordBatch.from_pylist([row], schema=SCHEMA)
 
 

@@ -16,7 +16,7 @@ class MisfitError(ValueError):
         self.columns = columns
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the rows with exactly the columns of ``schema``.
 
     Raises

@@ -83,6 +83,6 @@ class Partitioner:
         """Return (consumer, rows) pairs: the rows of each consumer that gets any, in their order."""
         raise NotImplementedError
 
-    def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
+    def filter_owned(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         """Return the rows of a recovered buffer that belong to a consumer."""
         raise NotImplementedError

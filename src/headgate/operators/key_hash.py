@@ -357,7 +357,7 @@ def _add_first_words(data: Any, starts: Any, lengths: Any, sums: Words) -> None:
 
 
 def _sums_of_rest(data: Any, starts: Any, lengths: Any) -> Words:
-    """Return the sums of the words behind the first ones, of values that have any."""
+    """Return the sums of the words after the first ones, of values that have any."""
     counts = (lengths + 7) >> 3
     ends = np.cumsum(counts)
     firsts = ends - counts
@@ -372,7 +372,7 @@ def _sums_of_rest(data: Any, starts: Any, lengths: Any) -> Words:
 
 
 def _load(data: Any, at: Any) -> Words:
-    """Return the eight bytes at each place as a word, in memory's order; those behind the end are zeros."""
+    """Return the eight bytes at each place as a word, in memory's order; those after the end are zeros."""
     low, high = int(at.min()), int(at.max()) + 8
     part = data[low:high]
     if len(part) < high - low:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import OptionError, UserFunctionError
-from headgate.operators.cast_to_schema import MisfitError, conform
+from headgate.operators.cast_to_schema import MisfitError, cast_to_schema
 from headgate.operators.operator import Emit, Operator
 from headgate.protocol.operator_context import OperatorContext
 
@@ -69,7 +69,7 @@ class MapInArrow(Operator):
         if not isinstance(batch, pa.RecordBatch):
             raise self._wrong_function(f"yielded {type(batch).__name__}; it must yield")
         try:
-            return conform(batch, self.schema)
+            return cast_to_schema(batch, self.schema)
         except MisfitError as error:
             message = (
                 f"The function {self.function} of mapInArrow yielded a batch that does not fit its schema: {error}."

@@ -39,7 +39,7 @@ class Operator(ABC):
         """Take rows of one split; everything that follows from them has been emitted when this returns."""
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
-        """Emit what the watermark of this stage completes, in milliseconds; it goes on behind that. It never goes back.
+        """Emit what the watermark of this stage completes, in milliseconds; it is forwarded next. It never goes back.
 
         The last one, before `end_input`, is `headgate.source.watermark.MAX_WATERMARK_MS`.
         """
@@ -110,7 +110,7 @@ class RestoredChunk(msgspec.Struct, frozen=True):
 
 
 class KeyedOperator(Operator):
-    """An operator behind a keyed exchange, with state that is partitioned by key group."""
+    """An operator downstream of a keyed exchange, with state that is partitioned by key group."""
 
     signature = ""
     """What its state is of, for people to read: an operator of another signature would take it for something else.
@@ -137,12 +137,12 @@ class KeyedOperator(Operator):
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
         """Return all of the state, as chunks: old ones by their names, and what changed in new ones.
 
-        Called right behind `snapshot`. Returns at once: what costs time is in `KeyedChunk.serialize`.
+        Called right after `snapshot`. Returns at once: what costs time is in `KeyedChunk.serialize`.
         """
 
     @property
     def late_rows(self) -> int:
-        """How many rows came behind the watermark since the deployment."""
+        """How many rows came after the watermark since the deployment."""
         return 0
 
     @property

@@ -1,8 +1,8 @@
 """`WithWatermark`: where the event times of a source are found in a column that only an operator made.
 
-Never: make a watermark, or change a row. The output of the source that the rows come from is told what passed, and
+Never: make a watermark, or change a row. The output of the source that the rows come from learns which rows passed, and
 keeps a watermark for each split with the machine that serves a source's own columns: idle splits, ends and alignment
-included (`headgate.task.outputs.StreamingOutput.rows_passed`).
+included (`headgate.task.reader_output.StreamingOutput.rows_passed`).
 
 A source's own column is better served: its rows can be aligned one by one, these only by whole batches.
 """

@@ -47,7 +47,7 @@ class Buffer(msgspec.Struct, frozen=True):
 
 
 class WatermarkPassed(msgspec.Struct, frozen=True, tag="watermark"):
-    """No row behind it is earlier, in milliseconds since 1970-01-01 UTC."""
+    """No later row has an earlier event time, in milliseconds since 1970-01-01 UTC."""
 
     timestamp_ms: int
 

@@ -23,7 +23,7 @@ _PACKAGE = errors.__file__.removesuffix("errors.py")
 
 
 def report_of(error: BaseException, **facts: Any) -> ErrorReport:
-    """Return what the driver is told of an error."""
+    """Return the report of an error for the driver."""
     original = error.__cause__ or error
     pickled: bytes | None = None
     with contextlib.suppress(Exception):

@@ -1,10 +1,10 @@
-"""The letters between the coordinator and the slots, and the envelope they travel in.
+"""The messages between the coordinator and the slots, and the envelope they travel in.
 
 Never: change the meaning of a field; driver and executors run the same version (`DeploymentError` otherwise), so there
 are no versions here.
 
-A letter about a subtask carries its ``execution``: it counts the deployments of that subtask in the run, and whoever
-gets a letter of another execution ignores it. (run, slot, attempt) stand on the envelope.
+A message about a subtask carries its ``execution``: it counts the deployments of that subtask in the run, and whoever
+gets a message of another execution ignores it. (run, slot, attempt) stand on the envelope.
 
 Follows FLIP-27, "Where to run the enumerator"; FLIP-537, "ReaderRegistrationEvent".
 """
@@ -38,7 +38,7 @@ class CheckpointKind(Enum):
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of a subtask, told to the driver.
+    """An error of a subtask, reported to the driver.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all letters; the tag is the class's name."""
+    """Base of all messages; the tag is the class's name."""
 
 
 class _SubtaskMessage(_Message, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class _SubtaskMessage(_Message, frozen=True, kw_only=True):
 
 
 class RegisterSlot(_Message, frozen=True, kw_only=True):
-    """The first letter on every connection.
+    """The first message on every connection.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class SourceReported(_SubtaskMessage, frozen=True, kw_only=True):
     request_pending
         The reader asked for a split and has had no answer.
     no_more_splits
-        The reader was told that there are no more.
+        The reader was notified that there are no more.
     held
         The ids of the splits that it is reading.
     """
@@ -232,8 +232,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     rows_in, rows_out
         Since the deployment, by source uid and by sink uid.
     splits
-        By source uid: how many splits are being read. Empty: this letter tells neither that nor their positions, and
-        what the one before told still counts.
+        By source uid: how many splits are being read. Empty: this message has neither that nor their positions, and
+        those of the one before still count.
     positions
         By source uid: split id to the split's bytes, of the splits being read; none where there are too many.
     busy_ms
@@ -241,9 +241,9 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     watermark_ms
         The subtask's watermark; None when there is none.
     event_times
-        By source uid, for those with event time: split id to how far it is; told and left out with ``positions``.
+        By source uid, for those with event time: split id to how far it is; sent and left out with ``positions``.
     skipped, late
-        Bad records that were skipped, and rows that came behind the watermark, since the deployment.
+        Bad records that were skipped, and rows that came after the watermark, since the deployment.
     unpublished_ms
         By sink uid: how long the oldest rows of a complete checkpoint have waited to be published; absent: none wait.
     recovery
@@ -291,7 +291,7 @@ class SlotHeartbeat(_Message, frozen=True, kw_only=True):
 
 
 class SlotAccepted(_Message, frozen=True, kw_only=True):
-    """The answer to `RegisterSlot`: this attempt counts. The envelope says which of its letters had arrived."""
+    """The answer to `RegisterSlot`: this attempt counts. The envelope says which of its messages had arrived."""
 
 
 class SlotFenced(_Message, frozen=True, kw_only=True):
@@ -367,7 +367,7 @@ class EventToReader(_SubtaskMessage, frozen=True, kw_only=True):
 class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
     """The barrier: what was sent before it belongs to the checkpoint, what follows does not.
 
-    Sent to subtasks with sources; to others it comes through their channels (`headgate.protocol.channels.Barrier` tells
+    Sent to subtasks with sources; to others it comes through their channels (`headgate.protocol.channels.Barrier` says
     what ``unaligned`` and ``alignment_timeout_ms`` mean).
     """
 
@@ -411,7 +411,7 @@ class AlignmentAnnounced(_SubtaskMessage, frozen=True, kw_only=True):
 class UnassignedWork(_SubtaskMessage, frozen=True, kw_only=True):
     """What the enumerator has not assigned begins at this event time: no watermark of the reader passes it.
 
-    Sent behind the assignments that it follows from, on the same stream; to a reader that registered first when the
+    Sent after the assignments that it follows from, on the same stream; to a reader that registered first when the
     enumerator has seen it: until then its watermark is held. None: nothing holds it.
     """
 
@@ -448,7 +448,7 @@ Message = FromSlot | ToSlot
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """A letter on its way.
+    """A message on its way.
 
     Parameters
     ----------
@@ -457,12 +457,12 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     slot, attempt
         Whose stream it is. A later attempt has a higher number.
     number
-        Counts the letters of one direction of the (run, slot, attempt), from 1; 0 is not counted and not repeated
+        Counts the messages of one direction of the (run, slot, attempt), from 1; 0 is not counted and not repeated
         (`RegisterSlot`, heartbeats).
     received
         The highest number that the sender has received on this stream.
     message
-        The letter.
+        The message.
     """
 
     run: int

@@ -34,7 +34,7 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     time_zone
         The session's.
     spill_folder
-        A folder on the local disk, for this execution alone; deleted behind it.
+        A folder on the local disk, for this execution alone; deleted after it.
     memory_bytes
         How much of its keyed state an operator keeps in memory (`state.memory`); the rest is spilled.
     load

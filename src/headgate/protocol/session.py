@@ -1,8 +1,8 @@
-"""One FIFO stream of letters out of any number of connections: what a broken connection lost is sent again.
+"""One FIFO stream of messages out of any number of connections: what a broken connection lost is sent again.
 
-Never: drop or reorder a counted letter; wait. Both ends of an attempt's stream have one of these.
+Never: drop or reorder a counted message; wait. Both ends of an attempt's stream have one of these.
 
-Letters of number 0 are neither counted nor repeated. A letter is forgotten once the other side says that it came.
+Messages of number 0 are neither counted nor repeated. A message is forgotten once the other side says that it came.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Session:
         self._unconfirmed: deque[tuple[int, Message]] = deque()
 
     def send(self, message: Message) -> Envelope:
-        """Return the envelope of a counted letter; it is kept until it is confirmed."""
+        """Return the envelope of a counted message; it is kept until it is confirmed."""
         self._sent += 1
         self._unconfirmed.append((self._sent, message))
         return self._envelope(self._sent, message)
 
     def send_uncounted(self, message: Message) -> Envelope:
-        """Return the envelope of a letter that may be lost."""
+        """Return the envelope of a message that may be lost."""
         return self._envelope(0, message)
 
     def receive(self, envelope: Envelope) -> list[Message]:
-        """Return the letter if it is the next one, or uncounted; nothing if it came before or one is missing."""
+        """Return the message if it is the next one, or uncounted; nothing if it came before or one is missing."""
         self.confirm(envelope.received)
         if envelope.number == 0:
             return [envelope.message]
@@ -56,20 +56,20 @@ class Session:
         return [envelope.message]
 
     def confirm(self, received: int) -> None:
-        """Forget the letters up to this number: they came."""
+        """Forget the messages up to this number: they came."""
         if received > self._sent:
-            raise InternalError(f"slot {self.slot} confirms letter {received}, but only {self._sent} were sent.")
+            raise InternalError(f"slot {self.slot} confirms message {received}, but only {self._sent} were sent.")
         while self._unconfirmed and self._unconfirmed[0][0] <= received:
             self._unconfirmed.popleft()
 
     def resend(self, received: int) -> list[Envelope]:
-        """Return, for a new connection, all letters behind the last one that the other side has."""
+        """Return, for a new connection, all messages after the last one that the other side has."""
         self.confirm(received)
         return [self._envelope(number, message) for number, message in self._unconfirmed]
 
     @property
     def unconfirmed(self) -> int:
-        """How many letters are kept."""
+        """How many messages are kept."""
         return len(self._unconfirmed)
 
     def _envelope(self, number: int, message: Message) -> Envelope:

@@ -51,8 +51,8 @@ class FinishedSplit(msgspec.Struct, frozen=True):
     split_id
         The split.
     number
-        Counts the ends that a reader told since it was deployed, from 1, so that the coordinator can say up to which
-        one a checkpoint knows them.
+        Counts the ends that a reader reported since it was deployed, from 1, so that the coordinator can say up to
+        which one a checkpoint knows them.
     """
 
     split_id: str
@@ -65,7 +65,7 @@ class ReaderState(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     splits
-        The splits that are not finished, at the position behind what was emitted.
+        The splits that are not finished, at the position after what was emitted.
     finished
         Ends that no completed checkpoint's enumerator is known to know.
     """

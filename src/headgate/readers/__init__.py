@@ -13,14 +13,14 @@ Follows FLIP-27, "High-level Readers".
 
 from headgate.readers.asking import AskedInVain
 from headgate.readers.base import ReaderOptions, SourceReaderBase
-from headgate.readers.hand_over import HandOverQueue
+from headgate.readers.element_queue import ElementQueue
 from headgate.readers.multiplexed import MultiplexedReader
 from headgate.readers.multithreaded import MultithreadedReader
 from headgate.readers.sequential import SequentialReader
 
 __all__ = [
     "AskedInVain",
-    "HandOverQueue",
+    "ElementQueue",
     "MultiplexedReader",
     "MultithreadedReader",
     "ReaderOptions",

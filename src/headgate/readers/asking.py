@@ -1,4 +1,4 @@
-"""Decides until when nothing had come of a reader's silent splits, from the calls that asked for rows of any of them.
+"""Finds the time by which all silent splits of a reader had been asked for rows in vain: they are idle, not unasked.
 
 Never: read a clock. Whoever makes the calls says when they began.
 

@@ -1,4 +1,4 @@
-"""What the three ready-made readers share: a `SourceReader` over fetcher threads and a hand-over queue.
+"""What the three ready-made readers share: a `SourceReader` over fetcher threads and an element queue.
 
 Never: block, or touch a split reader on the task's thread, save for making it and `SplitReader.wake_up`.
 
@@ -24,8 +24,8 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from headgate.errors import ConnectorContractError
+from headgate.readers.element_queue import ElementQueue, detached, done_future
 from headgate.readers.fetcher import SplitFetcher
-from headgate.readers.hand_over import HandOverQueue, detached, done_future
 from headgate.source.reader import InputStatus, ReaderOutput, SourceReader, SourceReaderContext
 from headgate.source.split import Split
 from headgate.source.split_reader import FetchedBatch, SplitReader
@@ -82,7 +82,7 @@ class SourceReaderBase(SourceReader[SplitT]):
         self.context = context
         self.options = options or ReaderOptions()
         self.split_reader_factory = split_reader_factory
-        self._queue: HandOverQueue[SplitT] = HandOverQueue(self.options.queue_bytes)
+        self._queue: ElementQueue[SplitT] = ElementQueue(self.options.queue_bytes)
         self._splits: dict[str, SplitT] = {}  # at the positions after what was emitted
         self._remainders: dict[str, tuple[FetchedBatch[SplitT], int]] = {}  # with how many rows of it were emitted
         self._ahead: set[str] = set()  # splits whose last batch left a remainder, whether it is still there or not
@@ -138,8 +138,8 @@ class SourceReaderBase(SourceReader[SplitT]):
         """Begin to fetch these splits from their positions on."""
         if self._no_more_splits and splits:
             raise ConnectorContractError(
-                f"Reader {self.context.subtask} got split {splits[0].split_id!r} after it was told that there are no "
-                "more splits. The enumerator must not assign to a reader after signal_no_more_splits.",
+                f"Reader {self.context.subtask} got split {splits[0].split_id!r} after it was notified that there are "
+                "no more splits. The enumerator must not assign to a reader after signal_no_more_splits.",
                 method="assign_splits",
             )
         by_fetcher: dict[Hashable, list[SplitT]] = {}
@@ -183,7 +183,7 @@ class SourceReaderBase(SourceReader[SplitT]):
         resume = [split_id for split_id in splits_to_resume if self.can_pause(split_id)]
         self._paused.update(pause)
         self._paused.difference_update(resume)
-        # The fetcher stops by itself when enough of a split with a remainder is held aside. To stop it with every few
+        # The fetcher stops on its own when enough of a split with a remainder is held aside. To stop it with every few
         # rows would throw away what the client has fetched. But only a pause lets the next of several begin.
         mind_themselves = () if self._one_split_at_a_time else self._remainders
         by_fetcher: dict[Hashable, tuple[list[str], list[str]]] = {}
@@ -210,7 +210,7 @@ class SourceReaderBase(SourceReader[SplitT]):
         again and again, about four times in an idle time-out.
         """
         asked = [each.asked_until(now_ms) for each in self._fetchers.values()]
-        waiting = self._queue.splits() | self._remainders.keys()  # behind the question: what came is in the queue now
+        waiting = self._queue.splits() | self._remainders.keys()  # after the question: what came is in the queue now
         return {
             split_id: until_ms
             for until_ms, splits in asked
@@ -282,7 +282,7 @@ class SourceReaderBase(SourceReader[SplitT]):
         if fetched.idle:
             split_output.mark_idle()
         if split_id in self._ahead:
-            self._follow(split_id, behind_whole_batch=not begin)
+            self._follow(split_id, after_whole_batch=not begin)
         if fetched.finished:
             finished = self._splits.pop(split_id)
             self._paused.discard(split_id)
@@ -302,18 +302,18 @@ class SourceReaderBase(SourceReader[SplitT]):
         if split_id not in self._ahead:
             self._ahead.add(split_id)
             self._read_ahead(split_id)
-        self._remainders[split_id] = (fetched, begin)  # behind those of other splits: they take turns
+        self._remainders[split_id] = (fetched, begin)  # after those of other splits: they take turns
 
-    def _follow(self, split_id: str, *, behind_whole_batch: bool) -> None:
-        """Go on behind a batch of a split that was ahead: when it passed as a whole, alignment does not hold it now."""
-        following = None if behind_whole_batch else self._queue.take_held(split_id)
+    def _follow(self, split_id: str, *, after_whole_batch: bool) -> None:
+        """Go on after a batch of a split that was ahead: when it passed as a whole, alignment does not hold it now."""
+        following = None if after_whole_batch else self._queue.take_held(split_id)
         if following is not None:
             self._remainders[split_id] = (following, 0)
             self._read_ahead(split_id)
             return
         if self._remainders.pop(split_id, None) is not None:
             self._queue.pause_or_resume([], [split_id])
-        if behind_whole_batch:
+        if after_whole_batch:
             self._ahead.discard(split_id)
             self._fetchers[self._key_of(split_id)].read_ahead(split_id, None)
 

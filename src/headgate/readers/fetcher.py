@@ -1,11 +1,11 @@
 """A thread that calls one `SplitReader` and hands what it fetches to the task's thread.
 
-Never: busy-wait: without a split to read, or with all of them paused, it sleeps until a letter comes. The task's
+Never: busy-wait: without a split to read, or with all of them paused, it sleeps until a mail comes. The task's
 thread never waits for it either, and abandons it (a daemon) when it does not end.
 
-Letters go in by `add_splits`, `pause_or_resume`, `read_ahead` and `begin_close`; they are applied between two fetches.
+Mails go in by `add_splits`, `pause_or_resume`, `read_ahead` and `begin_close`; they are applied between two fetches.
 A fetch that blocks meanwhile is woken by `SplitReader.wake_up`, which should be remembered by a reader that is only
-about to block: if it is not, the letter waits for the fetch's time-out.
+about to block: if it is not, the mail waits for the fetch's time-out.
 
 A split that is *ahead* has rows that alignment holds back, a few of which go again and again. It is fetched until the
 queue holds enough of it aside, paused then, and resumed when less than half of that is left. To pause and resume it
@@ -27,7 +27,7 @@ import msgspec
 
 from headgate.errors import ConnectorContractError, HeadgateError, SourceError
 from headgate.readers.asking import AskedInVain
-from headgate.readers.hand_over import HandOverQueue
+from headgate.readers.element_queue import ElementQueue
 from headgate.source.split import Split
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
@@ -60,7 +60,7 @@ class SplitFetcher(Generic[SplitT]):
         self,
         name: str,
         split_reader: SplitReader[SplitT],
-        queue: HandOverQueue[SplitT],
+        queue: ElementQueue[SplitT],
         fetch_timeout_ms: int,
         *,
         one_at_a_time: bool = False,
@@ -75,11 +75,11 @@ class SplitFetcher(Generic[SplitT]):
         self._to_pause: set[str] = set()
         self._ahead: dict[str, int] = {}  # how many bytes are enough
         self._full: set[str] = set()  # of those ahead
-        self._paused: set[str] = set()  # what the split reader is, or will be, told of these
+        self._paused: set[str] = set()  # as the split reader knows, or will know
         self._lock = threading.Lock()
         # Guarded by _lock:
-        self._letter_came = threading.Condition(self._lock)
-        self._letters: deque[Callable[[], None]] = deque()
+        self._mail_came = threading.Condition(self._lock)
+        self._mails: deque[Callable[[], None]] = deque()
         self._fetching_since_s: float | None = None
         self._fetches = 0
         self._asked = AskedInVain()
@@ -120,7 +120,7 @@ class SplitFetcher(Generic[SplitT]):
         with self._lock:
             self._closing = True
             fetching = self._fetching_since_s is not None
-            self._letter_came.notify_all()
+            self._mail_came.notify_all()
         if fetching:
             try:
                 self._split_reader.wake_up()
@@ -161,13 +161,13 @@ class SplitFetcher(Generic[SplitT]):
             self._looked_ms, self._looked_at = now_ms, under_way
             return until_ms, set(self._begun)
 
-    def _send(self, letter: Callable[[], None], *, only_for: str | None = None) -> None:
+    def _send(self, mail: Callable[[], None], *, only_for: str | None = None) -> None:
         with self._lock:
-            self._letters.append(letter)
+            self._mails.append(mail)
             fetching = self._fetching_since_s is not None
             if fetching and only_for is not None:  # then the thread is in the fetch, and leaves this set alone
                 fetching = only_for in self._full
-            self._letter_came.notify_all()
+            self._mail_came.notify_all()
         if fetching:
             self._split_reader.wake_up()
 
@@ -176,7 +176,7 @@ class SplitFetcher(Generic[SplitT]):
     def _run(self) -> None:
         try:
             try:
-                while self._read_letters():
+                while self._process_mail():
                     if self._readable():
                         self._fetch()
             finally:
@@ -189,17 +189,17 @@ class SplitFetcher(Generic[SplitT]):
     def _readable(self) -> bool:
         return any(split_id not in self._paused for split_id in self._splits)
 
-    def _read_letters(self) -> bool:
-        """Apply all letters; sleep while there is nothing to read. Return False when it is time to close."""
+    def _process_mail(self) -> bool:
+        """Apply all mails; sleep while there is nothing to read. Return False when it is time to close."""
         with self._lock:
-            while not (self._closing or self._letters or self._readable()):
-                self._letter_came.wait()
+            while not (self._closing or self._mails or self._readable()):
+                self._mail_came.wait()
             if self._closing:
                 return False
-            letters = list(self._letters)
-            self._letters.clear()
-        for letter in letters:
-            letter()
+            mails = list(self._mails)
+            self._mails.clear()
+        for mail in mails:
+            mail()
         self._settle()
         self._begin_waiting()
         return True
@@ -242,7 +242,7 @@ class SplitFetcher(Generic[SplitT]):
             self._ahead[split_id] = enough_bytes
 
     def _settle(self) -> None:
-        """Tell the split reader what is to be paused and resumed."""
+        """Have the split reader pause and resume."""
         for split_id, enough_bytes in self._ahead.items():
             held_bytes = self._queue.held_bytes(split_id)
             if held_bytes >= enough_bytes:
@@ -268,7 +268,7 @@ class SplitFetcher(Generic[SplitT]):
 
     def _fetch(self) -> None:
         with self._lock:
-            if self._closing or self._letters:
+            if self._closing or self._mails:
                 return
             self._fetching_since_s = time.monotonic()
             self._fetches += 1
@@ -284,13 +284,13 @@ class SplitFetcher(Generic[SplitT]):
             if not self._queue.put(each):
                 return
         with self._lock:
-            if fetched or not self._letters:  # else it was woken up, and has not asked
+            if fetched or not self._mails:  # else it was woken up, and has not asked
                 self._asked.returned(began_ms=began_ms, splits=asked, empty=not fetched)
         self._begin_waiting()
         if not fetched:
             with self._lock:
-                if not (self._closing or self._letters):
-                    self._letter_came.wait(_REST_AFTER_EMPTY_FETCH_S)
+                if not (self._closing or self._mails):
+                    self._mail_came.wait(_REST_AFTER_EMPTY_FETCH_S)
 
     def _note(self, fetched: FetchedBatch[SplitT]) -> None:
         split_id = fetched.split.split_id

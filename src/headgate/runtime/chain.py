@@ -2,18 +2,18 @@
 
 Never: start a thread, read a clock other than the one it is given, or run a user's function longer than its slice.
 
-What a source emits waits in a queue. `process_some` takes it on, a slice at a time, so that letters of the mailbox get
+What a source emits waits in a queue. `process_some` takes it on, a slice at a time, so that mails of the mailbox get
 their turn in between however large a batch is. What a slice gave rise to is put before what waits: rows of
 a split stay in order, and no more waits than what one poll emitted and one slice gave.
 
-Exactly once: a reader's position is behind the rows that wait here. So the runner polls no reader while something
+Exactly once: a reader's position is after the rows that wait here. So the runner polls no reader while something
 waits, and takes a snapshot only when nothing does: `process_some` returned False (`snapshot` asserts it). A barrier's
-letter is read at once; its snapshot waits for the slices that are left, with letters between them. The other way, to
-drain in the barrier's own letter, would make that letter as long as all slices together.
+mail is read at once; its snapshot waits for the slices that are left, with mails between them. The other way, to
+drain in the barrier's own mail, would make that mail as long as all slices together.
 
-Behind an exchange the input gate is polled instead, and what is left of a buffer goes back to it (`entry_rows`): a
-snapshot waits for one slice, and the rest is channel state. Rows that a barrier waits for may overdraw an exchange's
-room, by what one slice gives (``overdraft``): else a slow consumer would hold up checkpoints.
+Downstream of an exchange the input gate is polled instead, and what is left of a buffer goes back to it
+(`entry_rows`): a snapshot waits for one slice, and the rest is channel state. Rows that a barrier waits for may
+overdraw an exchange's room, by what one slice gives (``overdraft``): else a slow consumer would hold up checkpoints.
 
 Watermarks, ends and times go through the operators one after the other, what each emits before it goes on.
 
@@ -41,7 +41,7 @@ from headgate.errors import ConnectorContractError
 from headgate.futures import gathered, mapped
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators import bad_records
-from headgate.operators.cast_to_schema import MisfitError, conform
+from headgate.operators.cast_to_schema import MisfitError, cast_to_schema
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
@@ -53,7 +53,7 @@ from headgate.task.watermark_flow import WatermarkFlow
 
 _log = logging.getLogger(__name__)
 
-LETTER_MS = 10.0
+MAIL_MS = 10.0
 """No further slice begins in a step that has taken this long, in milliseconds: small batches share a step."""
 
 
@@ -81,7 +81,7 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
     skipped
         Records that could not be processed, whether written elsewhere or not.
     late
-        Rows that came behind the watermark, whether written elsewhere or not.
+        Rows that came after the watermark, whether written elsewhere or not.
     unpublished_ms
         By the uid of a sink: how long its oldest rows of a complete checkpoint have waited to be published; absent:
         none wait.
@@ -112,13 +112,13 @@ class _Rows(msgspec.Struct, frozen=True):
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """Something to do behind the rows that were emitted before it."""
+    """Something to do after the rows that were emitted before it."""
 
     run: Callable[[], None]
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """Something for the operator with this index, then for those behind it, then for the exchanges.
+    """Something for the operator with this index, then for those after it, then for the exchanges.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class _Step(msgspec.Struct, frozen=True):
     call
         What is called on an operator; it may emit.
     then
-        What is called behind the last operator.
+        What is called after the last operator.
     """
 
     index: int
@@ -203,14 +203,15 @@ class StageChain:
         self._rows_in = dict.fromkeys(schemas, 0)
         self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
         schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
-        self._watermarks = WatermarkFlow(schemas, told_to_all=filter(graph.is_told_to_all, self._stage.inputs))
-        self._told_ms: int | None = None  # the watermark that went through the operators last
-        self._told_idle = False
+        self._watermarks = WatermarkFlow(schemas, broadcast=filter(graph.is_broadcast, self._stage.inputs))
+        self._processed_ms: int | None = None  # the watermark that went through the operators last
+        self._processed_idle = False
         longest_trial_ms = min(LONGEST_TRIAL_MS, definition.options["task.stuck.timeout"] / 4)
         self._slices = {
             uid: SliceController(longest_trial_ms=longest_trial_ms)
             for uid in (*self._operators, *self._outputs, SINK_UID)
         }
+        self._after = {uid: {each: self._fed_by(each) for each in self._feeds[uid]} for uid in self._stage.inputs}
         self._figures = {uid: OperatorFigures() for uid in (*self._operators, *self._outputs, SINK_UID)}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
@@ -219,7 +220,7 @@ class StageChain:
         self._skipped = 0
         self._bad_rows = 0
         self.position_of: Callable[[str, str], str | None] = lambda source, split: None
-        """Tells the position of a source's split, as text, for the sink of bad records."""
+        """Returns the position of a source's split, as text, for the sink of bad records."""
 
     def input(self, uid: str) -> ChainInput:
         """Return what takes the rows and watermarks of a source."""
@@ -235,7 +236,7 @@ class StageChain:
             pass
 
     def open_in_steps(self) -> Iterator[None]:
-        """Open the operators and the sinks' writers, with their state, in steps between which letters may be handled.
+        """Open the operators and the sinks' writers, with their state, in steps between which mails may be handled.
 
         What is open already is closed by `close`.
 
@@ -268,8 +269,24 @@ class StageChain:
         return self._first_full((*self._writers.values(), *self._outputs.values()))
 
     def entry_rows(self, uid: str) -> int:
-        """Return how many rows of an input make one slice."""
-        return min(self._slices[each].rows for each in self._feeds[uid])
+        """Return how many rows of an input make one slice: for whatever comes after it, too.
+
+        A slow operator may follow a fast one, and a snapshot waits for all that the chain has taken. Of the rows
+        of an input an operator gets as many as it did so far: a filter's successor fewer, an explosion's more.
+        """
+        return min(self._rows_for(first, each) for first, after in self._after[uid].items() for each in after)
+
+    def _fed_by(self, uid: str) -> list[str]:
+        """Return the uids of all that rows of an operator, or what comes of them, go to; itself the first."""
+        reached = [uid]
+        for each in reached:
+            reached += (to for to in self._feeds.get(each, ()) if to not in reached)
+        return reached
+
+    def _rows_for(self, first: str, operator: str) -> int:
+        """Return how many rows of an operator make one slice of another one after it."""
+        entered, arrived = self._figures[first].rows_in, self._figures[operator].rows_in
+        return max(1, self._slices[operator].rows * entered // arrived) if arrived else self._slices[first].rows
 
     @property
     def waits(self) -> bool:
@@ -277,7 +294,7 @@ class StageChain:
         return bool(self._waiting)
 
     def process_some(self, *, overdraft: bool = False) -> bool:
-        """Take on what waits, about `LETTER_MS` and at most one slice longer; return whether there was anything.
+        """Take on what waits, about `MAIL_MS` and at most one slice longer; return whether there was anything.
 
         ``overdraft``: a snapshot waits for it; the room of exchanges does not matter, that of sinks does.
 
@@ -291,7 +308,7 @@ class StageChain:
         began_ms = self._clock_ms()
         while self._waiting:
             self._step(self._waiting.popleft())
-            if self._clock_ms() - began_ms >= LETTER_MS:
+            if self._clock_ms() - began_ms >= MAIL_MS:
                 break
             if (self._first_full(self._writers.values()) if overdraft else self.ready()) is not None:
                 break
@@ -302,22 +319,22 @@ class StageChain:
         return self._first_full(self._writers.values())
 
     def end_input(self) -> None:
-        """Let each operator emit what it holds, behind what waits; `process_some` does it."""
-        # What waits may queue watermarks when its turn comes, the final one too: the end is behind those as well.
-        end = _Step(0, lambda operator, emit: operator.end_input(emit), self._tell_end)
+        """Let each operator emit what it holds, after what waits; `process_some` does it."""
+        # What waits may queue watermarks when its turn comes, the final one too: the end comes after those as well.
+        end = _Step(0, lambda operator, emit: operator.end_input(emit), self._announce_end)
         self.take_note(lambda: self._waiting.append(end))
 
     def prepare_snapshot(self) -> None:
-        """Let each operator emit what is to stand before the barrier, behind what waits; `process_some` does it."""
+        """Let each operator emit what belongs before the barrier, after what waits; `process_some` does it."""
         self._waiting.append(_Step(0, lambda operator, emit: operator.prepare_snapshot(emit), lambda: None))
 
     def due_ms(self) -> int | None:
-        """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: not by itself."""
+        """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: nothing is due."""
         due = [each for operator in self._operators.values() if (each := operator.due_ms()) is not None]
         return min(due, default=None)
 
     def process_time(self, now_ms: int) -> None:
-        """Tell the operators the time, behind what waits, in milliseconds since 1970-01-01 UTC."""
+        """Pass the time to the operators, after what waits, in milliseconds since 1970-01-01 UTC."""
         self._waiting.append(_Step(0, lambda operator, emit: operator.process_time(now_ms, emit), lambda: None))
 
     def snapshot(self, checkpoint_id: int, *, final: bool) -> Future[dict[str, OperatorState]]:
@@ -337,12 +354,12 @@ class StageChain:
         return any(isinstance(each, KeyedOperator) for each in self._operators.values())
 
     def snapshot_keyed(self, checkpoint_id: int) -> dict[str, Sequence[KeyedChunk]]:
-        """Return the keyed state that belongs to a checkpoint, by uid; called right behind `snapshot`."""
+        """Return the keyed state that belongs to a checkpoint, by uid; called right after `snapshot`."""
         keyed = {uid: each for uid, each in self._operators.items() if isinstance(each, KeyedOperator)}
         return {uid: operator.snapshot_keyed(checkpoint_id) for uid, operator in keyed.items()}
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Tell operators and sinks that a checkpoint is durable."""
+        """Notify operators and sinks that a checkpoint is durable."""
         parts: list[Operator | SinkWriter] = [*self._operators.values(), *self._writers.values()]
         for part in parts:
             part.notify_checkpoint_complete(checkpoint_id)
@@ -389,7 +406,7 @@ class StageChain:
             self._waiting.extend(_Rows(uid, batch, source, split) for uid in self._feeds[source])
 
     def take_note(self, run: Callable[[], None]) -> None:
-        """Queue something to do behind the rows that came before it."""
+        """Queue something to do after the rows that came before it."""
         self._waiting.append(_Note(run))
 
     @property
@@ -417,26 +434,28 @@ class StageChain:
     def _follow_watermarks(self) -> None:
         """Let the stage's watermark and idleness go on, if they moved."""
         timestamp_ms, idle = self._watermarks.watermark_ms, self._watermarks.is_idle
-        if timestamp_ms is not None and (self._told_ms is None or timestamp_ms > self._told_ms):
-            self._told_ms = timestamp_ms
+        if timestamp_ms is not None and (self._processed_ms is None or timestamp_ms > self._processed_ms):
+            self._processed_ms = timestamp_ms
             advanced = timestamp_ms
 
-            def tell() -> None:
+            def advance_outputs() -> None:
                 for output in self._outputs.values():
                     output.on_watermark(advanced)
 
-            self._waiting.appendleft(_Step(0, lambda operator, emit: operator.process_watermark(advanced, emit), tell))
-        if idle != self._told_idle:
-            self._told_idle = idle
+            self._waiting.appendleft(
+                _Step(0, lambda operator, emit: operator.process_watermark(advanced, emit), advance_outputs)
+            )
+        if idle != self._processed_idle:
+            self._processed_idle = idle
             for output in self._outputs.values():
                 (output.on_idle if idle else output.on_active)()
 
-    def _tell_end(self) -> None:
+    def _announce_end(self) -> None:
         for output in self._outputs.values():
             output.on_ended()
 
     def _write_late(self, batch: pa.RecordBatch) -> None:
-        """Keep rows that came behind the watermark."""
+        """Keep rows that came after the watermark."""
         self._writers[LATE_ROWS_UID].write(batch)
 
     def _process(self, item: _Rows) -> None:
@@ -463,15 +482,15 @@ class StageChain:
                 raise bad_records.explain(error, self._call(item.uid, item.source, item.split)) from error
             self._feed(item.uid, emitted, item.source)
             if self._event_time_operators.get(item.source) == item.uid:
-                self._tell_event_times(item)
+                self._report_event_times(item)
         took_ms = self._clock_ms() - began_ms
         slices.took(rows, took_ms)
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms
 
-    def _tell_event_times(self, item: _Rows) -> None:
-        """Tell the output of a source that rows passed. What follows of it is queued behind all that waits."""
+    def _report_event_times(self, item: _Rows) -> None:
+        """Notify the output of a source that rows passed. What follows from it is queued after all that waits."""
         operator = self._operators[item.uid]
         assert isinstance(operator, WithWatermark)
         self._inputs[item.source].rows_passed(item.split, operator.highest_event_time_ms(item.batch))
@@ -532,14 +551,14 @@ class StageChain:
 
 
 class ChainInput:
-    """Where a source's output goes: a `headgate.task.outputs.Downstream`."""
+    """Where a source's output goes: a `headgate.task.reader_output.Downstream`."""
 
     def __init__(self, chain: StageChain, uid: str, schema: pa.Schema) -> None:
         self._chain = chain
         self._uid = uid
         self._schema = schema
         self.rows_passed: Callable[[str, int | None], None] = lambda split_id, max_event_time_ms: None
-        """Told of rows that passed the operator behind which the source's event times are found."""
+        """Called with rows that passed the operator after which the source's event times are found."""
 
     def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
         """Take rows of a split.
@@ -550,7 +569,7 @@ class ChainInput:
             They are not what the source was asked for.
         """
         try:
-            batch = conform(batch, self._schema)
+            batch = cast_to_schema(batch, self._schema)
         except MisfitError as error:
             raise ConnectorContractError(
                 f"The source {self._uid} emitted a batch that does not fit its schema: {error}.",
@@ -570,8 +589,8 @@ class ChainInput:
         """Wait for this source again."""
         self._chain.take_note(lambda: self._chain.watermarks.on_active(self._uid))
 
-    def behind_rows(self, run: Callable[[], None]) -> None:
-        """Run something behind the rows that were taken before."""
+    def after_rows(self, run: Callable[[], None]) -> None:
+        """Run something after the rows that were taken before."""
         self._chain.take_note(run)
 
 

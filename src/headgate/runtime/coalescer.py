@@ -8,7 +8,7 @@ wait until there are enough of them, or until the first has waited for `exchange
 - What waits is put together in one copy, right before it is sent. A piece that is large enough by itself is not copied,
   unless it is a small slice: what is sent to others would stay in memory as long as a slow consumer's part of it does.
 - What is larger than a buffer may be is cut; a row that is so by itself goes alone.
-- Before an event `flush` sends everything: a watermark or a barrier stands behind the rows that came before it.
+- Before an event `flush` sends everything: a watermark or a barrier comes after the rows that were sent before it.
 
 Follows docs/architecture.md, "Stages and exchanges"; Flink's
 `execution.buffer-timeout`. A batch's size is that of the slice, not of what it is cut from.

@@ -26,10 +26,10 @@ from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import OperatorState, RecoveredChannel, SplitState, SubtaskState
 from headgate.readers import SourceReaderBase
-from headgate.runtime.chain import LETTER_MS, StageChain
+from headgate.runtime.chain import MAIL_MS, StageChain
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.input_exchanges import InputExchanges
-from headgate.runtime.mailbox import Letter
+from headgate.runtime.mailbox import Mail
 from headgate.runtime.output_exchange import OutputExchange
 from headgate.runtime.recovery_thread import BufferPool
 from headgate.runtime.restored import read_rows, recovered_input, restored_chunks
@@ -203,7 +203,7 @@ class Execution:
         assert self._opening is not None
         began_ms = self.context.services.work_ms()
         for _ in self._opening:
-            if self.context.services.work_ms() - began_ms >= LETTER_MS:
+            if self.context.services.work_ms() - began_ms >= MAIL_MS:
                 return
         self._opening = None
         self._handle(loop.ExecutionOpened(self._recovers_first, self._rows_to_recover))
@@ -284,7 +284,7 @@ class Execution:
         for room in blocked:
             if not any(room is each for each in self._awaited):
                 self._awaited.append(room)
-                room.add_done_callback(lambda _: self.context.mailbox.post(Letter(lambda: None)))
+                room.add_done_callback(lambda _: self.context.mailbox.post(Mail(lambda: None)))
 
     def _handle(self, event: loop.Event) -> bool:
         """Carry out what the loop decides; return whether that was work."""
@@ -334,7 +334,7 @@ class Execution:
         match order:
             case machine.AddSplits(source=uid, splits=splits):
                 self.inputs[uid].add_splits(splits)
-            case machine.TellNoMoreSplits(source=uid):
+            case machine.NotifyNoMoreSplits(source=uid):
                 self.inputs[uid].notify_no_more_splits()
             case machine.HandEvent(source=uid, payload=payload):
                 self.inputs[uid].handle_event(payload)
@@ -455,7 +455,7 @@ class Execution:
             unaligned=barrier.unaligned,
             alignment_timeout_ms=barrier.alignment_timeout_ms,
         )
-        self._user.handle(machine.LetterCame(trigger))
+        self._user.handle(machine.MessageReceived(trigger))
 
     def on_recovered(self) -> None:
         """See `GateUser`."""
@@ -472,7 +472,7 @@ class Execution:
     def on_broken(self, error: TransportError) -> None:
         """Fail, unless the coordinator has found out why within a while: the other side may have failed, or ended."""
         if not (self._loop.has_ended or self._suspended):
-            self.context.mailbox.run_after(_BROKEN_PATIENCE_MS, Letter(lambda: self._fail_broken(error)))
+            self.context.mailbox.run_after(_BROKEN_PATIENCE_MS, Mail(lambda: self._fail_broken(error)))
 
     def _fail_broken(self, error: TransportError) -> None:
         if not (self.is_over or self._loop.has_ended or self._finishing):
@@ -506,13 +506,13 @@ class Execution:
         due_ms = min((due for each in parts if (due := each.due_ms()) is not None), default=None)
         if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
             self._timer_ms = due_ms
-            mailbox.run_after(max(0, due_ms - now_ms), Letter(self._on_exchange_time))
+            mailbox.run_after(max(0, due_ms - now_ms), Mail(self._on_exchange_time))
         chain, wanted_ms = self._chain, None
         if chain is not None and self._loop.reads and not chain.waits:
             wanted_ms = chain.due_ms()  # while rows wait, an operator may not have been given the time yet
         if wanted_ms is not None and (self._clock_timer_ms is None or wanted_ms < self._clock_timer_ms):
             self._clock_timer_ms = wanted_ms
-            mailbox.run_after(max(0, wanted_ms - self.context.services.wall_clock_ms()), Letter(self._on_clock_time))
+            mailbox.run_after(max(0, wanted_ms - self.context.services.wall_clock_ms()), Mail(self._on_clock_time))
 
     # Figures and ends.
 

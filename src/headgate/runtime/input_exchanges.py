@@ -1,7 +1,7 @@
 """The consuming end of a subtask's exchanges: links and recovered rows in, slices of rows for the chain out.
 
 Never: decide what is next or what belongs to a checkpoint (`InputGate` does); touch anything on another thread than the
-subtask's: what links and the recovery thread tell is posted to its mailbox.
+subtask's: what links and the recovery thread report is posted to its mailbox.
 
 A buffer is given to the chain a slice at a time; the rest goes back to the gate before anything else happens, so that a
 barrier finds it there however slow the operator is.
@@ -21,7 +21,7 @@ from headgate.errors import TransportError
 from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
-from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.runtime.recovery_thread import BufferPool, RecoveredInput, Recovery, RecoveryFigures
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.task import input_gate as ig
@@ -29,7 +29,7 @@ from headgate.transport.data_plane import ConsumerLink, DataPlane
 
 
 class GateUser(Protocol):
-    """Who is told what the gate decides, on the subtask's thread."""
+    """Who carries out what the gate decides, on the subtask's thread."""
 
     def entry_rows(self, exchange: str) -> int:
         """Return how many rows of an exchange make one slice."""
@@ -68,7 +68,7 @@ class GateUser(Protocol):
 
 
 class InputExchanges:
-    """What a subtask behind exchanges reads.
+    """What a subtask downstream of exchanges reads.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class InputExchanges:
     now_ms
         Reads the clock, in milliseconds.
     user
-        Who is told what the gate decides.
+        Who carries out what the gate decides.
     recovered
         The channel state that the subtask takes on.
     producers_recover
@@ -158,8 +158,8 @@ class InputExchanges:
                 str(consumer),
                 recovered,
                 pool=self._pool,
-                post=self._tell,
-                on_error=self._tell_failed,
+                post=self._post_recovery,
+                on_error=self._post_failure,
             )
 
     def start(self) -> None:
@@ -282,7 +282,7 @@ class InputExchanges:
         batch: pa.RecordBatch = buffer.rows
         exchange = channel.exchange
         if buffer.unfiltered:
-            batch = self._partitioners[exchange].own(batch, self._consumer)
+            batch = self._partitioners[exchange].filter_owned(batch, self._consumer)
         rows = min(batch.num_rows, self._user.entry_rows(exchange))
         if rows < batch.num_rows:
             left = batch.num_rows - rows
@@ -312,23 +312,23 @@ class InputExchanges:
 
     # On any thread.
 
-    def _tell(self, event: ig.Event) -> None:
-        self._mailbox.post(Letter(lambda: self._on_recovery(event)))
+    def _post_recovery(self, event: ig.Event) -> None:
+        self._mailbox.post(Mail(lambda: self._on_recovery(event)))
 
-    def _tell_failed(self, error: BaseException) -> None:
-        self._mailbox.post(Letter(lambda: self._fail(error)))
+    def _post_failure(self, error: BaseException) -> None:
+        self._mailbox.post(Mail(lambda: self._fail(error)))
 
     def _fail(self, error: BaseException) -> None:
         if not self._closed:
             raise error
 
-    def tell(self, event: ig.Event) -> None:
+    def post_event(self, event: ig.Event) -> None:
         """Take note of an event of a link."""
-        self._mailbox.post(Letter(lambda: self._handle(event)))
+        self._mailbox.post(Mail(lambda: self._handle(event)))
 
-    def tell_broken(self, error: TransportError) -> None:
+    def post_broken(self, error: TransportError) -> None:
         """Take note of a link's end."""
-        self._mailbox.post(Letter(lambda: None if self._closed else self._user.on_broken(error)))
+        self._mailbox.post(Mail(lambda: None if self._closed else self._user.on_broken(error)))
 
 
 class _ConsumerEnd:
@@ -339,10 +339,10 @@ class _ConsumerEnd:
         self._channel = channel
 
     def on_connected(self) -> None:
-        self._inputs.tell(ig.ChannelConnected(self._channel))
+        self._inputs.post_event(ig.ChannelConnected(self._channel))
 
     def on_element(self, element: Element) -> None:
-        self._inputs.tell(ig.ElementArrived(self._channel, element))
+        self._inputs.post_event(ig.ElementArrived(self._channel, element))
 
     def on_broken(self, error: TransportError) -> None:
-        self._inputs.tell_broken(error)
+        self._inputs.post_broken(error)

@@ -1,6 +1,6 @@
-"""The mailbox of a task: letters from any thread, handled one at a time on the task's own thread.
+"""The mailbox of a task: mails from any thread, handled one at a time on the task's own thread.
 
-Never: run a letter on the thread that posted it. No lock is ever held while a letter runs.
+Never: run a mail on the thread that posted it. No lock is ever held while a mail runs.
 
 Follows FLIP-27, "Reader Interface and Threading Model" (mailbox).
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 
 
-class Letter(msgspec.Struct, frozen=True):
+class Mail(msgspec.Struct, frozen=True):
     """Something to do on the task's thread.
 
     Parameters
@@ -31,7 +31,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Mailbox:
-    """Letters in the order in which they were posted, and timers.
+    """Mails in the order in which they were posted, and timers.
 
     Parameters
     ----------
@@ -41,42 +41,40 @@ class Mailbox:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._timers: list[tuple[int, int, Letter]] = []  # on the task's thread only: (due, number, letter)
+        self._timers: list[tuple[int, int, Mail]] = []  # on the task's thread only: (due, number, mail)
         self._timer_count = 0
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._posted = threading.Condition(self._lock)
-        self._letters: deque[Letter] = deque()
+        self._mails: deque[Mail] = deque()
         self._closed = False
 
-    def post(self, letter: Letter) -> None:
-        """Queue a letter; called by any thread. After `close` it is discarded."""
+    def post(self, mail: Mail) -> None:
+        """Queue a mail; called by any thread. After `close` it is discarded."""
         with self._lock:
             if not self._closed:
-                self._letters.append(letter)
+                self._mails.append(mail)
                 self._posted.notify()
                 return
-        _discard(letter)
+        _discard(mail)
 
-    def run_after(self, delay_ms: int, letter: Letter) -> None:
-        """Run a letter once a time in milliseconds has passed; called on the task's thread."""
+    def run_after(self, delay_ms: int, mail: Mail) -> None:
+        """Run a mail once a time in milliseconds has passed; called on the task's thread."""
         self._timer_count += 1
-        heapq.heappush(self._timers, (self._now_ms() + delay_ms, self._timer_count, letter))
+        heapq.heappush(self._timers, (self._now_ms() + delay_ms, self._timer_count, mail))
 
-    def run_letters(self) -> int:
-        """Run the letters that are there and the timers that are due; return how many. Does not wait.
+    def run_mail(self) -> int:
+        """Run the mails that are there and the timers that are due; return how many. Does not wait.
 
-        An error of a letter is raised; those behind it stay.
+        An error of a mail is raised; those after it stay.
         """
         count = 0
         with self._lock:
-            waiting = len(
-                self._letters
-            )  # those posted from here on have their turn next time: the reader's comes first
+            waiting = len(self._mails)  # those posted from here on have their turn next time: the reader's comes first
         while waiting > count:
             with self._lock:
-                letter = self._letters.popleft()
-            letter.run()
+                mail = self._mails.popleft()
+            mail.run()
             count += 1
         now_ms = self._now_ms()
         while self._timers and self._timers[0][0] <= now_ms:
@@ -89,31 +87,31 @@ class Mailbox:
         return self._timers[0][0] if self._timers else None
 
     @property
-    def has_letters(self) -> bool:
-        """Whether there is a letter. Any thread."""
-        return bool(self._letters)
+    def has_mail(self) -> bool:
+        """Whether there is a mail. Any thread."""
+        return bool(self._mails)
 
     def wait(self) -> None:
-        """Wait until there is a letter or a timer is due; called on the task's thread."""
+        """Wait until there is a mail or a timer is due; called on the task's thread."""
         due_ms = self.due_ms()
         timeout_s = None if due_ms is None else max(0, due_ms - self._now_ms()) / 1000
         with self._lock:
-            if not self._letters:
+            if not self._mails:
                 self._posted.wait(timeout_s)
 
     def close(self) -> None:
-        """Discard all letters and timers, and those still to come; called on the task's thread."""
+        """Discard all mails and timers, and those still to come; called on the task's thread."""
         with self._lock:
             self._closed = True
-            letters = list(self._letters)
-            self._letters.clear()
-        for letter in letters:
-            _discard(letter)
-        for _, _, letter in self._timers:
-            _discard(letter)
+            mails = list(self._mails)
+            self._mails.clear()
+        for mail in mails:
+            _discard(mail)
+        for _, _, mail in self._timers:
+            _discard(mail)
         self._timers.clear()
 
 
-def _discard(letter: Letter) -> None:
-    if letter.discard is not None:
-        letter.discard()
+def _discard(mail: Mail) -> None:
+    if mail.discard is not None:
+        mail.discard()

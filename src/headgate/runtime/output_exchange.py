@@ -1,7 +1,7 @@
 """The producing end of one exchange in one subtask: batches in, elements for the consumers out, within their credit.
 
 Never: block, or decide what is sent when (`ResultPartition` does); touch anything on another thread than the subtask's:
-what links tell is posted to its mailbox.
+what links report is posted to its mailbox.
 
     write -> Partitioner (whose rows) -> Coalescer (buffers) -> ResultPartition (queues) -> ProducerLink per consumer
 
@@ -35,7 +35,7 @@ from headgate.protocol.channels import (
     WatermarkPassed,
 )
 from headgate.runtime.coalescer import Coalescer
-from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.task import result_partition as rp
 from headgate.transport.data_plane import DataPlane, ProducerLink
 
@@ -71,7 +71,7 @@ class OutputExchange:
     on_stored
         Takes channel state.
     on_broken
-        Told that a link is gone.
+        Called when a link is gone.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class OutputExchange:
         return self._room
 
     def on_watermark(self, timestamp_ms: int) -> None:
-        """Send the watermark behind the rows before it, in milliseconds."""
+        """Send the watermark after the rows before it, in milliseconds."""
         if self._watermark_ms is None:
             self._watermark_due_ms = self._now_ms() + self._buffer_timeout_ms
         self._watermark_ms = timestamp_ms
@@ -133,16 +133,16 @@ class OutputExchange:
             self.flush()
 
     def on_idle(self) -> None:
-        """Tell that nobody should wait for this producer's watermark."""
-        self._send_behind_rows(ProducerIdle())
+        """Let nobody wait for this producer's watermark."""
+        self._send_after_rows(ProducerIdle())
 
     def on_active(self) -> None:
-        """Tell that somebody should again."""
-        self._send_behind_rows(ProducerActive())
+        """Let consumers wait for it again."""
+        self._send_after_rows(ProducerActive())
 
     def on_ended(self) -> None:
-        """Tell that no rows follow."""
-        self._send_behind_rows(ProducerEnded())
+        """Announce that no rows follow."""
+        self._send_after_rows(ProducerEnded())
 
     # For the subtask.
 
@@ -187,7 +187,7 @@ class OutputExchange:
             self._handle(rp.PartitionTimePassed())
 
     def flush(self) -> None:
-        """Send what is gathered, and the watermark behind it."""
+        """Send what is gathered, and the watermark after it."""
         for consumer, buffer in self._coalescer.flush():
             self._handle(rp.RowsEmitted(consumer, buffer))
         watermark_ms, self._watermark_ms = self._watermark_ms, None
@@ -200,7 +200,7 @@ class OutputExchange:
         for link in self._links.values():
             link.close()
 
-    def _send_behind_rows(self, event: ChannelEvent) -> None:
+    def _send_after_rows(self, event: ChannelEvent) -> None:
         self.flush()
         self._handle(rp.EventEmitted(event))
 
@@ -226,13 +226,13 @@ class OutputExchange:
             room, self._room = self._room, None
             room.set_result(None)
 
-    def tell(self, event: rp.Event) -> None:
+    def post_event(self, event: rp.Event) -> None:
         """Take note of an event of a link. Any thread."""
-        self._mailbox.post(Letter(lambda: self._handle(event)))
+        self._mailbox.post(Mail(lambda: self._handle(event)))
 
-    def tell_broken(self, error: TransportError) -> None:
+    def post_broken(self, error: TransportError) -> None:
         """Take note of a link's end. Any thread."""
-        self._mailbox.post(Letter(lambda: None if self._closed else self._on_broken(error)))
+        self._mailbox.post(Mail(lambda: None if self._closed else self._on_broken(error)))
 
 
 class _ProducerEnd:
@@ -243,10 +243,10 @@ class _ProducerEnd:
         self._consumer = consumer
 
     def on_connected(self) -> None:
-        self._output.tell(rp.ConsumerConnected(self._consumer))
+        self._output.post_event(rp.ConsumerConnected(self._consumer))
 
     def on_credit(self, credits: int) -> None:
-        self._output.tell(rp.CreditGranted(self._consumer, credits))
+        self._output.post_event(rp.CreditGranted(self._consumer, credits))
 
     def on_broken(self, error: TransportError) -> None:
-        self._output.tell_broken(error)
+        self._output.post_broken(error)

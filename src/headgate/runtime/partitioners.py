@@ -43,7 +43,7 @@ def partitioner_of(exchange: Exchange, *, producer: int, parallelism: int, max_p
     exchange
         The exchange.
     producer
-        The subtask that sends. For one that only receives (`Partitioner.own`) its own number will do.
+        The subtask that sends. For one that only receives (`Partitioner.filter_owned`) its own number will do.
     parallelism, max_parallelism
         Among how many subtasks, and how many key groups there are.
 
@@ -92,7 +92,7 @@ class _Hash(Partitioner):
             return [(0, batch)] if batch.num_rows else []
         return _parts(batch, self._consumers_of(batch), self._parallelism)
 
-    def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
+    def filter_owned(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         if self._parallelism == 1:
             return batch
         return _rows_of(batch, self._consumers_of(batch), consumer)
@@ -120,7 +120,7 @@ class _Rebalance(Partitioner):
         self._next = (self._next + more) % self._targets
         return found
 
-    def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
+    def filter_owned(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         return batch
 
 
@@ -133,7 +133,7 @@ class _Broadcast(Partitioner):
     def split(self, batch: pa.RecordBatch) -> Parts:
         return [(consumer, batch) for consumer in range(self._parallelism)] if batch.num_rows else []
 
-    def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
+    def filter_owned(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         return batch
 
 
@@ -148,7 +148,7 @@ class _Custom(Partitioner):
     def split(self, batch: pa.RecordBatch) -> Parts:
         return _parts(batch, self._consumers_of(batch), self._parallelism) if batch.num_rows else []
 
-    def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
+    def filter_owned(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         return _rows_of(batch, self._consumers_of(batch), consumer) if batch.num_rows else batch
 
     def _consumers_of(self, batch: pa.RecordBatch) -> Any:
@@ -195,7 +195,7 @@ class _Forward(Partitioner):
     def split(self, batch: pa.RecordBatch) -> Parts:
         return [(self._consumer, batch)] if batch.num_rows else []
 
-    def own(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
+    def filter_owned(self, batch: pa.RecordBatch, consumer: int) -> pa.RecordBatch:
         return batch
 
 

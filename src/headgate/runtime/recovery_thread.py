@@ -1,7 +1,9 @@
-"""The recovery thread of a subtask: reads its channel state, keeps the subtask's own rows, and hands them over.
+"""The recovery thread of a subtask: reads its channel state, keeps the subtask's own rows, and enqueues them.
+
+After a rescale `Partitioner.filter_owned` (`headgate.runtime.partitioners`) says which rows are the subtask's own.
 
 Never: decide the order, or what goes to disk (`headgate.task.channel_recovery` does); touch the subtask's machines
-(what it has to tell is posted); wait for room while there is channel state to be read.
+(its events are posted); wait for room while there is channel state to be read.
 
 What does not fit into memory goes to local files, one in each folder that is needed, an Arrow IPC stream per buffer. A
 file loses its name when it is made, so that no crash leaves it; who reads from it keeps it until it has read. Where all
@@ -54,7 +56,7 @@ TARGET_BYTES = 256 * 1024
 
 _CLOSE_S = 1.0
 
-Told = input_gate.RowsRecovered | input_gate.RowsSpilled | input_gate.PhaseOneEnded | input_gate.RecoveryEnded
+Progress = input_gate.RowsRecovered | input_gate.RowsSpilled | input_gate.PhaseOneEnded | input_gate.RecoveryEnded
 """What a recovery thread posts."""
 
 
@@ -126,15 +128,15 @@ class RecoveredInput(msgspec.Struct, frozen=True):
         The channel that it lands in, by today's numbers.
     read
         Returns the stored buffers, in their order. Called, and its result iterated, by the recovery thread; may block.
-    own
-        Returns the rows of a buffer that are the subtask's own; None: all are, and nothing is filtered or packed.
+    filter_owned
+        Returns the rows of a buffer that belong to the subtask; None: all do, and nothing is filtered or packed.
     rows
         How many the stored buffers have.
     """
 
     channel: ChannelId
     read: Callable[[], Iterable[pa.RecordBatch]]
-    own: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    filter_owned: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     rows: int = 0
 
 
@@ -207,7 +209,7 @@ class Recovery:
         *,
         pool: BufferPool,
         spill_folders: Sequence[str],
-        post: Callable[[Told], None],
+        post: Callable[[Progress], None],
         on_error: Callable[[BaseException], None],
         target_bytes: int = TARGET_BYTES,
     ) -> None:
@@ -217,7 +219,7 @@ class Recovery:
         self._post = post
         self._on_error = on_error
         self._machine = ChannelRecovery(
-            [StoredChannel(each.channel, filtered=each.own is not None) for each in recovered],
+            [StoredChannel(each.channel, filtered=each.filter_owned is not None) for each in recovered],
             target_bytes=target_bytes,
         )
         self._name = name
@@ -285,22 +287,22 @@ class Recovery:
                 return self._find_room(size_bytes, wait=wait)
             case TakeIntoMemory(channel, parts, repacked):
                 self._count(buffers_repacked=int(repacked))
-                self._tell(input_gate.RowsRecovered(channel, self._packed(parts)))
+                self._post_event(input_gate.RowsRecovered(channel, self._packed(parts)))
             case Spill(channel, parts, repacked, number):
                 buffer = self._packed(parts)
                 if not self._spill(buffer):
                     return DiskFull()
                 self._count(buffers_spilled=1, buffers_repacked=int(repacked))
-                self._tell(input_gate.RowsSpilled(channel, number))
+                self._post_event(input_gate.RowsSpilled(channel, number))
                 return Spilled()
             case Replay(channel, number):
                 buffer = self._spill_file(number).read(number)
                 self._count(buffers_replayed=1)
-                self._tell(input_gate.RowsRecovered(channel, buffer, spilled=number))
+                self._post_event(input_gate.RowsRecovered(channel, buffer, spilled=number))
             case EndPhaseOne():
-                self._tell(input_gate.PhaseOneEnded())
+                self._post_event(input_gate.PhaseOneEnded())
             case EndRecovery():
-                self._tell(input_gate.RecoveryEnded())
+                self._post_event(input_gate.RecoveryEnded())
             case _:
                 assert_never(action)
         return None
@@ -315,9 +317,9 @@ class Recovery:
             self._reading = None
             return ChannelRead(stored)
         self._count(buffers_read=1, rows_read=batch.num_rows)
-        if recovered.own is not None:
+        if recovered.filter_owned is not None:
             self._count(rows_filtered=batch.num_rows)
-            batch = recovered.own(batch)
+            batch = recovered.filter_owned(batch)
             if batch.get_total_buffer_size() > 2 * batch.nbytes:  # it would hold the rows that were left out
                 batch = pa.concat_batches([batch])
         return BufferRead(stored, Buffer(batch, batch.num_rows, batch.nbytes))
@@ -343,7 +345,7 @@ class Recovery:
             )
         return spilled
 
-    def _tell(self, event: Told) -> None:
+    def _post_event(self, event: Progress) -> None:
         if not self._closed.is_set():
             self._post(event)
 
@@ -368,7 +370,7 @@ class RecoveryThread(Recovery):
     def close(self) -> None:
         """End the thread, where it is, and delete what was spilled. Called by any thread but its own, any time.
 
-        Waits for what the thread does, a second at most: a read that takes longer ends by itself. Nothing is posted
+        Waits for what the thread does, a second at most: a read that takes longer ends on its own. Nothing is posted
         after that.
         """
         self._closed.set()
@@ -434,7 +436,7 @@ class _SpillFiles:
 
 
 class _SpillFile:
-    """Buffers on the local disk, one behind the other. One thread appends, any thread reads what was appended.
+    """Buffers on the local disk, one after the other. One thread appends, any thread reads what was appended.
 
     The file has no name, and is gone when nobody refers to this object: whoever reads, does.
     """

@@ -38,7 +38,7 @@ def recovered_input(context: ExecutionContext, recovered: RecoveredChannel, part
     return RecoveredInput(
         ChannelId(recovered.state.exchange, recovered.channel, consumer),
         lambda: read_rows(context, recovered.state),
-        (lambda batch: partitioner.own(batch, consumer)) if recovered.filtered else None,
+        (lambda batch: partitioner.filter_owned(batch, consumer)) if recovered.filtered else None,
         recovered.state.rows,
     )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 CALL_MS = 40.0
-"""How long a call may take, in milliseconds: with what surrounds it a letter stays below 50."""
+"""How long a call may take, in milliseconds: with what surrounds it a mail stays below 50."""
 LONGEST_TRIAL_MS = 5000.0
 _GROWTH = 8
 _MOST_ROWS = 1 << 20

@@ -50,7 +50,7 @@ _MAX_WAIT_S = 1.0
 _TIME_TO_FINISH_S = 60.0
 _TIME_TO_CLOSE_S = 5.0
 _TIME_TO_SEND_S = 0.3
-"""How long a slot that is stuck leaves its last letter to get out."""
+"""How long a slot that is stuck leaves its last message to get out."""
 
 
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,20 +216,20 @@ class SlotRuntime:
                     to = self._client
                 if to is not None and to[0] == connection:
                     to[1].send(envelope)
-            case machine.Deliver(letter=letter):
-                self._deliver(letter)
+            case machine.Deliver(message=message):
+                self._deliver(message)
             case machine.ExitSlot():
                 self._exit = action
             case _:
                 assert_never(action)
 
     def _connect(self, connection: int) -> None:
-        """Close the older connection and make a new one. What comes of it is told behind that it is open."""
+        """Close the older connection and make a new one. Its events are posted after the one that it is open."""
         settings = self._settings
-        told = threading.Event()
+        opened = threading.Event()
 
-        def tell(event: machine.Event) -> None:
-            told.wait()
+        def post_event(event: machine.Event) -> None:
+            opened.wait()
             self._inbox.put(event)
 
         try:
@@ -238,19 +238,19 @@ class SlotRuntime:
                 self._look_up() if connection > 1 else settings.address,
                 settings.secret,
                 settings.tls,
-                on_letter=lambda envelope: tell(machine.EnvelopeReceived(connection, envelope)),
-                on_closed=lambda _: tell(machine.StreamBroken(connection)),
+                on_message=lambda envelope: post_event(machine.EnvelopeReceived(connection, envelope)),
+                on_closed=lambda _: post_event(machine.StreamBroken(connection)),
             )
         except Exception as error:  # whatever it is, the machine waits for an answer
             _log.warning("slot %d cannot reach the coordinator: %s", self._slot, error)
             self._inbox.put(machine.StreamBroken(connection))
-            told.set()
+            opened.set()
             return
         with self._lock:
             self._client = (connection, client)
             ended = self._ended
         self._inbox.put(machine.StreamOpened(connection))
-        told.set()
+        opened.set()
         if ended:
             self._close_client()
 
@@ -266,11 +266,11 @@ class SlotRuntime:
         found = read_address(store.file_system, store.path(ADDRESS_FILE))
         return self._settings.address if found is None or found.run != self._settings.run else found.address
 
-    def _deliver(self, letter: Any) -> None:
-        runner = self._runners.get(letter.stage)
+    def _deliver(self, message: Any) -> None:
+        runner = self._runners.get(message.stage)
         if runner is None:
-            runner = self._runners[letter.stage] = self._new_runner(letter.stage)
-        runner.deliver(letter)
+            runner = self._runners[message.stage] = self._new_runner(message.stage)
+        runner.deliver(message)
 
     def _new_runner(self, stage: int) -> SubtaskThread:
         place = SlotPlace(
@@ -286,7 +286,7 @@ class SlotRuntime:
             self._definition,
             stage,
             place,
-            post=lambda letter: self._inbox.put(machine.LetterPosted(letter)),
+            post=lambda message: self._inbox.put(machine.MessagePosted(message)),
             on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
             read_state=self._storage.read_state,
             services=self._services,
@@ -296,11 +296,11 @@ class SlotRuntime:
         return runner
 
     def _report_stuck(self, what: str, stacks: str) -> None:
-        """Tell the coordinator before the slot ends; on the watchdog's thread."""
+        """Report to the coordinator before the slot ends; on the watchdog's thread."""
         for stage, runner in list(self._runners.items()):
             error = msg.ErrorReport(error_type="HeadgateError", message=what, traceback=stacks)
-            letter = msg.SubtaskFailed(stage=stage, execution=runner.number, error=error)
-            self._inbox.put(machine.LetterPosted(letter))
+            message = msg.SubtaskFailed(stage=stage, execution=runner.number, error=error)
+            self._inbox.put(machine.MessagePosted(message))
         time.sleep(_TIME_TO_SEND_S)
 
     def _end_stuck(self) -> None:
@@ -327,7 +327,7 @@ class SlotRuntime:
         if services.plane is not None:
             services.plane.close()
         if services.uploader is not None:
-            services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written behind the end of the query
+            services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written after the end of the query
         for folder in services.spill_folders:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -24,7 +24,7 @@ from headgate.operators.operator import KeyedChunk
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import ChannelState, KeyedState, OperatorState, SplitState
 from headgate.runtime.execution_context import ExecutionContext
-from headgate.runtime.mailbox import Letter
+from headgate.runtime.mailbox import Mail
 from headgate.runtime.snapshot_parts import SnapshotParts, StoredRows, store_channels
 
 _SPLITS, _OPERATORS, _KEYED, _GATE = "/splits", "/operators", "/keyed", "/gate"
@@ -137,7 +137,7 @@ class Snapshots:
         if parts is None:
 
             def done(results: dict[str, Any] | None, error: BaseException | None) -> None:
-                self._context.mailbox.post(Letter(lambda: self._all_done(checkpoint_id, results, error)))
+                self._context.mailbox.post(Mail(lambda: self._all_done(checkpoint_id, results, error)))
 
             parts = self._parts[checkpoint_id] = SnapshotParts(self._names, done)
         return parts

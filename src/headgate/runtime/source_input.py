@@ -22,10 +22,10 @@ from headgate.protocol.state import SplitState
 from headgate.readers import AskedInVain, SourceReaderBase
 from headgate.runtime.chain import StageChain
 from headgate.runtime.execution_context import ExecutionContext
-from headgate.runtime.mailbox import Letter
+from headgate.runtime.mailbox import Mail
 from headgate.source import Boundedness, InputStatus, SourceEvent, SourceReader, SourceReaderContext
 from headgate.task import subtask as machine
-from headgate.task.outputs import StreamingOutput
+from headgate.task.reader_output import StreamingOutput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class SourceInput:
         self.status = InputStatus.MORE_AVAILABLE
         self._known: dict[str, bytes] = {}  # splits as they were seen last; of those that ended, until the next poll
         self._ended: list[str] = []  # by the last poll
-        self._untold: list[str] = []  # of those, what the machine does not know yet
+        self._unreported: list[str] = []  # of those, what the machine does not know yet
         self._available: Future[None] | None = None  # the last that was waited for
         self._pausing: deque[tuple[Collection[str], Collection[str]]] = deque()  # what alignment decided of splits
         self._allow_unaligned = bool(context.definition.options[ALLOW_UNALIGNED_SPLITS])
@@ -90,8 +90,8 @@ class SourceInput:
                 subtask=context.place.slot,
                 schema=source.schema,
                 host=context.place.host,
-                request_split=lambda: self._tell(machine.RequestMade(uid)),
-                send_event=lambda event: self._tell(machine.EventMade(uid, pickle.dumps(event))),
+                request_split=lambda: self._request(machine.RequestMade(uid)),
+                send_event=lambda event: self._request(machine.EventMade(uid, pickle.dumps(event))),
                 time_zone=context.place.time_zone,
                 query=context.definition.name or context.place.query_id,
                 allow_unaligned_splits=self._allow_unaligned,
@@ -133,7 +133,7 @@ class SourceInput:
             self.align()
 
     def notify_no_more_splits(self) -> None:
-        """Tell the reader that no split follows."""
+        """Notify the reader that no split follows."""
         self._call(self.reader.notify_no_more_splits)
         self._wake()
 
@@ -144,7 +144,7 @@ class SourceInput:
         self._wake()
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Tell the reader that a checkpoint is durable."""
+        """Notify the reader that a checkpoint is durable."""
         self._call(self.reader.notify_checkpoint_complete, checkpoint_id)
 
     def poll(self, now_ms: int) -> InputStatus:
@@ -156,7 +156,7 @@ class SourceInput:
         splits = len(self.output.split_ids())
         self.status = self._call(self.reader.poll_next, self.output)
         self._polled.returned(began_ms=now_ms, splits=splits, empty=self.status is InputStatus.NOTHING_AVAILABLE)
-        self._tell_ended()
+        self._report_ended()
         self.align()
         if self.status is InputStatus.END_OF_INPUT:
             self.output.end_input()
@@ -169,7 +169,7 @@ class SourceInput:
         return tuple(self._state_of(split) for split in self._call(self.reader.snapshot_state, checkpoint_id))
 
     def positions(self) -> tuple[int, dict[str, bytes]]:
-        """Return how many splits are being read, and if these are few enough to be told: where each is."""
+        """Return how many splits are being read, and if these are few enough to be reported: where each is."""
         splits = self._splits()
         if len(splits) > MOST_POSITIONS:
             return len(splits), {}
@@ -226,7 +226,7 @@ class SourceInput:
         if due_ms is not None and self._alignment_timer_ms is None:
             self._alignment_timer_ms = due_ms
             delay_ms = max(0, due_ms - self._context.now_ms())
-            self._context.mailbox.run_after(delay_ms, Letter(self._on_alignment_timer))
+            self._context.mailbox.run_after(delay_ms, Mail(self._on_alignment_timer))
 
     def _ask_to_pause(self) -> None:
         """Find out whether the reader can pause splits, now that it has several and is to be aligned."""
@@ -263,17 +263,17 @@ class SourceInput:
     def end(self, split_id: str) -> None:
         """Note that a split was read to its end."""
         self._ended.append(split_id)
-        self._untold.append(split_id)
+        self._unreported.append(split_id)
 
-    def _tell_ended(self) -> None:
-        ended, self._untold = tuple(self._untold), []
+    def _report_ended(self) -> None:
+        ended, self._unreported = tuple(self._unreported), []
         if ended:
             self._user.handle(machine.SplitsEnded(self.uid, ended))
 
-    def _tell(self, event: machine.RequestMade | machine.EventMade) -> None:
-        """Tell what the reader wants, behind the ends that led to it; a reader that is being closed wants nothing."""
+    def _request(self, event: machine.RequestMade | machine.EventMade) -> None:
+        """Pass on what the reader wants, after the ends that led to it; a reader that is being closed wants nothing."""
         if not self._user.is_over:
-            self._tell_ended()
+            self._report_ended()
             self._user.handle(event)
 
     def _call(self, method: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -292,7 +292,7 @@ class SourceInput:
             self.status = InputStatus.MORE_AVAILABLE
         elif available is not self._available:
             self._available = available
-            available.add_done_callback(lambda _: self._context.mailbox.post(Letter(self._wake)))
+            available.add_done_callback(lambda _: self._context.mailbox.post(Mail(self._wake)))
 
     def _wake(self) -> None:
         if self.status is InputStatus.NOTHING_AVAILABLE:
@@ -301,7 +301,7 @@ class SourceInput:
 
     def _arm_timer(self) -> None:
         if self.output.timer_period_ms is not None:
-            self._context.mailbox.run_after(self.output.timer_period_ms, Letter(self._on_timer))
+            self._context.mailbox.run_after(self.output.timer_period_ms, Mail(self._on_timer))
 
     def _on_timer(self) -> None:
         if not self._user.is_over and not self.output.ended:
@@ -315,21 +315,21 @@ class _Output(StreamingOutput):
 
     def __init__(self, of: SourceInput, source: SourceDefinition, chain: StageChain, now_ms: int) -> None:
         self._of = of
-        behind = chain.input(of.uid)
-        behind_rows = None if chain.event_time_operator(of.uid) is None else behind.behind_rows
+        entry = chain.input(of.uid)
+        after_rows = None if chain.event_time_operator(of.uid) is None else entry.after_rows
         super().__init__(
             source.schema,
             source.watermark_strategy,
-            behind,
+            entry,
             now_ms,
             control=of,
             held=True,
             bounded=source.boundedness is Boundedness.BOUNDED,
-            behind_rows=behind_rows,
+            after_rows=after_rows,
             asked_ms=of.asked_ms,
             asked_by_others=isinstance(of.reader, SourceReaderBase),
         )
-        behind.rows_passed = self.rows_passed
+        entry.rows_passed = self.rows_passed
         self.ended = False
 
     def release_output_for_split(self, split_id: str) -> None:

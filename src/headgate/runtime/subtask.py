@@ -24,7 +24,7 @@ from headgate.protocol.error_reports import report_of
 from headgate.protocol.state import FileState, OperatorState
 from headgate.runtime.execution import Execution
 from headgate.runtime.execution_context import ExecutionContext, SlotPlace, SlotServices
-from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.task import subtask as machine
 
 _log = logging.getLogger(__name__)
@@ -101,16 +101,16 @@ class Subtask:
 
     def deliver(self, message: Any) -> None:
         """Take a message of the coordinator's. Any thread."""
-        self._mailbox.post(Letter(lambda: self._on_message(message)))
+        self._mailbox.post(Mail(lambda: self._on_message(message)))
 
     def start(self) -> None:
         """Begin to report figures."""
-        self._mailbox.run_after(PROGRESS_PERIOD_MS, Letter(self.on_progress_due))
+        self._mailbox.run_after(PROGRESS_PERIOD_MS, Mail(self.on_progress_due))
 
     def turn(self) -> bool:
         """Answer the mail, then do one step of the execution; return whether there may be more at once."""
         try:
-            self._mailbox.run_letters()
+            self._mailbox.run_mail()
             execution = self._execution
             return execution is not None and execution.step(self._now_ms())
         except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
@@ -159,7 +159,7 @@ class Subtask:
 
     def on_progress_due(self) -> None:
         """Report figures, and again after a while."""
-        self._mailbox.run_after(PROGRESS_PERIOD_MS, Letter(self.on_progress_due))
+        self._mailbox.run_after(PROGRESS_PERIOD_MS, Mail(self.on_progress_due))
         execution = self._execution
         if execution is not None and execution.has_started:
             self.post(execution.progress())
@@ -188,7 +188,7 @@ class Subtask:
             case msg.CheckpointAborted():
                 if execution is not None:
                     execution.give_up(message.checkpoint_id)
-        self.handle(machine.LetterCame(message))
+        self.handle(machine.MessageReceived(message))
 
     def _carry_out(self, action: machine.Action) -> None:
         match action:
@@ -196,10 +196,10 @@ class Subtask:
                 self._open(operators)
             case machine.CloseAll():
                 self.close()
-            case machine.Post(letter=message):
+            case machine.Post(message=message):
                 self.post(message)
             case (
-                machine.AddSplits() | machine.TellNoMoreSplits() | machine.HandEvent() | machine.SetUnassigned()
+                machine.AddSplits() | machine.NotifyNoMoreSplits() | machine.HandEvent() | machine.SetUnassigned()
                 | machine.Announce() | machine.StartReading() | machine.TakeSnapshot() | machine.ResumeReading()
                 | machine.NotifyOperators()
             ):  # fmt: skip

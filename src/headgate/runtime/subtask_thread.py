@@ -20,7 +20,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.state import FileState
 from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.runtime.subtask import Subtask
 
 _LOOK_S = 0.2
@@ -75,7 +75,7 @@ class SubtaskThread:
             It failed.
         """
         finished: Future[None] = Future()
-        self._mailbox.post(Letter(lambda: self.subtask.finish(finished), finished.cancel))
+        self._mailbox.post(Mail(lambda: self.subtask.finish(finished), finished.cancel))
         over = threading.Event()  # `concurrent.futures.wait` waits on for what is cancelled
         finished.add_done_callback(lambda _: over.set())
         deadline = time.monotonic() + timeout_s
@@ -90,7 +90,7 @@ class SubtaskThread:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the thread, closing what runs; wait for that at most this long, in seconds. Called by another thread."""
-        self._mailbox.post(Letter(self._begin_close))
+        self._mailbox.post(Mail(self._begin_close))
         self._thread.join(timeout_s)
 
     def busy_since(self) -> float | None:

@@ -4,7 +4,7 @@ Never (the machine): read a clock, end anything. Never (the driver): wait for wh
 
 There are two signals. *Liveness*: the watchdog's thread beats. Code that holds the GIL stops it; then the slot's own
 process writes all stacks to stderr and ends (`headgate.runtime.process`); a process that others share cannot.
-*Progress*: each call that is watched (a letter of a mailbox, a fetch) ends in time, or the slot is ended.
+*Progress*: each call that is watched (a mail of a mailbox, a fetch) ends in time, or the slot is ended.
 
 Only time in which the watchdog itself ran counts: a process that was stopped, or a machine that slept, is not stuck.
 """
@@ -33,7 +33,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class ReportStuck(msgspec.Struct, frozen=True):
-    """Tell the coordinator which call is stuck, and for how long it has been, in milliseconds."""
+    """Report to the coordinator which call is stuck, and for how long it has been, in milliseconds."""
 
     name: str
     for_ms: int
@@ -48,22 +48,22 @@ Action = ReportStuck | EndSlot
 
 
 class ProgressMachine(Machine):
-    """Tells slow from stuck.
+    """Distinguishes slow from stuck.
 
     Parameters
     ----------
     stuck_timeout_ms
         How long a call may take (``task.stuck.timeout``), in milliseconds.
     look_ms
-        How often it is going to be told, in milliseconds: of a longer gap only twice that much counts.
+        The period of `Looked`, in milliseconds: of a longer gap only twice that much counts.
 
     Examples
     --------
     >>> machine = ProgressMachine(stuck_timeout_ms=2000, look_ms=1000)
-    >>> machine.handle(Looked({"letter": 0}), 1000), machine.handle(Looked({"letter": 0}), 2000)
+    >>> machine.handle(Looked({"mail": 0}), 1000), machine.handle(Looked({"mail": 0}), 2000)
     ([], [])
-    >>> machine.handle(Looked({"letter": 0}), 3000)
-    [ReportStuck(name='letter', for_ms=3000), EndSlot()]
+    >>> machine.handle(Looked({"mail": 0}), 3000)
+    [ReportStuck(name='mail', for_ms=3000), EndSlot()]
     """
 
     # fmt: off
@@ -195,11 +195,11 @@ class Watchdog:
         for action in self._machine.handle(looked, int(time.monotonic() * 1000)):
             match action:
                 case ReportStuck(name, for_ms):
-                    self._tell(name, for_ms)
+                    self._report_stuck(name, for_ms)
                 case EndSlot():
                     self._end()
 
-    def _tell(self, name: str, for_ms: int) -> None:
+    def _report_stuck(self, name: str, for_ms: int) -> None:
         message = (
             f"{name} has not ended for {for_ms / 1000:.1f} s; task.stuck.timeout is exceeded: "
             f"{self._process.when_stuck}."

@@ -1,9 +1,9 @@
-"""Checks what a driver tells its alignment group after each of its steps: whoever is there knows the newest bound.
+"""Checks what a driver announces to its alignment group after each of its steps: each reader knows the newest bound.
 
-Never: ask a machine: it goes by the letters that came and went alone. With the few readers of the simulator nothing is
+Never: ask a machine: it goes by the messages that came and went alone. With the few readers of the simulator nothing is
 put off (`headgate.coordinator.alignment`): a minimum that moves is announced in the same step (FLINK-37399).
 
-A letter counts if it is the next one of its attempt, on a connection that the driver has accepted, from the execution
+A message counts if it is the next one of its attempt, on a connection that the driver has accepted, from the execution
 that it deployed last and did not cancel since.
 """
 
@@ -17,8 +17,8 @@ from headgate.protocol import messages as msg
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkAlignment, saturated_ms
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What an execution of a reader was told last; None: nothing since it registered."""
+class _Announced(msgspec.Struct, frozen=True):
+    """What was announced to an execution of a reader last; None: nothing since it registered."""
 
     attempt: int
     execution: int
@@ -27,7 +27,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class Announcements:
-    """The readers of one driver that are in the alignment group, as its letters show them.
+    """The readers of one driver that are in the alignment group, as its messages show them.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ class Announcements:
         self._awaited = {(uid, slot) for uid in aligned for slot in range(parallelism)}
         self._votes: dict[tuple[str, int], int | None] = {}
         self._others_ms: int | None = None
-        self._told: dict[tuple[str, int], _Told] = {}
-        self._received: dict[tuple[int, int], int] = {}  # by slot and attempt: the number of the last letter
+        self._announced: dict[tuple[str, int], _Announced] = {}
+        self._received: dict[tuple[int, int], int] = {}  # by slot and attempt: the number of the last message
         self._sent: dict[tuple[int, int], int] = {}
         self._accepted: dict[int, tuple[int, int]] = {}  # by connection: slot and attempt
         self._deployed: dict[int, tuple[int, int]] = {}  # by slot: attempt and execution
@@ -53,7 +53,7 @@ class Announcements:
     def on_event(self, event: jm.Event) -> None:
         """Note what the driver is about to hear."""
         match event:
-            case jm.LetterReceived(connection=connection, envelope=envelope):
+            case jm.SlotMessageReceived(connection=connection, envelope=envelope):
                 key = envelope.slot, envelope.attempt
                 if self._accepted.get(connection) == key and self._is_next(self._received, envelope):
                     self._hear(envelope)
@@ -68,7 +68,7 @@ class Announcements:
             case jm.Transmit(connection=connection, envelope=envelope):
                 self._accepted[connection] = envelope.slot, envelope.attempt
                 if self._is_next(self._sent, envelope):
-                    self._tell(envelope)
+                    self._notify(envelope)
             case jm.CloseConnection(connection=connection):
                 self._accepted.pop(connection, None)
             case jm.ForSource(action=src.CallEnumerator(call=src.ForgetReader(subtask=subtask))):
@@ -83,12 +83,15 @@ class Announcements:
         self._look = False
         minimum_ms = self._minimum_ms()
         here = {*self._accepted.values()}
-        for (uid, slot), told in self._told.items():
-            if (slot, told.attempt) in here and self._deployed.get(slot) == (told.attempt, told.execution):
+        for (uid, slot), announced in self._announced.items():
+            if (slot, announced.attempt) in here and self._deployed.get(slot) == (
+                announced.attempt,
+                announced.execution,
+            ):
                 bound_ms = MAX_WATERMARK_MS if minimum_ms is None else saturated_ms(minimum_ms + self._drift_ms[uid])
-                assert told.bound_ms == bound_ms, (
-                    f"the reader of {uid} in slot {slot} was not told: it may read on to {bound_ms}, "
-                    f"and takes {told.bound_ms} for it"
+                assert announced.bound_ms == bound_ms, (
+                    f"the reader of {uid} in slot {slot} was not notified: it may read on to {bound_ms}, "
+                    f"and takes {announced.bound_ms} for it"
                 )
 
     def _minimum_ms(self) -> int | None:
@@ -100,21 +103,21 @@ class Announcements:
         return min(votes, default=None)
 
     def _hear(self, envelope: msg.Envelope) -> None:
-        letter, slot = envelope.message, envelope.slot
-        match letter:
+        message, slot = envelope.message, envelope.slot
+        match message:
             case msg.SubtaskFailed(execution=execution) if self._is_deployed(envelope, execution):
                 del self._deployed[slot]
             case msg.ReaderRegistered(source=uid, execution=execution) if uid in self._drift_ms:
-                if self._is_deployed(envelope, execution):  # it may not have been open for what it was told before
-                    self._told[uid, slot], self._look = _Told(envelope.attempt, execution, None, None), True
+                if self._is_deployed(envelope, execution):  # it may not have been open for what was announced before
+                    self._announced[uid, slot], self._look = _Announced(envelope.attempt, execution, None, None), True
             case msg.WatermarkReported(source=uid, execution=execution) if self._is_deployed(envelope, execution):
-                self._votes[uid, slot], self._look = letter.watermark_ms, True
+                self._votes[uid, slot], self._look = message.watermark_ms, True
                 self._awaited.discard((uid, slot))
 
     def _is_deployed(self, envelope: msg.Envelope, execution: int) -> bool:
         return self._deployed.get(envelope.slot) == (envelope.attempt, execution)
 
-    def _tell(self, envelope: msg.Envelope) -> None:
+    def _notify(self, envelope: msg.Envelope) -> None:
         slot = envelope.slot
         match envelope.message:
             case msg.Deploy(execution=execution):
@@ -123,14 +126,16 @@ class Announcements:
                 self._deployed.pop(slot, None)
             case msg.ShutDownSlot():
                 self._ending = True
-            case msg.AlignmentAnnounced(source=uid, execution=execution) as letter:
-                told = _Told(envelope.attempt, execution, letter.max_watermark_ms, letter.others_ms)
-                assert told != self._told.get((uid, slot)), f"the reader of {uid} in slot {slot} was told {told} twice"
-                self._told[uid, slot], self._look = told, True
+            case msg.AlignmentAnnounced(source=uid, execution=execution) as message:
+                announced = _Announced(envelope.attempt, execution, message.max_watermark_ms, message.others_ms)
+                assert announced != self._announced.get((uid, slot)), (
+                    f"the reader of {uid} in slot {slot} was notified of {announced} twice"
+                )
+                self._announced[uid, slot], self._look = announced, True
 
     @staticmethod
     def _is_next(numbers: dict[tuple[int, int], int], envelope: msg.Envelope) -> bool:
-        """Return whether it is the next letter, or uncounted; take note of it."""
+        """Return whether it is the next message, or uncounted; take note of it."""
         key = envelope.slot, envelope.attempt
         if envelope.number == 0:
             return True

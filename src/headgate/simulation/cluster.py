@@ -1,12 +1,13 @@
 """The whole cluster: a driver after the other, Spark's tasks, the network, storage, faults, and what must hold.
 
-Never: help a machine: what it is told is what would happen.
+Never: help a machine: its events are what would happen.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -16,29 +17,32 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.restore import restore
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.driver.job_plans import job_plan
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.operators.key_hash import key_groups
-from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport
+from headgate.protocol.messages import CheckpointKind, Deploy, Envelope, ErrorReport, TriggerCheckpoint
 from headgate.protocol.state import SplitState
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.driver_process import DriverProcess
 from headgate.simulation.durable import Row, Storage, Table
-from headgate.simulation.faults import inject
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
-from headgate.simulation.parts import Parts
-from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, PHASE_MS, Fault, Neighbour, Scenario
-from headgate.simulation.scripted_query import ScriptedReader, ScriptedSink, definition_of
-from headgate.simulation.scripted_source import ReassigningSource, ScriptedSource, Topic
+from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, Fault, Neighbour, Scenario
+from headgate.simulation.scripted_query import ScriptedSink, definition_of
+from headgate.simulation.scripted_reader import ScriptedReader
+from headgate.simulation.scripted_source import Topic, source_class
 from headgate.simulation.slot_process import SlotProcess
+from headgate.simulation.snapshot_times import SnapshotTimes
 from headgate.simulation.subtask_process import SubtaskProcess
+from headgate.simulation.world import PendingFaults
 from headgate.source.watermark import saturated_ms
-from headgate.task.outputs import StreamingOutput
+from headgate.task.reader_output import StreamingOutput
 
 _MAX_STEPS, _MAX_MS = 60_000, 120_000  # then it does not converge
+_PATIENCE_MS = 15_000  # the same, without a row published
 _MAX_TASK_FAILURES = 4
 _LINGER_MS = 100
 _FAULT_AGAIN_MS = 150
@@ -68,21 +72,20 @@ class Cluster:
     ----------
     scenario
         What the seed decided.
-    parts
-        The machines.
+    inject
+        Lets a fault happen; returns whether there was anything for it to happen to.
     """
 
-    def __init__(self, scenario: Scenario, parts: Parts) -> None:
-        self.scenario, self.parts = scenario, parts
+    def __init__(self, scenario: Scenario, inject: Callable[[Cluster, Fault], bool]) -> None:
+        self.scenario = scenario
+        self._inject = inject
         self.clock = Clockwork()
         self.choose = random.Random(f"schedule {scenario.seed}")
         self.network = Network(self.clock, self.choose)
         self.storage, self.table = Storage(), Table()
         self.topics = {script.uid: Topic(script, lambda: self.clock.now_ms) for script in scenario.sources}
         self.sources = {
-            uid: (ReassigningSource if topic.script.reassigns else ScriptedSource)(
-                topic, parts.enumerator, lambda source, context: self._acting.create_reader(source, context)
-            )
+            uid: source_class(topic.script)(topic, lambda source, context: self._acting.create_reader(source, context))
             for uid, topic in self.topics.items()
         }
         self.uid_of = {split_id: uid for uid, topic in self.topics.items() for split_id in topic.splits}
@@ -90,6 +93,10 @@ class Cluster:
         keys = pa.array(range(max(topic.script.keys for topic in self.topics.values())), pa.int64())
         self.key_groups: list[int] = key_groups([keys], scenario.max_parallelism).to_pylist()
         """By key."""
+        names = list(self.uid_of)
+        groups = key_groups([pa.array(names, pa.string())], scenario.max_parallelism).to_pylist()
+        self.split_groups: dict[str, int] = dict(zip(names, groups))
+        """By split: the key group of its name."""
         self.definition: QueryDefinition
         """Of the run."""
         self.data = DataNetwork(self.clock, self.choose)
@@ -100,13 +107,20 @@ class Cluster:
         self.jobs: list[Job] = []
         self.slots: list[SlotProcess] = []
         self.invariants = Invariants(self)
+        self.snapshot_times = SnapshotTimes(self)
         self.trace: deque[tuple[int, str, str, Any]] = deque(maxlen=4000)
         self.events = self.faults = 0
         self.fault_ms: int | None = None  # when the last one happened
+        self.excused_until_ms = -1
+        """Up to when snapshots may wait: a process was frozen, or a link cut."""
+        self.longest_turn_ms = 0.0
+        """What functions took in a turn of a subtask at most."""
+        self.moved: dict[int, int] = {}
+        """By slot: how often it came back on another host."""
+        self.pending = PendingFaults()
         self.next_parallelism = scenario.parallelism
         self.calm = False
         self.finished = False
-        self.starved_ms = 0  # how long the next task waits for a core
         self.stopping = False
         self._gave_up = 0
         self.run_number = 0
@@ -115,6 +129,7 @@ class Cluster:
         self.others_since_ms = 0
         self._violation: ErrorReport | None = None
         self._requests = self._drain = 0
+        self._progress = 0, 0  # how many rows were published, and since when
 
     def run(self) -> None:
         """Run both phases.
@@ -126,7 +141,7 @@ class Cluster:
         """
         for fault in self.scenario.faults:
             self.clock.at(fault.at_ms, self.world, self._fault, fault)
-        self.clock.at(PHASE_MS, self.world, self._calm_down)
+        self.clock.at(self.scenario.phase_ms, self.world, self._calm_down)
         if self.scenario.neighbour is not None:
             self.clock.at(self.scenario.neighbour.begins_ms, self.world, self._let_others_vote, self.scenario.neighbour)
         self.start_run(self.scenario.parallelism)
@@ -151,21 +166,39 @@ class Cluster:
         return self.acting
 
     @property
+    def plan(self) -> JobPlan | None:
+        """The plan of the run; None: there is none."""
+        return None if self.driver is None else self.driver.plan
+
+    @property
+    def excuses_late(self) -> bool:
+        """Whether rows may come after the watermark at functions."""
+        return self.invariants.excuses_late
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nothing has gone wrong for long."""
         return self.fault_ms is None or self.clock.now_ms - self.fault_ms > _QUIET_MS
 
-    # What processes tell.
+    # What processes report.
 
     def note(self, process: Process, event: Any) -> None:
         """Note that a machine is given an event."""
         self.events += 1
         self.trace.append((self.clock.now_ms, process.name, "<-", event))
+        if process is self.driver:
+            self.snapshot_times.on_event(event)
 
     def note_action(self, process: Process, action: Any) -> None:
         """Note that a machine orders something."""
         self.trace.append((self.clock.now_ms, process.name, "->", action))
         self.invariants.on_action(process, action)
+        if process is self.driver:
+            self.snapshot_times.on_action(action)
+        fault = self.pending.in_recovery
+        if fault is not None and isinstance(action, jm.Transmit) and isinstance(action.envelope.message, Deploy):
+            self.pending.in_recovery = None
+            self.clock.after(10 + fault.pick % 90, self.world, self._fault, fault)
 
     def check(self, machine: Any) -> None:
         """Check a machine after a step."""
@@ -187,9 +220,20 @@ class Cluster:
         """Note what a turn of a subtask left of a reader."""
         self.invariants.on_look(reader, output)
 
+    def snapshot_taken(self, subtask: SubtaskProcess, checkpoint_id: int) -> None:
+        """Note that a subtask takes a snapshot."""
+        self.snapshot_times.on_snapshot(subtask, checkpoint_id)
+
+    def barrier_ordered(self, run: int, order: TriggerCheckpoint) -> None:
+        """Note that a subtask that reads sources is ordered to send a barrier."""
+        self.snapshot_times.on_barrier(run, order)
+
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
         self.invariants.on_manifest(manifest)
+        if self.pending.at_checkpoints and (manifest.channels or not self.scenario.unaligned):
+            fault = self.pending.at_checkpoints.pop(0)
+            self.clock.after(fault.pick % 60, self.world, self._fault, fault)
 
     def commit(self, action: cp.Commit, fault: str) -> dict[str, tuple[bytes, ...]]:
         """Publish an epoch; raises OSError where a fault wants it."""
@@ -255,7 +299,7 @@ class Cluster:
 
     def start_task(self, job: Job, slot: int) -> None:
         """Start an attempt of a task, in a while."""
-        delay_ms, self.starved_ms = self.choose.choice((5, 20, 100)) + self.starved_ms, 0
+        delay_ms, self.pending.starved_ms = self.choose.choice((5, 20, 100)) + self.pending.starved_ms, 0
         self.clock.after(delay_ms, job, self._begin_task, job, slot)
 
     def _begin_task(self, job: Job, slot: int) -> None:
@@ -289,7 +333,7 @@ class Cluster:
             self.start_task(job, process.slot)
 
     def end_job(self, job: Job, reason: str | None) -> None:
-        """End a job with all its tasks, but for those that nothing reaches now; the driver is told."""
+        """End a job with all its tasks, but for those that nothing reaches now; the driver is notified."""
         if not job.alive:
             return
         job.alive = False
@@ -297,7 +341,9 @@ class Cluster:
             if process.frozen_until_ms <= self.clock.now_ms:
                 self._kill(process)
         error = None if reason is None else ErrorReport(error_type="SparkException", message=reason)
-        self.clock.after(self.choose.choice((1, 30)), job.driver, job.driver.tell, sch.JobEnded(job.submission, error))
+        self.clock.after(
+            self.choose.choice((1, 30)), job.driver, job.driver.notify, sch.JobEnded(job.submission, error)
+        )
 
     def cancel_job(self, driver: DriverProcess, submission: int) -> None:
         """Let Spark kill a job, in a while."""
@@ -311,6 +357,11 @@ class Cluster:
         for job in self.jobs:
             if job.alive and job.tasks.get(process.slot) is process:
                 self._task_failed(job, process)
+
+    def freeze(self, process: Process, ms: int) -> None:
+        """Let nothing happen to a process for a while."""
+        process.freeze(self.clock.now_ms + ms)
+        self.excused_until_ms = max(self.excused_until_ms, process.frozen_until_ms)
 
     def abandon(self, process: SlotProcess) -> bool:
         """Let Spark give up on an executor that lives on: another attempt of the task starts beside it."""
@@ -338,6 +389,7 @@ class Cluster:
             tuple(self.sources.items()),
             lambda: self._acting,
             ScriptedSink(lambda context: self._acting.create_writer(context)),
+            self.run_number,
             parallelism,
         )
         plan = job_plan(self.definition, "simulated", self.run_number)
@@ -345,7 +397,7 @@ class Cluster:
         self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan))
         self.driver.start()
         if self.others_ms is not None:
-            self._tell_of_others()
+            self._notify_of_others()
 
     def crash_driver(self, parallelism: int) -> None:
         """Kill the driver, and Spark's tasks with it, some of them a little later; start again."""
@@ -397,7 +449,7 @@ class Cluster:
             self._drain = self._requests
         elif kind in (CheckpointKind.SUSPEND, CheckpointKind.DRAIN):
             driver.suspension = self._requests
-        driver.tell(cp.CheckpointRequested(self._requests, kind, location))
+        driver.notify(cp.CheckpointRequested(self._requests, kind, location))
 
     def request_refused(self, driver: DriverProcess, request_id: int) -> None:
         """Note that a checkpoint that was asked for failed: the query goes on."""
@@ -414,30 +466,30 @@ class Cluster:
             self.others_since_ms = now_ms
         moved_ms = (now_ms - neighbour.begins_ms) // NEIGHBOUR_PERIOD_MS * neighbour.step_ms
         self.others_ms = saturated_ms(neighbour.first_ms + moved_ms) if now_ms < neighbour.ends_ms else None
-        self._tell_of_others()
+        self._notify_of_others()
         if self.others_ms is not None:
             self.clock.after(NEIGHBOUR_PERIOD_MS, self.world, self._let_others_vote, neighbour)
 
-    def _tell_of_others(self) -> None:
-        """Tell the driver, which is another thread of the same process."""
+    def _notify_of_others(self) -> None:
+        """Notify the driver, which is another thread of the same process."""
         driver = self.driver
         if driver is not None and self.scenario.alignment_group is not None:
-            self.clock.after(1, driver, driver.tell, jm.OthersMoved(self.scenario.alignment_group, self.others_ms))
+            self.clock.after(1, driver, driver.notify, jm.OthersMoved(self.scenario.alignment_group, self.others_ms))
 
     # Phases.
 
     def _fault(self, fault: Fault) -> None:
         self.next_parallelism = fault.parallelism
-        if inject(self, fault):
+        if self._inject(self, fault):
             self.faults += 1
             self.fault_ms = self.clock.now_ms
-        elif self.clock.now_ms < PHASE_MS:  # there was nothing that it could happen to
+        elif not self.calm:  # there was nothing that it could happen to
             self.clock.after(_FAULT_AGAIN_MS, self.world, self._fault, fault)
 
     def _calm_down(self) -> None:
         """No faults from here on; nothing grows any more either."""
         self.calm = True
-        self.starved_ms = 0
+        self.pending = PendingFaults()
         self.network.calm_down()
         for slot in self.slots:
             slot.forget_faults()
@@ -445,10 +497,18 @@ class Cluster:
             self.driver.forget_faults()
         for topic in self.topics.values():
             topic.frozen_ms = self.clock.now_ms
+        self._progress = len(self.table.rows), self.clock.now_ms
         self.clock.after(100, self.world, self._look)
 
     def _look(self) -> None:
-        """End an unbounded query once everything is committed."""
+        """Check that it makes progress; end an unbounded query once everything is committed."""
+        published, now_ms = len(self.table.rows), self.clock.now_ms
+        if published != self._progress[0]:
+            self._progress = published, now_ms
+        elif now_ms - self._progress[1] > _PATIENCE_MS:
+            raise Violation(
+                f"no end after {_PATIENCE_MS} ms in which no row was published: {self.invariants.missing()}"
+            )
         if (
             not self.finished
             and not any(topic.script.bounded for topic in self.topics.values())
@@ -460,5 +520,5 @@ class Cluster:
                 if self.scenario.drain:
                     self.request(driver, CheckpointKind.DRAIN)
                 else:
-                    driver.tell(jm.StopRequested())
+                    driver.notify(jm.StopRequested())
         self.clock.after(100, self.world, self._look)

@@ -17,12 +17,12 @@ from headgate.simulation.clockwork import Clockwork, Process
 from headgate.transport.channel_ends import ConsumerEnd, ProducerEnd, broken
 
 _SLOWEST_MS = 12
-_PATIENCE_MS = 5000
-"""How long a consumer waits for its producer."""
+LINK_PATIENCE_MS = 5000
+"""How long a consumer waits for its producer; so does, in production, a subtask whose link broke before it fails."""
 
 
 class _End:
-    """One end of a channel: what it is told comes in order."""
+    """One end of a channel: what it is given comes in order."""
 
     def __init__(self, network: DataNetwork, process: Process, address: str, end: Any, generation: int) -> None:
         self.network = network
@@ -34,7 +34,7 @@ class _End:
         self.is_open = True
         self._coming: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
-    def tell(self, what: Callable[..., None], *arguments: Any) -> None:
+    def notify(self, what: Callable[..., None], *arguments: Any) -> None:
         """Let something arrive at this end, unless it is closed by then: together with what is on its way."""
         self._coming.append((what, arguments))
         if len(self._coming) > 1:
@@ -50,12 +50,12 @@ class _End:
     def send(self, element: Element) -> None:
         """Send an element to the consumer."""
         if self.is_open and self.peer is not None:
-            self.peer.tell(self.peer.end.on_element, element)
+            self.peer.notify(self.peer.end.on_element, element)
 
     def grant(self, credits: int) -> None:
         """Send credit to the producer."""
         if self.is_open and self.peer is not None:
-            self.peer.tell(self.peer.end.on_credit, credits)
+            self.peer.notify(self.peer.end.on_credit, credits)
 
     def close(self) -> None:
         """End the channel after what was sent."""
@@ -65,7 +65,7 @@ class _End:
     def break_peer(self, why: str) -> None:
         """Let the other end notice that this one is gone."""
         if self.peer is not None:
-            self.peer.tell(self.peer.notice, why)
+            self.peer.notify(self.peer.notice, why)
 
     def notice(self, why: str) -> None:
         """Notice that the channel is broken."""
@@ -90,10 +90,32 @@ class DataNetwork:
         self._offers: dict[tuple[str, ChannelId], _End] = {}
         self._waiting: dict[tuple[str, ChannelId], list[_End]] = {}
         self._ends: list[_End] = []
+        self._slow_until_ms = 0
+        self.slowest_ms = 1 + _SLOWEST_MS
+        """How long anything was on its way at most."""
 
     def delay_ms(self) -> int:
         """Return how long what is sent now is on its way."""
-        return 1 + int(self.choose.random() * _SLOWEST_MS)
+        slowest_ms = _SLOWEST_MS * (10 if self.clock.now_ms < self._slow_until_ms else 1)
+        return 1 + int(self.choose.random() * slowest_ms)
+
+    def slow_down(self, ms: int) -> None:
+        """Take longer for a while."""
+        self._slow_until_ms = self.clock.now_ms + ms
+        self.slowest_ms = 1 + 10 * _SLOWEST_MS
+
+    def cut(self, pick: int, *, half: bool) -> bool:
+        """Break a channel, of which one end or both hear sooner or later; return whether there was one."""
+        whole = [end for end in self._ends if end.is_open and end.peer is not None and end.peer.is_open]
+        if not whole:
+            return False
+        end = whole[pick % len(whole)]
+        peer = end.peer
+        assert peer is not None
+        end.peer = peer.peer = None
+        for each in (end,) if half else (end, peer):
+            self.clock.after(self.choose.choice((1, 30, 300)), each.process, self._give_up, each)
+        return True
 
     def _give_up(self, end: _End) -> None:
         if end.is_open:
@@ -116,10 +138,10 @@ class DataNetwork:
         self._ends.append(made)
         before = self._offers.get(key)
         if before is not None and before.generation > generation:
-            made.tell(made.notice, "a newer generation replaces it")
+            made.notify(made.notice, "a newer generation replaces it")
             return made
         if before is not None and before.is_open:
-            before.tell(before.notice, "a newer generation replaces it")
+            before.notify(before.notice, "a newer generation replaces it")
             before.break_peer("a newer generation replaces it")
         self._offers[key] = made
         for consumer in self._waiting.pop(key, []):
@@ -133,7 +155,7 @@ class DataNetwork:
         made = _End(self, process, own, end, generation)
         self._ends.append(made)
         self.clock.after(self.delay_ms(), process, self._meet, (address, channel), made)
-        self.clock.after(_PATIENCE_MS, process, self._lose_patience, made)
+        self.clock.after(LINK_PATIENCE_MS, process, self._lose_patience, made)
         return made
 
     def _meet(self, key: tuple[str, ChannelId], consumer: _End) -> None:
@@ -144,11 +166,11 @@ class DataNetwork:
         if producer is None or producer.generation < consumer.generation:
             self._waiting.setdefault(key, []).append(consumer)
         elif producer.generation > consumer.generation or not producer.is_open or producer.peer is not None:
-            consumer.tell(consumer.notice, "it is over")
+            consumer.notify(consumer.notice, "it is over")
         else:
             producer.peer, consumer.peer = consumer, producer
-            producer.tell(producer.end.on_connected)
-            consumer.tell(consumer.end.on_connected)
+            producer.notify(producer.end.on_connected)
+            consumer.notify(consumer.end.on_connected)
 
     def _lose_patience(self, consumer: _End) -> None:
         if consumer.is_open and consumer.peer is None:

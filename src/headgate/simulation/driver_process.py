@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.sources import source_events as src
 from headgate.protocol.messages import Envelope
 from headgate.simulation.announcements import Announcements
 from headgate.simulation.clockwork import Process
 from headgate.simulation.enumerator_process import EnumeratorProcess
-
-if TYPE_CHECKING:
-    from headgate.simulation.cluster import Cluster
+from headgate.simulation.world import World
 
 _TICK_MS = 1000
 
@@ -31,15 +30,19 @@ _TICK_MS = 1000
 class Worker:
     """A thread of the driver's that does one thing after the other, and takes its time."""
 
-    def __init__(self, driver: DriverProcess, delays_ms: tuple[int, ...]) -> None:
+    def __init__(self, driver: DriverProcess, delays_ms: tuple[int, ...], *, is_storage: bool = False) -> None:
         self._driver = driver
         self._delays_ms = delays_ms
+        self._is_storage = is_storage
         self._free_ms = 0
 
     def do(self, work: Callable[..., None], *arguments: Any) -> None:
         """Let work be done when all that was ordered before is."""
         clock = self._driver.cluster.clock
-        self._free_ms = max(self._free_ms, clock.now_ms) + self._driver.cluster.choose.choice(self._delays_ms)
+        cluster = self._driver.cluster
+        self._free_ms = max(self._free_ms, clock.now_ms) + cluster.choose.choice(self._delays_ms)
+        if self._is_storage and clock.now_ms < cluster.pending.slow_storage_until_ms:
+            self._free_ms += 600
         clock.at(self._free_ms, self._driver, work, *arguments)
 
 
@@ -54,13 +57,13 @@ class DriverProcess(Process):
         What the machine is made of.
     """
 
-    def __init__(self, cluster: Cluster, plan: JobPlan, restored: Manifest | None) -> None:
+    def __init__(self, cluster: World, plan: JobPlan, restored: Manifest | None) -> None:
         super().__init__(f"driver of run {plan.run}")
         self.cluster = cluster
         self.plan = plan
-        self.master = cluster.parts.job_master(
+        self.master = JobMaster(
             plan,
-            cluster.scenario.job_options(),
+            cluster.scenario.job_options(plan.run),
             restored,
             random.Random(f"{cluster.scenario.seed} {plan.run}"),
             stored=StoredCheckpoints(tuple(sorted(cluster.storage.manifests))),
@@ -73,7 +76,7 @@ class DriverProcess(Process):
         self.lose_log: set[str] = set()
         self.manifest_fault: str = ""
         self.commit_fault: str = ""
-        self._storage = Worker(self, (2, 10, 80))
+        self._storage = Worker(self, (2, 10, 80), is_storage=True)
         self._commits = Worker(self, (2, 20, 120))
         self._logs = {uid: Worker(self, (1, 3, 30)) for uid in plan.sources}
         self.enumerators: dict[str, EnumeratorProcess] = {}
@@ -94,9 +97,9 @@ class DriverProcess(Process):
     def start(self) -> None:
         """Begin."""
         self.cluster.clock.after(_TICK_MS, self, self._tick)
-        self.tell(sch.QueryStarted())
+        self.notify(sch.QueryStarted())
 
-    def tell(self, event: jm.Event) -> None:
+    def notify(self, event: jm.Event) -> None:
         """Give the machine an event and do what it orders."""
         cluster = self.cluster
         cluster.note(self, event)
@@ -120,11 +123,11 @@ class DriverProcess(Process):
 
     def receive(self, connection: int, envelope: Envelope) -> None:
         """Take an envelope of a slot."""
-        self.tell(jm.LetterReceived(connection, envelope))
+        self.notify(jm.SlotMessageReceived(connection, envelope))
 
     def lose(self, connection: int) -> None:
         """Notice that a connection broke."""
-        self.tell(jm.ConnectionClosed(connection))
+        self.notify(jm.ConnectionClosed(connection))
 
     def _carry_out(self, action: jm.Action) -> None:
         cluster = self.cluster
@@ -161,10 +164,18 @@ class DriverProcess(Process):
                 assert_never(action)
 
     def _carry_out_for_source(self, uid: str, action: Any) -> None:
+        cluster = self.cluster
         match action:
             case src.StartEnumerator():
                 self._stop_enumerator(uid)
-                self.enumerators[uid] = EnumeratorProcess(self, uid, action)
+                self.enumerators[uid] = EnumeratorProcess(
+                    cluster,
+                    self,
+                    lambda event: self.notify(jm.FromSource(uid, event)),
+                    uid,
+                    action,
+                    self.plan.parallelism,
+                )
             case src.CallEnumerator(call=call):
                 self.enumerators[uid].call(call)
             case src.StopEnumerator():
@@ -188,11 +199,11 @@ class DriverProcess(Process):
     def _append(self, uid: str, action: src.AppendLog) -> None:
         if uid in self.fail_append:
             self.fail_append.discard(uid)
-            self.tell(jm.FromSource(uid, src.LogAppendFailed(action.number, "a fault")))
+            self.notify(jm.FromSource(uid, src.LogAppendFailed(action.number, "a fault")))
             return
         first = action.number - len(action.records) + 1
         self._log_of(uid).setdefault(action.segment, []).extend(enumerate(action.records, first))
-        self.tell(jm.FromSource(uid, src.LogAppended(action.number)))
+        self.notify(jm.FromSource(uid, src.LogAppended(action.number)))
 
     def _drop(self, uid: str, before_segment: int | None) -> None:
         log = self._log_of(uid)
@@ -209,7 +220,7 @@ class DriverProcess(Process):
         usable = bool(records) and records[-1][0] >= action.through and uid not in self.lose_log
         self.lose_log.discard(uid)
         loaded = tuple(record for _, record in records) if usable else None
-        self.tell(jm.FromSource(uid, src.LogLoaded(loaded, "" if usable else "lost", action.incarnation)))
+        self.notify(jm.FromSource(uid, src.LogLoaded(loaded, "" if usable else "lost", action.incarnation)))
 
     def _write(self, action: cp.WriteManifest) -> None:
         fault, self.manifest_fault = self.manifest_fault, ""
@@ -217,9 +228,9 @@ class DriverProcess(Process):
             self.cluster.storage.write(action.manifest, action.location)
             self.cluster.manifest_written(action.manifest)
         if fault:
-            self.tell(cp.ManifestWriteFailed(action.checkpoint_id, "a fault"))
+            self.notify(cp.ManifestWriteFailed(action.checkpoint_id, "a fault"))
         else:
-            self.tell(cp.ManifestWritten(action.checkpoint_id, 1000))
+            self.notify(cp.ManifestWritten(action.checkpoint_id, 1000))
 
     def _delete(self, checkpoint_id: int) -> None:
         self.cluster.storage.manifests.pop(checkpoint_id, None)
@@ -229,9 +240,9 @@ class DriverProcess(Process):
         try:
             left = self.cluster.commit(action, fault)
         except OSError:
-            self.tell(cp.CommitFailed(action.epoch, "a fault"))
+            self.notify(cp.CommitFailed(action.epoch, "a fault"))
         else:
-            self.tell(cp.Committed(action.epoch, left))
+            self.notify(cp.Committed(action.epoch, left))
 
     def _arm(self) -> None:
         clock = self.cluster.clock
@@ -242,10 +253,10 @@ class DriverProcess(Process):
 
     def _tick(self) -> None:
         """Look at the clock now and then, due or not, as the real driver does."""
-        self.tell(jm.TimePassed())
+        self.notify(jm.TimePassed())
         self.cluster.clock.after(_TICK_MS, self, self._tick)
 
     def _wake(self, due_ms: int) -> None:
         if self._wake_ms == due_ms:
             self._wake_ms = None
-            self.tell(jm.TimePassed())
+            self.notify(jm.TimePassed())

@@ -33,6 +33,11 @@ def encode_committable(committable: Committable) -> bytes:
     return _encoder.encode(committable)
 
 
+def decode_committable(data: bytes) -> Committable:
+    """Return a committable of a checkpoint."""
+    return _decoder.decode(data)
+
+
 class Storage:
     """The checkpoint location, and the savepoints."""
 
@@ -76,7 +81,7 @@ class Table:
     def publish(self, committables: Sequence[bytes]) -> None:
         """Publish what was not published before: the same committable may come again."""
         for data in committables:
-            committable = _decoder.decode(data)
+            committable = decode_committable(data)
             if committable.name in self.published:
                 continue
             self.published.add(committable.name)

@@ -6,22 +6,19 @@ Never: run slow work on the enumerator's thread, or stop an older incarnation fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.sources import source_events as src
-from headgate.coordinator.sources.enumerator_runner import Output, SlowWork
+from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner, Output, SlowWork
 from headgate.protocol.messages import ErrorReport
 from headgate.simulation.clockwork import Process
+from headgate.simulation.world import World
 from headgate.source.enumerator import Boundedness
 
-if TYPE_CHECKING:
-    from headgate.simulation.driver_process import DriverProcess
-
 _BUGS = ("AssertionError", "ConnectorContractError", "InternalError", "KeyError", "TypeError")
-"""Errors that no fault makes: the model of the enumerator was told something impossible."""
+"""Errors that no fault makes: the model of the enumerator was given something impossible."""
 
 
 class EnumeratorProcess(Process):
@@ -29,30 +26,42 @@ class EnumeratorProcess(Process):
 
     Parameters
     ----------
-    driver
+    cluster, driver
         Where it lives.
+    notify
+        Takes what it says, in the driver's process.
     uid
         The source's.
     order
         What it is started from.
+    parallelism
+        Of the query.
     """
 
-    def __init__(self, driver: DriverProcess, uid: str, order: src.StartEnumerator) -> None:
+    def __init__(
+        self,
+        cluster: World,
+        driver: Process,
+        notify: Callable[[src.Event], None],
+        uid: str,
+        order: src.StartEnumerator,
+        parallelism: int,
+    ) -> None:
         super().__init__(f"enumerator of {uid}")
         self._driver = driver
-        self._cluster = driver.cluster
-        self._uid = uid
+        self._notify = notify
+        self._cluster = cluster
         self._incarnation = order.incarnation
-        self._free_ms = self._said_ms = 0
+        self._free_ms = self._reported_ms = 0
         self.crash_next = False
         topic = self._cluster.topics[uid]
-        self.runner = self._cluster.parts.runner(
+        self.runner = EnumeratorRunner(
             self._cluster.sources[uid],
             uid,
             incarnation=order.incarnation,
             boundedness=Boundedness.BOUNDED if topic.script.bounded else Boundedness.CONTINUOUS_UNBOUNDED,
             schema=pa.schema([]),
-            parallelism=driver.plan.parallelism,
+            parallelism=parallelism,
             state=order.state,
             checkpoint_id=order.checkpoint_id,
             holders=order.holders,
@@ -81,18 +90,18 @@ class EnumeratorProcess(Process):
             self._crash(crash)
 
     def _crash(self, how: str) -> None:
-        """Die before or after the turn; that may be heard before what was said, or twice."""
+        """Die before or after the turn; that may be heard before what was reported, or twice."""
         self.alive = False
         failed = src.EnumeratorFailed(self._incarnation, ErrorReport(error_type="OSError", message="a fault"))
         if how in ("overtaking", "twice"):
-            self._driver.tell(jm.FromSource(self._uid, failed))
+            self._notify(failed)
         if how != "overtaking":
             self._say(failed)
 
     def _say(self, event: src.Event) -> None:
         clock = self._cluster.clock
-        self._said_ms = max(self._said_ms, clock.now_ms + self._cluster.choose.choice((0, 1, 10, 40)))
-        clock.at(self._said_ms, self._driver, self._driver.tell, jm.FromSource(self._uid, event))
+        self._reported_ms = max(self._reported_ms, clock.now_ms + self._cluster.choose.choice((0, 1, 10, 40)))
+        clock.at(self._reported_ms, self._driver, self._notify, event)
 
     def _begin_slow_work(self, work: SlowWork) -> None:
         delay_ms = work.initial_delay_ms + self._cluster.choose.choice((1, 5, 50))

@@ -6,14 +6,16 @@ Never: touch a machine: faults happen to processes, connections and storage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar, assert_never
+
+import msgspec
 
 from headgate.coordinator.job import job_events as jm
 from headgate.protocol.messages import CheckpointKind
-from headgate.simulation.scenario import Fault, FaultKind
-
-if TYPE_CHECKING:
-    from headgate.simulation.cluster import Cluster
+from headgate.simulation.cluster import Cluster
+from headgate.simulation.data_network import LINK_PATIENCE_MS
+from headgate.simulation.driver_process import DriverProcess
+from headgate.simulation.scenario import Fault, FaultKind, MoreFaults
 
 T = TypeVar("T")
 
@@ -23,6 +25,8 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
     driver = cluster.driver
     if driver is None or not driver.alive or driver.over:
         return False
+    if isinstance(fault.kind, MoreFaults):
+        return _one_more(cluster, driver, fault, fault.kind)
     if fault.kind in _ON_SLOTS:
         return _on_slot(cluster, fault)
     match fault.kind:
@@ -30,7 +34,7 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
             for connection in cluster.network.connections:
                 cluster.break_connection(connection)
         case FaultKind.FREEZE_DRIVER:
-            driver.freeze(cluster.clock.now_ms + 50 * (1 + fault.pick % 30))
+            cluster.freeze(driver, 50 * (1 + fault.pick % 30))
         case FaultKind.END_JOB:
             alive = [job for job in cluster.jobs if job.alive]
             if not alive:
@@ -52,7 +56,7 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.HIDE_MANIFEST:
             driver.manifest_fault = "hidden"
         case FaultKind.STARVE:
-            cluster.starved_ms = 500 + 5 * (fault.pick % 500)
+            cluster.pending.starved_ms = 500 + 5 * (fault.pick % 500)
         case FaultKind.FAIL_COMMIT:
             driver.commit_fault = "before"
         case FaultKind.FAIL_HALF_COMMIT:
@@ -67,7 +71,7 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
             cluster.request(driver, CheckpointKind.SAVEPOINT, f"savepoint-{fault.at_ms}")
         case FaultKind.STOP:
             driver.stopped = True
-            driver.tell(jm.StopRequested())
+            driver.notify(jm.StopRequested())
         case FaultKind.SUSPEND | FaultKind.DRAIN:
             if driver.suspension is not None:
                 return False
@@ -104,7 +108,7 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.CRASH_SLOT_SOON:
             slot.crash_in = fault.pick % 7
         case FaultKind.FREEZE_SLOT:
-            slot.freeze(cluster.clock.now_ms + 50 * (1 + fault.pick % 60))
+            cluster.freeze(slot, 50 * (1 + fault.pick % 60))
         case FaultKind.ZOMBIE:
             return cluster.abandon(slot)
         case FaultKind.FAIL_SUBTASK:
@@ -113,6 +117,49 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
             slot.decline(fail=fault.pick % 2 == 0)
         case _:
             raise AssertionError(fault.kind)
+    return True
+
+
+def _one_more(cluster: Cluster, driver: DriverProcess, fault: Fault, kind: MoreFaults) -> bool:
+    alive = [slot for slot in cluster.slots if slot.alive]
+    if kind is MoreFaults.RESCALE_AT_CHECKPOINT:
+        cluster.pending.at_checkpoints.append(msgspec.structs.replace(fault, kind=FaultKind.STOP))
+        return True
+    if not alive:
+        return False
+    slot, now_ms = _picked(alive, fault), cluster.clock.now_ms
+    match kind:
+        case MoreFaults.CRASH_SLOTS:
+            for each in alive[fault.pick % 2 :]:
+                cluster.crash_slot(each)
+        case MoreFaults.MOVE_SLOT:
+            cluster.moved[slot.slot] = cluster.moved.get(slot.slot, 0) + 1
+            cluster.crash_slot(slot)
+        case MoreFaults.REPEAT:
+            if slot.connection is None:
+                return False
+            slot.connection.repeats = 1 + fault.pick % 10
+        case MoreFaults.CUT_LINK | MoreFaults.HALF_OPEN:
+            cluster.excused_until_ms = now_ms + 2 * LINK_PATIENCE_MS
+            return cluster.data.cut(fault.pick, half=kind is MoreFaults.HALF_OPEN)
+        case MoreFaults.SLOW_LINKS:
+            cluster.data.slow_down(50 + fault.pick)
+        case MoreFaults.SLOW_STORAGE:
+            cluster.pending.slow_storage_until_ms = now_ms + 2 * fault.pick
+        case MoreFaults.FAIL_UPLOAD:
+            slot.fail_uploads = 1 + fault.pick % 4
+        case MoreFaults.FAIL_READ:
+            cluster.pending.reads += 1 + fault.pick % 2
+        case MoreFaults.FAIL_IN_RECOVERY:
+            cluster.pending.in_recovery = msgspec.structs.replace(fault, kind=FaultKind.FAIL_SUBTASK)
+            slot.fail(fault.pick)
+        case MoreFaults.RESCALE_IN_RECOVERY:
+            stop = msgspec.structs.replace(fault, kind=FaultKind.STOP, parallelism=1 + fault.pick % 4)
+            cluster.pending.in_recovery = stop
+            driver.stopped = True
+            driver.notify(jm.StopRequested())
+        case _:
+            assert_never(kind)
     return True
 
 

@@ -1,6 +1,6 @@
 """Connections between slots and the driver: in order, delayed, broken at times, which each end notices on its own.
 
-Never: repeat or reorder what travels on one connection.
+Never: reorder what travels on one connection, or repeat it but for a fault.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Connection:
         self.slot, self.driver = slot, driver
         self.slow_ms = slow_ms
         self.up = True
+        self.repeats = 0
+        """How many numbered envelopes more arrive twice, as if they had been sent again."""
         self.to_driver_ms = self.to_slot_ms = 0  # when the last envelope of each direction arrives
 
 
@@ -99,4 +101,7 @@ class Network:
 
     def _arrive(self, connection: Connection, arrive: Callable[..., None], *arguments: Any) -> None:
         if connection.up:
+            arrive(*arguments)
+        if connection.up and connection.repeats and arguments[-1].number:
+            connection.repeats -= 1
             arrive(*arguments)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from enum import Enum
 from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,11 +20,11 @@ from headgate.protocol.messages import Envelope
 from headgate.protocol.state import SplitState
 from headgate.simulation.cluster import Cluster
 from headgate.simulation.coverage import Coverage
-from headgate.simulation.parts import Parts
+from headgate.simulation.faults import inject
+from headgate.simulation.planted import Bugs, planted
 from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_source import SPLITS
 
-T = TypeVar("T")
 _CHUNK = 20  # seeds that a process takes at a time
 
 
@@ -50,14 +50,13 @@ class Outcome(msgspec.Struct, frozen=True):
     virtual_ms: int
 
 
-def simulate(scenario: Scenario, parts: Parts | None = None) -> tuple[Outcome, Cluster]:
+def simulate(scenario: Scenario, bugs: Bugs | None = None) -> tuple[Outcome, Cluster]:
     """Run a scenario; return what became of it, and the cluster as it is then."""
-    parts = parts or Parts()
-    cluster = Cluster(scenario, parts)
+    cluster = Cluster(scenario, inject)
     error: str | None = None
-    logging.disable(logging.ERROR)  # subtasks tell of each fault
+    logging.disable(logging.ERROR)  # subtasks log each fault
     try:
-        with parts.planted():
+        with planted(bugs or {}):
             cluster.run()
     except Exception as caught:
         where = traceback.format_exception(caught)[-8:]
@@ -70,29 +69,16 @@ def simulate(scenario: Scenario, parts: Parts | None = None) -> tuple[Outcome, C
 
 def trace_of(cluster: Cluster) -> list[str]:
     """Return what happened, a line for each event and action."""
-    return lines_of(cluster.trace, {SplitState: _brief_split})
+    return [f"{now_ms:6} ms  {who:24} {arrow} {_brief(what)}" for now_ms, who, arrow, what in cluster.trace]
 
 
-Known = Mapping[type, Callable[[Any], str]]
-"""How things of some types are told in few words."""
-
-
-def lines_of(trace: Iterable[tuple[int, str, str, Any]], known: Known) -> list[str]:
-    """Return a line for each entry of a trace."""
-    return [f"{now_ms:6} ms  {who:24} {arrow} {brief(what, known)}" for now_ms, who, arrow, what in trace]
-
-
-def _brief_split(state: SplitState) -> str:
-    split = SPLITS.deserialize(state.data)
-    return f"{split.split_id}@{split.position}"
-
-
-def brief(what: Any, known: Known) -> str:
-    """Return an event, action or letter in few words: splits as ``id@position``, bytes by their number."""
-    if type(what) in known:
-        return known[type(what)](what)
+def _brief(what: Any) -> str:
+    """Return an event, action or message in few words: splits as ``id@position``, bytes by their number."""
+    if isinstance(what, SplitState):
+        split = SPLITS.deserialize(what.data)
+        return f"{split.split_id}@{split.position}"
     if isinstance(what, Envelope):
-        return f"#{what.number} {brief(what.message, known)}"
+        return f"#{what.number} {_brief(what.message)}"
     if isinstance(what, Manifest):
         return f"epoch {what.epoch}"
     if isinstance(what, bytes):
@@ -100,45 +86,36 @@ def brief(what: Any, known: Known) -> str:
     if isinstance(what, Enum):
         return str(what.value)
     if isinstance(what, dict):
-        return "{" + ", ".join(f"{brief(key, known)}: {brief(each, known)}" for key, each in what.items()) + "}"
+        return "{" + ", ".join(f"{_brief(key)}: {_brief(each)}" for key, each in what.items()) + "}"
     if isinstance(what, tuple):
-        return "[" + ", ".join(brief(each, known) for each in what) + "]"
+        return "[" + ", ".join(map(_brief, what)) + "]"
     if isinstance(what, msgspec.Struct):
         fields = ((name, getattr(what, name)) for name in what.__struct_fields__ if name not in ("stage", "pickled"))
-        told = [f"{name}={brief(each, known)}" for name, each in fields if each not in ((), {}, None, "")]
-        return f"{type(what).__name__}({', '.join(told)})"
+        shown = [f"{name}={_brief(each)}" for name, each in fields if each not in ((), {}, None, "")]
+        return f"{type(what).__name__}({', '.join(shown)})"
     return str(what)
 
 
-def shrink(scenario: Scenario, parts: Parts | None = None) -> Scenario:
+def shrink(scenario: Scenario, bugs: Bugs | None = None) -> Scenario:
     """Return the failing scenario with as few faults as fail, one taken away after the other."""
     smallest = scenario
     for fault in reversed(scenario.faults):
         fewer = smallest.with_faults(tuple(each for each in smallest.faults if each is not fault))
-        if simulate(fewer, parts)[0].error is not None:
+        if simulate(fewer, bugs)[0].error is not None:
             smallest = fewer
     return smallest
 
 
 def simulate_many(seeds: Iterable[int], processes: int) -> Iterator[tuple[Outcome, Coverage]]:
     """Run seeds in several processes; yield outcomes as they come, each chunk's coverage with its last one."""
-    for outcomes, coverage in spread(_run_chunk, seeds, processes):
-        for outcome in outcomes[:-1]:
-            yield outcome, Coverage()
-        if outcomes:
-            yield outcomes[-1], coverage
-
-
-def spread(run_chunk: Callable[[list[int]], T], seeds: Iterable[int], processes: int) -> Iterator[T]:
-    """Run some seeds at a time in several processes; yield what each call returned, in the order of the seeds."""
-    chunks: list[list[int]] = [[]]
-    for seed in seeds:
-        if len(chunks[-1]) == _CHUNK:
-            chunks.append([])
-        chunks[-1].append(seed)
+    seeds = list(seeds)
+    chunks = [seeds[begin : begin + _CHUNK] for begin in range(0, len(seeds), _CHUNK)]
     # Not forked: what a process with threads of gRPC's forks hangs as soon as it frees one of gRPC's objects.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_chunk, chunks)
+        for outcomes, coverage in pool.map(_run_chunk, chunks):
+            for outcome in outcomes[:-1]:
+                yield outcome, Coverage()
+            yield outcomes[-1], coverage
 
 
 def _run_chunk(seeds: list[int]) -> tuple[list[Outcome], Coverage]:

@@ -55,6 +55,23 @@ class FaultKind(Enum):
     STOP = "stop at once and start again"
 
 
+class MoreFaults(Enum):
+    """What else can go wrong; drawn apart, so that seeds from before keep their schedules."""
+
+    CRASH_SLOTS = "crash several slots at once"
+    MOVE_SLOT = "crash slot, which comes back on another host"
+    REPEAT = "repeat messages"
+    CUT_LINK = "cut the link between two slots"
+    HALF_OPEN = "cut it, and let one of them notice"
+    SLOW_LINKS = "slow links"
+    SLOW_STORAGE = "slow storage"
+    FAIL_UPLOAD = "fail uploads"
+    FAIL_READ = "fail to read state"
+    FAIL_IN_RECOVERY = "fail subtask, and another while it recovers"
+    RESCALE_IN_RECOVERY = "stop, and again while it recovers"
+    RESCALE_AT_CHECKPOINT = "stop when the next checkpoint is complete"
+
+
 class Fault(msgspec.Struct, frozen=True):
     """One fault.
 
@@ -71,7 +88,7 @@ class Fault(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
-    kind: FaultKind
+    kind: FaultKind | MoreFaults
     pick: int
     parallelism: int
 
@@ -96,6 +113,21 @@ class Neighbour(msgspec.Struct, frozen=True):
     step_ms: int
 
 
+class Switches(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that recovery knows, which a user may change between runs.
+
+    Parameters
+    ----------
+    on_downstream
+        ``recover-output-on-downstream``.
+    during_recovery
+        ``during-recovery``: only with the other.
+    """
+
+    on_downstream: bool = True
+    during_recovery: bool = True
+
+
 class Scenario(msgspec.Struct, frozen=True):
     """All that is decided beforehand."""
 
@@ -116,18 +148,35 @@ class Scenario(msgspec.Struct, frozen=True):
     """Whether there is an exchange by key, and a function with state after it."""
     first_exchange: ExchangeKind | None = None
     """An exchange before that one."""
+    second_exchange: ExchangeKind | None = None
+    """One of the sources but the first beside it; they meet after it."""
+    holds: bool = False
+    """Whether the function between the exchanges keeps rows until the watermark has passed them."""
+    in_time: bool = False
+    """Whether no row is late, whatever goes wrong: a split is idle only before rows that are later than all others."""
     max_parallelism: int = 128
     row_ms: float = 0
     """What a row costs a function after an exchange."""
     unaligned: bool = True
     alignment_timeout_ms: int = 0
-    on_downstream: bool = True
-    """``recover-output-on-downstream``."""
-    during_recovery: bool = True
+    first_checkpoint_ms: int = 100
+    """When the first checkpoint of a deployment begins."""
+    switches: tuple[Switches, ...] = (Switches(),)
+    """Of each run in turn; the last one of all that follow."""
     recovery_bytes: int = 1 << 20
     """How much of what is recovered waits in memory."""
+    target_bytes: int = 400
+    """How large recovered buffers become that are packed again."""
+    phase_ms: int = PHASE_MS
+    """How long faults come."""
     disk_buffers: int | None = None
     """How many more buffers a local disk has room for; None: any number."""
+
+    def __str__(self) -> str:
+        query = f"{len(self.sources)} sources"
+        if self.is_keyed:
+            query += f", exchanges {self.first_exchange}, {self.second_exchange} and hash, {self.row_ms} ms a row"
+        return f"parallelism {self.parallelism}, failover-strategy {self.failover_strategy}, {query}"
 
     @classmethod
     def of(cls, seed: int) -> Scenario:
@@ -164,6 +213,11 @@ class Scenario(msgspec.Struct, frozen=True):
             )
             ._with_event_time()
             ._with_exchanges()
+            ._with_two_exchanges()
+            ._with_rows_in_time()
+            ._with_generated_sources()
+            ._with_more_faults()
+            ._with_time_for_barriers()
         )
 
     def _with_event_time(self) -> Scenario:
@@ -232,31 +286,149 @@ class Scenario(msgspec.Struct, frozen=True):
             row_ms=draw.choice((0, 0, 1, 5)),
             unaligned=draw.random() < 0.9,
             alignment_timeout_ms=draw.choice((0, 0, 0, 3, 30)),
-            on_downstream=switches[0],
-            during_recovery=switches[1],
+            switches=(Switches(on_downstream=switches[0], during_recovery=switches[1]),),
             recovery_bytes=draw.choice((400, 2000, 1 << 20)),
             disk_buffers=draw.choice((None, None, None, 0, 2)),
         )
 
-    def query_options(self) -> dict[str, str]:
-        """Return the options of the query as a user gives them."""
+    def _with_two_exchanges(self) -> Scenario:
+        """Return the same with an exchange for each source and other options in later runs, if the seed wants them."""
+        draw = random.Random(f"two exchanges {self.seed}")
+        if not self.is_keyed:
+            return self
+        later = tuple(draw.choice(_SWITCHES) for _ in range(draw.choice((0, 0, 0, 2))))
+        changed = msgspec.structs.replace(self, switches=self.switches + later)
+        if len(self.sources) == 1 or draw.random() < 0.5:
+            return changed
+        kinds: tuple[ExchangeKind, ...] = ("hash", "hash", "rebalance", "broadcast", "custom", "forward")
+        second = draw.choice((*kinds, "forward"))
+        return msgspec.structs.replace(changed, first_exchange=draw.choice(kinds), second_exchange=second)
+
+    def _with_rows_in_time(self) -> Scenario:
+        """Return the same with rows of which none is ever late, if the seed wants them."""
+        draw = random.Random(f"rows in time {self.seed}")
+        if not self.is_keyed or draw.random() < 0.6:
+            return self
+        idle_ms = draw.choice((None, 400, 400))
+        splits = {source.uid: _splits_in_time(draw, source.uid) for source in self.sources}
+        if idle_ms is not None:
+            _pause_one(draw, splits)
+        sources = tuple(
+            msgspec.structs.replace(
+                source,
+                splits=tuple(splits[source.uid]),
+                pulled=False,
+                reassigns=draw.random() < 0.6,
+                bounded=True,
+                latest=False,
+                strategy=WatermarkStrategy(event_time_column="at", idle_timeout_ms=idle_ms),
+                knows_rows=False,
+                keeps_subtask=True,
+                in_turn=True,
+            )
+            for source in self.sources
+        )
+        kinds: tuple[ExchangeKind | None, ...] = (None, "hash", "hash", "hash", "rebalance", "custom", "forward")
+        first = self.first_exchange if self.second_exchange else draw.choice(kinds)
+        by_key = {first, self.second_exchange or "hash"} == {"hash"}
+        return msgspec.structs.replace(
+            self,
+            sources=sources,
+            first_exchange=first,
+            in_time=True,
+            holds=by_key and draw.random() < 0.8,
+            row_ms=draw.choice((0, 0, 1, 5)),
+            neighbour=None,
+            # Who is frozen hears nothing of rows that are there: that counts as idle. After a drain all is late.
+            faults=tuple(each for each in self.faults if each.kind not in (FaultKind.FREEZE_SLOT, FaultKind.DRAIN)),
+        )
+
+    def _with_generated_sources(self) -> Scenario:
+        """Return the same with the enumerators of `headgate.datagen`, if the seed wants them: all is known at once."""
+        draw = random.Random(f"generated {self.seed}")
+        if self.in_time or draw.random() < 0.85:
+            return self
+        sources = tuple(
+            msgspec.structs.replace(
+                source,
+                splits=tuple(
+                    msgspec.structs.replace(each, appears_ms=0, stop=each.stop if source.bounded else None)
+                    for each in source.splits
+                    if each.parent is None
+                ),
+                pulled=source.bounded,
+                reassigns=True,
+                latest=False,
+                assigner="round-robin",
+                generated=True,
+            )
+            for source in self.sources
+        )
+        return msgspec.structs.replace(self, sources=sources)
+
+    def _with_more_faults(self) -> Scenario:
+        """Return the same with faults of storage, links and recoveries, if the seed wants them."""
+        draw = random.Random(f"more faults {self.seed}")
+        if not self.faults or draw.random() < (0.4 if self.is_keyed else 0.8):
+            return self
+        if self.is_keyed and draw.random() < 0.5:
+            return self._rescaled(draw)
+        kinds = draw.sample(list(MoreFaults), 4)
+        more = (
+            Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
+            for _ in range(draw.choice((1, 2, 3)))
+        )
+        return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
+
+    def _rescaled(self, draw: random.Random) -> Scenario:
+        """Return the same rescaled at one checkpoint after the other, with slow functions and so rows on their way."""
+        faults, parallelism = list[Fault](), self.parallelism
+        for _ in range(draw.randint(2, 4)):
+            parallelism = draw.choice((parallelism, draw.randint(1, 4)))
+            faults.append(Fault(50, MoreFaults.RESCALE_AT_CHECKPOINT, draw.randrange(1000), parallelism))
+        batch_rows = draw.choice((8, 30))
+        changed = msgspec.structs.replace(
+            self,
+            sources=tuple(msgspec.structs.replace(source, batch_rows=batch_rows) for source in self.sources),
+            row_ms=draw.choice((5, 20)),
+            interval_ms=100,
+            first_checkpoint_ms=draw.choice((1, 10, 30)),
+        )
+        return changed.with_faults((*faults, *self.faults[:: draw.choice((2, 3))]))
+
+    def _with_time_for_barriers(self) -> Scenario:
+        """Return the same with time for barriers that wait for slow functions, where there are more than before."""
+        kinds = {self.first_exchange, self.second_exchange}
+        waits = self.row_ms and (not self.unaligned or "forward" in kinds)
+        more = any(isinstance(fault.kind, MoreFaults) for fault in self.faults)
+        if not waits or not (self.in_time or self.second_exchange or more):
+            return self
+        return msgspec.structs.replace(self, checkpoint_timeout_ms=5000)
+
+    def switches_of(self, run: int) -> Switches:
+        """Return the options of a run, counted from 1."""
+        return self.switches[min(run, len(self.switches)) - 1]
+
+    def query_options(self, run: int) -> dict[str, str]:
+        """Return the options of the query in a run as a user gives them."""
+        switches = self.switches_of(run)
         unaligned = "execution.checkpointing.unaligned"
         return {
             "max-parallelism": str(self.max_parallelism),
             f"{unaligned}.enabled": str(self.unaligned).lower(),
-            f"{unaligned}.recover-output-on-downstream.enabled": str(self.on_downstream).lower(),
-            f"{unaligned}.during-recovery.enabled": str(self.during_recovery).lower(),
+            f"{unaligned}.recover-output-on-downstream.enabled": str(switches.on_downstream).lower(),
+            f"{unaligned}.during-recovery.enabled": str(switches.during_recovery).lower(),
         }
 
-    def job_options(self) -> JobOptions:
-        """Return the machine's options."""
+    def job_options(self, run: int) -> JobOptions:
+        """Return the machine's options in a run."""
         return JobOptions(
             checkpoints=CheckpointOptions(
                 interval_ms=self.interval_ms,
                 timeout_ms=self.checkpoint_timeout_ms,
                 num_retained=1 + self.seed % 2,
                 tolerable_failed=self.seed % 3,
-                first_after_restore_ms=100,
+                first_after_restore_ms=self.first_checkpoint_ms,
             ),
             scheduler=SchedulerOptions(
                 failover_strategy=self.failover_strategy,
@@ -267,7 +439,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ),
             unaligned=self.unaligned,
             alignment_timeout_ms=self.alignment_timeout_ms,
-            recover_output_downstream=self.on_downstream,
+            recover_output_downstream=self.switches_of(run).on_downstream,
         )
 
     @property
@@ -279,6 +451,45 @@ class Scenario(msgspec.Struct, frozen=True):
     def with_faults(self, faults: tuple[Fault, ...]) -> Scenario:
         """Return the same with other faults."""
         return msgspec.structs.replace(self, faults=faults)
+
+
+_SWITCHES = (
+    Switches(),
+    Switches(),
+    Switches(during_recovery=False),
+    Switches(on_downstream=False, during_recovery=False),
+)
+
+
+def _splits_in_time(draw: random.Random, uid: str) -> list[TopicSplit]:
+    return [
+        TopicSplit(
+            split_id=f"{uid}-{number}",
+            appears_ms=0,
+            stop=draw.randint(1, 60),
+            first_ms=draw.choice((0, 0, 250)),
+            step_ms=draw.choice((1, 5, 20)),
+        )
+        for number in range(draw.randint(1, 5))
+    ]
+
+
+def _pause_one(draw: random.Random, splits: dict[str, list[TopicSplit]]) -> None:
+    """Let one of all splits have nothing to read for a while; what follows is later than all rows of the others."""
+    of_source = draw.choice(list(splits.values()))
+    number = draw.randrange(len(of_source))
+    split = of_source[number]
+    assert split.stop is not None
+    pause_at = draw.randrange(split.stop)
+    others = [each for of_another in splits.values() for each in of_another if each is not split]
+    latest_ms = max((each.first_ms + (each.stop or 0) * each.step_ms for each in others), default=0)
+    of_source[number] = msgspec.structs.replace(
+        split,
+        pause_at=pause_at,
+        resumes_ms=draw.randrange(500, 3000),
+        gap_at=pause_at,
+        gap_ms=max(0, latest_ms - split.first_ms - pause_at * split.step_ms),
+    )
 
 
 def _neighbour(draw: random.Random) -> Neighbour | None:

@@ -1,9 +1,9 @@
 """A source whose splits are known beforehand: pulled or assigned, with an end or without, shards with children.
 
-Never: read a clock: what there is to read by now is told by a `Topic`, which belongs to the cluster.
+Never: read a clock: what there is to read by now a `Topic` reports, which belongs to the cluster.
 
-The enumerators are models, small and strict: they raise `AssertionError` when they are told something impossible, such
-as a split that comes back though it never left.
+The enumerators are models, small and strict, or that of `headgate.datagen`. Models raise `AssertionError` when they are
+given something impossible, such as a split that comes back though it never left.
 
 Follows the source contract (`headgate.source`); FLIP-537 for the one with the marker.
 """
@@ -11,17 +11,19 @@ Follows the source contract (`headgate.source`); FLIP-537 for the one with the m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from headgate.assigners import ASSIGNERS
+from headgate.connectors.datagen.enumerator import DatagenEnumerator
+from headgate.connectors.datagen.split import SPLIT_SERIALIZER, STATE_SERIALIZER, DatagenSplit, DatagenState
 from headgate.source.enumerator import SplitEnumerator, SplitEnumeratorContext
 from headgate.source.events import SourceEvent
 from headgate.source.reader import SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
-from headgate.source.split import Split
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy
 
 DISCOVERY_PERIOD_MS = 300
@@ -29,24 +31,17 @@ SCHEMA = pa.schema([("at", pa.timestamp("ms")), ("split", pa.string()), ("offset
 """Of a row: its event time, where the source has any; where it is from; and its key."""
 
 
-class ScriptedSplit(Split, frozen=True, kw_only=True):
-    """Rows from ``position`` up to ``stop``; None: it grows as long as the topic does."""
-
-    position: int
-    stop: int | None
-
-
 class ScriptedState(msgspec.Struct, frozen=True):
-    """What an enumerator knows: ids it discovered, ids whose end it was told, splits with nobody, owners by id."""
+    """What an enumerator knows: ids it discovered, ids whose end it knows of, splits with nobody, owners by id."""
 
     known: tuple[str, ...]
     ended: tuple[str, ...]
-    pending: tuple[ScriptedSplit, ...]
+    pending: tuple[DatagenSplit, ...]
     owners: dict[str, int]
     parallelism: int
 
 
-SPLITS = VersionedSerializer(ScriptedSplit, version=1, what="a split of the simulator")
+SPLITS = SPLIT_SERIALIZER
 STATES = VersionedSerializer(ScriptedState, version=1, what="the state of an enumerator of the simulator")
 
 
@@ -71,6 +66,8 @@ class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
         The event time of its first row, and from one row to the next.
     gap_at, gap_ms
         Before this row event time makes a leap.
+    pause_at, resumes_ms
+        This row and those after it are not there before this time.
     """
 
     split_id: str
@@ -81,6 +78,8 @@ class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: int = 10
     gap_at: int = 0
     gap_ms: int = 0
+    pause_at: int = 0
+    resumes_ms: int = 0
 
 
 class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +105,17 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     strategy
         How its watermarks are made, and its alignment group; None: it has no event time.
     knows_rows
-        Whether its readers know the positions of single rows: alignment stops them at a row, else behind a batch.
+        Whether its readers know the positions of single rows: alignment stops them at a row, else after a batch.
     silent_from_ms, silent_to_ms
         When nothing grows, so that all splits may become idle.
     keys
         How many keys its rows have.
+    in_turn
+        Whether readers read their splits in turn, so that none seems idle while it has rows.
+    generated
+        Whether its enumerator is that of `headgate.datagen`.
+    batch_rows
+        How many rows a reader emits at a time at most.
     """
 
     uid: str
@@ -128,6 +133,9 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     silent_from_ms: int = 0
     silent_to_ms: int = 0
     keys: int = 10
+    in_turn: bool = False
+    generated: bool = False
+    batch_rows: int = 8
 
     @property
     def grows_splits(self) -> bool:
@@ -157,7 +165,7 @@ class Topic:
         """Return how many rows the split has by now."""
         split = self.splits[split_id]
         if split.stop is not None:
-            return split.stop
+            return split.stop if split.resumes_ms <= self._now_ms() else split.pause_at
         now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
         silent_from_ms = max(split.appears_ms, self.script.silent_from_ms)
         silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms)
@@ -169,7 +177,7 @@ class Topic:
         disorder_ms = self.script.strategy.max_out_of_orderness_ms * (offset * 7 % 3) // 2
         return self._in_order_ms(split_id, offset) - disorder_ms
 
-    def earliest_ms(self, split: ScriptedSplit) -> int:
+    def earliest_ms(self, split: DatagenSplit) -> int:
         """Return a lower bound of the event times of all rows from a split's position on."""
         assert self.script.strategy is not None
         return self._in_order_ms(split.split_id, split.position) - self.script.strategy.max_out_of_orderness_ms
@@ -194,13 +202,14 @@ class Topic:
             each for each in self.splits.values() if each.parent is None and (each.appears_ms <= now_ms or not late)
         ]
 
-    def first(self, split: TopicSplit) -> ScriptedSplit:
+    def first(self, split: TopicSplit) -> DatagenSplit:
         """Return a split as it is discovered now."""
         start = self.rows(split.split_id) if self.script.latest and split.stop is None else 0
-        return ScriptedSplit(split_id=split.split_id, position=start, stop=split.stop)
+        partition = list(self.splits).index(split.split_id)
+        return DatagenSplit(split_id=split.split_id, partition=partition, position=start, stop=split.stop)
 
 
-class ScriptedSource(Source[ScriptedSplit, ScriptedState]):
+class ScriptedSource(Source[DatagenSplit, ScriptedState]):
     """Makes the enumerators; ``create_reader`` makes readers, in the process that calls it."""
 
     name = "scripted"
@@ -210,29 +219,27 @@ class ScriptedSource(Source[ScriptedSplit, ScriptedState]):
     def __init__(
         self,
         topic: Topic,
-        enumerator: type[ScriptedEnumerator],
-        create_reader: Callable[[ScriptedSource, SourceReaderContext], SourceReader[ScriptedSplit]],
+        create_reader: Callable[[ScriptedSource, SourceReaderContext], SourceReader[DatagenSplit]],
     ) -> None:
         super().__init__({})
         self.topic = topic
-        self._enumerator = enumerator
         self._create_reader = create_reader
 
     def schema(self) -> pa.Schema:
         """Return the columns of all sources."""
         return SCHEMA
 
-    def create_enumerator(self, context: SplitEnumeratorContext[ScriptedSplit]) -> ScriptedEnumerator:
+    def create_enumerator(self, context: SplitEnumeratorContext[DatagenSplit]) -> ScriptedEnumerator:
         """Return one that knows nothing."""
-        return self._enumerator(self.topic, context, None)
+        return ScriptedEnumerator(self.topic, context, None)
 
     def restore_enumerator(
-        self, context: SplitEnumeratorContext[ScriptedSplit], state: ScriptedState
+        self, context: SplitEnumeratorContext[DatagenSplit], state: ScriptedState
     ) -> ScriptedEnumerator:
         """Return one that goes on."""
-        return self._enumerator(self.topic, context, state)
+        return ScriptedEnumerator(self.topic, context, state)
 
-    def create_reader(self, context: SourceReaderContext) -> SourceReader[ScriptedSplit]:
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[DatagenSplit]:
         """Return a reader of the process that acts."""
         return self._create_reader(self, context)
 
@@ -241,17 +248,51 @@ class ReassigningSource(ScriptedSource, SupportsSplitReassignmentOnRecovery):
     """The same with FLIP-537's marker."""
 
 
-class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
+class GeneratedSource(ReassigningSource):
+    """The same with the enumerator of `headgate.datagen`."""
+
+    state_serializer = STATE_SERIALIZER  # type: ignore[assignment]
+
+    def create_enumerator(self, context: SplitEnumeratorContext[DatagenSplit]) -> Any:
+        """Return one that makes all splits."""
+        return self._generating(context, None)
+
+    def restore_enumerator(self, context: SplitEnumeratorContext[DatagenSplit], state: Any) -> Any:
+        """Return one that goes on."""
+        return self._generating(context, state)
+
+    def _generating(
+        self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState | None
+    ) -> DatagenEnumerator:
+        topic = self.topic
+        has_times = topic.script.strategy is not None
+        return DatagenEnumerator(
+            context,
+            lambda boundedness: [topic.first(each) for each in topic.splits.values()],
+            lambda split: topic.earliest_ms(split) if has_times else 0,
+            has_event_times=has_times,
+            state=state,
+        )
+
+
+def source_class(script: SourceScript) -> type[ScriptedSource]:
+    """Return the class of a source."""
+    if script.generated:
+        return GeneratedSource
+    return ReassigningSource if script.reassigns else ScriptedSource
+
+
+class ScriptedEnumerator(SplitEnumerator[DatagenSplit, ScriptedState]):
     """Pulled: the next one to whoever asks. Assigned: each split has an owner, who keeps it unless P changes."""
 
     def __init__(
-        self, topic: Topic, context: SplitEnumeratorContext[ScriptedSplit], state: ScriptedState | None
+        self, topic: Topic, context: SplitEnumeratorContext[DatagenSplit], state: ScriptedState | None
     ) -> None:
         self._topic = topic
         self._context = context
         self._known: dict[str, None] = dict.fromkeys(state.known if state else ())
         self._ended: set[str] = set(state.ended if state else ())
-        self._pending: dict[str, ScriptedSplit] = {split.split_id: split for split in (state.pending if state else ())}
+        self._pending: dict[str, DatagenSplit] = {split.split_id: split for split in (state.pending if state else ())}
         same = state is not None and state.parallelism == context.current_parallelism
         self._owners: dict[str, int] = dict(state.owners) if state is not None and same else {}
         pushed_anew = topic.script.reassigns and not topic.script.pulled
@@ -266,10 +307,10 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         period_ms = None if self._topic.script.bounded else DISCOVERY_PERIOD_MS
         self._context.call_async(self._discover, self._on_discovered, period_ms=period_ms)
 
-    def _discover(self) -> list[ScriptedSplit]:
+    def _discover(self) -> list[DatagenSplit]:
         return [self._topic.first(split) for split in self._topic.visible()]
 
-    def _on_discovered(self, found: list[ScriptedSplit] | None, error: Exception | None) -> None:
+    def _on_discovered(self, found: list[DatagenSplit] | None, error: Exception | None) -> None:
         self._discovered = True
         for split in found or ():
             if split.split_id not in self._known:
@@ -283,7 +324,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._promised.discard(subtask)
         self._waiting.pop(subtask, None)
         for split in info.reported_splits_on_registration:
-            assert isinstance(split, ScriptedSplit)
+            assert isinstance(split, DatagenSplit)
             # It may have been given back already: then it is reported once more, at the same position.
             known = self._pending.get(split.split_id, split)
             assert known == split, f"{split} was reported, but is {known} here"
@@ -294,7 +335,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
                 self._owners.setdefault(split.split_id, subtask)
         self._assign()
 
-    def take_assignments(self, assignment: Mapping[int, Sequence[ScriptedSplit]]) -> bool:
+    def take_assignments(self, assignment: Mapping[int, Sequence[DatagenSplit]]) -> bool:
         """Let the splits be pending no longer, as after assigning them."""
         for subtask, splits in assignment.items():
             for split in splits:
@@ -304,7 +345,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         return True
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
-        """Serve a reader now or later; one that asked twice may have been told that nothing follows."""
+        """Serve a reader now or later; one that asked twice may have been notified that nothing follows."""
         if subtask not in self._promised:
             self._waiting[subtask] = None
             self._assign()
@@ -315,7 +356,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         if subtask in self._context.registered_readers:
             self._context.send_event_to_source_reader(subtask, event)
 
-    def add_splits_back(self, splits: Sequence[ScriptedSplit], subtask: int) -> None:
+    def add_splits_back(self, splits: Sequence[DatagenSplit], subtask: int) -> None:
         """Take splits back, and serve whoever waits."""
         self._waiting.pop(subtask, None)
         for split in splits:
@@ -373,7 +414,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
         self._promise()
 
     def _promise(self) -> None:
-        """Tell readers that nothing follows, if so."""
+        """Notify readers that nothing follows, if so."""
         done = self._discovered and not self._pending and not self._rebalancing and self._nothing_follows()
         if self._topic.script.bounded and done:
             readers = list(self._context.registered_readers)
@@ -406,7 +447,7 @@ class ScriptedEnumerator(SplitEnumerator[ScriptedSplit, ScriptedState]):
             split_id: ("topic", subtask) for split_id, subtask in self._owners.items() if split_id not in self._ended
         }
         self._owners |= ASSIGNERS[self._topic.script.assigner]().assign(homeless, owners, parallelism)
-        assignment: dict[int, list[ScriptedSplit]] = {}
+        assignment: dict[int, list[DatagenSplit]] = {}
         for split_id, split in list(self._pending.items()):
             subtask = self._owners[split_id]
             if subtask in readers and subtask not in self._promised:

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from headgate.checkpoint.state_uploader import StateUploader
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope
 from headgate.runtime.execution_context import SlotPlace
-from headgate.simulation.clockwork import Process
 from headgate.simulation.data_network import Plane
+from headgate.simulation.network import Connection
 from headgate.simulation.slot_services import SlotStorage, SteppedRecovery, Uploads
-from headgate.simulation.subtask_process import Execution, SubtaskProcess
+from headgate.simulation.subtask_process import Execution, SlotOfSubtasks, SubtaskProcess
+from headgate.simulation.world import World
 from headgate.task import slot as sl
-
-if TYPE_CHECKING:
-    from headgate.simulation.cluster import Cluster
-    from headgate.simulation.network import Connection
 
 _TICK_MS = 1000
 _LINGER_MS = 60  # from the order to exit to the end of the process
 
 
-class SlotProcess(Process):
+class SlotProcess(SlotOfSubtasks):
     """One attempt of a slot, with its subtasks.
 
     Parameters
@@ -41,7 +38,7 @@ class SlotProcess(Process):
     """
 
     def __init__(
-        self, cluster: Cluster, run: int, slot: int, attempt: int, on_exit: Callable[[SlotProcess, str | None], None]
+        self, cluster: World, run: int, slot: int, attempt: int, on_exit: Callable[[SlotProcess, str | None], None]
     ) -> None:
         super().__init__(f"slot {slot}.{attempt} of run {run}")
         self.cluster = cluster
@@ -49,8 +46,8 @@ class SlotProcess(Process):
         self.choose = cluster.choose
         self._on_exit = on_exit
         self.run, self.slot, self.attempt = run, slot, attempt
-        host = f"host-{slot % 2}"
-        self.machine = cluster.parts.slot(
+        host = f"host-{(slot + cluster.moved.get(slot, 0)) % 2}"
+        self.machine = sl.SlotMachine(
             run=run, slot=slot, attempt=attempt, host=host,
             heartbeat_timeout_ms=cluster.scenario.heartbeat_timeout_ms, data_address=self.address,
         )  # fmt: skip
@@ -60,7 +57,9 @@ class SlotProcess(Process):
         self.has_exited = False
         self.crash_in: int | None = None
         """After how many more of its messages and orders the process dies; None: it does not."""
-        self.disk_buffers = cluster.scenario.disk_buffers
+        self.fail_uploads = 0
+        """How many of the next uploads fail."""
+        self.disk_buffers, self.target_bytes = cluster.scenario.disk_buffers, cluster.scenario.target_bytes
         self._place = SlotPlace(
             run=run, slot=slot, attempt=attempt, host=host, query_id="simulated", time_zone="UTC",
             checkpoint_location="",
@@ -71,7 +70,7 @@ class SlotProcess(Process):
         """Return what the subtasks share."""
         return {
             "plane": Plane(self.cluster.data, self, self.address),
-            "uploader": StateUploader(SlotStorage(), f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
+            "uploader": StateUploader(SlotStorage(self), f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
             "recovery": partial(SteppedRecovery, self),
             "recovery_memory_bytes": self.cluster.scenario.recovery_bytes,
         }
@@ -89,13 +88,14 @@ class SlotProcess(Process):
     def start(self) -> None:
         """Begin."""
         self._clock.after(_TICK_MS, self, self._tick)
-        self._tell_slot(sl.SlotStarted())
+        self._notify_slot(sl.SlotStarted())
 
     # Faults.
 
     def forget_faults(self) -> None:
         """Let nothing go wrong that has not yet."""
         self.crash_in = None
+        self.fail_uploads = 0
         for each in self.subtasks.values():
             each.decline_next = each.fail_at_snapshot = False
 
@@ -117,7 +117,7 @@ class SlotProcess(Process):
         up = [each for each in self._connections.values() if each.up]
         return up[-1] if up else None
 
-    def _tell_slot(self, event: sl.Event) -> None:
+    def _notify_slot(self, event: sl.Event) -> None:
         self.cluster.note(self, event)
         actions = self.machine.handle(event, self._clock.now_ms)
         self.cluster.check(self.machine)
@@ -130,8 +130,8 @@ class SlotProcess(Process):
                     self._clock.after(1 + self.choose.randrange(20), self, self._connect, number)
                 case sl.SendEnvelope(connection=number, envelope=envelope):
                     self.cluster.send_to_driver(self._connections[number], envelope)
-                case sl.Deliver(letter=letter):
-                    self._deliver(letter)
+                case sl.Deliver(message=message):
+                    self._deliver(message)
                 case sl.ExitSlot(reason=reason):
                     self._exit(reason)
                     return
@@ -152,18 +152,18 @@ class SlotProcess(Process):
             self.cluster.break_connection(older)
         connection = self.cluster.connect(self)
         if connection is None:
-            self._tell_slot(sl.StreamBroken(number))
+            self._notify_slot(sl.StreamBroken(number))
             return
         self._connections[number] = connection
-        self._tell_slot(sl.StreamOpened(number))
+        self._notify_slot(sl.StreamOpened(number))
 
     def receive(self, connection: Connection, envelope: Envelope) -> None:
         """Take an envelope of the driver."""
-        self._tell_slot(sl.EnvelopeReceived(self._number_of(connection), envelope))
+        self._notify_slot(sl.EnvelopeReceived(self._number_of(connection), envelope))
 
     def lose(self, connection: Connection) -> None:
         """Notice that a connection broke."""
-        self._tell_slot(sl.StreamBroken(self._number_of(connection)))
+        self._notify_slot(sl.StreamBroken(self._number_of(connection)))
 
     def _number_of(self, connection: Connection) -> int:
         return next(number for number, each in self._connections.items() if each is connection)
@@ -180,7 +180,7 @@ class SlotProcess(Process):
 
     def _tick(self) -> None:
         """Look at the clock now and then, due or not, as the real slot does."""
-        self._tell_slot(sl.SlotTimePassed())
+        self._notify_slot(sl.SlotTimePassed())
         self._clock.after(_TICK_MS, self, self._tick)
 
     def _arm_slot(self) -> None:
@@ -192,7 +192,7 @@ class SlotProcess(Process):
     def _wake_slot(self, due_ms: int) -> None:
         if self._slot_wake_ms == due_ms:
             self._slot_wake_ms = None
-            self._tell_slot(sl.SlotTimePassed())
+            self._notify_slot(sl.SlotTimePassed())
 
     # The subtasks, and what they share (`Machine`).
 
@@ -205,12 +205,12 @@ class SlotProcess(Process):
     def post(self, message: msg.FromSlot) -> None:
         """Send a subtask's message."""
         if self._survives():
-            self._tell_slot(sl.LetterPosted(message))
+            self._notify_slot(sl.MessagePosted(message))
 
     def subtask_ended(self, stage: int, execution: int) -> None:
         """Note that an execution of a subtask is closed."""
         if self._survives():
-            self._tell_slot(sl.SubtaskEnded(stage, execution))
+            self._notify_slot(sl.SubtaskEnded(stage, execution))
 
     def later(self, delay_ms: int, what: Callable[[], None]) -> None:
         """See `Machine`."""
@@ -218,7 +218,20 @@ class SlotProcess(Process):
 
     def upload_ms(self) -> int:
         """See `Machine`."""
-        return self.choose.choice((0, 1, 10, 10 if self.cluster.calm else 200))
+        delay_ms = self.choose.choice((0, 1, 10, 10 if self.cluster.calm else 200))
+        return delay_ms + (600 if self._clock.now_ms < self.cluster.pending.slow_storage_until_ms else 0)
+
+    def upload_fails(self) -> bool:
+        """See `Machine`."""
+        fails = self.fail_uploads > 0
+        self.fail_uploads -= fails
+        return fails
+
+    def read_fails(self) -> bool:
+        """See `Machine`."""
+        fails = self.cluster.pending.reads > 0
+        self.cluster.pending.reads -= fails
+        return fails
 
     def read_ms(self) -> int:
         """See `Machine`."""

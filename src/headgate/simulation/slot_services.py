@@ -16,6 +16,9 @@ from headgate.protocol.state import InlineState, StateHandle
 from headgate.runtime.recovery_thread import Disk, Recovery
 from headgate.task.channel_recovery import Begun, Event, RoomFound, RoomMissing
 
+FAULT = "a fault"
+"""How the error of a fault begins."""
+
 
 class Machine(Protocol):
     """What a slot's process lends them."""
@@ -26,9 +29,17 @@ class Machine(Protocol):
     def upload_ms(self) -> int:
         """Return how long the next upload takes."""
 
+    def upload_fails(self) -> bool:
+        """Return whether the next upload fails."""
+
+    def read_fails(self) -> bool:
+        """Return whether the next reading of stored state fails."""
+
     def read_ms(self) -> int:
         """Return how long the next buffer of channel state takes to be read."""
 
+    target_bytes: int
+    """How large recovered buffers become that are packed again."""
     disk_buffers: int | None
     """How many buffers a disk has room for; None: any number."""
 
@@ -50,18 +61,29 @@ class Uploads:
 class SlotStorage:
     """The checkpoint location, as a slot sees it: all state stands in the manifest."""
 
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
     def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
         """Make a chunk of keyed state durable."""
+        self._fail_if(self._machine.upload_fails())
         return InlineState(data)
 
     def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
         """Make channel state durable."""
+        self._fail_if(self._machine.upload_fails())
         return InlineState(b"".join(data))
 
     def open_state(self, handle: StateHandle) -> pa.NativeFile:
         """Open it again."""
+        self._fail_if(self._machine.read_fails())
         assert isinstance(handle, InlineState)
         return pa.BufferReader(handle.data)
+
+    @staticmethod
+    def _fail_if(fails: bool) -> None:
+        if fails:
+            raise OSError(FAULT)
 
 
 class _MemoryDisk:
@@ -89,7 +111,7 @@ class SteppedRecovery(Recovery):
     """Recovers a step at a time, by the cluster's clock."""
 
     def __init__(self, machine: Machine, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords, target_bytes=400)
+        super().__init__(*arguments, **keywords, target_bytes=machine.target_bytes)
         self._machine_lent = machine
 
     def start(self) -> None:

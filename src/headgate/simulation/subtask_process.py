@@ -7,28 +7,48 @@ connectors write around it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headgate.connectors.datagen.split import DatagenSplit
 from headgate.protocol import messages as msg
+from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import SplitState
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.runtime.subtask import Subtask
-from headgate.simulation.scripted_query import ScriptedReader, ScriptedWriter
-from headgate.simulation.scripted_source import SPLITS, ScriptedSplit
+from headgate.simulation.clockwork import Process
+from headgate.simulation.durable import Row
+from headgate.simulation.memory import check_memory
+from headgate.simulation.scripted_query import ScriptedWriter
+from headgate.simulation.scripted_reader import ScriptedReader
+from headgate.simulation.scripted_source import SPLITS, ScriptedSource
+from headgate.simulation.slot_services import FAULT
+from headgate.simulation.world import World
 from headgate.source import SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.task.input_gate import InputGate
+from headgate.task.reader_output import Downstream, StreamingOutput
 
-if TYPE_CHECKING:
-    from headgate.protocol.operator_context import OperatorContext
-    from headgate.simulation.durable import Row
-    from headgate.simulation.scripted_source import ScriptedSource
-    from headgate.simulation.slot_process import SlotProcess
-    from headgate.task.outputs import Downstream, StreamingOutput
-
-FAULT = "a fault"
 _EXPECTED = (FAULT, "The input was ended for checkpoint", "The channel of")
 """How errors begin with which a subtask may fail: a drain was not completed; a channel is broken."""
+
+
+class SlotOfSubtasks(Process):
+    """The process that subtasks are in, as they see it."""
+
+    cluster: World
+    run: int
+    slot: int
+    attempt: int
+    has_exited: bool
+
+    def post(self, message: msg.FromSlot) -> None:
+        """Send a subtask's message."""
+        raise NotImplementedError
+
+    def subtask_ended(self, stage: int, execution: int) -> None:
+        """Note that an execution of a subtask is closed."""
+        raise NotImplementedError
 
 
 class SimulatedMailbox(Mailbox):
@@ -38,9 +58,9 @@ class SimulatedMailbox(Mailbox):
         super().__init__(now_ms)
         self._wake = wake
 
-    def post(self, letter: Letter) -> None:
-        """Queue a letter, and have its owner look."""
-        super().post(letter)
+    def post(self, message: Mail) -> None:
+        """Queue a message, and have its owner look."""
+        super().post(message)
         self._wake()
 
 
@@ -53,6 +73,10 @@ class Execution:
         self.is_tapped = False
         self.drains = False
         """Whether its input is ended before its splits are."""
+        self.passable_ms: int | None = None
+        """Since when barriers that pass rows can: it is connected, what it recovers is read, its sink had room."""
+        self.at_head_ms: dict[int, int] = {}
+        """By checkpoint: since when its barrier is at the head of all channels in which it keeps its place."""
 
 
 class _Tap:
@@ -104,7 +128,7 @@ class SubtaskProcess:
         As for `Subtask`.
     """
 
-    def __init__(self, slot: SlotProcess, stage: int, place: SlotPlace, services: dict[str, Any]) -> None:
+    def __init__(self, slot: SlotOfSubtasks, stage: int, place: SlotPlace, services: dict[str, Any]) -> None:
         self._slot = slot
         self._cluster = cluster = slot.cluster
         self._clock = cluster.clock
@@ -123,12 +147,14 @@ class SubtaskProcess:
         self._is_in_turn = self._has_started = False
         self._worked_ms = 0.0  # in this turn
         self.decline_next = self.fail_at_snapshot = False
+        inputs = cluster.definition.graph.stages[stage].inputs
+        self._always_aligned = {uid for uid, exchange in inputs.items() if not exchange.supports_unaligned}
 
     def fail(self) -> None:
         """Let the user's function raise, and something else a little later."""
         if self.execution is not None:
-            self.mailbox.post(Letter(_raise))
-            self._clock.after(self.choose.randrange(60), self._slot, self.mailbox.post, Letter(_raise))
+            self.mailbox.post(Mail(_raise))
+            self._clock.after(self.choose.randrange(60), self._slot, self.mailbox.post, Mail(_raise))
 
     def deliver(self, message: Any) -> None:
         """Take a message of the coordinator's."""
@@ -137,8 +163,9 @@ class SubtaskProcess:
             match message:
                 case msg.UnassignedWork(source=source, event_time_ms=event_time_ms) if source in execution.readers:
                     execution.readers[source].unassigned_ms = event_time_ms
-                case msg.TriggerCheckpoint(kind=msg.CheckpointKind.DRAIN):
-                    execution.drains = True
+                case msg.TriggerCheckpoint(kind=kind):
+                    execution.drains = execution.drains or kind is msg.CheckpointKind.DRAIN
+                    self._cluster.barrier_ordered(self._slot.run, message)
         if not self._has_started:
             self._has_started = True
             self.subtask.start()
@@ -181,8 +208,9 @@ class SubtaskProcess:
         finally:
             self._cluster.acting, self._is_in_turn = None, False
         self._busy_until_ms = self._clock.now_ms + round(self._worked_ms)
+        self._cluster.longest_turn_ms = max(self._cluster.longest_turn_ms, self._worked_ms)
         self._look()
-        if busy or self.mailbox.has_letters:
+        if busy or self.mailbox.has_mail:
             self._arm(self._clock.now_ms)
         elif (due_ms := self.mailbox.due_ms()) is not None:
             self._arm(max(due_ms, self._clock.now_ms))
@@ -220,7 +248,8 @@ class SubtaskProcess:
 
     def work(self, rows: int) -> None:
         """See `Surroundings`."""
-        self._worked_ms += rows * self._cluster.scenario.row_ms
+        row_ms = self._cluster.scenario.row_ms
+        self._worked_ms += rows * (min(row_ms, 5) if self._cluster.calm else row_ms)
 
     def uid_of(self, split_id: str) -> str:
         """See `Surroundings`."""
@@ -230,6 +259,10 @@ class SubtaskProcess:
         """See `Surroundings`."""
         return self._cluster.key_groups[key]
 
+    def split_group(self, split_id: str) -> int:
+        """See `Surroundings`."""
+        return self._cluster.split_groups[split_id]
+
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """See `Surroundings`."""
         return self._cluster.topics[self.uid_of(split_id)].rows_of_key(key, first, last)
@@ -237,7 +270,47 @@ class SubtaskProcess:
     @property
     def excuses_late(self) -> bool:
         """See `Surroundings`."""
-        return self._cluster.invariants.excuses_late
+        return self._cluster.excuses_late
+
+    @property
+    def is_in_time(self) -> bool:
+        """See `Surroundings`."""
+        return self._cluster.scenario.in_time
+
+    def snapshot_taken(self, checkpoint_id: int) -> None:
+        """See `Surroundings`."""
+        self._cluster.snapshot_taken(self, checkpoint_id)
+        assert self.subtask.execution is not None
+        check_memory(self.subtask.execution, self._cluster.scenario.recovery_bytes)
+
+    @property
+    def run(self) -> int:
+        """The run that it is of."""
+        return self._slot.run
+
+    @property
+    def slot(self) -> int:
+        """Its number."""
+        return self._slot.slot
+
+    @property
+    def generation(self) -> int:
+        """The generation of its deployment."""
+        assert self.subtask.execution is not None
+        return self.subtask.execution.context.deployed.generation
+
+    def passable_ms(self, checkpoint_id: int) -> int | None:
+        """Return since when nothing keeps the barriers of a checkpoint from reaching it; None: that is not known."""
+        execution = self.execution
+        if execution is None or execution.passable_ms is None:
+            return None
+        at_head_ms = execution.at_head_ms.get(checkpoint_id, self.now_ms()) if self._always_aligned else 0
+        return max(execution.passable_ms, at_head_ms)
+
+    def room_made(self) -> None:
+        """See `Surroundings`."""
+        if self.execution is not None and self.execution.passable_ms is not None:
+            self.execution.passable_ms = self.now_ms()
 
     def declines(self) -> bool:
         """See `Surroundings`."""
@@ -251,7 +324,7 @@ class SubtaskProcess:
         """See `Surroundings`."""
         return self.choose.choice((1, 10, 60, 60 if self._cluster.calm else 350))
 
-    def splits_added(self, reader: ScriptedReader, splits: Sequence[ScriptedSplit]) -> None:
+    def splits_added(self, reader: ScriptedReader, splits: Sequence[DatagenSplit]) -> None:
         """See `Surroundings`."""
         states = tuple(SplitState(split.split_id, SPLITS.serialize(split)) for split in splits)
         self._cluster.splits_added(self._slot, reader.uid, states)
@@ -272,11 +345,27 @@ class SubtaskProcess:
             for reader in execution.readers.values():
                 reader.count_quiet(has_room)
 
+    def _look_at_gate(self, execution: Execution, gate: InputGate) -> None:
+        """Note since when barriers can reach the subtask, and have in channels that keep them in their place."""
+        if execution.passable_ms is None and gate.recovery != "reading":
+            is_connected = all(each.state != "unconnected" for each in gate._channels.values())
+            execution.passable_ms = self.now_ms() if is_connected else None
+        if self._always_aligned:
+            checkpoint = gate._checkpoint
+            missing = (each for each in gate._channels if each.exchange in self._always_aligned)
+            if all(each in checkpoint.at_head for each in missing):
+                execution.at_head_ms.setdefault(checkpoint.newest, self.now_ms())
+
     def _look(self) -> None:
         """Look at what a turn led to."""
-        execution, running = self.execution, self.subtask.execution
-        if execution is None or running is None or running.inputs.keys() != execution.readers.keys():
+        running = self.subtask.execution
+        if running is None:
             return
+        execution = self._opened()
+        if running.inputs.keys() != execution.readers.keys():
+            return
+        if running._gate is not None:
+            self._look_at_gate(execution, running._gate._gate)
         outputs = {uid: each.output for uid, each in running.inputs.items()}
         if not execution.is_tapped:
             execution.is_tapped = True

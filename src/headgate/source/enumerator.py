@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Boundedness(Enum):
-    """Whether a source is read to an end. Chosen by the front door, known to the enumerator only."""
+    """Whether a source is read to an end. Chosen by the entry point, known to the enumerator only."""
 
     BOUNDED = "bounded"
     """What is there when the enumerator starts is read, then the source ends."""
@@ -206,7 +206,7 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Note that splits are read to their end, for enumerators that wait for it: a shard's children follow it.
 
-        Every end is told, after a restore perhaps once more. The next snapshot is taken with that knowledge, and no
+        Every end is reported, after a restore perhaps once more. The next snapshot is taken with that knowledge, and no
         completed checkpoint is without both the split and the knowledge of its end (FLINK-37627).
         """
 

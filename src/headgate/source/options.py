@@ -1,7 +1,7 @@
 """Options of a source: their names, kinds and defaults, as data; parsing with errors that name the fix.
 
 Never: look anything up in a session or the environment. Names are matched without regard to case, because Spark
-hands them over in lower case.
+passes them in lower case.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class InputStatus(Enum):
     MORE_AVAILABLE = "more_available"
     """Call again at once."""
     NOTHING_AVAILABLE = "nothing_available"
-    """Nothing now; `SourceReader.available` tells when to call again."""
+    """Nothing now; `SourceReader.available` completes when to call again."""
     END_OF_INPUT = "end_of_input"
     """No splits are left and none will come. Final."""
 
@@ -103,7 +103,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     time_zone
         The time zone in which texts without one are read (an IANA name); None: the source's option decides.
     query
-        A continuous query's name, or its id; None in the DataFrame doors.
+        A continuous query's name, or its id; None in batches and micro-batches.
     allow_unaligned_splits
         Whether splits of a split reader that cannot pause them are read on where others are paused
         (``pipeline.watermark-alignment.allow-unaligned-source-splits``); else pausing raises.
@@ -143,7 +143,7 @@ class SourceReader(ABC, Generic[SplitT]):
 
     @abstractmethod
     def add_splits(self, splits: Sequence[SplitT]) -> None:
-        """Take splits, new or restored: the reader cannot tell, both are read from their position on."""
+        """Take splits, new or restored: the reader need not distinguish them, both are read from their position on."""
 
     @abstractmethod
     def notify_no_more_splits(self) -> None:

@@ -18,10 +18,10 @@ from headgate.source.options import OptionSpec
 
 
 class SimpleSource(ABC):
-    """A source for every door, by two methods.
+    """A source for all three engines, in two methods.
 
-    A subclass may define one method more, ``latest(self, split_id)``: the position behind everything that is there
-    now, equal to one that ``read`` yields; None when there is nothing. The Structured Streaming door then plans each
+    A subclass may define one method more, ``latest(self, split_id)``: the position after everything that is there
+    now, equal to one that ``read`` yields; None when there is nothing. Structured Streaming then plans each
     micro-batch up to it, without reading. A class without it is read ahead by the planner to find a stop, so that
     everything is read twice.
 
@@ -33,18 +33,18 @@ class SimpleSource(ABC):
 
     Examples
     --------
-    >>> class Letters(SimpleSource):
-    ...     name = "letters"
-    ...     schema = "letter string"
+    >>> class Alphabet(SimpleSource):
+    ...     name = "alphabet"
+    ...     schema = "character string"
     ...
     ...     def splits(self):
     ...         return ["lower", "upper"]
     ...
     ...     def read(self, split_id, position):
-    ...         letters = "abc" if split_id == "lower" else "ABC"
+    ...         characters = "abc" if split_id == "lower" else "ABC"
     ...         for index in range(position or 0, 3):
-    ...             yield pa.record_batch({"letter": [letters[index]]}), index + 1
-    >>> [position for batch, position in Letters({}).read("upper", 1)]
+    ...             yield pa.record_batch({"character": [characters[index]]}), index + 1
+    >>> [position for batch, position in Alphabet({}).read("upper", 1)]
     [2, 3]
     """
 
@@ -82,6 +82,6 @@ class SimpleSource(ABC):
 
         Yields
         ------
-        A batch with the columns of ``schema`` and the position to go on from behind it: another one for each batch,
+        A batch with the columns of ``schema`` and the position to go on from after it: another one for each batch,
         anything that JSON can hold save None. Reading from it must give the rows that followed, every time.
         """

@@ -111,7 +111,7 @@ class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
     split
         The split from its position up to a stop. A reader that is given it finishes it.
     rest
-        The split as it is behind the range, or None when the range reads it to its end.
+        The split as it is after the range, or None when the range reads it to its end.
     """
 
     split: SplitT
@@ -120,7 +120,7 @@ class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
 
 @runtime_checkable
 class SupportsBoundedPlans(Protocol[SplitT]):
-    """A source whose splits can be read in ranges fixed beforehand. The micro-batch door needs it."""
+    """A source whose splits can be read in ranges fixed beforehand. Micro-batches need it."""
 
     def plan_ranges(self, splits: Sequence[SplitT], limits: PlanLimits, now_ms: int) -> Sequence[PlannedRange[SplitT]]:
         """Fix what the next micro-batch reads of the splits in progress. May block.
@@ -165,7 +165,7 @@ class SupportsTaskGroups(Protocol[SplitT]):
 
 @runtime_checkable
 class SupportsLag(Protocol[SplitInT]):
-    """A source that can tell how far behind its input a query is. Shown in Spark's ``lastProgress``."""
+    """A source that knows how far a query lags its input. Shown in Spark's ``lastProgress``."""
 
     def lag(self, splits: Sequence[SplitInT], now_ms: int) -> Mapping[str, int]:
         """Return figures like ``{"rowsBehind": 7}`` for the splits in progress. May block."""
@@ -185,7 +185,7 @@ class SupportsEventTimeSeek(Protocol[SplitInT]):
 
         A lower bound will do where the exact time is not known. A split of which nothing can be read now is left out;
         one whose next row has no event time is None: it holds nobody back. The answer None: with these options the
-        source cannot tell, and is aligned by what its readers report.
+        source does not know them, and is aligned by what its readers report.
         """
         ...
 

@@ -26,18 +26,18 @@ class FetchedBatch(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
     Parameters
     ----------
     split
-        The split with its position behind the rows of ``batch``. Becomes the split's state when the batch leaves
+        The split with its position after the rows of ``batch``. Becomes the split's state when the batch leaves
         the reader, not before.
     batch
         The rows, or None when only the position moved or the split finished.
     finished
         Nothing more will ever come of the split: it leaves the reader.
     watermark_ms
-        A watermark that the source itself knows to hold behind these rows, in milliseconds; None: it knows none.
+        A watermark that the source itself knows to hold after these rows, in milliseconds; None: it knows none.
     idle
         The source knows that nothing will come for a while and nobody should wait for this split.
     position_at
-        Returns the split with its position behind the first ``n`` rows of ``batch``, for 0 <= n < its rows; None: only
+        Returns the split with its position after the first ``n`` rows of ``batch``, for 0 <= n < its rows; None: only
         whole batches have positions. With it a reader stops at the very row at which alignment wants it to (FLIP-217),
         without it at the end of a batch. Called on the task's thread: it must not block.
     """

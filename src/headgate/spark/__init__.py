@@ -1,11 +1,9 @@
-"""The DataFrame doors: a source as a Spark batch and as a Structured Streaming source.
+"""Entry points of Spark: sources for ``spark.read`` and ``spark.readStream``, sinks, and continuous queries.
 
 datasource.py     what Spark calls: the data source, its batch reader, its stream reader
+kafka_sink.py     the Kafka sink of batches and micro-batches
 registration.py   `headgate.register`, for sources of one's own
-planner.py        runs an enumerator in Spark's planner process with one virtual reader
-stream_plan.py    fixes what each micro-batch reads, and keeps it in offsets
-offsets.py        what stands in Spark's offset log
-state_store.py    what is too large for it, in files of ``stateLocation``
-packing.py        which splits share a task
-task.py           reads splits in a Spark task
+continuous/       `headgate.continuous`: builder, query, driver, and the Spark job whose tasks are slots
+
+What plans and reads a micro-batch is in `headgate.microbatch`.
 """

@@ -95,8 +95,8 @@ class HeadgateDataSource(DataSource):
 class SplitsPartition(InputPartition):
     """What one task reads: its splits as bytes of the source's own format, and the driver's versions.
 
-    With ``reporting`` it tells the planner of an aligned query what event times it read; with ``ordering`` it gives its
-    rows in the order of their event time.
+    With ``reporting`` it reports to the planner of an aligned query what event times it read; with ``ordering`` it
+    gives its rows in the order of their event time.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class SplitsPartition(InputPartition):
 
 
 class _Reader:
-    """What both doors share: cutting splits into tasks, and reading in a task."""
+    """What batches and micro-batches share: cutting splits into tasks, and reading in a task."""
 
     def __init__(self, source: Source[Any, Any], schema: StructType, time_zone: str) -> None:
         self._source = source
@@ -253,7 +253,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan a micro-batch behind ``start``."""
+        """Plan a micro-batch after ``start``."""
         from headgate.source import PlanLimits
 
         limits = PlanLimits() if isinstance(limit, ReadAllAvailable) else self._limits()
@@ -273,7 +273,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._planning().freeze()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return how far behind the query is: Spark shows it in ``lastProgress`` as ``latestOffset``."""
+        """Return the query's lag: Spark shows it in ``lastProgress`` as ``latestOffset``."""
         return self._planning().lag(_now_ms())
 
     def commit(self, end: dict[str, Any]) -> None:

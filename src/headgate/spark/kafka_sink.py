@@ -144,15 +144,15 @@ def whole(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches, and raise at their end if they are not all of the task's rows.
 
     When the operators before a sink fail, or the task is killed, Spark 4.3 just closes the socket, and the iterator
-    ends as if all rows had come: a sink that commits in its tasks would commit a part of them. What tells is Spark's
-    own mark behind the rows, which the worker reads when the sink has returned: it is looked at without being taken.
+    ends as if all rows had come: a sink that commits in its tasks would commit a part of them. The evidence is Spark's
+    own mark after the rows, which the worker reads when the sink has returned: it is looked at without being taken.
 
     Raises
     ------
     SinkError
         Rows are missing: the task has failed in Spark.
     InternalError
-        This Spark hands rows over in another way.
+        This Spark passes rows in another way.
     """
     from pyspark.serializers import SpecialLengths
 
@@ -165,8 +165,8 @@ def whole(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             "hides it (4.3 is known). Use guarantee at-least-once."
         )
     yield from iterator
-    behind, mark = stream.peek(4)[:4], struct.pack("!i", SpecialLengths.END_OF_STREAM)
-    if not behind or not mark.startswith(behind):
+    following, mark = stream.peek(4)[:4], struct.pack("!i", SpecialLengths.END_OF_STREAM)
+    if not following or not mark.startswith(following):
         raise SinkError(
             "headgate.kafka: the task failed or was killed before all of its rows had come: nothing of it is "
             "committed. The reason is with the operators before the sink.",
@@ -187,7 +187,7 @@ def _worker_input() -> Any:
 def task_and_epoch() -> tuple[str, int]:
     """Return the name of this task, the same in every batch of the query and every run of it, and the batch's number.
 
-    Spark tells a sink neither; both are properties of the job that its tasks can read.
+    Spark passes neither to a sink; both are properties of the job that its tasks can read.
 
     Raises
     ------

@@ -6,7 +6,7 @@ Follows FLIP-27, "Reader Interface and Threading Model" and "SourceOutput and Wa
 """
 
 from headgate.source.watermark import MAX_WATERMARK_MS
-from headgate.task.outputs import BatchOutput, Downstream, StreamingOutput, TaskOutput
+from headgate.task.reader_output import BatchOutput, Downstream, StreamingOutput, TaskOutput
 from headgate.task.watermarks import SplitWatermarks
 
 __all__ = [

@@ -22,9 +22,9 @@ while that still looks for it: it is about to read the next of that, and nobody 
 nothing is left to assign: no split, no vote.
 
 The first announcement, and the end, are answered by a report in any case, even that there is no vote: the group may
-still count what the reader said before it failed. After that a report is made at once when the vote came or went, when
-the minimum fell, and when it rose by a quarter of the drift since the last report, so that nobody who catches up waits
-for a clock; otherwise at most every `WatermarkAlignment.update_interval_ms`.
+still count what the reader reported before it failed. After that a report is made at once when the vote came or went,
+when the minimum fell, and when it rose by a quarter of the drift since the last report, so that nobody who catches up
+waits for a clock; otherwise at most every `WatermarkAlignment.update_interval_ms`.
 
 Follows FLIP-182; FLIP-217, Proposed Changes.
 """

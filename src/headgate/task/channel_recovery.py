@@ -1,9 +1,10 @@
-"""Decides what the recovery thread of a subtask does next: FLIP-547's two phases and three processes.
+"""Decides in which order rows that were in flight go to memory (P1), to local disk (P2), and from there to memory (P3).
 
-Never: read a file, look into rows, wait.
+Never: read a file, look into rows, wait: `headgate.runtime.recovery_thread` reads the rows and filters them.
 
-Phase 1 waits for memory only where the disk is full: rows are processed in phase 1, too, so that there will be some;
-only checkpoints wait for it. Whether there is disk again is found out with the next buffer that finds no memory.
+Phase 1 ends when all is read. It waits for memory only where the disk is full: rows are processed in phase 1, too, so
+that there will be some; only checkpoints wait for it. Whether there is disk again is found out with the next buffer
+that finds no memory.
 
 Room is asked for what comes next: the oldest spilled buffer, or else what was read (so P1 has read by then). Phases are
 irreversible. Because P3 comes before P1, and P2 appends, all buffers reach memory in the order in which they were made.
@@ -105,7 +106,7 @@ class TakeIntoMemory(msgspec.Struct, frozen=True):
 
 
 class Spill(msgspec.Struct, frozen=True):
-    """P2: write a buffer, made of these parts, to the local disk, and tell the subtask: `Spilled`, `DiskFull`.
+    """P2: write a buffer, made of these parts, to the local disk, and report to the subtask: `Spilled`, `DiskFull`.
 
     ``number`` counts from 1.
     """
@@ -124,11 +125,11 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 class EndPhaseOne(msgspec.Struct, frozen=True):
-    """Tell the subtask: `headgate.task.input_gate.PhaseOneEnded`."""
+    """Notify the subtask: `headgate.task.input_gate.PhaseOneEnded`."""
 
 
 class EndRecovery(msgspec.Struct, frozen=True):
-    """Tell the subtask: `headgate.task.input_gate.RecoveryEnded`."""
+    """Notify the subtask: `headgate.task.input_gate.RecoveryEnded`."""
 
 
 Action = ReadNext | AskForRoom | TakeIntoMemory | Spill | Replay | EndPhaseOne | EndRecovery
@@ -233,7 +234,7 @@ class ChannelRecovery(Machine):
 
     def refused(self, event: Event) -> str | None:
         """Return why an event is no answer to what was ordered."""
-        return None if self._is_answer(event) else "it is no answer to what was ordered"
+        return None if self._is_answer(event) else "it does not answer what was ordered"
 
     def __str__(self) -> str:
         return f"The recovery of channels (ordered: {self._asked!r})"

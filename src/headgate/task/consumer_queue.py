@@ -1,4 +1,4 @@
-"""Decides what of a producing subtask's queue for one consumer leaves when, and what of it a barrier passes.
+"""Decides what of a producing subtask's queue for one consumer leaves when, and what of it a barrier overtakes.
 
 Never: look into rows, read a clock, block.
 
@@ -164,13 +164,13 @@ class ConsumerQueue(BufferMachine):
 
     def _on_credit_granted(self, event: CreditGranted, now_ms: int) -> list[Action]:
         if event.credits <= 0:
-            raise self.invalid(event, "that is no credit")
+            raise self.invalid(event, "that is not a credit")
         self.credits += event.credits
         return []
 
     def _on_credit_blocked(self, event: CreditGranted, now_ms: int) -> list[Action]:
         if event.credits <= 0:
-            raise self.invalid(event, "that is no credit")
+            raise self.invalid(event, "that is not a credit")
         self.credits += event.credits
         return self._drain()
 

@@ -1,5 +1,7 @@
 """Decides when a subtask takes its snapshot of a checkpoint, and what of its input channels belongs to it.
 
+The consumer's half of a barrier that overtakes rows; the producer's is `headgate.task.consumer_queue`.
+
 Never: look into rows, read a clock, or look at a channel: `headgate.task.input_gate` reports what is at their heads.
 
 - A barrier keeps its place in its channel. *Aligned*, the channel is not read past it until the snapshot is taken.
@@ -194,7 +196,7 @@ class GateCheckpoint(Machine):
 
     @property
     def deadline_ms(self) -> int | None:
-        """When `GateTimePassed` makes a difference, in milliseconds; None: not by itself."""
+        """When `GateTimePassed` makes a difference, in milliseconds; None: nothing is due."""
         return self._deadline_ms if self.state == "aligning" else None
 
     def is_late(self, checkpoint_id: int) -> bool:

@@ -60,7 +60,7 @@ from headgate.task.watermark_valve import AdvanceWatermark as AdvanceWatermark
 from headgate.task.watermark_valve import EndInput as EndInput
 from headgate.task.watermark_valve import MarkActive as MarkActive
 from headgate.task.watermark_valve import MarkIdle as MarkIdle
-from headgate.task.watermark_valve import ProducerTold, WatermarkValve
+from headgate.task.watermark_valve import ProducerEventReceived, WatermarkValve
 
 
 class GateInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +235,7 @@ class InputGate(BufferMachine):
         return self._checkpoint.state == "passing" and not self._checkpoint.is_aligned
 
     def next_time_ms(self) -> int | None:
-        """Return when `GateTimePassed` is due, in milliseconds; None: not by itself."""
+        """Return when `GateTimePassed` is due, in milliseconds; None: nothing is due."""
         return self._checkpoint.deadline_ms
 
     def check(self) -> None:
@@ -336,7 +336,9 @@ class InputGate(BufferMachine):
             actions = self._recovery.handle(ProducerCaughtUp(channel.id), now_ms)
             self._read_on(channel.exchange)
         else:
-            actions = [*self._valves[channel.exchange.uid].handle(ProducerTold(channel.id.producer, element), now_ms)]
+            actions = [
+                *self._valves[channel.exchange.uid].handle(ProducerEventReceived(channel.id.producer, element), now_ms)
+            ]
         return actions + self._proceed_after(channel, now_ms)
 
     def _on_rows_put_back(self, event: RowsPutBack, now_ms: int) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Decides what a producing subtask sends to whom and when, and what of its queues belongs to a checkpoint.
+"""Decides what a producing subtask sends to whom and when, and which rows an unaligned barrier overtakes in its queues.
 
 Never: look into rows, read a clock, block.
 
@@ -136,7 +136,7 @@ class ResultPartition(BufferMachine):
         return sum(queue.buffers for queue in self._queues.values())
 
     def next_time_ms(self) -> int | None:
-        """Return when `PartitionTimePassed` is due, in milliseconds; None: not by itself."""
+        """Return when `PartitionTimePassed` is due, in milliseconds; None: nothing is due."""
         return min(
             (pending.passes_at_ms for pending in self._pending.values() if pending.passes_at_ms is not None),
             default=None,

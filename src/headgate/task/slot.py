@@ -2,7 +2,7 @@
 
 Never: stop reading because the coordinator cannot be reached; open a socket (it orders that).
 
-An envelope has the name of its letter where that is for the slot itself; others are `EnvelopeReceived`. `Stale` is
+An envelope has the name of its message where that is for the slot itself; others are `EnvelopeReceived`. `Stale` is
 anything of a connection that was given up.
 
 Figures (`SubtaskProgress`) are not counted: without a connection they are dropped, the next ones replace them.
@@ -47,10 +47,10 @@ class EnvelopeReceived(msgspec.Struct, frozen=True):
     envelope: Envelope
 
 
-class LetterPosted(msgspec.Struct, frozen=True):
-    """A subtask wants to tell the coordinator something."""
+class MessagePosted(msgspec.Struct, frozen=True):
+    """A subtask has a message for the coordinator."""
 
-    letter: FromSlot
+    message: FromSlot
 
 
 class SubtaskEnded(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class SlotTimePassed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    SlotStarted | StreamOpened | StreamBroken | EnvelopeReceived | LetterPosted | SubtaskEnded | SlotCancelled
+    SlotStarted | StreamOpened | StreamBroken | EnvelopeReceived | MessagePosted | SubtaskEnded | SlotCancelled
     | SlotTimePassed
 )  # fmt: skip
 
@@ -95,9 +95,9 @@ class SendEnvelope(msgspec.Struct, frozen=True):
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Hand a letter to the subtask that it is for (`Deploy` makes it)."""
+    """Hand a message to the subtask that it is for (`Deploy` makes it)."""
 
-    letter: ToSlot
+    message: ToSlot
 
 
 class ExitSlot(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Stale(msgspec.Struct, frozen=True):
     """Stands in the table for whatever comes of a connection that was given up."""
 
 
-_OWN_LETTERS = (msg.SlotAccepted, msg.SlotFenced, msg.ShutDownSlot, msg.CoordinatorHeartbeat)
+_SLOT_MESSAGES = (msg.SlotAccepted, msg.SlotFenced, msg.ShutDownSlot, msg.CoordinatorHeartbeat)
 
 
 class SlotMachine(Machine):
@@ -158,7 +158,7 @@ class SlotMachine(Machine):
             "a heartbeat, when one is due", by="_on_time_connected"),
         Row("connected",                SlotTimePassed,           "waiting", [], "silence is as good as a break",
             when="late", by="_on_time_connected"),
-        Row("connected",                LetterPosted,             SAME, [SendEnvelope], by="_on_letter_connected"),
+        Row("connected",                MessagePosted,            SAME, [SendEnvelope], by="_on_message_connected"),
         Row("connected",                msg.ShutDownSlot,         "exited", [ExitSlot], "the query is over"),
         Row("registering, connected",   msg.SlotFenced,           "exited", [ExitSlot],
             "a newer attempt, or another run"),
@@ -168,11 +168,11 @@ class SlotMachine(Machine):
         Row("registering",              SlotTimePassed,           SAME, by="_on_time_registering"),
         Row("connecting, exited",       SlotTimePassed,           SAME, IGNORED,
             "an answer always comes; nothing does"),
-        Row("connecting, registering",  LetterPosted,             SAME, [], "kept until the slot is accepted",
-            by="_on_letter_kept"),
-        Row("waiting",                  LetterPosted,             SAME, [], "kept until there is a connection",
-            by="_on_letter_kept"),
-        Row("exited",                   LetterPosted,             SAME, IGNORED, "nobody wants to know"),
+        Row("connecting, registering",  MessagePosted,            SAME, [], "kept until the slot is accepted",
+            by="_on_message_kept"),
+        Row("waiting",                  MessagePosted,            SAME, [], "kept until there is a connection",
+            by="_on_message_kept"),
+        Row("exited",                   MessagePosted,            SAME, IGNORED, "nobody wants to know"),
         Row("connecting, registering, connected, waiting", SubtaskEnded, SAME, [],
             "the next RegisterSlot is without it"),
         Row("exited",                   SubtaskEnded,             SAME, IGNORED, "closed because the slot ends"),
@@ -209,7 +209,7 @@ class SlotMachine(Machine):
         self._beat_ms = 0
 
     def next_time_ms(self) -> int | None:
-        """Return when `SlotTimePassed` is due, in milliseconds; None: not by itself."""
+        """Return when `SlotTimePassed` is due, in milliseconds; None: nothing is due."""
         match self.state:
             case "waiting":
                 return self._connect_ms
@@ -232,7 +232,7 @@ class SlotMachine(Machine):
             return type(event)
         if event.connection != self._connection or self.state in ("waiting", "exited"):
             return Stale
-        if isinstance(event, EnvelopeReceived) and isinstance(event.envelope.message, _OWN_LETTERS):
+        if isinstance(event, EnvelopeReceived) and isinstance(event.envelope.message, _SLOT_MESSAGES):
             return type(event.envelope.message)
         return type(event)
 
@@ -265,25 +265,25 @@ class SlotMachine(Machine):
 
     def _on_envelope_received(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
         self._heard_ms = now_ms
-        letters = self._session.receive(event.envelope)
-        for letter in letters:
-            if isinstance(letter, msg.Deploy):
-                self._running[letter.stage] = letter.execution
-        return [Deliver(letter) for letter in letters]  # type: ignore[arg-type]  # the coordinator sends ToSlot only
+        messages = self._session.receive(event.envelope)
+        for message in messages:
+            if isinstance(message, msg.Deploy):
+                self._running[message.stage] = message.execution
+        return [Deliver(message) for message in messages]  # type: ignore[arg-type]  # the coordinator sends ToSlot only
 
     def _on_coordinator_heartbeat(self, event: EnvelopeReceived, now_ms: int) -> list[Action]:
         self._heard_ms = now_ms
         self._session.receive(event.envelope)
         return []
 
-    def _on_letter_connected(self, event: LetterPosted, now_ms: int) -> list[Action]:
-        if isinstance(event.letter, msg.SubtaskProgress):
-            return [self._send_uncounted(event.letter, now_ms)]
-        return [SendEnvelope(self._connection, self._session.send(event.letter))]
+    def _on_message_connected(self, event: MessagePosted, now_ms: int) -> list[Action]:
+        if isinstance(event.message, msg.SubtaskProgress):
+            return [self._send_uncounted(event.message, now_ms)]
+        return [SendEnvelope(self._connection, self._session.send(event.message))]
 
-    def _on_letter_kept(self, event: LetterPosted, now_ms: int) -> list[Action]:
-        if not isinstance(event.letter, msg.SubtaskProgress):
-            self._session.send(event.letter)
+    def _on_message_kept(self, event: MessagePosted, now_ms: int) -> list[Action]:
+        if not isinstance(event.message, msg.SubtaskProgress):
+            self._session.send(event.message)
         return []
 
     def _on_subtask_ended(self, event: SubtaskEnded, now_ms: int) -> list[Action]:
@@ -320,9 +320,9 @@ class SlotMachine(Machine):
         self._delay_ms = min(2 * self._delay_ms, _MAX_DELAY_MS)
         return []
 
-    def _send_uncounted(self, letter: FromSlot, now_ms: int) -> SendEnvelope:
+    def _send_uncounted(self, message: FromSlot, now_ms: int) -> SendEnvelope:
         self._beat_ms = now_ms + self._heartbeat_timeout_ms // 4
-        return SendEnvelope(self._connection, self._session.send_uncounted(letter))
+        return SendEnvelope(self._connection, self._session.send_uncounted(message))
 
     def __str__(self) -> str:
         session = self._session

@@ -2,12 +2,12 @@
 
 Never: read a record or hold one; know a connector's types: splits are ids and bytes.
 
-What a barrier asks of a subtask behind exchanges is told as the same letter, once its gate says that it is time. Its
-channels, and which of their rows belong to a checkpoint, are the machines' of `headgate.task.input_gate` and
+What a barrier asks of a subtask downstream of exchanges arrives as the same message, once its gate says that it is
+time. Its channels, and which of their rows belong to a checkpoint, are decided by `headgate.task.input_gate` and
 `headgate.task.result_partition`.
 
-A letter of the coordinator's has its own name here; `OldLetter` is one for an execution that is over, or was not told
-before. Events of readers and operators are those of the execution that was deployed last, told at once, in order; only
+The coordinator's messages appear here under their own names; `StaleMessage` is one for an execution that is over or not
+yet deployed. Events of readers and operators are those of the latest execution, reported at once, in order; only
 `SnapshotMade`, `SnapshotFailed` and `SomethingFailed` may be late.
 
 Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-537, "New Source Base Contract"; FLIP-182 for alignment.
@@ -36,10 +36,10 @@ from headgate.protocol.state import (
 # What happened.
 
 
-class LetterCame(msgspec.Struct, frozen=True):
-    """A letter of the coordinator's for this subtask (`Deploy` and everything with a stage)."""
+class MessageReceived(msgspec.Struct, frozen=True):
+    """A message of the coordinator's for this subtask (`Deploy` and everything with a stage)."""
 
-    letter: (
+    message: (
         msg.Deploy | msg.CancelSubtask | msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
         | msg.TriggerCheckpoint | msg.CheckpointCompleted | msg.CheckpointAborted | msg.ReportSource
         | msg.AlignmentAnnounced | msg.UnassignedWork
@@ -106,7 +106,7 @@ class SomethingFailed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    LetterCame | OperatorsOpened | RequestMade | EventMade | SplitsEnded | WatermarkFound | SnapshotMade
+    MessageReceived | OperatorsOpened | RequestMade | EventMade | SplitsEnded | WatermarkFound | SnapshotMade
     | SnapshotFailed | AllInputEnded | SomethingFailed
 )  # fmt: skip
 
@@ -127,8 +127,8 @@ class AddSplits(msgspec.Struct, frozen=True):
     splits: tuple[SplitState, ...]
 
 
-class TellNoMoreSplits(msgspec.Struct, frozen=True):
-    """Tell a reader that it gets no more splits."""
+class NotifyNoMoreSplits(msgspec.Struct, frozen=True):
+    """Notify a reader that it gets no more splits."""
 
     source: str
 
@@ -141,14 +141,14 @@ class HandEvent(msgspec.Struct, frozen=True):
 
 
 class SetUnassigned(msgspec.Struct, frozen=True):
-    """Hold a reader's watermark at work that is not assigned; behind the splits that were added before."""
+    """Hold a reader's watermark at work that is not assigned; after the splits that were added before."""
 
     source: str
     event_time_ms: int | None
 
 
 class Announce(msgspec.Struct, frozen=True):
-    """Tell a reader's output where its alignment group is."""
+    """Show a reader's output where its alignment group is."""
 
     source: str
     max_watermark_ms: int
@@ -177,15 +177,15 @@ class ResumeReading(msgspec.Struct, frozen=True):
 
 
 class NotifyOperators(msgspec.Struct, frozen=True):
-    """Tell readers, operators and sinks that a checkpoint is durable."""
+    """Notify readers, operators and sinks that a checkpoint is durable."""
 
     checkpoint_id: int
 
 
 class Post(msgspec.Struct, frozen=True):
-    """Send a letter to the coordinator."""
+    """Send a message to the coordinator."""
 
-    letter: msg.FromSlot
+    message: msg.FromSlot
 
 
 class CloseAll(msgspec.Struct, frozen=True):
@@ -193,13 +193,13 @@ class CloseAll(msgspec.Struct, frozen=True):
 
 
 Action = (
-    OpenOperators | AddSplits | TellNoMoreSplits | HandEvent | SetUnassigned | Announce | StartReading | TakeSnapshot
+    OpenOperators | AddSplits | NotifyNoMoreSplits | HandEvent | SetUnassigned | Announce | StartReading | TakeSnapshot
     | ResumeReading | NotifyOperators | Post | CloseAll
 )  # fmt: skip
 
 
-class OldLetter(msgspec.Struct, frozen=True):
-    """Stands in the table for a letter of another execution than the one that is deployed."""
+class StaleMessage(msgspec.Struct, frozen=True):
+    """Stands in the table for a message of another execution than the one that is deployed."""
 
 
 class _Reader:
@@ -210,7 +210,7 @@ class _Reader:
         self.restored = restored.splits
         self.held: dict[str, None] = {}  # ids of the splits that it is reading
         self.finished: list[FinishedSplit] = []
-        self.told = 0  # how many ends were told in this execution
+        self.ends_reported = 0  # in this execution
         self.highest_number = 0
         self.asking = False
         self.no_more = False
@@ -223,8 +223,8 @@ class _Reader:
         """Number ends, and keep them until a checkpoint's enumerator is known to know them."""
         for split_id in split_ids:
             self.held.pop(split_id, None)
-        ends = tuple(FinishedSplit(split_id, self.told + n) for n, split_id in enumerate(split_ids, 1))
-        self.told += len(ends)
+        ends = tuple(FinishedSplit(split_id, self.ends_reported + n) for n, split_id in enumerate(split_ids, 1))
+        self.ends_reported += len(ends)
         self.finished += ends
         return ends
 
@@ -251,7 +251,7 @@ class SubtaskMachine(Machine):
     Examples
     --------
     >>> machine = SubtaskMachine(SubtaskId(0, 0), sources={"s": False}, host="h")
-    >>> machine.handle(LetterCame(msg.Deploy(stage=0, execution=1, parallelism=1)), 0)
+    >>> machine.handle(MessageReceived(msg.Deploy(stage=0, execution=1, parallelism=1)), 0)
     [OpenOperators(parallelism=1, operators={})]
     >>> [type(action).__name__ for action in machine.handle(OperatorsOpened(), 0)]
     ['Post', 'Post', 'StartReading']
@@ -266,11 +266,11 @@ class SubtaskMachine(Machine):
         Row("opening",                  OperatorsOpened,         "running", [Post, Maybe(AddSplits), StartReading],
             "registrations, then SubtaskRunning"),
         Row("opening",                  OperatorsOpened,         "suspended", [Post, Maybe(AddSplits)],
-            "behind the last checkpoint nothing is read, only published", when="suspended"),
-        Row("opening",                  RequestMade,             SAME, [], "posted behind the registration",
+            "after the last checkpoint nothing is read, only published", when="suspended"),
+        Row("opening",                  RequestMade,             SAME, [], "posted after the registration",
             by="_hold"),
         Row("running, suspended",       RequestMade,             SAME, [Post], by="_on_request"),
-        Row("opening",                  EventMade,               SAME, [], "posted behind the registration",
+        Row("opening",                  EventMade,               SAME, [], "posted after the registration",
             by="_hold"),
         Row("running, suspended",       EventMade,               SAME, [Post]),
         Row("running",                  SplitsEnded,             SAME, [Post]),
@@ -279,14 +279,14 @@ class SubtaskMachine(Machine):
             "drained: not read, but not lost either"),
         Row("running, suspended, drained, ended", msg.AssignSplits, SAME, [], "sent again after a restored log",
             when="again"),
-        Row("running, suspended",       msg.NoMoreSplits,        SAME, [TellNoMoreSplits]),
+        Row("running, suspended",       msg.NoMoreSplits,        SAME, [NotifyNoMoreSplits]),
         Row("running, suspended",       msg.NoMoreSplits,        SAME, [], "promised again by a restored one",
             when="again"),
         Row("drained, ended",           msg.NoMoreSplits,        SAME),
-        Row("opening",                  msg.AlignmentAnnounced,  SAME, IGNORED, "told again when it has registered"),
+        Row("opening",                  msg.AlignmentAnnounced,  SAME, IGNORED, "sent again when it has registered"),
         Row("running, suspended",       msg.AlignmentAnnounced,  SAME, [Announce]),
         Row("drained, ended",           msg.AlignmentAnnounced,  SAME, IGNORED, "nobody reads any longer"),
-        Row("opening",                  msg.UnassignedWork,      SAME, IGNORED, "told again when it has registered"),
+        Row("opening",                  msg.UnassignedWork,      SAME, IGNORED, "sent again when it has registered"),
         Row("running, suspended",       msg.UnassignedWork,      SAME, [SetUnassigned]),
         Row("drained, ended",           msg.UnassignedWork,      SAME, IGNORED, "the final watermark is out"),
         Row("running, suspended, drained, ended", WatermarkFound, SAME, [Post], "at the end that it votes no longer"),
@@ -297,7 +297,7 @@ class SubtaskMachine(Machine):
         Row("running",                  msg.TriggerCheckpoint,   "suspended", [TakeSnapshot], "SUSPEND"),
         Row("running",                  msg.TriggerCheckpoint,   "drained", [TakeSnapshot], "DRAIN"),
         Row("suspended",                msg.TriggerCheckpoint,   "running", [ResumeReading, TakeSnapshot],
-            "its own one was aborted, which it is told later", when="newer"),
+            "its own one was aborted; that message comes later", when="newer"),
         Row("suspended",                msg.TriggerCheckpoint,   SAME, [ResumeReading, TakeSnapshot], "SUSPEND",
             when="newer"),
         Row("suspended",                msg.TriggerCheckpoint,   "drained", [ResumeReading, TakeSnapshot], "DRAIN",
@@ -321,8 +321,8 @@ class SubtaskMachine(Machine):
         Row("suspended",                msg.CheckpointAborted,   "running", [ResumeReading]),
         Row("opening",                  msg.CheckpointAborted,   SAME, IGNORED),
         Row("opening, running, suspended, drained, ended", SomethingFailed, "failed", [Post, CloseAll]),
-        Row("idle, failed",             SomethingFailed,         SAME, IGNORED, "told already, or nobody asks"),
-        Row("idle, opening, failed, running, suspended, drained, ended", OldLetter, SAME, IGNORED, "late"),
+        Row("idle, failed",             SomethingFailed,         SAME, IGNORED, "reported already, or nobody asks"),
+        Row("idle, opening, failed, running, suspended, drained, ended", StaleMessage, SAME, IGNORED, "late"),
     )
     # fmt: on
 
@@ -349,44 +349,44 @@ class SubtaskMachine(Machine):
         assert set(self._readers) == (set(self._sources) if alive else set())
         for reader in self._readers.values():
             numbers = [end.number for end in reader.finished]
-            assert numbers == sorted(set(numbers)) and all(0 < number <= reader.told for number in numbers)
+            assert numbers == sorted(set(numbers)) and all(0 < number <= reader.ends_reported for number in numbers)
 
     def kind_of(self, event: Event) -> type:
         """Return the type under which the table has the event."""
-        if not isinstance(event, LetterCame):
+        if not isinstance(event, MessageReceived):
             return type(event)
-        letter = event.letter
-        if isinstance(letter, msg.Deploy):
-            return msg.Deploy if letter.execution > self.execution else OldLetter
-        over = self.state in ("idle", "failed") or letter.execution != self.execution
-        return OldLetter if over else type(letter)
+        message = event.message
+        if isinstance(message, msg.Deploy):
+            return msg.Deploy if message.execution > self.execution else StaleMessage
+        over = self.state in ("idle", "failed") or message.execution != self.execution
+        return StaleMessage if over else type(message)
 
     def content(self, event: Event) -> Any:
-        """Return the letter, if one came."""
-        return event.letter if isinstance(event, LetterCame) else event
+        """Return the message, if one came."""
+        return event.message if isinstance(event, MessageReceived) else event
 
     def __str__(self) -> str:
         return f"Subtask {self._subtask.subtask} of stage {self._subtask.stage} (execution {self.execution})"
 
-    def _on_deploy(self, letter: msg.Deploy, now_ms: int) -> list[Action]:
+    def _on_deploy(self, message: msg.Deploy, now_ms: int) -> list[Action]:
         """Begin an execution; one that still runs ends first."""
         actions = self._end("opening")
-        restore = letter.restore or SubtaskState()
-        self.execution = letter.execution
-        self._stopped_by = letter.checkpoint_id if letter.suspended else None
+        restore = message.restore or SubtaskState()
+        self.execution = message.execution
+        self._stopped_by = message.checkpoint_id if message.suspended else None
         self._readers = {
             uid: _Reader(reassigns=reassigns, restored=restore.readers.get(uid, ReaderState()))
             for uid, reassigns in self._sources.items()
         }
         for uid, reader in self._readers.items():
             reader.finish(tuple(end.split_id for end in restore.readers.get(uid, ReaderState()).finished))
-        return [*actions, OpenOperators(letter.parallelism, restore.operators)]
+        return [*actions, OpenOperators(message.parallelism, restore.operators)]
 
-    def _on_cancel_subtask(self, letter: msg.CancelSubtask, now_ms: int) -> list[Action]:
+    def _on_cancel_subtask(self, message: msg.CancelSubtask, now_ms: int) -> list[Action]:
         return self._end("idle")
 
     def _on_operators_opened(self, event: OperatorsOpened, now_ms: int) -> list[Action]:
-        """Register every reader with what it reports, tell what it knows, and only then be running."""
+        """Register every reader with what it reports, report what it knows, and only then be running."""
         actions: list[Action] = []
         for uid, reader in self._readers.items():
             splits, reader.restored = reader.restored, ()
@@ -425,30 +425,30 @@ class SubtaskMachine(Machine):
         self.state = "ended"
         return [self._post(msg.InputEnded)]
 
-    def _on_assign_splits(self, letter: msg.AssignSplits, now_ms: int) -> list[Action]:
-        reader = self._readers[letter.source]
-        if letter.number <= reader.highest_number:
+    def _on_assign_splits(self, message: msg.AssignSplits, now_ms: int) -> list[Action]:
+        reader = self._readers[message.source]
+        if message.number <= reader.highest_number:
             return []
-        if letter.number != reader.highest_number + 1 or self.state == "ended":
-            raise self.invalid(LetterCame(letter))
-        reader.highest_number = letter.number
+        if message.number != reader.highest_number + 1 or self.state == "ended":
+            raise self.invalid(MessageReceived(message))
+        reader.highest_number = message.number
         reader.asking = False
-        reader.add(letter.splits)
-        return [AddSplits(letter.source, letter.splits)]
+        reader.add(message.splits)
+        return [AddSplits(message.source, message.splits)]
 
-    def _on_no_more_splits(self, letter: msg.NoMoreSplits, now_ms: int) -> list[Action]:
-        reader = self._readers[letter.source]
+    def _on_no_more_splits(self, message: msg.NoMoreSplits, now_ms: int) -> list[Action]:
+        reader = self._readers[message.source]
         was, reader.no_more, reader.asking = reader.no_more, True, False
-        return [] if was or self.state in ("drained", "ended") else [TellNoMoreSplits(letter.source)]
+        return [] if was or self.state in ("drained", "ended") else [NotifyNoMoreSplits(message.source)]
 
-    def _on_event_to_reader(self, letter: msg.EventToReader, now_ms: int) -> list[Action]:
-        return [HandEvent(letter.source, letter.payload)]
+    def _on_event_to_reader(self, message: msg.EventToReader, now_ms: int) -> list[Action]:
+        return [HandEvent(message.source, message.payload)]
 
-    def _on_alignment_announced(self, letter: msg.AlignmentAnnounced, now_ms: int) -> list[Action]:
-        return [Announce(letter.source, letter.max_watermark_ms, letter.others_ms)]
+    def _on_alignment_announced(self, message: msg.AlignmentAnnounced, now_ms: int) -> list[Action]:
+        return [Announce(message.source, message.max_watermark_ms, message.others_ms)]
 
-    def _on_unassigned_work(self, letter: msg.UnassignedWork, now_ms: int) -> list[Action]:
-        return [SetUnassigned(letter.source, letter.event_time_ms)]
+    def _on_unassigned_work(self, message: msg.UnassignedWork, now_ms: int) -> list[Action]:
+        return [SetUnassigned(message.source, message.event_time_ms)]
 
     def _on_watermark_found(self, event: WatermarkFound, now_ms: int) -> list[Action]:
         return [
@@ -457,13 +457,13 @@ class SubtaskMachine(Machine):
             )
         ]
 
-    def _on_report_source(self, letter: msg.ReportSource, now_ms: int) -> list[Action]:
-        reader = self._readers[letter.source]
+    def _on_report_source(self, message: msg.ReportSource, now_ms: int) -> list[Action]:
+        reader = self._readers[message.source]
         report = self._post(
             msg.SourceReported,
-            source=letter.source,
+            source=message.source,
             host=self._host,
-            incarnation=letter.incarnation,
+            incarnation=message.incarnation,
             highest_number=reader.highest_number,
             finished=tuple(reader.finished),
             request_pending=reader.asking,
@@ -472,26 +472,26 @@ class SubtaskMachine(Machine):
         )
         return [report]
 
-    def _on_trigger_checkpoint(self, letter: msg.TriggerCheckpoint, now_ms: int) -> list[Action]:
+    def _on_trigger_checkpoint(self, message: msg.TriggerCheckpoint, now_ms: int) -> list[Action]:
         """Fix the ends that belong to the checkpoint now: those that follow do not."""
         actions: list[Action] = []
-        checkpoint_id = letter.checkpoint_id
+        checkpoint_id = message.checkpoint_id
         if checkpoint_id in self._snapshots:
-            raise self.invalid(LetterCame(letter))
+            raise self.invalid(MessageReceived(message))
         if self.state == "suspended":
-            # A barrier of a channel may be faster than the letter that the checkpoint before it was aborted.
+            # A barrier of a channel may be faster than the message that the checkpoint before it was aborted.
             if self._stopped_by is None or checkpoint_id <= self._stopped_by:
-                raise self.invalid(LetterCame(letter))
+                raise self.invalid(MessageReceived(message))
             self.state, self._stopped_by = "running", None
             actions.append(ResumeReading())
         reading = self.state == "running"
-        drain = reading and letter.kind is CheckpointKind.DRAIN
-        suspend = reading and letter.kind is CheckpointKind.SUSPEND
+        drain = reading and message.kind is CheckpointKind.DRAIN
+        suspend = reading and message.kind is CheckpointKind.SUSPEND
         finished = {uid: tuple(reader.finished) for uid, reader in self._readers.items()}
         self._snapshots[checkpoint_id] = _Barrier(finished, input_ended=drain or not reading)
         if suspend or drain:
             self.state, self._stopped_by = "suspended" if suspend else "drained", checkpoint_id
-        return [*actions, TakeSnapshot(checkpoint_id, drain=drain, suspend=suspend, location=letter.location)]
+        return [*actions, TakeSnapshot(checkpoint_id, drain=drain, suspend=suspend, location=message.location)]
 
     def _on_snapshot_made(self, event: SnapshotMade, now_ms: int) -> list[Action]:
         barrier = self._snapshots.pop(event.checkpoint_id, None)
@@ -515,19 +515,19 @@ class SubtaskMachine(Machine):
             return []
         return [self._post(msg.CheckpointDeclined, checkpoint_id=event.checkpoint_id, reason=event.reason)]
 
-    def _on_checkpoint_completed(self, letter: msg.CheckpointCompleted, now_ms: int) -> list[Action]:
-        for uid, known in letter.finished_known.items():
+    def _on_checkpoint_completed(self, message: msg.CheckpointCompleted, now_ms: int) -> list[Action]:
+        for uid, known in message.finished_known.items():
             reader = self._readers[uid]
             reader.finished = [end for end in reader.finished if end.number > known]
-        return [NotifyOperators(letter.checkpoint_id)]
+        return [NotifyOperators(message.checkpoint_id)]
 
-    def _on_checkpoint_aborted(self, letter: msg.CheckpointAborted, now_ms: int) -> list[Action]:
-        self._snapshots.pop(letter.checkpoint_id, None)
-        if self._stopped_by != letter.checkpoint_id:
+    def _on_checkpoint_aborted(self, message: msg.CheckpointAborted, now_ms: int) -> list[Action]:
+        self._snapshots.pop(message.checkpoint_id, None)
+        if self._stopped_by != message.checkpoint_id:
             return []
         if self.state == "drained":
-            message = f"The input was ended for checkpoint {letter.checkpoint_id}, which did not complete."
-            error = msg.ErrorReport(error_type="HeadgateError", message=message)
+            text = f"The input was ended for checkpoint {message.checkpoint_id}, which did not complete."
+            error = msg.ErrorReport(error_type="HeadgateError", message=text)
             return self._on_something_failed(SomethingFailed(error), now_ms)
         self.state, self._stopped_by = "running", None
         return [ResumeReading()]
@@ -543,5 +543,5 @@ class SubtaskMachine(Machine):
         self._readers, self._held, self._snapshots, self._stopped_by = {}, [], {}, None
         return actions
 
-    def _post(self, letter: Callable[..., msg.FromSlot], **fields: Any) -> Post:
-        return Post(letter(stage=self._subtask.stage, execution=self.execution, **fields))
+    def _post(self, message: Callable[..., msg.FromSlot], **fields: Any) -> Post:
+        return Post(message(stage=self._subtask.stage, execution=self.execution, **fields))

@@ -32,7 +32,7 @@ from headgate.task import subtask
 # What happened.
 
 Order = (
-    subtask.AddSplits | subtask.TellNoMoreSplits | subtask.HandEvent | subtask.SetUnassigned | subtask.Announce
+    subtask.AddSplits | subtask.NotifyNoMoreSplits | subtask.HandEvent | subtask.SetUnassigned | subtask.Announce
     | subtask.StartReading | subtask.TakeSnapshot | subtask.ResumeReading | subtask.NotifyOperators
 )  # fmt: skip
 """What the subtask machine wants of the readers and of the chain."""
@@ -147,7 +147,7 @@ class OpenMore(msgspec.Struct, frozen=True):
 
 
 class ReportOpened(msgspec.Struct, frozen=True):
-    """Tell the subtask machine that the subtask is running."""
+    """Notify the subtask machine that the subtask is running."""
 
 
 class CarryOut(msgspec.Struct, frozen=True):
@@ -167,7 +167,7 @@ class DrainInput(msgspec.Struct, frozen=True):
 
 
 class EndInput(msgspec.Struct, frozen=True):
-    """All is read: let the end go through the operators, and tell the subtask machine."""
+    """All is read: let the end go through the operators, and notify the subtask machine."""
 
 
 class PrepareSnapshot(msgspec.Struct, frozen=True):

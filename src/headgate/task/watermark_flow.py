@@ -2,13 +2,13 @@
 
 Never: read a clock or look at a row. Nothing of it is stored.
 
-Each source has one watermark in a subtask, made where the source is read, also if its event times are found behind an
+Each source has one watermark in a subtask, made where the source is read, also if its event times are found after an
 operator (`headgate.operators.with_watermark`); an exchange has that of its slowest producer. An input that nothing was
 heard of holds the stage's. The final watermark passes no input that has it not, idle or not: what fired by it would
 take no row of one that is heard of again. So the stage is idle when all inputs that are not at their end are.
 
-An exchange that all subtasks are told of does not stay idle alone, since somewhere a source is not: it is waited for
-while another input is not idle, or has ended where all are told of it.
+An exchange that broadcasts its watermark does not stay idle alone, since somewhere a source is not: it is waited for
+while another input is not idle, or has ended where it is broadcast.
 
 Follows FLIP-27, "Per Split Event Time".
 """
@@ -27,13 +27,13 @@ class WatermarkFlow:
     ----------
     inputs
         The uids of its sources, or of the exchanges that it consumes.
-    told_to_all
-        Those of them of which `headgate.graph.stage_graph.StageGraph.is_told_to_all` holds.
+    broadcast
+        Those of them of which `headgate.graph.stage_graph.StageGraph.is_broadcast` holds.
     """
 
-    def __init__(self, inputs: Iterable[str], *, told_to_all: Iterable[str] = ()) -> None:
+    def __init__(self, inputs: Iterable[str], *, broadcast: Iterable[str] = ()) -> None:
         self._inputs: dict[str, int | None] = dict.fromkeys(inputs)
-        self._told_to_all = frozenset(told_to_all)
+        self._broadcast = frozenset(broadcast)
         self._idle: set[str] = set()
 
     @property
@@ -57,8 +57,8 @@ class WatermarkFlow:
 
     def _voting(self, left: Sequence[str]) -> list[str]:
         awake = [uid for uid in left if uid not in self._idle]
-        if awake or not self._told_to_all.issubset(left):
-            return [uid for uid in left if uid not in self._idle or uid in self._told_to_all]
+        if awake or not self._broadcast.issubset(left):
+            return [uid for uid in left if uid not in self._idle or uid in self._broadcast]
         return awake
 
     def on_watermark(self, uid: str, timestamp_ms: int) -> None:

@@ -31,14 +31,14 @@ from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 # What happened.
 
-Told = WatermarkPassed | ProducerIdle | ProducerActive | ProducerEnded
+ProducerEvent = WatermarkPassed | ProducerIdle | ProducerActive | ProducerEnded
 
 
-class ProducerTold(msgspec.Struct, frozen=True):
+class ProducerEventReceived(msgspec.Struct, frozen=True):
     """An event of a producer's was reached in its channel: everything that stands before it is processed."""
 
     producer: int
-    event: Told
+    event: ProducerEvent
 
 
 class LastProducerEnded(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class ProducerWatermark(Machine):
         self.state = "active"
         self.watermark_ms = MIN_WATERMARK_MS  # this: none yet
 
-    def handle(self, event: Told, now_ms: int) -> list[Any]:
+    def handle(self, event: ProducerEvent, now_ms: int) -> list[Any]:
         """Take note of an event; nothing is to be done. `WatermarkValve` has the history and the errors."""
         handler = self._DISPATCH[self.state, type(event)]  # not the base's: every watermark comes here
         return [] if handler is None else handler(self, event, now_ms)
@@ -135,11 +135,11 @@ class WatermarkValve(Machine):
     Examples
     --------
     >>> valve = WatermarkValve("words", [0, 1])
-    >>> valve.handle(ProducerTold(0, WatermarkPassed(7)), 0)
+    >>> valve.handle(ProducerEventReceived(0, WatermarkPassed(7)), 0)
     []
-    >>> valve.handle(ProducerTold(1, WatermarkPassed(5)), 0)
+    >>> valve.handle(ProducerEventReceived(1, WatermarkPassed(5)), 0)
     [AdvanceWatermark(exchange='words', timestamp_ms=5)]
-    >>> valve.handle(ProducerTold(1, ProducerIdle()), 0)
+    >>> valve.handle(ProducerEventReceived(1, ProducerIdle()), 0)
     [AdvanceWatermark(exchange='words', timestamp_ms=7)]
     """
 
@@ -190,7 +190,7 @@ class WatermarkValve(Machine):
         self._watermark_ms = MIN_WATERMARK_MS  # this: none yet
         self.state = "held" if self._producers else "ended"
 
-    def handle(self, event: ProducerTold, now_ms: int) -> list[Action]:
+    def handle(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
         """Take note of an event at a time in milliseconds, and return what is to be done, in order.
 
         Raises
@@ -210,12 +210,12 @@ class WatermarkValve(Machine):
             self._history.append((now_ms, was, self.brief(event, type(event)), self.state))
         return actions
 
-    def kind_of(self, event: ProducerTold) -> type:
+    def kind_of(self, event: ProducerEventReceived) -> type:
         """Return the type under which the table has the event."""
         kind = type(event.event)
         return LastProducerEnded if kind is ProducerEnded and len(self._producers) == 1 else kind
 
-    def brief(self, event: ProducerTold, kind: type) -> str:
+    def brief(self, event: ProducerEventReceived, kind: type) -> str:
         """Return an event as the history shows it."""
         return f"{type(event.event).__name__} of {event.producer}"
 
@@ -229,24 +229,24 @@ class WatermarkValve(Machine):
     def __str__(self) -> str:
         return f"The watermark of exchange {self._exchange} (producers: {sorted(self._producers)[:20]})"
 
-    def _on_watermark_passed(self, event: ProducerTold, now_ms: int) -> list[Action]:
+    def _on_watermark_passed(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
         producer = self._producers[event.producer]
         was, before_ms = producer.state, producer.watermark_ms
         producer.handle(event.event, now_ms)
         in_front = producer.state == was and before_ms > self._watermark_ms
         return [] if in_front else self._look()
 
-    def _on_producer_idle(self, event: ProducerTold, now_ms: int) -> list[Action]:
+    def _on_producer_idle(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
         self._producers[event.producer].handle(event.event, now_ms)
         return self._look()
 
     _on_producer_active = _on_producer_idle
 
-    def _on_producer_ended(self, event: ProducerTold, now_ms: int) -> list[Action]:
+    def _on_producer_ended(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
         self._producers.pop(event.producer).handle(event.event, now_ms)
         return self._look()
 
-    def _on_last_producer_ended(self, event: ProducerTold, now_ms: int) -> list[Action]:
+    def _on_last_producer_ended(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
         self._producers.pop(event.producer).handle(event.event, now_ms)
         return [*self._look(), EndInput(self._exchange)]
 

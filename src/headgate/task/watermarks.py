@@ -54,7 +54,7 @@ class WatermarkEmitted(SplitEvent, frozen=True):
 
 
 class IdleMarked(SplitEvent, frozen=True):
-    """The source itself said that nobody should wait for the split."""
+    """The source itself marked the split as idle: nobody should wait for it."""
 
 
 class SplitPaused(SplitEvent, frozen=True):
@@ -281,8 +281,8 @@ class SplitWatermarks(Machine):
     held
         Whether the reader is waited for, without a watermark, until the first `UnassignedChanged`.
     bounded
-        Whether the input ends by itself.
-    tells_votes
+        Whether the input ends on its own.
+    reports_votes
         Whether `SplitVoteChanged` is ordered, after everything else.
 
     Examples
@@ -359,7 +359,7 @@ class SplitWatermarks(Machine):
         *,
         held: bool = False,
         bounded: bool = False,
-        tells_votes: bool = False,
+        reports_votes: bool = False,
     ) -> None:
         super().__init__()
         self.state = "new" if held or bounded else "idle"
@@ -369,7 +369,7 @@ class SplitWatermarks(Machine):
             else _Reader(strategy.max_out_of_orderness_ms, strategy.idle_timeout_ms)
         )
         self._bounded = bounded
-        self._tells_votes = tells_votes
+        self._reports_votes = reports_votes
         self._splits: dict[str, SplitVote] = {}
         self._voting: dict[str, int | None] = {}  # the watermarks of those that are not idle
         self._emitted_ms: int | None = None
@@ -456,7 +456,7 @@ class SplitWatermarks(Machine):
             actions = []  # it was not the slowest, so that the minimum is what it was
         else:
             actions = self._combine()
-        return [*actions, *votes] if self._tells_votes else actions
+        return [*actions, *votes] if self._reports_votes else actions
 
     def _on_split_finished(self, event: SplitFinished, now_ms: int) -> list[Action]:
         if self._splits.pop(event.split_id, None) is None:
@@ -475,7 +475,7 @@ class SplitWatermarks(Machine):
         for vote in votes:
             self._count(vote)
         actions = self._combine() if votes else []
-        return [*actions, *votes] if self._tells_votes else actions
+        return [*actions, *votes] if self._reports_votes else actions
 
     def _on_paused_or_resumed(self, event: SplitPaused | SplitResumed, now_ms: int) -> list[Action]:
         split = self._splits.get(event.split_id)

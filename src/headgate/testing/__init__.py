@@ -7,19 +7,19 @@ To test a connector, let the kit check every promise of the contract that applie
 >>> import pyarrow as pa
 >>> from headgate.connectors.simple import adapt
 >>> from headgate.source.simple import SimpleSource
->>> class Letters(SimpleSource):
-...     name = "letters"
-...     schema = "letter string"
+>>> class Alphabet(SimpleSource):
+...     name = "alphabet"
+...     schema = "character string"
 ...
 ...     def splits(self):
 ...         return ["lower", "upper"]
 ...
 ...     def read(self, split_id, position):
-...         letters = "abc" if split_id == "lower" else "ABC"
+...         characters = "abc" if split_id == "lower" else "ABC"
 ...         for index in range(position or 0, 3):
-...             yield pa.record_batch({"letter": [letters[index]]}), index + 1
->>> make_source = lambda: adapt(Letters)({})
->>> schema = pa.schema({"letter": pa.string()})
+...             yield pa.record_batch({"character": [characters[index]]}), index + 1
+>>> make_source = lambda: adapt(Alphabet)({})
+>>> schema = pa.schema({"character": pa.string()})
 >>> check_source(make_source, schema=schema)
 
 In a test suite each promise is better a test of its own, so that a report names the broken one. Checks that do not
@@ -41,7 +41,7 @@ To see single steps, drive a part by hand:
 
 >>> with SourceHarness(make_source(), schema=schema) as harness:
 ...     harness.run_to_end()
-...     sorted(row["letter"] for row in harness.rows())
+...     sorted(row["character"] for row in harness.rows())
 ['A', 'B', 'C', 'a', 'b', 'c']
 """
 

@@ -1,6 +1,6 @@
 """Drives a split enumerator: readers come, ask and fail, and slow work runs, when the test says so.
 
-Never: run anything by itself. Work given to `call_async` runs on another thread, as in a real runtime, but the test
+Never: run anything on its own. Work given to `call_async` runs on another thread, as in a real runtime, but the test
 waits for it; everything else runs on the test's thread.
 
 It checks what a runtime relies on: splits go to registered readers, none goes to two, and none after the promise that
@@ -220,7 +220,7 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         self.readers.pop(subtask, None)
         self.requests.discard(subtask)
         self.no_more_splits.discard(subtask)
-        self.outbox = [letter for letter in self.outbox if letter[0] != subtask]
+        self.outbox = [message for message in self.outbox if message[0] != subtask]
         self.enumerator.add_splits_back(held, subtask)
 
     def finish_split(self, subtask: int, split_id: str) -> None:

@@ -205,7 +205,7 @@ def _pause_all_in_turn(
 
 @_bounded_only
 def check_positions_of_rows(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
-    """Read from the position behind some rows of a batch (`FetchedBatch.position_at`): exactly the others come.
+    """Read from the position after some rows of a batch (`FetchedBatch.position_at`): exactly the others come.
 
     Applies to sources with ready-made readers whose batches have such positions.
     """
@@ -220,7 +220,7 @@ def check_positions_of_rows(make_source: MakeSource, *, schema: pa.Schema | None
         for count in sorted({0, 1, len(rows) // 2, len(rows) - 1} & set(range(len(rows)))):
             assert each.position_at is not None
             split = each.position_at(count)
-            where = f"behind {count} of the {len(rows)} rows before {each.split}, which is {split}"
+            where = f"after {count} of the {len(rows)} rows before {each.split}, which is {split}"
             assert split.split_id == each.split.split_id, f"another split is {where}"
             with ReaderHarness(make_source().create_reader, make_source().split_serializer, columns) as reader:
                 reader.add_splits(split)

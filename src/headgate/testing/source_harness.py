@@ -1,6 +1,6 @@
 """Runs all of a source without Spark, one step at a time: an enumerator, its readers, and what goes between them.
 
-Never: take two steps at once. Only the fetchers of the ready-made readers run by themselves, ahead of the steps.
+Never: take two steps at once. Only the fetchers of the ready-made readers run on their own, ahead of the steps.
 """
 
 from __future__ import annotations
@@ -254,16 +254,16 @@ class SourceHarness(Generic[SplitT, StateT]):
 
     def _deliver(self) -> bool:
         """Bring to the readers what the enumerator sent; return whether there was anything."""
-        letters, self.enumerator.outbox = self.enumerator.outbox, []
-        for subtask, letter in letters:
-            if letter is None:
+        messages, self.enumerator.outbox = self.enumerator.outbox, []
+        for subtask, message in messages:
+            if message is None:
                 self.readers[subtask].reader.notify_no_more_splits()
-            elif isinstance(letter, SourceEvent):
-                self.readers[subtask].reader.handle_source_event(letter)
+            elif isinstance(message, SourceEvent):
+                self.readers[subtask].reader.handle_source_event(message)
             else:
-                self._since[subtask].update((split.split_id, split) for split in letter)
-                self.readers[subtask].add_splits(*letter)
-        return bool(letters)
+                self._since[subtask].update((split.split_id, split) for split in message)
+                self.readers[subtask].add_splits(*message)
+        return bool(messages)
 
     def _poll_one(self, subtask: int) -> bool:
         reader = self.readers[subtask]

@@ -1,6 +1,6 @@
 """Drives a split reader: one fetch at a time, on the test's thread.
 
-Never: wake the reader up by itself; a fetch is bounded by its time-out.
+Never: wake the reader up on its own; a fetch is bounded by its time-out.
 """
 
 from __future__ import annotations

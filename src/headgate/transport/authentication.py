@@ -1,6 +1,6 @@
 """The secret of a query: each call to one of its endpoints carries it, and without it no call gets any further.
 
-Never: log or echo a secret, or tell from how long a comparison takes how much of one was right.
+Never: log or echo a secret, or reveal by the time of a comparison how much of one was right.
 """
 
 from __future__ import annotations

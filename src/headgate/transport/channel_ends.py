@@ -1,4 +1,4 @@
-"""The two ends of a channel: what they are told, what they can do, and how calls to them stay in order.
+"""The two ends of a channel: what they learn, what they can do, and how calls to them stay in order.
 
 Never: make a call while a lock is held, or two calls of one end at a time.
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerEnd(Protocol):
-    """What a producer is told of one channel; called by any thread, must not block."""
+    """What a producer learns of one channel; called by any thread, must not block."""
 
     def on_connected(self) -> None:
         """The consumer is there. May come before `DataPlane.offer` returns."""
@@ -35,7 +35,7 @@ class ProducerEnd(Protocol):
 
 
 class ConsumerEnd(Protocol):
-    """What a consumer is told of one channel; called by any thread, must not block."""
+    """What a consumer learns of one channel; called by any thread, must not block."""
 
     def on_connected(self) -> None:
         """The producer is there. May come before `DataPlane.connect` returns."""
@@ -60,7 +60,7 @@ class ProducerLink(Protocol):
         """
 
     def close(self) -> None:
-        """End the channel behind what was sent. Does not block.
+        """End the channel after what was sent. Does not block.
 
         No call of `ProducerEnd` follows, but one that another thread makes now may still be under way.
         """
@@ -70,7 +70,7 @@ class ConsumerLink(Protocol):
     """A consumer's handle of a channel."""
 
     def grant(self, credits: int) -> None:
-        """Tell the producer that there is room for so many buffers more. Does not block."""
+        """Announce to the producer that there is room for so many buffers more. Does not block."""
 
     def close(self) -> None:
         """End the channel. Does not block.
@@ -85,7 +85,7 @@ class OrderedCalls:
     Parameters
     ----------
     on_failed
-        A call raised this, which is logged already. Those behind it are dropped.
+        A call raised this, which is logged already. Those after it are dropped.
     """
 
     def __init__(self, on_failed: Callable[[Exception], None]) -> None:
@@ -97,7 +97,7 @@ class OrderedCalls:
         self._over = False
 
     def queue(self, function: Callable[..., None], *arguments: object, last: bool = False) -> None:
-        """Put a call behind the others; `make` makes it. After the last one, and after `stop`, it is dropped."""
+        """Queue a call after the others; `make` makes it. After the last one, and after `stop`, it is dropped."""
         with self._lock:
             if not self._over:
                 self._waiting.append((function, arguments))
@@ -150,7 +150,7 @@ class Receiver(Protocol):
     def refuse(self, why: str) -> None:
         """Only queue that it gets no producer. The only call."""
 
-    def hand_over(self) -> None:
+    def deliver(self) -> None:
         """What is queued may be handed to the consumer, on this thread, which holds no lock; follows all of these."""
 
 
@@ -201,7 +201,7 @@ class OfferedChannel:
                 self._early.append(element)
                 return
             receiver.put(element)
-        receiver.hand_over()
+        receiver.deliver()
 
     def close(self) -> None:
         """As in `ProducerLink`."""
@@ -209,9 +209,9 @@ class OfferedChannel:
         self._finish("its producer closed it")
 
     def replace(self, why: str) -> None:
-        """End the channel for both ends, which are told why."""
+        """End the channel for both ends, with the reason."""
         self._finish(why)
-        self._tell_broken(broken(self.channel, why))
+        self._report_broken(broken(self.channel, why))
 
     def attach(self, receiver: Receiver) -> str | None:
         """Connect a consumer; return why that cannot be, or None."""
@@ -229,15 +229,15 @@ class OfferedChannel:
                 receiver.put(element)
             self._early.clear()
         self._calls.make()
-        receiver.hand_over()
+        receiver.deliver()
         return None
 
     def queue_credit(self, credits: int) -> None:
-        """Queue for the producer what the consumer granted; `make_calls` tells it."""
+        """Queue for the producer what the consumer granted; `make_calls` delivers it."""
         self._calls.queue(self._end.on_credit, credits)
 
     def make_calls(self) -> None:
-        """Tell the producer what is queued for it, on this thread, which holds no lock."""
+        """Make the calls that are queued for the producer, on this thread, which holds no lock."""
         self._calls.make()
 
     def consumer_gone(self, why: str) -> None:
@@ -246,10 +246,10 @@ class OfferedChannel:
             self._over = True
             self._receiver = None
         self._on_over(self)
-        self._tell_broken(broken(self.channel, why))
+        self._report_broken(broken(self.channel, why))
 
     def _finish(self, why: str) -> None:
-        """End the channel for the consumer, behind what was sent."""
+        """End the channel for the consumer, after what was sent."""
         with self._lock:
             receiver, self._receiver = self._receiver, None
             self._over = True
@@ -258,9 +258,9 @@ class OfferedChannel:
                 receiver.finish(why)
         self._on_over(self)
         if receiver is not None:
-            receiver.hand_over()
+            receiver.deliver()
 
-    def _tell_broken(self, error: TransportError) -> None:
+    def _report_broken(self, error: TransportError) -> None:
         self._calls.queue(self._end.on_broken, error, last=True)
         self._calls.make()
 
@@ -269,7 +269,7 @@ class OfferedChannel:
 
 
 def broken(channel: ChannelId, why: str, *, address: str | None = None, reason: str = "broken") -> TransportError:
-    """Return the error that an end of a channel is told."""
+    """Return the error for an end of a channel."""
     return TransportError(
         f"{channel_name(channel).capitalize()} cannot be used: {why}.",
         address=address, reason=reason, producer=channel.producer, consumer=channel.consumer,

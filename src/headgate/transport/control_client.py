@@ -1,6 +1,6 @@
 """A slot's end of the control plane: one connection to the coordinator.
 
-Never: connect again by itself: whoever owns it decides when and where to, and makes a new one.
+Never: reconnect on its own: whoever owns it decides when and where to, and makes a new one.
 
 It has two threads, one that connects, reads and makes all calls, and one that writes what is queued. When Python exits
 they are ended first: it cuts off a thread wherever it is, which Arrow's code answers with an abort of the process.
@@ -39,8 +39,9 @@ class ControlClient:
         The query's.
     tls
         With it, the server must have a certificate by its CA, for that host.
-    on_letter
-        A letter came. Must not block: it holds up the letters behind it. May be called before the constructor returns.
+    on_message
+        Called with each message. Must not block: it would hold up the next ones. May be called before the constructor
+        returns.
     on_closed
         The connection is gone: why, or None where one of both sides closed it. The last call; comes always, also after
         `close`, unless the constructor raised.
@@ -61,14 +62,14 @@ class ControlClient:
         secret: str,
         tls: TlsOptions | None = None,
         *,
-        on_letter: Callable[[Envelope], None],
+        on_message: Callable[[Envelope], None],
         on_closed: Callable[[TransportError | None], None],
         timeout_s: float = 10,
         goodbye_s: float = 0.5,
     ) -> None:
         self.address = address
         self._secret, self._tls = secret, tls
-        self._on_letter, self._on_closed = on_letter, on_closed
+        self._on_message, self._on_closed = on_message, on_closed
         self._goodbye_s = goodbye_s
         self._outgoing: SimpleQueue[Envelope | None] = SimpleQueue()
         # Guards the fields below.
@@ -93,7 +94,7 @@ class ControlClient:
             raise self._failure
 
     def send(self, envelope: Envelope) -> None:
-        """Queue a letter. Does not block; what is queued for a connection that is gone is lost."""
+        """Queue a message. Does not block; what is queued for a connection that is gone is lost."""
         self._outgoing.put(envelope)
 
     def close(self) -> None:
@@ -104,7 +105,7 @@ class ControlClient:
         Raises
         ------
         InternalError
-            ``on_letter`` or ``on_closed`` makes this call.
+            ``on_message`` or ``on_closed`` makes this call.
         """
         if threading.current_thread() is self._thread:
             raise InternalError("A control client cannot be closed from its own thread: it would wait for itself.")
@@ -156,16 +157,16 @@ class ControlClient:
         except (pa.ArrowException, OSError) as error:
             return transport_error(error.with_traceback(None), self.address)
         except Exception as error:
-            logger.exception("Handling a letter from %s failed; closing the connection.", self.address)
-            return self._bad(f"a handler of letters failed ({type(error).__name__}: {error})")
+            logger.exception("Handling a message from %s failed; closing the connection.", self.address)
+            return self._bad(f"a handler of messages failed ({type(error).__name__}: {error})")
         finally:
             close_quietly(*(end for end in (writer, client) if end is not None))
         return None
 
     def _converse(self, reader: fl.FlightStreamReader, writer: fl.FlightStreamWriter) -> None:
-        """Hand over letters until the stream ends; raises whatever ends it otherwise."""
+        """Deliver messages until the stream ends; raises whatever ends it otherwise."""
         if _next_frame(reader) != WELCOME:
-            raise self._bad("what answers there is no coordinator")
+            raise self._bad("the peer is not a Headgate coordinator")
         with self._lock:
             self._welcome = not self._given_up
         self._answered.set()
@@ -176,14 +177,14 @@ class ControlClient:
                 if frame == GOODBYE:
                     self._outgoing.put(None)
                 else:
-                    self._on_letter(self._decoded(frame))
+                    self._on_message(self._decoded(frame))
         finally:
             reader.cancel()  # nothing where the stream has ended; else the writer could wait for room for ever
             self._outgoing.put(None)
             writing.join()
 
     def _write(self, writer: fl.FlightStreamWriter) -> None:
-        """Write what is queued until the end, or until it fails: then reading fails, too, and tells."""
+        """Write what is queued until the end, or until it fails: then reading fails, too, and reports it."""
         try:
             while (envelope := self._outgoing.get()) is not None:
                 writer.write_metadata(encode(envelope))
@@ -195,8 +196,8 @@ class ControlClient:
         try:
             return decode(frame)
         except msgspec.DecodeError as error:
-            logger.warning("%s sent %d bytes that are no letter (%s); closing it.", self.address, len(frame), error)
-            raise self._bad(f"it sent what is no letter ({error})") from error
+            logger.warning("%s sent %d bytes that are not a message (%s); closing it.", self.address, len(frame), error)
+            raise self._bad(f"it sent something that is not a message ({error})") from error
 
     def _bad(self, what: str) -> TransportError:
         return TransportError(f"The connection to {self.address} ended: {what}.", address=self.address, reason="failed")

@@ -1,4 +1,4 @@
-"""The coordinator's end of the control plane: one FIFO stream of letters per connection, each way.
+"""The coordinator's end of the control plane: one FIFO stream of messages per connection, each way.
 
 Never: decide who may speak for a slot (that is the session's), or block who sends. Streams end before the server does.
 
@@ -9,11 +9,11 @@ cuts off a thread wherever it is, which Arrow's code answers with an abort of th
 
     state    what happens                       next     why
     -------  ---------------------------------  -------  ---------------------------------------------------------
-    open     letter                             open     `on_letter`
-    open     no letter, or a handler raises     leaving  logged; GOODBYE is queued behind what is to be sent
-    open     `close_connection`, `close`        leaving  GOODBYE is queued behind what is to be sent
+    open     message                            open     `on_message`
+    open     no message, or a handler raises    leaving  logged; GOODBYE is queued after what is to be sent
+    open     `close_connection`, `close`        leaving  GOODBYE is queued after what is to be sent
     open     the client ends, the stream fails  closed   `on_closed`
-    leaving  letter                             leaving  dropped: nobody listens any longer
+    leaving  message                            leaving  dropped: nobody listens any longer
     leaving  `goodbye_s` are over               leaving  the socket is broken: the client hangs, or is not ours
     leaving  the client ends, the stream fails  closed   `on_closed`
 
@@ -58,7 +58,7 @@ class _Connection:
 
 
 class ControlServer:
-    """Accepts slots and carries letters. Calls of one connection come from one thread, those of several from several.
+    """Accepts slots and carries messages. Calls of one connection come from one thread, those of several from several.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ class ControlServer:
         With it, connections without TLS fail.
     on_opened
         A connection's number (from 1, never used again) and where it comes from. The first call for it.
-    on_letter
-        A letter came on a connection. Must not block: it holds up the connection. If it raises, that is logged and
+    on_message
+        A message came on a connection. Must not block: it holds up the connection. If it raises, that is logged and
         the connection is closed.
     on_closed
         The connection is gone, whoever closed it. The last call for it.
@@ -92,11 +92,11 @@ class ControlServer:
         tls: TlsOptions | None = None,
         *,
         on_opened: Callable[[int, str], None],
-        on_letter: Callable[[int, Envelope], None],
+        on_message: Callable[[int, Envelope], None],
         on_closed: Callable[[int], None],
         goodbye_s: float = 0.5,
     ) -> None:
-        self._on_opened, self._on_letter, self._on_closed = on_opened, on_letter, on_closed
+        self._on_opened, self._on_message, self._on_closed = on_opened, on_message, on_closed
         self._goodbye_s = goodbye_s
         # Guards the fields below and the fields `leaving` and `patience` of each connection.
         self._lock = threading.Lock()
@@ -112,14 +112,14 @@ class ControlServer:
         return self._endpoint.address
 
     def send(self, connection: int, envelope: Envelope) -> None:
-        """Queue a letter. Does not block; what is queued for a connection that is gone or being closed is lost."""
+        """Queue a message. Does not block; what is queued for a connection that is gone or being closed is lost."""
         with self._lock:
             to = self._connections.get(connection)
         if to is not None:
             to.outgoing.put(envelope)
 
     def close_connection(self, connection: int) -> None:
-        """Close a connection after what is queued for it. Does not block. Later letters of it are dropped."""
+        """Close a connection after what is queued for it. Does not block. Later messages of it are dropped."""
         with self._lock:
             leaving = self._connections.get(connection)
             if leaving is None or leaving.leaving:
@@ -211,12 +211,12 @@ class ControlServer:
             envelope = decode(frame)
         except msgspec.DecodeError as error:
             logger.warning(
-                "Connection %d from %s sent %d bytes that are no letter (%s); closing it.",
+                "Connection %d from %s sent %d bytes that are not a message (%s); closing it.",
                 connection.number, connection.peer, len(frame), error,
             )  # fmt: skip
             self.close_connection(connection.number)
         else:
-            self._call(connection, self._on_letter, connection.number, envelope)
+            self._call(connection, self._on_message, connection.number, envelope)
 
     def _call(self, connection: _Connection, function: Callable[..., None], *arguments: object) -> None:
         try:
@@ -227,7 +227,7 @@ class ControlServer:
 
 
 def _write(connection: _Connection, writer: fl.MetadataRecordBatchWriter) -> None:
-    """Write frames until there are no more, or it fails: then reading fails, too, and tells."""
+    """Write frames until there are no more, or it fails: then reading fails, too, and reports it."""
     try:
         writer.write_metadata(WELCOME)
         while (item := connection.outgoing.get()) is not None:

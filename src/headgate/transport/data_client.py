@@ -3,7 +3,7 @@
 Never: keep a batch in its message, which it pins, and where its buffers lie as they come: Arrow wants them aligned and
 writes a line for each that is not. Copying costs a tenth of what receiving does.
 
-A stream has one thread, which connects, reads and makes all calls. Credits are written by the data plane's errands.
+A stream has one thread, which connects, reads and makes all calls. Credits are written by the data plane's executor.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FlightConsumer:
         schema: pa.Schema,
         end: ConsumerEnd,
         clients: Clients,
-        errands: SerialExecutor,
+        executor: SerialExecutor,
         on_over: Callable[[FlightConsumer], None],
         thread_name: str,
     ) -> None:
@@ -106,7 +106,7 @@ class FlightConsumer:
             )
         )  # fmt: skip
         self._end = end
-        self._clients, self._errands = clients, errands
+        self._clients, self._executor = clients, executor
         self._on_over = on_over
         self._calls = OrderedCalls(lambda error: self.close())
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class FlightConsumer:
             written_soon = self._owed > 0 or not self._connected
             self._owed += credits
         if not written_soon:
-            self._errands.do(self._write_credits)
+            self._executor.do(self._write_credits)
 
     def close(self) -> None:
         """As in `ConsumerLink`."""
@@ -150,7 +150,7 @@ class FlightConsumer:
             if self._left is not None:
                 failure = self._bad(self._left, "silent")
         lost = isinstance(failure.__cause__, fl.FlightUnavailableError)
-        self._errands.do(lambda: self._free(client, lost=lost))
+        self._executor.do(lambda: self._free(client, lost=lost))
         self._calls.queue(self._end.on_broken, failure, last=True)
         self._calls.make()
         self._on_over(self)
@@ -170,25 +170,25 @@ class FlightConsumer:
             finally:
                 reader.cancel()  # so that closing the writer waits for nothing
         except msgspec.DecodeError as error:
-            return self._bad(f"{self._address} sent what is no event ({error})", "failed")
+            return self._bad(f"{self._address} sent something that is not an event ({error})", "failed")
         except (pa.ArrowException, OSError) as error:
             return self._error(error.with_traceback(None))
 
     def _converse(self, reader: fl.FlightStreamReader) -> TransportError:
-        """Hand over elements until the stream ends; return why it ended."""
+        """Deliver elements until the stream ends; return why it ended."""
         chunk = _next_chunk(reader)
         first = b"" if chunk is None else _metadata(chunk)
         if first.startswith(REFUSED):
             return self._bad(first.removeprefix(REFUSED).decode(), "refused")
         if first != WELCOME:
-            return self._bad(f"what answers at {self._address} is no data plane", "failed")
+            return self._bad(f"the peer at {self._address} is not a Headgate data plane", "failed")
         self._clients.notice_losses(self._address)
         self._calls.queue(self._end.on_connected)
         with self._lock:
             self._connected = True
             owed = self._owed
         if owed:
-            self._errands.do(self._write_credits)
+            self._executor.do(self._write_credits)
         self._calls.make()
         while (chunk := _next_chunk(reader)) is not None:
             metadata = _metadata(chunk)
@@ -200,7 +200,7 @@ class FlightConsumer:
         return self._bad(f"{self._address} ended it", "broken")
 
     def _write_credits(self) -> None:
-        """Write what is owed, unless the stream is over. On the errands' thread."""
+        """Write what is owed, unless the stream is over. On the executor's thread."""
         with self._lock:
             credits, self._owed = self._owed, 0
             writer = self._writer
@@ -208,10 +208,10 @@ class FlightConsumer:
             try:
                 writer.write_metadata(ENCODER.encode(credits))
             except (pa.ArrowException, OSError):
-                return  # reading fails, too, and tells
+                return  # reading fails, too, and reports it
 
     def _free(self, client: fl.FlightClient, *, lost: bool) -> None:
-        """Close what is left of the stream. On the errands' thread, which writes."""
+        """Close what is left of the stream. On the executor's thread, which writes."""
         with self._lock:
             writer, self._writer = self._writer, None
         if writer is not None:

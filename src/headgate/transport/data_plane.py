@@ -1,6 +1,6 @@
 """The data plane of a slot: the ends of its channels, over Arrow Flight to other slots, by hand to its own.
 
-Never: decide what is sent or when; hold back an event behind rows that wait for credit (whoever sends, sends within
+Never: decide what is sent or when; hold back an event after rows that wait for credit (whoever sends, sends within
 credit); copy a batch for the same slot. Call back while a lock is held.
 
 One Flight stream per channel, opened by the consumer (``do_exchange``): rows with the schema of the exchange, events
@@ -14,8 +14,8 @@ and credits as metadata (`headgate.transport.data_server` has its protocol).
     a newer generation      older                        waits for the newer one
     its generation          without a consumer           connected
     its generation          with a consumer, or ended    refused
-                            replaced by a newer one      both of its ends are told that it is broken
-                            older than one there was     its producer is told that it is broken
+                            replaced by a newer one      both of its ends learn that it is broken
+                            older than one there was     its producer learns that it is broken
 
 Follows docs/architecture.md, "Stages and exchanges".
 """
@@ -101,7 +101,7 @@ class DataPlane:
         self._served: set[ServedChannel] = set()
         self._consumers: set[FlightConsumer] = set()
         self._endpoint = Endpoint(secret, host, port, tls, self._serve)
-        self._errands = SerialExecutor(f"{THREAD_NAME}-errands")
+        self._executor = SerialExecutor(f"{THREAD_NAME}-executor")
         atexit.register(self.kill)
 
     @property
@@ -112,7 +112,7 @@ class DataPlane:
     def offer(self, channel: ChannelId, generation: int, schema: pa.Schema, end: ProducerEnd) -> ProducerLink:
         """Make the producer's end of a channel; its consumer connects when it does.
 
-        A channel that was offered before is replaced: its ends are told that it is broken. One of an older generation
+        A channel that was offered before is replaced: its ends learn that it is broken. One of an older generation
         than there was before is broken at once.
 
         Raises
@@ -160,7 +160,7 @@ class DataPlane:
             self._seek(link)
         else:
             link = FlightConsumer(
-                self.address, address, self._run, channel, generation, schema, end, self._clients, self._errands,
+                self.address, address, self._run, channel, generation, schema, end, self._clients, self._executor,
                 self._forget_consumer, f"{THREAD_NAME}-client-{next(self._numbers)}",
             )  # fmt: skip
             with self._lock:
@@ -179,12 +179,12 @@ class DataPlane:
             if waiting is not None:
                 waiting.give_up(f"{address} did not offer it within {timeout_s} s, or does not answer")
 
-        self._errands.do_after(timeout_s, give_up)
+        self._executor.do_after(timeout_s, give_up)
 
     def close(self) -> None:
         """End all channels and listen no more. No thread is left then.
 
-        Blocks, for ``goodbye_s`` where consumers hang. No end of this data plane is told.
+        Blocks, for ``goodbye_s`` where consumers hang. No end of this data plane is notified.
 
         Raises
         ------
@@ -226,7 +226,7 @@ class DataPlane:
                 stream.thread.join()
         for consumer in consumers:
             consumer.thread.join()
-        self._errands.close()
+        self._executor.close()
 
     def _seek(self, receiver: Receiver) -> None:
         """Give a consumer its producer, refuse it, or let it wait."""
@@ -247,7 +247,7 @@ class DataPlane:
             why = offered.attach(receiver)
         if why is not None:
             receiver.refuse(why)
-            receiver.hand_over()
+            receiver.deliver()
 
     def _serve(
         self, peer: str, command: bytes, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
@@ -275,7 +275,7 @@ class DataPlane:
             if not stream.closed.is_set():
                 self._endpoint.break_peer(stream.peer)
 
-        self._errands.do_after(_PATIENCE_S, lose_patience)
+        self._executor.do_after(_PATIENCE_S, lose_patience)
 
     def _forget_offer(self, offered: OfferedChannel) -> None:
         with self._lock:

@@ -121,7 +121,7 @@ class ServedChannel:
         self._outgoing.put(REFUSED + why.encode())
         self._on_leaving(self)
 
-    def hand_over(self) -> None:
+    def deliver(self) -> None:
         """As in `Receiver`."""
         if self._gone and self._offered is not None:
             self._offered.consumer_gone(_GONE)  # it left while it got its producer

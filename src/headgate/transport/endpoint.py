@@ -81,7 +81,7 @@ class Endpoint:
 
     def break_peer(self, peer: str) -> None:
         """Break the connection from a peer, which does not end it itself."""
-        logger.warning("Breaking the connection from %s to %s: it does not end by itself.", peer, self.address)
+        logger.warning("Breaking the connection from %s to %s: it does not end on its own.", peer, self.address)
         break_connections(self.port, parse_peer(peer))
 
     def break_all(self) -> None:
@@ -89,7 +89,7 @@ class Endpoint:
         break_connections(self.port)
 
     def close(self) -> None:
-        """Listen no more. Blocks until all streams' handlers returned and the clients of those were told."""
+        """Listen no more. Blocks until all streams' handlers returned and their clients were notified."""
         self._server.shutdown()
         self._server.wait()
 

@@ -1,6 +1,6 @@
-"""The consumer's end of a channel whose producer is in the same slot: elements are handed over as they are.
+"""The consumer's end of a channel whose producer is in the same slot: elements are delivered as they are.
 
-Never: copy rows, or queue what can be handed over at once: calls are made on the thread of who sends.
+Never: copy rows, or queue what can be delivered at once: calls are made on the thread of who sends.
 
 Follows docs/architecture.md, "Stages and exchanges" (batches for one's own slot).
 """
@@ -88,7 +88,7 @@ class LocalConsumer:
         """As in `Receiver`."""
         self._calls.queue(self._end.on_broken, broken(self.channel, why, reason="refused"), last=True)
 
-    def hand_over(self) -> None:
+    def deliver(self) -> None:
         """As in `Receiver`."""
         self._calls.make()
         with self._lock:

@@ -47,7 +47,7 @@ def break_when_lost(wanted: Callable[[int, tuple[str, int]], bool]) -> int:
     Parameters
     ----------
     wanted
-        Tells which, by their port here, and the address and port there.
+        Decides which, by their port here, and the address and port there.
     """
     options = {
         # macOS calls the second one differently, and lacks the last.

@@ -20,7 +20,7 @@ from headgate.connectors.datagen.draw import (
     draw,
     draw_below,
     draw_bytes,
-    draw_letters,
+    draw_text,
     draw_unit,
     key_of,
 )
@@ -41,7 +41,7 @@ Numbers = Callable[[Rows], npt.NDArray[np.int64]]
 
 _INT64_MAX = (1 << 63) - 1
 _DAY_US = 86_400_000_000
-_DEFAULT_LETTERS = 12
+_DEFAULT_CHARACTERS = 12
 _DEFAULT_BYTES = 8
 _FAR_DAY = 24_836  # 2037-12-31: the default end of random dates and time stamps
 
@@ -94,7 +94,7 @@ def is_event_time(kind: str | None, data_type: pa.DataType) -> bool:
 def _width(data_type: pa.DataType, settings: FieldSettings) -> int:
     """Return about how many bytes a value takes."""
     if _is_text(data_type) or _is_bytes(data_type):
-        return 4 + (settings.length or _DEFAULT_LETTERS)
+        return 4 + (settings.length or _DEFAULT_CHARACTERS)
     return 16 if pt.is_decimal128(data_type) else 8
 
 
@@ -244,8 +244,8 @@ def _random_text(data_type: pa.DataType, settings: FieldSettings, seed: int) -> 
     """Return the maker of a string or binary column: random, or taken from a table of distinct random values."""
     settings.refuse("random texts and bytes", "min", "max")
     key = key_of(seed, settings.column, "value")
-    length = settings.length or (_DEFAULT_LETTERS if _is_text(data_type) else _DEFAULT_BYTES)
-    fill = draw_letters if _is_text(data_type) else draw_bytes
+    length = settings.length or (_DEFAULT_CHARACTERS if _is_text(data_type) else _DEFAULT_BYTES)
+    fill = draw_text if _is_text(data_type) else draw_bytes
     if settings.cardinality is None:
         return lambda rows: _variable_width(data_type, fill(key, rows, length))
     ranks = _ranks(settings, settings.skew or 0.0)

@@ -21,7 +21,7 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _ALPHABET = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz234567", dtype=np.uint8)
 _PAIRS = np.stack([np.repeat(_ALPHABET, 32), np.tile(_ALPHABET, 32)], axis=1).copy().view(np.uint16).ravel()
-_LETTERS_PER_DRAW = 12
+_CHARACTERS_PER_DRAW = 12
 
 
 def key_of(seed: int, column: str, purpose: str) -> int:
@@ -62,10 +62,10 @@ def draw_unit(key: int, rows: Rows) -> npt.NDArray[np.float64]:
     return units
 
 
-def draw_letters(key: int, rows: Rows, length: int) -> npt.NDArray[np.uint8]:
-    """Return ``length`` lower-case letters and digits per row, as an array of (rows, length) bytes."""
+def draw_text(key: int, rows: Rows, length: int) -> npt.NDArray[np.uint8]:
+    """Return ``length`` characters a-z and 0-9 per row, as an array of (rows, length) bytes."""
     pairs = np.empty((len(rows), (length + 1) // 2), dtype=np.uint16)
-    per_draw = _LETTERS_PER_DRAW // 2
+    per_draw = _CHARACTERS_PER_DRAW // 2
     for pair in range(pairs.shape[1]):
         if pair % per_draw == 0:
             bits = draw(key + pair // per_draw & (1 << 64) - 1, rows)

@@ -29,7 +29,7 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         Makes all splits of a read that starts afresh; called in `start`.
     next_event_ms
         Returns the time of a split's next row by the row's number, in milliseconds: splits are handed out in its order.
-    tells_event_times
+    has_event_times
         Whether these times are those of the event-time column.
     state
         What to go on from, or None to start afresh.
@@ -41,13 +41,13 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         make_splits: Callable[[Boundedness], Sequence[DatagenSplit]],
         next_event_ms: Callable[[DatagenSplit], int],
         *,
-        tells_event_times: bool,
+        has_event_times: bool,
         state: DatagenState | None = None,
     ) -> None:
         self._context = context
         self._make_splits = make_splits
         self._next_event_ms = next_event_ms
-        self._tells_event_times = tells_event_times
+        self._has_event_times = has_event_times
         self._fresh = state is None
         self._pending: dict[str, DatagenSplit] = {}  # the earliest first
         self._add(state.pending if state else ())
@@ -99,7 +99,7 @@ class DatagenEnumerator(SplitEnumerator[DatagenSplit, DatagenState]):
         Where it is not known, because event times are drawn at random or made by an operator of the query, nobody may
         go on in event time before all rows are assigned.
         """
-        if self._fresh or (self._pending and not self._tells_event_times):
+        if self._fresh or (self._pending and not self._has_event_times):
             return MIN_WATERMARK_MS
         return next(map(self._next_event_ms, self._pending.values()), None)
 

@@ -39,7 +39,7 @@ class Partitions:
         weights = 1.0 / np.arange(1, count + 1) ** skew
         shares = np.maximum(1, np.round(weights / weights.sum() * max(_PATTERN_ROWS, 16 * count))).astype(np.int64)
         owner = np.repeat(np.arange(count), shares)
-        # Each partition's slots are spread evenly over the pattern, so that none falls behind in event time.
+        # Each partition's slots are spread evenly over the pattern, so that none lags in event time.
         wanted = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
         owner = owner[np.lexsort((owner, wanted))]
         self._pattern_rows = len(owner)

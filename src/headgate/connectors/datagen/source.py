@@ -120,7 +120,7 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
         """
         left = limits.max_rows
         ranges: dict[str, PlannedRange[DatagenSplit]] = {}
-        before_ms = limits.before_event_time_ms if self._tells_event_times() else None
+        before_ms = limits.before_event_time_ms if self._has_event_times() else None
         ends = {split.split_id: self._end_before(split, self._due_end(split, now_ms), before_ms) for split in splits}
         by_size = sorted(splits, key=lambda split: ends[split.split_id] - split.position)
         for planned, split in enumerate(by_size):
@@ -143,7 +143,7 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
 
     def next_event_times(self, splits: Sequence[DatagenSplit]) -> Mapping[str, int | None] | None:
         """Return the event time of the next row of each split that has one due; None if they are drawn at random."""
-        if not self._tells_event_times():
+        if not self._has_event_times():
             return None
         now_ms = self._clock_ms()
         return {
@@ -152,7 +152,7 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
             if self._due_end(split, now_ms) > split.position
         }
 
-    def _tells_event_times(self) -> bool:
+    def _has_event_times(self) -> bool:
         """Return whether the event-time column advances with the rows: not if it is drawn at random, or not named."""
         column = self.options["eventTimeColumn"]
         kinds = {name.lower(): kind for name, kind in self.options.matching("fields.*.kind").items()}
@@ -179,7 +179,7 @@ class DatagenSource(Source[DatagenSplit, DatagenState], SupportsSplitReassignmen
             context,
             self._make_splits,
             self._next_event_ms,
-            tells_event_times=self._tells_event_times(),
+            has_event_times=self._has_event_times(),
             state=state,
         )
 

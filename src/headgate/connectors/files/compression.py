@@ -20,7 +20,7 @@ from headgate.errors import BadDataError
 _CODECS = {
     ".gz": "gzip",
     ".gzip": "gzip",
-    ".deflate": "gzip",  # zlib's header: told apart from gzip's by the decompressor itself
+    ".deflate": "gzip",  # zlib's header: the decompressor itself distinguishes it from gzip's
     ".bz2": "bz2",
     ".zst": "zstd",
     ".zstd": "zstd",
@@ -88,7 +88,7 @@ def _snappy_size(data: bytes) -> int:
 
 def _corrupt(path: str, offset: int) -> BadDataError:
     return BadDataError(
-        f"headgate.files: {path} is no complete file of Hadoop's {codec_of(path)} codec at byte {offset}. Write it "
+        f"headgate.files: {path} is not a complete file of Hadoop's {codec_of(path)} codec at byte {offset}. Write it "
         "again, or compress it with gzip or zstd.",
         path=path, byte_offset=offset,
     )  # fmt: skip

@@ -164,7 +164,7 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         self._context.call_async(self._lister.list_files, self._on_listed, period_ms=period_ms)
 
     def _raise_unless_it_passes(self, error: Exception, what: str) -> None:
-        """Raise an error that will not pass by itself, or that keeps the first listing from being made."""
+        """Raise an error that will not pass on its own, or that keeps the first listing from being made."""
         passes = (isinstance(error, SourceError) and error.retryable) or getattr(error, "facts", {}).get("missing")
         if not (self._was_listed and passes):
             raise error
@@ -238,7 +238,7 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         if self._settings.latest_first:
             found.reverse()
         first = found[0][0] if found else self._pending[0][2] if self._pending else None
-        if self._event_times is not None and first is not None and not self._event_times.can_tell(first):
+        if self._event_times is not None and first is not None and not self._event_times.can_know(first):
             _log.info("headgate.files: the event times of these files are not known before they are read.")
             self._event_times = None
         if self._event_times is None:

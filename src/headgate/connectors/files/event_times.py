@@ -1,6 +1,6 @@
 """Finds out when the rows of files are without reading them: by the statistics in Parquet's footers, or by folders.
 
-Never: read more of a file than its footer, or promise too much: what is told is a lower bound. A file of which nothing
+Never: read more of a file than its footer, or promise too much: the result is a lower bound. A file of which nothing
 is known may have rows of any time (`MIN_WATERMARK_MS`); one without any event time has none (`MAX_WATERMARK_MS`).
 
 A footer is one or two requests to the file system, so files are looked at in parallel, and what was found is kept for
@@ -76,7 +76,7 @@ class RowTimes(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventTimes:
-    """Tells from when on the rows of files are. May be used by any thread.
+    """Finds the lowest event time of each file. May be used by any thread.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class EventTimes:
         # Guarded by _lock:
         self._kept: OrderedDict[tuple[str, int, int], RowTimes] = OrderedDict()
 
-    def can_tell(self, file: FileStatus | FileSplit) -> bool:
+    def can_know(self, file: FileStatus | FileSplit) -> bool:
         """Return whether anything can be known of a file. Does not block."""
         return self._has_footers or bool(self._folders(file))
 
@@ -141,17 +141,17 @@ class EventTimes:
         if len(files) < 2:
             yield from map(self._read_footer, files)
             return
-        began = told = time.monotonic()
+        began = logged = time.monotonic()
         with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="headgate-files-footers") as pool:
             looks = pool.map(lambda each: RowTimes() if stopped.is_set() else self._read_footer(each), files)
             for done, times in enumerate(looks):
                 yield times
-                if time.monotonic() - told >= _PROGRESS_S:
-                    told = time.monotonic()
+                if time.monotonic() - logged >= _PROGRESS_S:
+                    logged = time.monotonic()
                     _log.warning(
                         "headgate.files: reading the footers of %d files, because 'eventTimeColumn' is set: %d after "
                         "%d s. No file is read before its footer.",
-                        len(files), done + 1, told - began,
+                        len(files), done + 1, logged - began,
                     )  # fmt: skip
 
     def _read_footer(self, file: FileStatus | FileSplit) -> RowTimes:

@@ -1,4 +1,4 @@
-"""Reads one split of a file from its position to its end, batch by batch, each with the split behind it.
+"""Reads one split of a file from its position to its end, batch by batch, each with the split after it.
 
 Never: know of other splits, threads or Spark. A cursor is an iterator; whoever holds it decides when to go on.
 
@@ -69,7 +69,7 @@ class FileReadSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileCursor:
-    """An open split. Iterating gives (rows or None, the split behind them); the end is the end of the split.
+    """An open split. Iterating gives (rows or None, the split after them); the end is the end of the split.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ class FileCursor:
     Attributes
     ----------
     split
-        The split behind the rows returned last.
+        The split after the rows returned last.
     position_at
-        Returns the split behind the first so many of those rows; None where only all of them have a position: in files
+        Returns the split after the first so many of those rows; None where only all of them have a position: in files
         of lines, and where the row filter took rows out.
     """
 
@@ -106,7 +106,7 @@ class FileCursor:
         return self
 
     def __next__(self) -> Step:
-        """Return the next rows and the split behind them.
+        """Return the next rows and the split after them.
 
         Raises
         ------
@@ -226,7 +226,7 @@ class FileCursor:
                 source="headgate.files", path=path,
             )  # fmt: skip
         return BadDataError(
-            f"headgate.files: {path} cannot be read behind byte {offset}: {error}. The file is damaged or incomplete. "
+            f"headgate.files: {path} cannot be read after byte {offset}: {error}. The file is damaged or incomplete. "
             "Write it again, or set 'ignoreCorruptFiles' to true to go on without the rest of it.",
             path=path, byte_offset=offset,
         )  # fmt: skip
@@ -260,13 +260,13 @@ def open_lines(
 
 def _read_lines(split: FileSplit, file: pa.NativeFile, fmt: LineFormat, settings: FileReadSettings) -> Iterator[_Read]:
     cutter, header, offset, stop = open_lines(split, file, fmt, settings.block_bytes, settings.max_line_bytes)
-    for data, behind in cutter.blocks(offset, stop):
+    for data, end in cutter.blocks(offset, stop):
         try:
             batch = fmt.decode(LineBlock(data, split.path, offset, header))
         except pa.ArrowException as error:
             raise InternalError(f"The lines at byte {offset} of {split.path} cannot be decoded: {error}.") from error
-        offset = behind
-        yield batch, msgspec.structs.replace(split, position=behind), None
+        offset = end
+        yield batch, msgspec.structs.replace(split, position=end), None
 
 
 def units_of(split: FileSplit, count: int) -> list[int]:

@@ -1,9 +1,9 @@
 """Finds the columns of files when the user gave no schema.
 
-Never: read more of text files than a sample; what stands behind it may contradict the inferred types.
+Never: read more of text files than a sample; later content may contradict the inferred types.
 
 Follows Spark 4.3: names and types of CSV and JSON from their content, of bulk formats from a footer, text is one
-column ``value``; partition columns stand behind them.
+column ``value``; partition columns come last.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _whole_lines(file: pa.NativeFile, status: FileStatus, fmt: LineFormat, most:
     if fmt.header:
         line, start = cutter.first_line(fmt.is_header)
         header = line + end if with_header else b""
-    for data, _behind in itertools.islice(cutter.blocks(start, None if stream else status.size), 1):
+    for data, _end in itertools.islice(cutter.blocks(start, None if stream else status.size), 1):
         lines = bytes(data)
         return header + (lines if lines.endswith(end) else lines + end)
     return header

@@ -3,7 +3,7 @@ r"""Cuts files into blocks of whole lines, at byte offsets that any reader finds
 Never: decode a line. Offsets are those of the decompressed file.
 
 A range ``[start, end)`` of a file holds the lines whose first byte lies in it. Both ends are moved to the first line
-that starts there or behind, by the same function, so neighbouring ranges meet whatever the cuts. A position after a
+that starts there or later, by the same function, so neighbouring ranges meet whatever the cuts. A position after a
 block is the start of a line and stays where it is.
 
 Follows FLIP-27, "Implementation Plan"; Hadoop's ``LineRecordReader`` for what ends a line (``\n``, ``\r\n``, ``\r``, or
@@ -32,7 +32,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def can_be_cut(separator: bytes | None) -> bool:
     """Return whether a line's start can be found from the middle of a file.
 
-    It cannot if the separator's end is its beginning, as in ``||``: of three bars nobody could tell, without all that
+    It cannot if the separator's end is its beginning, as in ``||``: of three bars nothing says, without all that
     precedes them, which two are the separator.
     """
     return separator is None or not any(separator.endswith(separator[:n]) for n in range(1, len(separator)))
@@ -66,13 +66,13 @@ class LineCutter:
         self._max_line_bytes = max_line_bytes
 
     def line_start(self, offset: int) -> int:
-        """Return the start of the first line that starts at ``offset`` or behind it; the file's size if none does."""
+        """Return the start of the first line that starts at ``offset`` or later; the file's size if none does."""
         if offset <= 0:
             return 0
         return self.line_end(max(0, offset - len(self._separator or b"\n")))
 
     def line_end(self, offset: int) -> int:
-        """Return the offset behind the first separator that begins at ``offset`` or behind it, or the file's size."""
+        """Return the offset after the first separator that begins at ``offset`` or later, or the file's size."""
         size = _PROBE_BYTES
         while True:
             data = self._read_at(offset, size)
@@ -98,11 +98,11 @@ class LineCutter:
             start = end
 
     def text_start(self) -> int:
-        """Return the offset behind a UTF-8 byte order mark: 3 or 0."""
+        """Return the offset after a UTF-8 byte order mark: 3 or 0."""
         return len(_BYTE_ORDER_MARK) if self._read_at(0, len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK else 0
 
     def blocks(self, position: int, stop: int | None) -> Iterator[tuple[bytes | memoryview, int]]:
-        """Yield blocks of whole lines and the offset behind each, from a line's start to a line's start.
+        """Yield blocks of whole lines and the offset after each, from a line's start to a line's start.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class LineCutter:
         return match.end()
 
     def _last_line_end(self, data: bytes) -> int:
-        """Return the offset behind the last separator of a block that others follow; 0 if there is none."""
+        """Return the offset after the last separator of a block that others follow; 0 if there is none."""
         separator = self._separator
         if separator is None:
             found = data.rfind(b"\n")

@@ -33,7 +33,7 @@ FORMAT_OPTIONS: dict[str, tuple[OptionSpec, ...]] = {
 
 
 def path_list(value: str) -> tuple[str, ...]:
-    """Parse a JSON array of paths, which is how Spark hands over ``load([...])``."""
+    """Parse a JSON array of paths, which is how Spark passes ``load([...])``."""
     try:
         paths = json.loads(value)
     except ValueError:

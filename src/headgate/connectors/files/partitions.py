@@ -98,7 +98,7 @@ def _type_of(text: str, time_zone: str) -> pa.DataType:
 
 
 def _decimal_type(text: str) -> pa.DataType | None:
-    """Return the type of a number without digits behind the point, such as 2e3; None if it has some, or too many."""
+    """Return the type of a number without digits after the point, such as 2e3; None if it has some, or too many."""
     parts = decimal.Decimal(text).as_tuple()
     if not isinstance(parts.exponent, int) or parts.exponent < 0:
         return None

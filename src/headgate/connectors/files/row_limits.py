@@ -1,4 +1,4 @@
-"""Cuts a split behind a number of rows, for ``maxRowsPerTrigger``.
+"""Cuts a split after a number of rows, for ``maxRowsPerTrigger``.
 
 Never: decode. Rows of text formats are counted as lines, so that blank lines and the like make a batch smaller, never
 larger. Row groups, stripes and record batches, compressed files and documents are not cut: one of them is planned even
@@ -54,17 +54,17 @@ def _stop_of_lines(
     with file_system.open_input_file(split.path) as file:
         cutter, _, offset, stop = open_lines(split, file, fmt, BLOCK_BYTES, MAX_LINE_BYTES)
         rows = 0
-        for data, behind in cutter.blocks(offset, stop):
+        for data, end in cutter.blocks(offset, stop):
             ends = _line_ends(bytes(data), fmt.line_separator, max_rows - rows)
             rows += len(ends)
             if rows >= max_rows:
                 return offset + ends[-1], rows
-            offset = behind
+            offset = end
     return None, min(rows + 1, max_rows)  # the last line may have no end
 
 
 def _line_ends(data: bytes, separator: bytes | None, most: int) -> list[int]:
-    """Return the offsets behind the first ``most`` lines of a block."""
+    """Return the offsets after the first ``most`` lines of a block."""
     if separator is None and b"\r" in data:
         return [match.end() for match in itertools.islice(_ANY_LINE_END.finditer(data), most)]
     if separator is None or len(separator) == 1:

@@ -76,7 +76,7 @@ class _Segment:
         except binascii.Error as error:
             raise _corrupt(str(error)) from error
         if len(data) % _ENTRY_BYTES:
-            raise _corrupt(f"{len(data)} bytes are no multiple of {_ENTRY_BYTES}")
+            raise _corrupt(f"{len(data)} bytes are not a multiple of {_ENTRY_BYTES}")
         count = len(data) // _ENTRY_BYTES
         hashes = np.frombuffer(data, "<u8", count).astype(np.uint64)
         return cls(hashes, np.frombuffer(data, "<u4", count, 8 * count).astype(np.uint32), text)
@@ -177,7 +177,7 @@ class SeenFiles:
         self._segments = [segment for segment in kept if len(segment)]
 
     def _merge(self) -> None:
-        # Purged segments may have become shorter than those behind them, so all are looked at, from the last one on.
+        # Purged segments may have become shorter than the ones after them, so all are looked at, from the last one on.
         merged: list[_Segment] = []
         for segment in self._segments:
             merged.append(segment)

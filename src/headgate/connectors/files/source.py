@@ -80,7 +80,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         self._event_times: EventTimes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what the planner knows of files."""
+        """Leave out what the planner knows of files."""
         return {**self.__dict__, "_event_times": None}
 
     def schema(self) -> pa.Schema:
@@ -89,7 +89,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         files = listing.list_files()
         if not files:
             raise self.options.error(
-                "path", f"names no file with content ({', '.join(listing.roots)}), so that columns cannot be told. "
+                "path", f"names no file with content ({', '.join(listing.roots)}), so its columns are unknown. "
                 "Give a schema."
             )  # fmt: skip
         fmt = self._format(_ANY_COLUMN, "UTC", None)
@@ -178,13 +178,13 @@ class FilesSource(Source[FileSplit, FilesState]):
     def next_event_times(self, splits: Sequence[FileSplit]) -> Mapping[str, int | None] | None:
         """Return a lower bound of the next rows of each split: of their row group, or that of their folder.
 
-        None for files that do not tell (see `EventTimes`). Reads footers, those that it has not read lately. Before the
-        enumerator is made it can only be asked for no splits: whether there is an event-time column.
+        None for files whose event times are unknown (see `EventTimes`). Reads footers, those that it has not read
+        lately. Before the enumerator is made it can only be asked for no splits: whether there is an event-time column.
         """
         event_times = self._event_times
         if not splits:
             return None if self.options["eventTimeColumn"] is None else {}
-        if event_times is None or not all(map(event_times.can_tell, splits)):
+        if event_times is None or not all(map(event_times.can_know, splits)):
             return None
         found = [times.next_ms(split) for split, times in zip(splits, event_times.look_at(splits))]
         return {
@@ -194,7 +194,7 @@ class FilesSource(Source[FileSplit, FilesState]):
     def _up_to(self, splits: Sequence[FileSplit], event_time_ms: int | None) -> Sequence[FileSplit | None]:
         """Return the part of each split that is before an event time, as far as that is known."""
         event_times = self._event_times
-        if event_time_ms is None or event_times is None or not all(map(event_times.can_tell, splits)):
+        if event_time_ms is None or event_times is None or not all(map(event_times.can_know, splits)):
             return splits
         looked_at = event_times.look_at(splits)
         return [times.up_to(split, event_time_ms) for split, times in zip(splits, looked_at)]

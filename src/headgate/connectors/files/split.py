@@ -1,6 +1,6 @@
 """A piece of a file to read, with the position in it, and how both are written down.
 
-Never: open the file. What is left can be told from the split alone.
+Never: open the file. What is left to read follows from the split alone.
 
 Follows FLIP-27, "Reader Interface and Threading Model" (the split is the state of reading it).
 """
@@ -67,7 +67,7 @@ class FileSplit(Split, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def split_id_of(path: str, start: int) -> str:
-    """Return the id of the split of a file that begins at byte ``start``: short, and free of what a path may tell."""
+    """Return the id of the split of a file that begins at byte ``start``: short, and free of what a path may reveal."""
     return f"{hashlib.blake2b(path.encode(), digest_size=8).hexdigest()}:{start}"
 
 

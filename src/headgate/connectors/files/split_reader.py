@@ -45,8 +45,8 @@ class FileSplitReader(SplitReader[FileSplit]):
         if cursor is None:
             split = self._waiting[split_id]
             cursor = self._cursors[split_id] = FileCursor(split, self._format_for(split), self._settings)
-        for batch, behind in cursor:
-            return [FetchedBatch(split=behind, batch=batch, position_at=cursor.position_at)]
+        for batch, rest in cursor:
+            return [FetchedBatch(split=rest, batch=batch, position_at=cursor.position_at)]
         self._forget(split_id)
         return [FetchedBatch(split=cursor.split, finished=True)]
 

@@ -280,7 +280,7 @@ def _sort(messages, count, line_end, topics, partitions, counts, key_bytes, valu
 
 @_compiled("int64(uint64[::1], int64, int64[::1], int64[::1], uint64[::1])")
 def _arrange(messages, count, group_of, starts, arranged):  # type: ignore[no-untyped-def]
-    """Put the messages of each group behind each other; those with an error last."""
+    """Put the messages of each group together; those with an error last."""
     errors = len(arranged)
     for index in range(count):
         group = group_of[index]
@@ -448,7 +448,7 @@ def _text(given: bytes | None) -> str:
 
 
 class BulkConsumer:
-    """A client of librdkafka that reads what it is told and gives it out in columns. A `KafkaConsumer`.
+    """A client of librdkafka that reads the partitions it is given and returns records as columns. A `KafkaConsumer`.
 
     Parameters
     ----------

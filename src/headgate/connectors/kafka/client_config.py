@@ -162,7 +162,7 @@ class ClientConfig:
         return message
 
     def option_error(self, message: str) -> OptionError:
-        """Return the error for settings that librdkafka refused when a client was made, by what it said."""
+        """Return the error for settings that librdkafka refused when a client was made, from its text."""
         named = re.search(r'configuration property:? "([^"]+)"', message, re.IGNORECASE)
         option = f"kafka.{named[1]}" if named else "kafka.*"
         return OptionError(
@@ -202,7 +202,7 @@ def _unknown(options: Options, name: str) -> OptionError:
         if near
         else "The properties are those of librdkafka (its CONFIGURATION.md) and of Java's clients in docs/kafka.md."
     )
-    return _error(options, name, f"is no property of a Kafka client. {hint}")
+    return _error(options, name, f"is not a property of a Kafka client. {hint}")
 
 
 def _whole_number(options: Options, given: dict[str, str], name: str, default: int) -> int:

@@ -83,7 +83,7 @@ RENAMED = {
 NOTHING_COMMITTED = "no group is joined, and no offset is committed to one: positions are kept by Spark"
 _NO_CLASSES = "librdkafka measures otherwise"
 _OPENSSL = "librdkafka uses OpenSSL, which negotiates TLS 1.2 or newer"
-_LOGIN = "librdkafka logs in again by itself"
+_LOGIN = "librdkafka logs in again automatically"
 _BATCHING = "librdkafka batches otherwise"
 
 WITHOUT_EFFECT = {
@@ -134,7 +134,7 @@ REFUSED = {
     "enable.auto.commit": "positions are kept in Spark's checkpoint and are never committed to Kafka.",
     "auto.commit.enable": "positions are kept in Spark's checkpoint and are never committed to Kafka.",
     "enable.auto.offset.store": "positions are kept in Spark's checkpoint and are never committed to Kafka.",
-    "enable.partition.eof": "Headgate sets it: it tells the end of a partition by it.",
+    "enable.partition.eof": "Headgate sets it: it finds the end of a partition by it.",
     "interceptor.classes": _JAVA_CODE + "Leave it out.",
     "key.deserializer": "keys " + _BYTES,
     "value.deserializer": "values " + _BYTES,

@@ -3,7 +3,7 @@
 Never: create a topic by asking for it, read a record, or be used on an enumerator's thread: every question blocks.
 
 The clock and the waiting are here, at the edge. What the connection's messages mean is decided by `Trouble`, which is
-told the time. One question goes to all partitions at once, however many there are.
+given the time. One request goes to all partitions at once, however many there are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REFUSED_TIMES = 2
 
 
 class Trouble:
-    """What librdkafka said about a client's connections, and whether it is worth waiting any longer.
+    """What librdkafka reported about a client's connections, and whether it is worth waiting any longer.
 
     Brokers that start are silent or refuse connections; one may even close a few. But a login or a certificate that is
     refused twice stays refused, and a client that has never been answered and sees each connection closed speaks
@@ -67,7 +67,7 @@ class Trouble:
             self._closed_times = 0
 
     def begin(self) -> None:
-        """Forget what was said before: a question is asked."""
+        """Forget earlier reports: a question is asked."""
         self.last, self.refused, self.closed = "", None, None
         self._refused_times = self._closed_times = 0
 
@@ -122,14 +122,14 @@ class KafkaCluster:
         return self._offsets(dict.fromkeys(partitions, "earliest"), committed=False)
 
     def latest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offset behind the last record of each partition that exists.
+        """Return the offset after the last record of each partition that exists.
 
         With ``kafka.isolation.level`` ``read_committed`` it is that of the first open transaction, if there is one.
         """
         return self._offsets(dict.fromkeys(partitions, "latest"), committed=self._client.reads_committed)
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the offset behind the last record of each partition that exists, open transactions or not."""
+        """Return the offset after the last record of each partition that exists, open transactions or not."""
         return self._offsets(dict.fromkeys(partitions, "latest"), committed=False)
 
     def at_timestamps(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
@@ -328,7 +328,7 @@ def as_source_error(client: ClientConfig, error: KafkaError, doing: str) -> Sour
     client
         The settings of the client, for its address and so that no secret is shown.
     error
-        What librdkafka said.
+        The text of librdkafka.
     doing
         What was tried, with the topic if it was about one: ``"read orders-0"``.
     """
@@ -365,7 +365,7 @@ def _translated(client: ClientConfig, error: KafkaError, doing: str) -> SourceEr
 
 
 def refusal(client: ClientConfig, message: str) -> SourceError:
-    """Return the error for a login or a certificate that was refused, by what librdkafka said of it."""
+    """Return the error for a login or a certificate that was refused, from librdkafka's text."""
     if "certificate" in message:
         fix = (
             "The brokers' certificate is not trusted: kafka.ssl.truststore.location (with kafka.ssl.truststore.type "
@@ -385,7 +385,7 @@ def refusal(client: ClientConfig, message: str) -> SourceError:
 
 
 class _Listener(logging.Handler):
-    """Passes librdkafka's log on to `Trouble`; connections that are closed at once are told nowhere else."""
+    """Passes librdkafka's log on to `Trouble`; connections that are closed at once are reported nowhere else."""
 
     def __init__(self, trouble: Trouble) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ FATAL = -150
 
 
 class ClientLog:
-    """Takes what librdkafka would print to stderr, as news: what matters of it is told by errors."""
+    """Takes what librdkafka would print to stderr, as news: what matters of it arrives as errors."""
 
     _log = logging.getLogger("headgate.kafka.librdkafka")
 
@@ -45,7 +45,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 @dataclass(frozen=True)
 class ClientEvent:
-    """What a client told beside records: an error, or that a partition has nothing more for now.
+    """What a client reported besides records: an error, or that a partition has nothing more for now.
 
     Parameters
     ----------

@@ -5,7 +5,8 @@ move a partition of an unbounded read from a reader to another while the number 
 
 A bounded read is *pulled*: a reader that asks gets one pending partition, the one with the most left to read, so that
 the fastest reader takes the next (Hudi 19520). When none is left, all readers have registered once and the only
-discovery is over, it is told that nothing follows. An unbounded read is *pushed*: each partition has an owner.
+discovery is over, it is notified that there are no more splits. An unbounded read is *pushed*: each partition has an
+owner.
 
 A partition's way. *Pending* ones are in the enumerator's state; *assigned* ones are with their reader, and the state
 knows their numbers only; *finished* ones are remembered until a checkpoint with that knowledge is complete.
@@ -165,7 +166,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         self._readers_stay = state.parallelism == context.current_parallelism  # then reporters are owners
         self._discovered = not self._may_find_more  # whether a discovery of this start is over
         self._all_came = False  # whether all readers were there once; then every pushed split has its owner
-        self._ended: set[int] = set()  # readers of an unbounded read that were told that nothing follows
+        self._ended: set[int] = set()  # readers of an unbounded read that were notified that there are no more splits
         self._waiting: dict[int, None] = {}  # readers of a bounded read that asked, in their order
         self._pool: list[tuple[int, TopicPartition, str]] = []  # its pending splits, each once; a heap
         self._partitions: dict[str, _Partition] = {}
@@ -387,7 +388,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             heapq.heappush(self._pool, (-(split.remaining().rows or 0), split.topic_partition, split.split_id))
 
     def _forget_answers(self, subtask: int) -> None:
-        """Note that a reader is another one now: it has asked for nothing, and was told nothing."""
+        """Note that a reader was replaced: the new one has made no request and received no answer."""
         self._ended.discard(subtask)
         self._waiting.pop(subtask, None)
 
@@ -402,7 +403,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             self._push()
 
     def _answer_requests(self) -> None:
-        """Give each reader that waits one partition, or tell it that nothing follows."""
+        """Give each reader that waits one partition, or notify it that there are no more splits."""
         for subtask in [each for each in self._waiting if each in self._context.registered_readers]:
             if self._pool:
                 _, _, split_id = heapq.heappop(self._pool)

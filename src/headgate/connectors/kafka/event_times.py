@@ -1,23 +1,23 @@
 """Finds out of what event time the next records of partitions are, and where records are too late to be read now.
 
 Never: run in a task, or read more than it has to: of each partition the first record at its position, once. Only where
-that does not tell where to stop (disorder; event time that is a field of the value), some more. Nor fail because of a
+that does not show where to stop (disorder; event time that is a field of the value), some more. Nor fail because of a
 value: what is wrong with it the task says that reads it.
 
 The broker's index (`KafkaCluster.at_timestamps`) knows the first record of a time or later in the whole partition. That
 is where a range ends, unless it lies before the position: then some record that was read was as late, earlier ones may
-follow, and where the next one as late is, only looking at them can tell. The index does not know fields of values:
+follow, and only looking at them shows where the next one as late is. The index does not know fields of values:
 there it is never asked, and always looked at.
 
     next record          first one too late, by the index   the range ends
     -------------------  ---------------------------------  ----------------------------------------------------
-    none                                                    behind what no reader can see (markers, aborted), and
+    none                                                    after what no reader can see (markers, aborted), and
                                                             some records without event time
     too late                                                where it begins: there is none
     early enough         none                               where the partition does
-    early enough         behind the next record             there
+    early enough         after the next record              there
     early enough         at the next record, or before it   before the first record too late that is found, or
-                                                            behind so many that were looked at
+                                                            after so many that were looked at
 
 Follows FLIP-217 for what is aligned.
 """
@@ -220,14 +220,14 @@ class RecordTimes:
     def next_records(
         self, splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, NextRecord] | None:
-        """Return the first record with an event time that readers see of each split, at its position or behind it.
+        """Return the first record with an event time that readers see of each split, at its position or later.
 
         Parameters
         ----------
         splits
             Splits that have something to read, one of a partition.
         latest
-            Where the partitions end now. Nothing behind it counts.
+            Where the partitions end now. Nothing after it counts.
 
         Returns
         -------
@@ -250,7 +250,7 @@ class RecordTimes:
             known = self._known.get(partition)
             record = None if known is None else known.at(split)
             if record is not None and record.offset >= end:
-                found[partition] = NextRecord(end, None)  # be it that there is none, be it that it is behind the stop
+                found[partition] = NextRecord(end, None)  # either there is none, or it is after the stop
             elif record is not None and record.time_ms is not None:
                 found[partition] = record
             else:
@@ -284,7 +284,7 @@ class RecordTimes:
 
         Returns
         -------
-        The offset of the first such record, or else one behind records that were looked at. None, and raises: as
+        The offset of the first such record, or else one after the records that were looked at. None, and raises: as
         `next_records`.
         """
         try:
@@ -326,7 +326,7 @@ class RecordTimes:
         return walk.found
 
     def _on_event(self, event: ClientEvent) -> str | None:
-        """Return what the client said, if waiting may help."""
+        """Return what the client reported, if waiting may help."""
         if event.code in (PARTITION_EOF, ALL_BROKERS_DOWN):
             return None
         if event.code in OUT_OF_RANGE or event.code in GONE:

@@ -23,7 +23,9 @@ _SLICE_S = 0.1
 
 
 class PlainConsumer:
-    """A confluent-kafka consumer that reads what it is told and gives it out in columns. A `KafkaConsumer`.
+    """A confluent-kafka consumer that reads the partitions it is given and returns records as columns.
+
+    A `KafkaConsumer`.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class Earliest(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Behind the last record there is."""
+    """After the last record there is."""
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -53,10 +53,10 @@ class Offsets(Protocol):
         """Return the first offset there is."""
 
     def latest(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return the offset behind the last record that may be read."""
+        """Return the offset after the last record that may be read."""
 
     def ends(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Return the offset behind the last record, whether or not its transaction is committed."""
+        """Return the offset after the last record, whether or not its transaction is committed."""
 
     def at_timestamps(self, timestamps_ms: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int | None]:
         """Return the first offset of a time or later; None: no record is that late."""
@@ -164,7 +164,7 @@ class StartingPositions(_Positions, frozen=True, kw_only=True):
         latest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int],
         at_times: Mapping[TopicPartition, int | None],
     ) -> dict[TopicPartition, int]:  # fmt: skip
-        """Return the offset for each position, given what the brokers said; raises as `resolve`."""
+        """Return the offset for each position, given the brokers' answers; raises as `resolve`."""
         found: dict[TopicPartition, int | None] = {}
         for partition, position in wanted.items():
             match position:
@@ -221,7 +221,7 @@ class EndingPositions(_Positions, frozen=True, kw_only=True):
         return made
 
     def _check_against(self, options: Options, starts: StartingPositions) -> None:
-        """Check that both name the same partitions, and no start lies behind its end."""
+        """Check that both name the same partitions, and that no start is after its end."""
         ends, named = dict(self.by_partition), dict(starts.by_partition)
         if ends and named and ends.keys() != named.keys():
             raise options.error(
@@ -242,14 +242,14 @@ class EndingPositions(_Positions, frozen=True, kw_only=True):
     def resolve(self, cluster: Offsets, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is not read of each partition. Blocks.
 
-        Resolve the starts before, so that none lies behind its end. A partition that vanished meanwhile is left out.
+        Resolve the starts before, so that none is after its end. A partition that vanished meanwhile is left out.
 
         Raises
         ------
         OptionError
             The option names other partitions.
         DataLossError
-            An offset lies behind the last record.
+            An offset is after the last record.
         """
         wanted = self.wanted(partitions)
         return self.choose(wanted, **_ask(cluster, wanted))
@@ -259,7 +259,7 @@ class EndingPositions(_Positions, frozen=True, kw_only=True):
         latest: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int],
         at_times: Mapping[TopicPartition, int | None],
     ) -> dict[TopicPartition, int]:  # fmt: skip
-        """Return the offset for each position, given what the brokers said; raises as `resolve`."""
+        """Return the offset for each position, given the brokers' answers; raises as `resolve`."""
         found: dict[TopicPartition, int | None] = {}
         for partition, position in wanted.items():
             match position:
@@ -277,7 +277,7 @@ class EndingPositions(_Positions, frozen=True, kw_only=True):
 
 
 class _Answers(TypedDict):
-    """What the brokers said, as far as the wanted positions need it."""
+    """The brokers' answers, as far as the wanted positions need it."""
 
     earliest: Mapping[TopicPartition, int]
     latest: Mapping[TopicPartition, int]

@@ -1,4 +1,4 @@
-"""Fixes what a micro-batch reads of each partition, and says how far behind a query is.
+"""Fixes what a micro-batch reads of each partition, and computes a query's lag.
 
 Never: ask a broker. What there is, is an argument (`Available`), so that the same facts give the same plan; a plan that
 was made is never made again (it stands in an offset).
@@ -28,11 +28,11 @@ class Available(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     latest
-        The offset behind the last record of each partition that may be read; one that is absent does not exist.
+        The offset after the last record of each partition that may be read; one that is absent does not exist.
     earliest
         The offset of the first record, where it was asked for. One above a split's position is a loss of data.
     ends
-        The offset behind the last record, open transactions or not, where it was asked for; elsewhere ``latest``. One
+        The offset after the last record, open transactions or not, where it was asked for; elsewhere ``latest``. One
         below a split's position is a loss of data; below ``latest`` alone it waits for a transaction to end.
     topic_ids
         Kafka's own id by topic, where it is known.
@@ -44,7 +44,7 @@ class Available(msgspec.Struct, frozen=True, kw_only=True):
     topic_ids: Mapping[str, str | None] = msgspec.field(default_factory=dict)
 
     def end(self, partition: TopicPartition) -> int | None:
-        """Return the offset behind the last record; None: there is no such partition."""
+        """Return the offset after the last record; None: there is no such partition."""
         return self.ends.get(partition, self.latest.get(partition))
 
 
@@ -78,7 +78,7 @@ def plan_ranges(
     Raises
     ------
     DataLossError
-        A partition was deleted, recreated or truncated, or records behind a split's position were deleted.
+        A partition was deleted, recreated or truncated, or records after a split's position were deleted.
     """
     present, moved = _found(splits, available, fail_on_data_loss=fail_on_data_loss)
     waiting = {split.split_id: _waiting(split, available, before or {}) for split in present}
@@ -99,8 +99,8 @@ def plan_ranges(
 
 
 def readable(splits: Sequence[KafkaSplit], available: Available) -> list[KafkaSplit]:
-    """Return the splits of which something can be read now, each where it goes on: behind what was lost of it."""
-    going_on = [split if _loss(split, available) is None else _behind_the_loss(split, available) for split in splits]
+    """Return the splits that have something to read now, each at its next position: after what was lost of it."""
+    going_on = [split if _loss(split, available) is None else _after_loss(split, available) for split in splits]
     return [split for split in going_on if _waiting(split, available, {})]
 
 
@@ -119,16 +119,16 @@ def lag(splits: Sequence[KafkaSplit], latest: Mapping[TopicPartition, int]) -> d
     ``minOffsetsBehindLatest``, ``maxOffsetsBehindLatest`` and ``avgOffsetsBehindLatest`` over partitions, as Spark's
     Kafka source reports them, and their sum ``rowsBehind``, as other sources of Headgate do. Without splits: nothing.
     """
-    behind = [
+    lags = [
         max(0, latest[split.topic_partition] - split.position) for split in splits if split.topic_partition in latest
     ]
-    if not behind:
+    if not lags:
         return {}
     return {
-        "minOffsetsBehindLatest": min(behind),
-        "maxOffsetsBehindLatest": max(behind),
-        "avgOffsetsBehindLatest": sum(behind) // len(behind),
-        "rowsBehind": sum(behind),
+        "minOffsetsBehindLatest": min(lags),
+        "maxOffsetsBehindLatest": max(lags),
+        "avgOffsetsBehindLatest": sum(lags) // len(lags),
+        "rowsBehind": sum(lags),
     }
 
 
@@ -151,7 +151,7 @@ def _found(
             raise loss
         logger.warning("%s", loss)
         moved.add(split.split_id)
-        present.append(_behind_the_loss(split, available))
+        present.append(_after_loss(split, available))
     return present, moved
 
 
@@ -193,7 +193,7 @@ def _error(split: KafkaSplit, what: str, found: tuple[int | None, int] | None) -
     )
 
 
-def _behind_the_loss(split: KafkaSplit, available: Available) -> KafkaSplit:
+def _after_loss(split: KafkaSplit, available: Available) -> KafkaSplit:
     """Return the split where it goes on: finished if nothing of it can come any more, else at what there is."""
     partition = split.topic_partition
     end = available.end(partition)
@@ -231,7 +231,7 @@ def _shares(splits: Sequence[KafkaSplit], waiting: Mapping[str, int], max_rows: 
     shares = dict.fromkeys(waiting, 0)
     hungry = [split for split in splits if waiting[split.split_id]]
     if len(hungry) > max_rows:
-        # The sum of positions grows by just as many rows as were read, so the next plan begins behind this one.
+        # The sum of positions grows by just as many rows as were read, so the next plan begins after this one.
         turn = sum(split.position for split in hungry) % len(hungry)
         for split in (hungry[turn:] + hungry[:turn])[:max_rows]:
             shares[split.split_id] = 1

@@ -1,4 +1,4 @@
-"""The reader of a continuous query: it also tells Kafka how far the query has come.
+"""The reader of a continuous query: it also reports the query's position to Kafka.
 
 Never: let a query fail, or wait, because the group's offsets could not be committed: they are for people and their
 tools. Positions are restored from checkpoints, never from the group.

@@ -1,6 +1,6 @@
-"""What a decoder hands over: consecutive records of one partition as columns.
+"""What a decoder returns: consecutive records of one partition as columns.
 
-Never: hold a message object. The columns own their memory; librdkafka's is given back before they are handed over.
+Never: hold a message object. The columns own their memory; librdkafka's is given back before they are returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Wanted:
     keys, values, timestamps, headers
         Whether these columns are wanted. Offsets always are.
     lines
-        Whether a line end is put behind each value, so that the values' memory as a whole is text in lines.
+        Whether a line end is appended to each value, so that the values' memory as a whole is text in lines.
     """
 
     keys: bool = True

@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 _LATEST_AGAIN_MS = 50
 """An idle planner is asked a hundred times a second; the brokers are asked for their latest offsets less often."""
 _OTHERS_AGAIN_MS = 1000
-"""How often they are asked what tells of lost data: the earliest offsets, and which topic it is."""
+"""How often brokers are asked for what reveals lost data: the earliest offsets, and which topic it is."""
 _LOOKED_AT = 50_000
-"""So many records of a partition are looked at for a plan, at most, where only looking tells how far to read."""
+"""So many records of a partition are looked at for a plan, at most, where only looking shows how far to read."""
 
 
 class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRecovery):
@@ -345,7 +345,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
             topics = self._brokers().topics({partition.topic for partition in partitions})
             earliest = self._brokers().earliest(partitions)
             # Where only committed records are read, the latest offset is that of the first open transaction: a query
-            # that read on before, or was told to start behind it, has lost nothing.
+            # that read on before, or was configured to start after it, has lost nothing.
             ends = self._brokers().ends(odd) if self._client.reads_committed else {}
             topic_ids = {name: topic.topic_id for name, topic in topics.items()}
             self._available = Available(latest=latest, earliest=earliest, ends=ends, topic_ids=topic_ids)

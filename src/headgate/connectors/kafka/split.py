@@ -48,8 +48,8 @@ class KafkaSplit(Split, frozen=True, kw_only=True, omit_defaults=True):
     stop
         The first offset that is not read; None: read for ever.
     topic_id
-        Kafka's own id of the topic, by which a topic that was deleted and made again is told from the one before;
-        None: the broker tells none.
+        Kafka's own id of the topic, which distinguishes a topic that was deleted and created again from its
+        predecessor; None: the broker reports none.
     """
 
     topic: str

@@ -10,7 +10,7 @@ beyond its stop: what is missing there (transactions' markers, aborted or compac
 Pausing is lazy, for alignment pauses and resumes a partition hundreds of times a second. What the client has fetched
 ahead would be thrown away and fetched again, so a paused split stays assigned, and what comes of it is set aside here
 until it is resumed, which then costs nothing. Only when so much is aside as the partition's share of a batch is it
-unassigned; resumed, it is assigned again at its position behind what is aside. So nothing is lost or repeated, and
+unassigned; resumed, it is assigned again at its position after what is aside. So nothing is lost or repeated, and
 the client has no paused partitions that could fall out of step with ours (FLINK-39728).
 
 A topic that was deleted and made again has records at offsets that look right, so its id is compared with the splits':
@@ -24,7 +24,7 @@ beginning. Ranges of a plan are compared only where losses are allowed: otherwis
     aside    resume         read     what is aside is given out first
     aside    enough aside   left     its partition is unassigned: this alone costs something
     aside    other split    left     a split of the same partition that is not paused is read instead
-    left     resume         read     what is aside is given out, its partition is assigned at the position behind it
+    left     resume         read     what is aside is given out, its partition is assigned at the position after it
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing. Semantics of ``failOnDataLoss`` are Spark's.
 """
@@ -177,12 +177,12 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._held: list[FetchedBatch[KafkaSplit]] = []  # not given out before the topics' ids were compared again
         self._question: tuple[frozenset[str], Future[Mapping[str, str | None]]] | None = None
         self._ask_again_s = 0.0
-        self._may_ask = True  # until the brokers refuse to tell
+        self._may_ask = True  # until the brokers refuse to answer
         self._lease: Lease | None = None
         self._failed = False
         self._woken = False
         self._rows = _FIRST_ROWS
-        self._waited_ms = 0.0  # in fetches, since the client last told anything of a partition
+        self._waited_ms = 0.0  # in fetches, since the client last reported anything of a partition
         self._down_since: datetime | None = None  # since when no broker is connected
         self._last_error = "none"
 
@@ -357,7 +357,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         return held
 
     def _compare(self, topic_ids: Mapping[str, str | None]) -> None:
-        """Go on with the topics that there are now. One that does not exist is what the client tells of."""
+        """Go on with the topics that exist now. The client reports those that do not exist."""
         for split in [*self._splits.values(), *(each.split for each in self._held if each.finished)]:
             topic_id = topic_ids.get(split.topic)
             if split.topic_id is not None and topic_id is not None and topic_id != split.topic_id:
@@ -462,7 +462,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         for piece in _pieces(records.slice(begin, end)):
             split = msgspec.structs.replace(split, position=int(piece.offsets[-1]) + 1)
             batch, kept = self._columns.rows(piece)
-            position_at = None if batch is None else partial(_behind_rows, split, piece.offsets, kept)
+            position_at = None if batch is None else partial(_after_rows, split, piece.offsets, kept)
             fetched.append(FetchedBatch(split=split, batch=batch, position_at=position_at))
         self._splits[split.split_id] = split
         if split.stop is not None and (end < len(records.offsets) or split.position >= split.stop):
@@ -483,7 +483,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             return FetchedBatch(split=split, finished=True)
         return msgspec.structs.replace(last, split=split, finished=True)
 
-    # ---- what clients tell beside records ----
+    # ---- what clients report besides records ----
 
     def _on_event(self, event: ClientEvent) -> list[FetchedBatch[KafkaSplit]]:
         if event.code == PARTITION_EOF:
@@ -591,7 +591,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             return False
         answer = self._lease.ask_for_topic_ids({source.topic})
         if not wait([answer], min(_ASK_MS, self._poll_timeout_ms) / 1000).done:
-            raise ConnectionError("the topic's id was not told in time")
+            raise ConnectionError("the topic's id did not arrive in time")
         if isinstance(answer.exception(), SourceUnavailableError):
             raise ConnectionError(str(answer.exception()))
         topic_id = None if answer.exception() is not None else answer.result().get(source.topic)
@@ -643,10 +643,10 @@ def _bytes_of(records: Records) -> int:
     return sum(array.nbytes for array in (records.keys, records.values, records.headers) if array is not None)
 
 
-def _behind_rows(
+def _after_rows(
     split: KafkaSplit, offsets: npt.NDArray[np.int64], kept: pa.BooleanArray | None, rows: int
 ) -> KafkaSplit:
-    """Return the split behind its first ``rows`` rows, which is at the record of the next row.
+    """Return the split after its first ``rows`` rows, which is at the record of the next row.
 
     What lies between two rows (gaps, records that have no row) needs not be read again.
     """

@@ -49,7 +49,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     Parameters
     ----------
     topic_id
-        Kafka's own id of the topic: another one after it was deleted and made again. None: the broker tells none.
+        Kafka's own id of the topic: another one after it was deleted and made again. None: the broker reports none.
     partitions
         The numbers of its partitions, in order.
     """

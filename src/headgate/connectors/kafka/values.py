@@ -189,7 +189,7 @@ class _Mixed:
     def _parse(self, raw: bytes) -> tuple[dict[str, Any] | None, str | None]:
         """Return the row of a value and what is wrong with it; no row if there is nothing but comments."""
         if raw.lstrip(_BLANK).startswith((b"[", _BYTE_ORDER_MARK)):
-            return {}, "is no JSON object"
+            return {}, "is not a JSON object"
         rows, flaw = self._format.parse_record(_utf8(raw))
         return (rows[0] if rows else None), flaw
 
@@ -245,7 +245,7 @@ def _is_space(characters: _Bytes) -> npt.NDArray[np.bool_]:
 
 
 def _joined(lines: _Bytes, starts: _Places, stops: _Places, places: _Places) -> tuple[bytes, _Places]:
-    """Return some of the lines, one behind the other, and where each then stops."""
+    """Return some of the lines, concatenated, and where each then stops."""
     offsets = np.append(starts, stops[-1] + 1).astype(np.int32)
     every = pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(lines)])
     some = every if len(places) == len(starts) else every.take(pa.array(places))

@@ -80,15 +80,15 @@ class Got(msgspec.Struct, frozen=True):
         As boto3 returns them, in the order of their sequence numbers.
     next_iterator
         None: the shard is closed and this was all of it.
-    behind_ms
-        How far the end of these records is behind the newest of the shard, in milliseconds.
+    lag_ms
+        How far the end of these records lags the newest of the shard, in milliseconds.
     answered_ms
         When Kinesis answered, by its own clock, in milliseconds since 1970-01-01 UTC.
     """
 
     records: list[dict[str, Any]]
     next_iterator: str | None
-    behind_ms: int
+    lag_ms: int
     answered_ms: int
 
 
@@ -226,42 +226,42 @@ def _of_answer(error: Any, doing: str, facts: dict[str, Any], address: StreamAdd
     code = error.response.get("Error", {}).get("Code", "")
     message = error.response.get("Error", {}).get("Message", "")
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    said = f"{doing} failed with {code}: {message}"
+    text = f"{doing} failed with {code}: {message}"
     if code in ("ExpiredIteratorException", "ExpiredNextTokenException"):
-        return Trouble(TroubleKind.EXPIRED, SourceError(said, **facts))
+        return Trouble(TroubleKind.EXPIRED, SourceError(text, **facts))
     if code in _THROTTLED or status == 429:
-        return Trouble(TroubleKind.THROTTLED, _unavailable(said, address, facts))
+        return Trouble(TroubleKind.THROTTLED, _unavailable(text, address, facts))
     if status >= 500:
-        return Trouble(TroubleKind.UNAVAILABLE, _unavailable(said, address, facts))
+        return Trouble(TroubleKind.UNAVAILABLE, _unavailable(text, address, facts))
     if code == "ResourceNotFoundException":
         if "split" in facts and "shard" in message.partition(" in stream ")[0].lower():
-            return Trouble(TroubleKind.NO_SHARD, SourceError(said, **facts))
+            return Trouble(TroubleKind.NO_SHARD, SourceError(text, **facts))
         return SourceError(
             f"{NAME}: there is no {address} (Kinesis says: {message}). Look at the options 'streamName' or "
             "'streamARN', 'region' and 'endpointUrl', and at the account that the credentials belong to.",
             **facts,
         )
     if code == "InvalidArgumentException" and facts["operation"] == "get_shard_iterator":
-        return Trouble(TroubleKind.NO_POSITION, SourceError(said, **facts))
+        return Trouble(TroubleKind.NO_POSITION, SourceError(text, **facts))
     if code in ("AccessDeniedException", "AccessDenied", "KMSAccessDeniedException"):
         return SourceError(
-            f"{said}. Allow kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords on the stream (and "
+            f"{text}. Allow kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords on the stream (and "
             "kms:Decrypt, if it is encrypted) to the role of driver and executors.",
             **facts,
         )
     if code in _CREDENTIALS:
         return SourceError(
-            f"{said}. Kinesis does not accept the credentials: look at the options 'awsAccessKey', 'awsSecretKey' and "
+            f"{text}. Kinesis does not accept the credentials: look at the options 'awsAccessKey', 'awsSecretKey' and "
             "'awsSessionToken', or at what boto3 finds without them. Temporary ones expire.",
             **facts,
         )
-    return SourceError(said, **facts)
+    return SourceError(text, **facts)
 
 
-def _unavailable(said: str, address: StreamAddress, facts: dict[str, Any]) -> SourceUnavailableError:
+def _unavailable(text: str, address: StreamAddress, facts: dict[str, Any]) -> SourceUnavailableError:
     where = address.endpoint_url or address.region
     return SourceUnavailableError(
-        f"{said.rstrip('.')}. Look at the network and at the options 'region' and 'endpointUrl'; the query may be "
+        f"{text.rstrip('.')}. Look at the network and at the options 'region' and 'endpointUrl'; the query may be "
         "started again from its checkpoint.",
         address=where,
         **facts,

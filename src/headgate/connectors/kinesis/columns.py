@@ -1,6 +1,6 @@
 """Makes Arrow batches of the records of one answer, a column at a time.
 
-Never: make a column that nobody asked for. boto3 hands over one dict a record, so that a column is a list of its
+Never: make a column that nobody asked for. boto3 returns one dict a record, so that a column is a list of its
 values; a shard gives 2 MB a second at most, which this outruns by far.
 """
 

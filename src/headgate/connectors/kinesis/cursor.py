@@ -128,15 +128,15 @@ class Answer(msgspec.Struct, frozen=True):
         Nothing more will come of the split: it reached its stop, or the shard its end.
     answered_ms
         When Kinesis answered, by its own clock.
-    behind_ms
-        How far behind the newest record these are.
+    lag_ms
+        How far these lag the newest record, in milliseconds.
     """
 
     records: list[dict[str, Any]]
     at_tip: bool
     ended: bool
     answered_ms: int = 0
-    behind_ms: int = 0
+    lag_ms: int = 0
 
 
 class ShardCursor:
@@ -156,7 +156,7 @@ class ShardCursor:
     Attributes
     ----------
     split
-        The split behind what was returned.
+        The split after what was returned.
     due_ms
         When the next call may be made, on ``clock_ms``.
     """
@@ -180,7 +180,7 @@ class ShardCursor:
         self._looks = 0
         # The record that must come first, because it was seen before; None: it has come.
         self._expected = split.position.sequence_number
-        self._is_behind_expected = split.position.kind == "AFTER_SEQUENCE_NUMBER"
+        self._is_after_expected = split.position.kind == "AFTER_SEQUENCE_NUMBER"
 
     def call(self, limit: int = MAX_RECORDS) -> Answer | None:
         """Ask once for at most so many records. None: it brought nothing, try again when it is due.
@@ -190,7 +190,7 @@ class ShardCursor:
         SourceUnavailableError
             Kinesis has not answered for too long.
         DataLossError
-            Records that were seen, or come behind those, have expired.
+            Records that were seen, or that follow those, have expired.
         """
         if self.split.is_read:
             return Answer([], at_tip=True, ended=True)
@@ -198,7 +198,7 @@ class ShardCursor:
             if self._iterator is None:
                 self._iterator = self._open()
                 self._patience.answered()
-            asked = min(MAX_RECORDS, limit + (self._expected is not None and self._is_behind_expected))
+            asked = min(MAX_RECORDS, limit + (self._expected is not None and self._is_after_expected))
             got = self._api.get_records(self.split.split_id, self._iterator, asked)
         except Trouble as trouble:
             return self._after_trouble(trouble)
@@ -231,15 +231,15 @@ class ShardCursor:
         return None
 
     def _taken(self, got: Got, is_full: bool) -> Answer:
-        """Check and cut an answer, and move the position behind it."""
+        """Check and cut an answer, and move the position after it."""
         is_closed = got.next_iterator is None
         # Records of one millisecond may be on both sides of a limit.
-        at_tip = is_closed or (got.behind_ms == 0 and not is_full)
+        at_tip = is_closed or (got.lag_ms == 0 and not is_full)
         records = got.records
         if self._expected is not None and not self._met(records, at_tip, is_closed):
-            return Answer([], at_tip=False, ended=False, answered_ms=got.answered_ms, behind_ms=got.behind_ms)
+            return Answer([], at_tip=False, ended=False, answered_ms=got.answered_ms, lag_ms=got.lag_ms)
         if self._expected is not None:
-            if self._is_behind_expected:
+            if self._is_after_expected:
                 records = records[1:]
             self._expected, self._looks = None, 0
         last_is_stop = False
@@ -248,14 +248,14 @@ class ShardCursor:
         if records:
             self.split = self.split.read_up_to(records[-1]["SequenceNumber"], len(records))
         ended = is_closed or last_is_stop
-        return Answer(records, at_tip or last_is_stop, ended, got.answered_ms, got.behind_ms)
+        return Answer(records, at_tip or last_is_stop, ended, got.answered_ms, got.lag_ms)
 
     def _met(self, records: list[dict[str, Any]], at_tip: bool, is_closed: bool) -> bool:
         """Return whether reading goes on with ``records``: they begin with the record that was seen before."""
         if records:
             if records[0]["SequenceNumber"] != self._expected:
                 self._lost(f"the oldest record is now {records[0]['SequenceNumber']}")
-                self._is_behind_expected = False
+                self._is_after_expected = False
             return True
         if at_tip and self._is_missing_for_good(is_closed):
             self._lost("the shard has no record from there on")

@@ -39,11 +39,11 @@ class Seen:
     count
         How many there are.
     at_tip, ended
-        Whether there is nothing more now, or never will be, behind the last of them.
+        Whether there is nothing more now, or never will be, after the last of them.
     rested_ms
         When something may be there again, on the planner's clock.
-    behind_ms
-        How far behind the newest record the last of them is.
+    lag_ms
+        How far the last of them lags the newest record, in milliseconds.
     """
 
     def __init__(self, cursor: ShardCursor) -> None:
@@ -53,7 +53,7 @@ class Seen:
         self.at_tip = False
         self.ended = False
         self.rested_ms = 0
-        self.behind_ms = 0
+        self.lag_ms = 0
         self._first: str | None = None
         self._numbers: list[str] = []  # the last of all that were seen; all of them, if they are kept
         self._until_ms: int | None = None
@@ -73,7 +73,7 @@ class Seen:
             # On a busy shard the tip may never be reached: up to now is enough. Kinesis gives its time in seconds.
             self._until_ms = self._until_ms or answer.answered_ms + 1000
             self.at_tip = arrived >= self._until_ms
-        self.behind_ms = answer.behind_ms
+        self.lag_ms = answer.lag_ms
         self.ended = self.ended or answer.ended
         self.at_tip = self.at_tip or answer.at_tip or answer.ended
 
@@ -128,7 +128,7 @@ class Scout:
         self._seen: dict[str, Seen] = {}
 
     def seen(self, split: KinesisSplit) -> Seen:
-        """Return what was seen behind the split's position and is not planned yet."""
+        """Return what was seen after the split's position and is not planned yet."""
         seen = self._seen.get(split.split_id)
         if seen is None or seen.position != split.position or seen.cursor.split.stop != split.stop:
             seen = self._seen[split.split_id] = Seen(self._open_cursor(split))
@@ -139,9 +139,9 @@ class Scout:
         ids = {split.split_id for split in splits}
         self._seen = {split_id: seen for split_id, seen in self._seen.items() if split_id in ids}
 
-    def behind_ms(self) -> int:
-        """Return how far the shard that is furthest behind is, as of the last answers, in milliseconds."""
-        return max((seen.behind_ms for seen in self._seen.values()), default=0)
+    def lag_ms(self) -> int:
+        """Return the lag of the slowest shard as of the last answers, in milliseconds."""
+        return max((seen.lag_ms for seen in self._seen.values()), default=0)
 
     def read_ahead(
         self,
@@ -152,7 +152,7 @@ class Scout:
         budget_ms: int | None,
         now_ms: int,
     ) -> dict[str, Seen]:
-        """Look for records behind the splits' positions, and return what was seen by split id.
+        """Look for records after the splits' positions, and return what was seen by split id.
 
         Parameters
         ----------

@@ -93,8 +93,8 @@ class ShardTable:
     def __init__(self, state: KinesisState) -> None:
         self.initial_discovery_finished = state.initial_discovery_finished
         self.unassigned: dict[str, KinesisSplit] = {split.split_id: split for split in state.unassigned}
-        # Unassigned since the restore, and whether the end of each was told meanwhile: then the state is older than its
-        # assignment, which will be made again and not be carried out.
+        # Unassigned since the restore, and whether the end of each was reported meanwhile: then the state is older than
+        # its assignment, which will be made again and not be carried out.
         self._ended_since: dict[str, bool] = dict.fromkeys(self.unassigned, False)
         self.assigned: dict[str, int | None] = dict.fromkeys(state.assigned)
         """The readers of shards; None: one of before a restore, that has not reported yet."""

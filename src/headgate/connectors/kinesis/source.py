@@ -41,7 +41,7 @@ from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import PlanLimits, PlannedRange, Source, SupportsSplitReassignmentOnRecovery
 
 _CLOCKS_DIFFER_MS = 1000
-"""Kinesis tells its time in whole seconds."""
+"""Kinesis reports its time in whole seconds."""
 
 
 class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmentOnRecovery):
@@ -68,7 +68,7 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
         self._scout: Scout | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the planner's scout behind."""
+        """Leave out the planner's scout."""
         return {**self.__dict__, "_scout": None}
 
     def schema(self) -> str:
@@ -145,8 +145,8 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
         return [planned[split.split_id] for split in splits if split.split_id in planned]
 
     def lag(self, splits: Sequence[KinesisSplit], now_ms: int) -> Mapping[str, int]:
-        """Return how far behind the newest record the shard furthest behind was at the last look."""
-        return {"millisBehindLatest": 0 if self._scout is None else self._scout.behind_ms()}
+        """Return how far the slowest shard lagged the newest record at the last look."""
+        return {"millisBehindLatest": 0 if self._scout is None else self._scout.lag_ms()}
 
     def _enumerator(
         self, context: SplitEnumeratorContext[KinesisSplit], state: KinesisState | None
@@ -180,7 +180,7 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
         if boundedness is Boundedness.BOUNDED:
             return msgspec.structs.replace(found, splits=self._up_to_now(found.splits))
         if start is not None and start.kind == "latest":
-            return msgspec.structs.replace(found, splits=self._behind_what_is_there(found.splits))
+            return msgspec.structs.replace(found, splits=self._after_latest(found.splits))
         return found
 
     def _list_shards(self, *, patient: bool) -> tuple[list[Shard], int]:
@@ -200,20 +200,20 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
         ranges = [seen[split.split_id].take(split, seen[split.split_id].count) for split in splits]
         return tuple(each.split for each in ranges if each is not None and not each.split.ended)
 
-    def _behind_what_is_there(self, splits: Sequence[KinesisSplit]) -> tuple[KinesisSplit, ...]:
-        """Return ``splits``, which are at the second in which they were listed, behind what came in that second.
+    def _after_latest(self, splits: Sequence[KinesisSplit]) -> tuple[KinesisSplit, ...]:
+        """Return ``splits``, which are at the second in which they were listed, after what came in that second.
 
         So `latest` is resolved by Kinesis' clock alone, and to a position that means the same for ever: the last
         record that was there, or, where there was none, a time since which none had come.
         """
         seen = self._new_scout().read_ahead(splits, most=None, most_per_split=None, budget_ms=None, now_ms=0)
-        behind = []
+        moved = []
         for split in splits:
             found = seen[split.split_id]
             planned = found.take(split, found.count)
             is_there = planned is not None and planned.split.stop is not None
-            behind.append(msgspec.structs.replace(split, position=found.position) if is_there else split)
-        return tuple(behind)
+            moved.append(msgspec.structs.replace(split, position=found.position) if is_there else split)
+        return tuple(moved)
 
 
 def _number(shard_id: str) -> int:

@@ -25,7 +25,7 @@ class ShardPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ----------
     kind
         ``TRIM_HORIZON``: the oldest record there is. ``AT_TIMESTAMP``: the first that arrived at a time or later.
-        ``AT_SEQUENCE_NUMBER``, ``AFTER_SEQUENCE_NUMBER``: a record that somebody has seen, or the one behind it.
+        ``AT_SEQUENCE_NUMBER``, ``AFTER_SEQUENCE_NUMBER``: a record that somebody has seen, or the one after it.
     sequence_number
         Of that record: a decimal number as text. They are compared as whole numbers, which need more than 64 bits.
     timestamp_ms
@@ -44,7 +44,7 @@ TRIM_HORIZON = ShardPosition()
 
 
 def after(sequence_number: str) -> ShardPosition:
-    """Return the position behind a record."""
+    """Return the position after a record."""
     return ShardPosition(kind="AFTER_SEQUENCE_NUMBER", sequence_number=sequence_number)
 
 
@@ -90,7 +90,7 @@ class KinesisSplit(Split, frozen=True, kw_only=True, omit_defaults=True):
         return int(self.position.sequence_number or 0) >= int(self.stop)
 
     def read_up_to(self, sequence_number: str, rows: int) -> KinesisSplit:
-        """Return the split behind a record, when ``rows`` records up to it have been read."""
+        """Return the split after a record, when ``rows`` records up to it have been read."""
         left = None if self.rows is None else max(0, self.rows - rows)
         return msgspec.structs.replace(self, position=after(sequence_number), rows=left)
 

@@ -34,7 +34,7 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
     discovery_interval_ms
         Time from one listing to the next, in milliseconds.
     finite_splits
-        Whether splits end by themselves in an unbounded read.
+        Whether splits end on their own in an unbounded read.
     state
         What to go on from, or None to start afresh.
     """

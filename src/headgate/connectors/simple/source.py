@@ -2,8 +2,8 @@
 
 Never: keep the class anywhere but in the adapter itself: one that is defined in a notebook travels with it.
 
-A stop is always a position that was seen: what the author's ``latest`` said, or where a read-ahead in the planner came
-to.
+A stop is always a position that was seen: what the author's ``latest`` returned, or where a read-ahead in the planner
+came to.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SimpleSourceAdapter(Source[SimpleSplit, SimpleState]):
                 target: tuple[Any, ...] = (split.stop,)
             else:
                 target = (source.latest(split.split_id),) if has_latest else ()
-            # A smaller number is an answer that lags behind what was read already, from a replica perhaps.
+            # A smaller number is an answer older than what was read already, from a replica perhaps.
             nothing_new = target in ((split.position,), (None,)) or _is_less(target, split.position)
             if target and (limits.max_rows is None or nothing_new):
                 if split.has_stop or split.finite or not nothing_new:
@@ -187,7 +187,7 @@ class _ReadAhead:
 
 
 def _read_ahead(splits: Sequence[_ReadAhead], limits: PlanLimits, clock_ms: Callable[[], int]) -> None:
-    """Move each split's position behind batches that fit into the limits, one batch of each in turn."""
+    """Move each split's position after batches that fit into the limits, one batch of each in turn."""
     rows = 0
     active = list(splits)
     while active:

@@ -24,7 +24,7 @@ class SimpleSplit(Split, frozen=True, kw_only=True):
     has_stop
         Whether the split ends at ``stop``.
     stop
-        The position behind the last batch of the split; None, with ``has_stop``: the split is empty.
+        The position after the last batch of the split; None, with ``has_stop``: the split is empty.
     finite
         Without a stop: whether the split is done with once ``read`` is exhausted.
     """

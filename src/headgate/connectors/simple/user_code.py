@@ -89,7 +89,7 @@ class UserSource:
         return ids
 
     def latest(self, split_id: str) -> Any:
-        """Return the position behind everything that is there now, in JSON's terms; None: nothing is there.
+        """Return the position after everything that is there now, in JSON's terms; None: nothing is there.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class UserSource:
         return None if position is None else self._json(position, "latest", split_id)
 
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """Yield the batches of a split behind a position, each with the next position in JSON's terms.
+        """Yield the batches of a split after a position, each with the next position in JSON's terms.
 
         Raises
         ------
@@ -127,15 +127,15 @@ class UserSource:
                     return
                 except Exception as error:
                     self._raise(error, "read", split_id, position)
-                batch, behind = self._pair(item, split_id, position)
-                if batch.num_rows and behind == position:
+                batch, following = self._pair(item, split_id, position)
+                if batch.num_rows and following == position:
                     raise self._broken(
                         "read",
-                        f"yielded the position {behind!r:.200} again behind {batch.num_rows} further rows. Each batch "
-                        "must have a position of its own",
+                        f"yielded the position {following!r:.200} again after {batch.num_rows} further rows. Each "
+                        "batch must have a position of its own",
                         split_id,
                     )
-                position = behind
+                position = following
                 yield batch, position
         finally:
             if hasattr(iterator, "close"):
@@ -151,7 +151,7 @@ class UserSource:
             )
             raise self._broken(
                 "read",
-                f"yielded {found} behind position {position!r:.200}. It must yield pairs of a pyarrow.RecordBatch and "
+                f"yielded {found} after position {position!r:.200}. It must yield pairs of a pyarrow.RecordBatch and "
                 "the next position",
                 split_id,
             )
@@ -162,10 +162,10 @@ class UserSource:
         batch = item[0]
         if self._schema is not None:
             try:
-                batch = conform(batch, self._schema)
+                batch = cast_to_schema(batch, self._schema)
             except ValueError as error:
                 raise self._broken(
-                    "read", f"yielded a batch behind position {position!r:.200} in which {error}", split_id
+                    "read", f"yielded a batch after position {position!r:.200} in which {error}", split_id
                 ) from error
         return batch, self._json(item[1], "read", split_id)
 
@@ -200,7 +200,7 @@ class UserSource:
         ) from error
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch with exactly the columns of a schema, in its order and types.
 
     Raises
@@ -217,14 +217,14 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         raise ValueError(
             f"the columns are {', '.join(batch.schema.names) or 'none'}; the schema declares {', '.join(schema.names)}"
         )
-    return pa.RecordBatch.from_arrays([_conform_column(batch, field) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([_cast_column(batch, field) for field in schema], schema=schema)
 
 
 def _has_forbidden_nulls(batch: pa.RecordBatch, field: pa.Field) -> bool:
     return not field.nullable and batch.column(field.name).null_count > 0
 
 
-def _conform_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+def _cast_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     if _has_forbidden_nulls(batch, field):
         raise ValueError(f"the column {field.name!r} has nulls; the schema declares it NOT NULL")
     column = batch.column(field.name)

@@ -3,6 +3,8 @@
 Never: read a clock, or announce anything but when the minimum moved (to all readers), a reader joined (to it), or the
 others of the reader that holds the minimum fell (to it: it goes by itself and would run ahead of them).
 
+`headgate.task.alignment` pauses the splits of a reader that are beyond that.
+
 A reader votes with what it reported last. Each execution of a reader reports once in any case, be it that it has no
 vote; until all readers of the query have, those that have not hold the group as if they had a split without a
 watermark. One that failed keeps its vote until it is back and reports anew: what it reads again is not to be overtaken
@@ -210,7 +212,7 @@ class AlignmentGroup(Machine):
         # Who has not reported since the query started; they hold the group as soon as one of them has come.
         self._awaited = {(source, subtask) for source in max_drift_ms for subtask in range(parallelism)}
         self._heap: list[tuple[int, _Key]] = []  # all votes, and some that were
-        self._leader: _Key | None = None  # who was told of others beyond the announced minimum: it held that alone
+        self._leader: _Key | None = None  # who got the others' minimum, beyond the announced one: it held that alone
         self._others_ms: int | None = None  # of other queries
         self._minimum_ms: int | None = None
         self._moved_at_ms = 0

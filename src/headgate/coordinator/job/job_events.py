@@ -15,7 +15,7 @@ from headgate.protocol.messages import Envelope, SubtaskProgress
 # What happened outside, beside the answers to actions.
 
 
-class LetterReceived(msgspec.Struct, frozen=True):
+class SlotMessageReceived(msgspec.Struct, frozen=True):
     """An envelope came on a connection."""
 
     connection: int
@@ -51,7 +51,7 @@ class TimePassed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    sch.QueryStarted | LetterReceived | ConnectionClosed | FromSource | sch.JobEnded | cp.CheckpointRequested
+    sch.QueryStarted | SlotMessageReceived | ConnectionClosed | FromSource | sch.JobEnded | cp.CheckpointRequested
     | cp.ManifestWritten | cp.ManifestWriteFailed | cp.Committed | cp.CommitFailed | OthersMoved | StopRequested
     | TimePassed
 )  # fmt: skip

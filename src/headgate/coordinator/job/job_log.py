@@ -17,8 +17,8 @@ def held_by(group: str, holder: al.WarnOfHolder) -> str:
         who = "Another query of this Spark application"
     elif not holder.split_id:
         who = (
-            f"Reader {holder.subtask} of the source {holder.source!r}, which has not said yet how far it is or waits "
-            "for its next split,"
+            f"Reader {holder.subtask} of the source {holder.source!r}, which has not reported yet how far it is or "
+            "waits for its next split,"
         )
     else:
         who = f"The split {holder.split_id!r} of the source {holder.source!r} (reader {holder.subtask})"

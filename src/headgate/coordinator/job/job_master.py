@@ -211,17 +211,17 @@ class JobMaster:
         self._notify_checkpoints(cp.CheckpointingStarted())
         self._notify_scheduler(event)
 
-    def _on_letter_received(self, event: job.LetterReceived) -> None:
+    def _on_slot_message_received(self, event: job.SlotMessageReceived) -> None:
         envelope, connection = event.envelope, event.connection
         key = (envelope.slot, envelope.attempt)
-        letter, bound = envelope.message, self._slots.key_of(connection)
+        message, bound = envelope.message, self._slots.key_of(connection)
         if envelope.run != self._plan.run or not 0 <= envelope.slot < self._plan.parallelism:
             reason = f"this is run {self._plan.run} of {self._plan.parallelism} slots"
             self._out += self._slots.refuse(connection, envelope, reason)
-        elif bound is None and isinstance(letter, msg.RegisterSlot):
-            self._out += self._slots.register(connection, envelope, letter)
-            self._notify_scheduler(slt.SlotRegistered(*key, letter.running))
-        elif bound != key or isinstance(letter, msg.RegisterSlot):
+        elif bound is None and isinstance(message, msg.RegisterSlot):
+            self._out += self._slots.register(connection, envelope, message)
+            self._notify_scheduler(slt.SlotRegistered(*key, message.running))
+        elif bound != key or isinstance(message, msg.RegisterSlot):
             # Late, of an attempt that was fenced; or nothing that we ever send.
             self._out += self._slots.close(connection)
         else:
@@ -229,7 +229,7 @@ class JobMaster:
             for message in self._slots.receive(key, envelope):
                 self._on_message(envelope.slot, message)
 
-    def _shut_out(self, event: job.LetterReceived) -> None:
+    def _shut_out(self, event: job.SlotMessageReceived) -> None:
         self._out.append(job.CloseConnection(event.connection))
 
     def _on_connection_closed(self, event: job.ConnectionClosed) -> None:
@@ -277,54 +277,56 @@ class JobMaster:
 
     # What slots send.
 
-    def _on_message(self, slot: int, letter: msg.Message) -> None:
+    def _on_message(self, slot: int, message: msg.Message) -> None:
         """Hear a message; those of another execution than the current are ignored."""
-        if isinstance(letter, msg.SlotHeartbeat):
+        if isinstance(message, msg.SlotHeartbeat):
             return
-        if isinstance(letter, msg.RegisterSlot | msg.ToSlot):
-            self._log("warning", f"Slot {slot} sent a {type(letter).__name__}, which is not for us: ignored.")
+        if isinstance(message, msg.RegisterSlot | msg.ToSlot):
+            self._log("warning", f"Slot {slot} sent a {type(message).__name__}, which is not for us: ignored.")
             return
-        subtask = SubtaskId(letter.stage, slot)
-        if self._scheduler.execution(subtask) == letter.execution:
-            self._route(letter, subtask, letter)
+        subtask = SubtaskId(message.stage, slot)
+        if self._scheduler.execution(subtask) == message.execution:
+            self._route(message, subtask, message)
 
-    def _on_reader_registered(self, subtask: SubtaskId, letter: msg.ReaderRegistered) -> None:
-        self._on_reader_message(subtask, letter)
-        self._join_group(subtask.subtask, letter)  # what was announced before, it may not have been open for
+    def _on_reader_registered(self, subtask: SubtaskId, message: msg.ReaderRegistered) -> None:
+        self._on_reader_message(subtask, message)
+        self._join_group(subtask.subtask, message)  # what was announced before, it may not have been open for
 
-    def _on_reader_message(self, subtask: SubtaskId, letter: ReaderMessage) -> None:
-        self._notify_sources({letter.source: src.FromReader(subtask.subtask, letter)})
+    def _on_reader_message(self, subtask: SubtaskId, message: ReaderMessage) -> None:
+        self._notify_sources({message.source: src.FromReader(subtask.subtask, message)})
 
-    def _on_subtask_progress(self, subtask: SubtaskId, letter: SubtaskProgress) -> None:
-        self._out.append(job.ShowProgress(subtask.subtask, letter))
-        for uid, splits in letter.event_times.items():
+    def _on_subtask_progress(self, subtask: SubtaskId, message: SubtaskProgress) -> None:
+        self._out.append(job.ShowProgress(subtask.subtask, message))
+        for uid, splits in message.event_times.items():
             if (group := self._group_of.get(uid)) is not None:
                 paused = any(split.paused for split in splits.values())
                 self._notify_group(group, al.ReaderPaused(uid, subtask.subtask, paused))
 
-    def _on_subtask_running(self, subtask: SubtaskId, letter: msg.SubtaskRunning) -> None:
-        self._notify_scheduler(sch.SubtaskStarted(subtask, letter.execution))
+    def _on_subtask_running(self, subtask: SubtaskId, message: msg.SubtaskRunning) -> None:
+        self._notify_scheduler(sch.SubtaskStarted(subtask, message.execution))
 
-    def _on_subtask_recovered(self, subtask: SubtaskId, letter: msg.SubtaskRecovered) -> None:
+    def _on_subtask_recovered(self, subtask: SubtaskId, message: msg.SubtaskRecovered) -> None:
         self._recovering.discard(subtask)
-        self._notify_checkpoints(cp.SubtaskRecovered(subtask, letter.execution))
+        self._notify_checkpoints(cp.SubtaskRecovered(subtask, message.execution))
 
-    def _on_input_ended(self, subtask: SubtaskId, letter: msg.InputEnded) -> None:
-        self._notify_scheduler(sch.SubtaskInputEnded(subtask, letter.execution))
+    def _on_input_ended(self, subtask: SubtaskId, message: msg.InputEnded) -> None:
+        self._notify_scheduler(sch.SubtaskInputEnded(subtask, message.execution))
 
-    def _on_subtask_failed(self, subtask: SubtaskId, letter: msg.SubtaskFailed) -> None:
-        peer = _peer_of(subtask.subtask, letter.error)
-        self._notify_scheduler(sch.SubtaskBroke(subtask, letter.execution, letter.error, peer))
+    def _on_subtask_failed(self, subtask: SubtaskId, message: msg.SubtaskFailed) -> None:
+        peer = _peer_of(subtask.subtask, message.error)
+        self._notify_scheduler(sch.SubtaskBroke(subtask, message.execution, message.error, peer))
 
-    def _on_checkpoint_acknowledged(self, subtask: SubtaskId, letter: msg.CheckpointAcknowledged) -> None:
-        self._notify_checkpoints(cp.SubtaskAcknowledged(subtask, letter.execution, letter.checkpoint_id, letter.state))
+    def _on_checkpoint_acknowledged(self, subtask: SubtaskId, message: msg.CheckpointAcknowledged) -> None:
+        self._notify_checkpoints(
+            cp.SubtaskAcknowledged(subtask, message.execution, message.checkpoint_id, message.state)
+        )
 
-    def _on_checkpoint_declined(self, subtask: SubtaskId, letter: msg.CheckpointDeclined) -> None:
-        self._notify_checkpoints(cp.SubtaskDeclined(subtask, letter.execution, letter.checkpoint_id, letter.reason))
+    def _on_checkpoint_declined(self, subtask: SubtaskId, message: msg.CheckpointDeclined) -> None:
+        self._notify_checkpoints(cp.SubtaskDeclined(subtask, message.execution, message.checkpoint_id, message.reason))
 
-    def _send(self, slot: int, letter: msg.ToSlot) -> None:
+    def _send(self, slot: int, message: msg.ToSlot) -> None:
         """Put a message on the stream of the slot's attempt that counts; without one nobody misses it."""
-        self._out += self._slots.send(slot, letter)
+        self._out += self._slots.send(slot, message)
 
     def _log(self, level: str, text: str) -> None:
         self._out.append(job.Log(level, text))
@@ -482,7 +484,7 @@ class JobMaster:
         self._out.append(job.ForSource(uid, action))
 
     def _send_to_reader(self, uid: str, action: src.SendToReader) -> None:
-        self._send(action.subtask, action.letter)
+        self._send(action.subtask, action.message)
 
     def _on_state_ready(self, uid: str, action: src.EnumeratorStateReady) -> None:
         self._notify_checkpoints(cp.SourceStateReady(uid, action.checkpoint_id, action.state, action.finished_known))
@@ -504,19 +506,19 @@ class JobMaster:
 
     # Alignment.
 
-    def _join_group(self, slot: int, letter: msg.ReaderRegistered | msg.WatermarkReported) -> None:
+    def _join_group(self, slot: int, message: msg.ReaderRegistered | msg.WatermarkReported) -> None:
         """Let a group know of a new execution of a reader."""
-        group = self._group_of.get(letter.source)
+        group = self._group_of.get(message.source)
         if group is not None:
-            self._aligned[letter.source, slot] = _Aligned(letter.stage, letter.execution)
-            self._notify_group(group, al.ReaderJoined(letter.source, slot))
+            self._aligned[message.source, slot] = _Aligned(message.stage, message.execution)
+            self._notify_group(group, al.ReaderJoined(message.source, slot))
 
-    def _on_watermark_reported(self, subtask: SubtaskId, letter: msg.WatermarkReported) -> None:
+    def _on_watermark_reported(self, subtask: SubtaskId, message: msg.WatermarkReported) -> None:
         slot = subtask.subtask
-        if self._aligned.get((letter.source, slot)) != _Aligned(letter.stage, letter.execution):
-            self._join_group(slot, letter)
-        group = self._group_of[letter.source]
-        self._notify_group(group, al.ReaderReported(letter.source, slot, letter.watermark_ms, letter.slowest))
+        if self._aligned.get((message.source, slot)) != _Aligned(message.stage, message.execution):
+            self._join_group(slot, message)
+        group = self._group_of[message.source]
+        self._notify_group(group, al.ReaderReported(message.source, slot, message.watermark_ms, message.slowest))
 
     def _lose_readers(self, keys: Iterable[tuple[str, int]]) -> None:
         """Let groups know that readers failed; what these executions still say does not count."""
@@ -529,14 +531,14 @@ class JobMaster:
 
     def _announce(self, group: al.AlignmentGroup, action: al.Announce) -> None:
         aligned = self._aligned[action.source, action.subtask]
-        letter = msg.AlignmentAnnounced(
+        message = msg.AlignmentAnnounced(
             stage=aligned.stage,
             execution=aligned.execution,
             source=action.source,
             max_watermark_ms=action.max_watermark_ms,
             others_ms=action.others_ms,
         )
-        self._send(action.subtask, letter)
+        self._send(action.subtask, message)
 
     def _share_minimum(self, group: al.AlignmentGroup, action: al.ShareMinimum) -> None:
         self._out.append(job.ShareMinimum(group.group, action.watermark_ms))

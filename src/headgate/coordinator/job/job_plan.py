@@ -68,6 +68,22 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether exchanges connect subtasks of different slots."""
         return any(exchange.kind != "forward" for exchange in self.exchanges.values())
 
+    @property
+    def moving_exchanges(self) -> frozenset[str]:
+        """The exchanges whose rows may come from another producer after any restart.
+
+        A source that reassigns splits on recovery gives one to another reader then, at the same parallelism, too. What
+        is downstream of a ``forward`` exchange follows its producers; other exchanges send a row where they did before.
+        """
+        if not any(source.reassigns_on_recovery for source in self.sources.values()):
+            return frozenset()
+        moving, stages = set[str](), {0}
+        for uid, exchange in sorted(self.exchanges.items(), key=lambda each: each[1].producer_stage):
+            if exchange.producer_stage in stages:
+                moving.add(uid)
+                stages |= {exchange.consumer_stage} if exchange.kind == "forward" else set()
+        return frozenset(moving)
+
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user set.

@@ -18,7 +18,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
-    """A slot for people: ``state`` as in `slots`, and what its newest attempt said of itself."""
+    """A slot for people: ``state`` as in `slots`, and what its newest attempt reported of itself."""
 
     slot: int
     state: str

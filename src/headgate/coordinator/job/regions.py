@@ -53,6 +53,7 @@ class Regions:
     def __init__(self, plan: JobPlan, *, on_downstream: bool) -> None:
         self._plan = plan
         self._on_downstream = on_downstream
+        self._moving = plan.moving_exchanges
         self._regions = [Region() for _ in range(1 if plan.is_connected else plan.parallelism)]
         self._channels = _NO_CHANNELS
         exchanges = plan.exchanges.values()
@@ -101,8 +102,11 @@ class Regions:
                 parallelism=parallelism,
                 max_parallelism=self._plan.max_parallelism,
                 on_downstream=self._on_downstream,
+                moving=self._moving,
             )
-            relocated = relocated_exchanges(manifest.channels, old_parallelism=old, parallelism=parallelism)
+            relocated = relocated_exchanges(
+                manifest.channels, old_parallelism=old, parallelism=parallelism, moving=self._moving
+            )
             self._channels = Channels(manifest, assigned, relocated)
         return self._channels
 

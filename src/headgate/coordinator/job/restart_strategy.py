@@ -28,7 +28,7 @@ class ExponentialDelay(msgspec.Struct, frozen=True, kw_only=True, tag="exponenti
         A delay is longer or shorter by up to this part of it.
     reset_backoff_threshold_ms
         A failure so long after the last restart is a first one again. Set it above the checkpoint interval, or a record
-        that always fails far behind a checkpoint is tried for ever.
+        that always fails long after a checkpoint is tried for ever.
     attempts
         How many restarts in a row are tried; None: any number.
     """

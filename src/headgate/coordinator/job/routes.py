@@ -67,9 +67,9 @@ def dispatch_of(routes: Iterable[Route]) -> dict[tuple[str, type], str]:
 ROUTES = (
     Route("outside", sch.QueryStarted, ("checkpoints", "scheduler"), "_on_query_started",
         state="open, releasing"),
-    Route("outside", job.LetterReceived, ("scheduler", "outside"), "_on_letter_received",
+    Route("outside", job.SlotMessageReceived, ("scheduler", "outside"), "_on_slot_message_received",
         "what is of a slot's own attempt goes on below", state="open, releasing"),
-    Route("outside", job.LetterReceived, ("outside",), "_shut_out", "who comes when all is over", state="over"),
+    Route("outside", job.SlotMessageReceived, ("outside",), "_shut_out", "who comes when all is over", state="over"),
     Route("outside", job.ConnectionClosed, ("scheduler",), "_on_connection_closed", state="open, releasing"),
     Route("outside", job.FromSource, ("sources",), "_on_from_source", state="open, releasing"),
     Route("outside", sch.JobEnded, ("scheduler",), "_on_job_ended", "if it is the job that runs",

@@ -67,7 +67,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     registration_timeout_ms
         How long slots may take to come. The first time it ends the query, later it is worth a warning.
     release_timeout_ms
-        How long slots may take to end by themselves, and a cancelled job to end.
+        How long slots may take to end on their own, and a cancelled job to end.
     """
 
     failover_strategy: Literal["region", "full"] = "region"
@@ -218,7 +218,7 @@ class Scheduler(Machine):
         Row("resubmitting",             sch.SchedulerTimePassed, "submitted",
             [sch.SubmitJob, Maybe(sch.RestoreSources)], "the delay is over", when="due", by="_on_nothing"),
         Row("ending",                   sch.SchedulerTimePassed, SAME, [Maybe(sch.CancelJob)],
-            "after a while: tasks do not end by themselves", by="_on_time_ending"),
+            "after a while: tasks do not end on their own", by="_on_time_ending"),
         Row("ending",                   sch.SchedulerTimePassed, "over", [Maybe(FenceSlot), sch.QueryOver],
             "nor cancelled", when="late", by="_on_time_ending"),
     )
@@ -262,7 +262,7 @@ class Scheduler(Machine):
 
     def follow_up(self, event: sch.Event, now_ms: int) -> list[sch.Action]:
         """Return what is due by now."""
-        return [] if isinstance(event, SlotHeard) else self._go_on(now_ms)  # with every letter: nothing follows
+        return [] if isinstance(event, SlotHeard) else self._go_on(now_ms)  # with every message: nothing follows
 
     def brief(self, event: sch.Event, kind: type) -> str:
         """Return all of an event: none is large."""
@@ -290,7 +290,7 @@ class Scheduler(Machine):
         return self._phase
 
     def next_time_ms(self) -> int | None:
-        """Return when `SchedulerTimePassed` is due, in milliseconds; None: not by itself."""
+        """Return when `SchedulerTimePassed` is due, in milliseconds; None: nothing is due."""
         if self._phase == "ending":
             return self._end_ms
         if self._phase not in _LIVE:
@@ -394,7 +394,7 @@ class Scheduler(Machine):
     def _resubmit(self, error: ErrorReport, now_ms: int, *, again: bool = False) -> list[sch.Action]:
         """Submit the job again on what is there: Spark sees a living task where nobody answers.
 
-        Only the job's end gets rid of that task, and Spark may take minutes to find out by itself.
+        Only the job's end gets rid of that task, and Spark may take minutes to find out on its own.
         """
         numbers = self._deployed_numbers()
         fences = self._drop_slots("the job is submitted again", now_ms)
@@ -566,7 +566,7 @@ class Scheduler(Machine):
         return self._end(now_ms)
 
     def _end(self, now_ms: int) -> list[sch.Action]:
-        """Let everything end; after an error at once, else when the slots have ended by themselves."""
+        """Let everything end; after an error at once, else when the slots have ended on their own."""
         actions = self._announce_not_running("the query ends")
         if self._failed and self._cause is not None:
             actions.append(sch.FailQuery(self._cause))

@@ -135,7 +135,7 @@ class ReleaseSlots(msgspec.Struct, frozen=True):
 
 
 class CancelJob(msgspec.Struct, frozen=True):
-    """Cancel Spark's job: its tasks did not end by themselves, or the query failed."""
+    """Cancel Spark's job: its tasks did not end on their own, or the query failed."""
 
     submission: int
 

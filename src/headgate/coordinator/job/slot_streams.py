@@ -17,7 +17,7 @@ _Key = tuple[int, int]  # slot and attempt
 
 
 class Stream(msgspec.Struct):
-    """The stream of an attempt: its session, its connection while there is one, and what it said of itself."""
+    """The stream of an attempt: its session, its connection while there is one, and what it reported of itself."""
 
     session: Session
     connection: int | None
@@ -56,17 +56,17 @@ class SlotStreams:
         """Return the messages that are next in order."""
         return self._streams[key].session.receive(envelope)
 
-    def register(self, connection: int, envelope: Envelope, letter: msg.RegisterSlot) -> list[job.Action]:
+    def register(self, connection: int, envelope: Envelope, message: msg.RegisterSlot) -> list[job.Action]:
         """Bind a connection to an attempt; an older connection of it is closed."""
         key = (envelope.slot, envelope.attempt)
         stream = self._streams.get(key)
         actions: list[job.Action] = []
         if stream is None:
             session = Session(run=self._run, slot=envelope.slot, attempt=envelope.attempt)
-            stream = self._streams[key] = Stream(session, None, letter)
+            stream = self._streams[key] = Stream(session, None, message)
         elif stream.connection is not None:
             actions = self.close(stream.connection)
-        stream.connection, stream.about, stream.received = connection, letter, envelope.received
+        stream.connection, stream.about, stream.received = connection, message, envelope.received
         self._connections[connection] = key
         return actions
 
@@ -104,12 +104,12 @@ class SlotStreams:
         actions = self._send_uncounted(stream, msg.SlotFenced(reason=reason))
         return actions if stream.connection is None else [*actions, *self.close(stream.connection)]
 
-    def send(self, slot: int, letter: msg.ToSlot) -> list[job.Action]:
+    def send(self, slot: int, message: msg.ToSlot) -> list[job.Action]:
         """Put a message on the stream of the slot's attempt that counts; without one nobody misses it."""
         stream = self.current(slot)
         if stream is None:
             return []
-        envelope = stream.session.send(letter)
+        envelope = stream.session.send(message)
         return [] if stream.connection is None else [job.Transmit(stream.connection, envelope)]
 
     def beat(self) -> list[job.Action]:
@@ -132,10 +132,10 @@ class SlotStreams:
         bound = {stream.connection: key for key, stream in self._streams.items() if stream.connection is not None}
         assert bound == self._connections
 
-    def _send_uncounted(self, stream: Stream, letter: msg.ToSlot) -> list[job.Action]:
+    def _send_uncounted(self, stream: Stream, message: msg.ToSlot) -> list[job.Action]:
         if stream.connection is None:
             return []
-        return [job.Transmit(stream.connection, stream.session.send_uncounted(letter))]
+        return [job.Transmit(stream.connection, stream.session.send_uncounted(message))]
 
 
 _HEARTBEAT = msg.CoordinatorHeartbeat()

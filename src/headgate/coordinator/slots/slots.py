@@ -3,7 +3,7 @@
 Never: know what runs in a slot, or restart anything.
 
 The states are those of one slot. *Stale* is an attempt that is not newer than one that counted and was given up, or
-that belongs to another submission of the job. Only of attempts that count it is told that they were heard of or not.
+that belongs to another submission of the job. Only attempts that count are reported as heard of or silent.
 
 Follows FLIP-27, "Where to run the enumerator".
 """
@@ -167,7 +167,7 @@ class SlotAttempts(Machine):
 
     @property
     def deadline_ms(self) -> int | None:
-        """When `SlotsTimePassed` makes a difference, in milliseconds; None: not by itself."""
+        """When `SlotsTimePassed` makes a difference, in milliseconds; None: nothing is due."""
         return self.heard_ms + self._job.heartbeat_timeout_ms if self.is_present else self.missed_ms
 
     def refused(self, event: Event) -> str | None:
@@ -323,7 +323,7 @@ class Slots:
         return [SlotStatus(each.slot, each.state, each.attempt) for each in self._slots]
 
     def next_time_ms(self) -> int | None:
-        """Return when `SlotsTimePassed` is due at the earliest, in milliseconds; None: not by itself."""
+        """Return when `SlotsTimePassed` is due at the earliest, in milliseconds; None: nothing is due."""
         return self._due_ms
 
     def check(self) -> None:
@@ -344,7 +344,7 @@ class Slots:
         return actions
 
     def _forgive_own_sleep(self, now_ms: int) -> None:
-        """Do not count time in which we stood still as the slots' silence: what they said may still lie in a queue.
+        """Do not count time in which we stood still as the slots' silence: their messages may still be in a queue.
 
         Time is looked at with every heartbeat of ours, four in a time-out: after half of one something held us up.
         """

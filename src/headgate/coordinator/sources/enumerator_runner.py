@@ -167,7 +167,7 @@ class EnumeratorRunner:
         self._holders = dict(holders)  # who was given a split that is not known to be finished
         self._outputs: list[Output] = []
         self._failures: dict[str, int] = {}  # in a row, of slow work that is tried again, by its name
-        self._unassigned: src.UnassignedChanged | None = None  # what was said last of that
+        self._unassigned: src.UnassignedChanged | None = None  # the last report of that
         # What readers reported, as it came: an enumerator that assigns the very same split again needs no new bytes.
         # Filled on the enumerator's thread and emptied where outputs are reported.
         self._reported: dict[str, tuple[Split, SplitState]] = {}
@@ -181,11 +181,11 @@ class EnumeratorRunner:
         return self._run(self._start)
 
     def call(self, call: src.EnumeratorCall) -> list[Output]:
-        """Carry out one call, and return what the enumerator said."""
+        """Carry out one call, and return what the enumerator reported."""
         return self._run(lambda: self._carry_out(call))
 
     def finish(self, work: SlowWork, result: Any, error: Exception | None) -> list[Output]:
-        """Hand the outcome of slow work to its handler, and return what the enumerator said."""
+        """Hand the outcome of slow work to its handler, and return what the enumerator reported."""
         return self._run(lambda: self._finish(work, result, error))
 
     def next_run_ms(self, work: SlowWork) -> int | None:
@@ -322,9 +322,9 @@ class EnumeratorRunner:
     def _add_reader(self, call: src.AddReader) -> None:
         # An assignment to another reader that the coordinator has not heard of yet counts, and not the report.
         its_own = (None, call.subtask)
-        told = [stored for stored in call.reported_splits if self._holders.get(stored.split_id) in its_own]
-        reported = self._deserialized(told)
-        for split, stored in zip(reported, told):
+        stored_splits = [stored for stored in call.reported_splits if self._holders.get(stored.split_id) in its_own]
+        reported = self._deserialized(stored_splits)
+        for split, stored in zip(reported, stored_splits):
             self._reported[split.split_id] = split, stored
             if self._holders.get(split.split_id) == call.subtask:
                 del self._holders[split.split_id]
@@ -340,12 +340,12 @@ class EnumeratorRunner:
         self._outputs.append(src.ReaderAdded(self.incarnation, call.subtask))
 
     def _say_unassigned(self) -> None:
-        """Say what is unassigned behind what the enumerator said, if it is not what it was."""
+        """Report unassigned work after what the enumerator reported, if it changed."""
         time_ms = self._made.unassigned_event_time_ms()
         if self._unassigned is not None and self._unassigned.event_time_ms == time_ms:
             return
         if time_ms is not None and not (isinstance(time_ms, int) and MIN_WATERMARK_MS <= time_ms <= MAX_WATERMARK_MS):
-            raise self._broken("unassigned_event_time_ms", f"{time_ms!r} is no time in milliseconds")
+            raise self._broken("unassigned_event_time_ms", f"{time_ms!r} is not a time in milliseconds")
         self._unassigned = src.UnassignedChanged(self.incarnation, time_ms)
         self._outputs.append(self._unassigned)
 

@@ -13,7 +13,7 @@ from headgate.coordinator.sources.log_segments import LogSegments
 from headgate.coordinator.sources.source_events import EnumeratorStateReady
 from headgate.protocol import messages as msg
 
-Letter = msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
+Message = msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Held(msgspec.Struct, frozen=True):
     log_number: int
     subtask: int | None
     execution: int
-    what: Letter | EnumeratorStateReady | Admission | Unassigned
+    what: Message | EnumeratorStateReady | Admission | Unassigned
 
 
 class Outbox:
@@ -50,7 +50,7 @@ class Outbox:
 
     def put(
         self,
-        what: Letter | EnumeratorStateReady | Admission | Unassigned,
+        what: Message | EnumeratorStateReady | Admission | Unassigned,
         subtask: int | None = None,
         execution: int = 0,
         *,

@@ -2,7 +2,7 @@
 
 Never: call an enumerator, send or store anything: it orders that, and the outcome is an event.
 
-What the enumerator says comes in the order in which it said it and goes out in that order: an assignment when it is in
+What the enumerator reports goes out in the order in which it was reported: an assignment when it is in
 the log, the state for a checkpoint when all before it is out. What follows is held back until the barriers are out.
 
 It is made of a machine per reader (`reader`), the places where splits are (`split_places`), what is on its way out
@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from headgate.coordinator.sources import reader as rd
+from headgate.coordinator.sources import reader_machine as rd
 from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.enumerator_recovery import Recovered
 from headgate.coordinator.sources.enumerator_watch import EnumeratorWatch
 from headgate.coordinator.sources.log_records import LogRecord, RegisteredRecord, StateRecord
 from headgate.coordinator.sources.outbox import Admission, Unassigned
-from headgate.coordinator.sources.reader import ReaderMachine, Shared
-from headgate.coordinator.sources.source_recovery import Recovered
+from headgate.coordinator.sources.reader_machine import ReaderMachine, Shared
 from headgate.coordinator.sources.source_state import decode_source_state
 from headgate.coordinator.sources.split_places import SplitPlaces
 from headgate.coordinator.sources.unassigned_work import UnassignedWork
@@ -240,7 +240,7 @@ class SourceCoordinator(Machine):
         if self.state in ("failed", "closed"):
             return Stale if kind in _OF_ANYBODY else kind
         if isinstance(event, src.FromReader):
-            return type(event.letter)
+            return type(event.message)
         return Stale if self.state != "new" and self._is_over(event) else kind
 
     def _is_over(self, event: src.Event) -> bool:
@@ -259,9 +259,9 @@ class SourceCoordinator(Machine):
         if self.state not in ("running", "recovering") or self._is_over(event):
             return None
         match event:
-            case src.FromReader(subtask=subtask, letter=letter):
+            case src.FromReader(subtask=subtask, message=message):
                 # Of other messages each state has a row.
-                return self._reader(subtask).refusal(letter) if isinstance(letter, msg.ReaderRegistered) else None
+                return self._reader(subtask).refusal(message) if isinstance(message, msg.ReaderRegistered) else None
             case src.SplitsAssigned():
                 given = rd.SplitsGiven((), swallowed=False)
                 whys = (self._reader(subtask).refusal(given) for subtask in event.assignment)
@@ -593,7 +593,7 @@ class SourceCoordinator(Machine):
             if reader.state == "failed":
                 return f"reader {subtask} failed"
             if reader.state == "reporting":  # what was logged and is not there is sent again: no barrier before it
-                return f"reader {subtask} has not said yet what it has"
+                return f"reader {subtask} has not reported yet what it has"
         if self._shared.places.parked:
             return f"splits wait for the readers {sorted(self._shared.places.parked)}"
         if self._reassigns and self._shared.places.swallowed:  # readers would report what the enumerator has as well
@@ -664,7 +664,7 @@ class SourceCoordinator(Machine):
 
 
 def _for_reader(event: rd.SourceEvent) -> rd.Event:
-    return event.letter if isinstance(event, src.FromReader) else event
+    return event.message if isinstance(event, src.FromReader) else event
 
 
 def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:
@@ -678,8 +678,8 @@ def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:
 def _promise_broken(source: str, split_id: str, subtask: int) -> msg.ErrorReport:
     return msg.ErrorReport(
         error_type="ConnectorContractError",
-        message=f"The enumerator of {source} assigns {split_id} to reader {subtask}, which was told that nothing "
-        "follows.",
+        message=f"The enumerator of {source} assigns {split_id} to reader {subtask}, which was notified "
+        "that there are no more splits.",
         facts={"source": source, "split": split_id},
     )
 

@@ -38,7 +38,7 @@ class FromReader(msgspec.Struct, frozen=True):
     """A message of a reader: ReaderRegistered, SplitRequested, SplitsFinished, EventToEnumerator or SourceReported."""
 
     subtask: int
-    letter: msg.ReaderRegistered | msg.SplitRequested | msg.SplitsFinished | msg.EventToEnumerator | msg.SourceReported
+    message: msg.ReaderRegistered | msg.SplitRequested | msg.SplitsFinished | msg.EventToEnumerator | msg.SourceReported
 
 
 class ReaderFailed(msgspec.Struct, frozen=True):
@@ -213,7 +213,7 @@ class SourceCheckpointAborted(msgspec.Struct, frozen=True):
 
 
 class SourceTimePassed(msgspec.Struct, frozen=True):
-    """It is as late as `SourceCoordinator.next_time_ms` said."""
+    """It is as late as `SourceCoordinator.next_time_ms` returned."""
 
 
 class SourceClosed(msgspec.Struct, frozen=True):
@@ -372,7 +372,7 @@ class SendToReader(msgspec.Struct, frozen=True):
     """Put a message on the stream of the reader's slot."""
 
     subtask: int
-    letter: msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader | msg.UnassignedWork | msg.ReportSource
+    message: msg.AssignSplits | msg.NoMoreSplits | msg.EventToReader | msg.UnassignedWork | msg.ReportSource
 
 
 class EnumeratorStateReady(msgspec.Struct, frozen=True):

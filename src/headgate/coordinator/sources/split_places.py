@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headgate.coordinator.sources.assignments import SplitAssignmentTracker
-from headgate.coordinator.sources.source_recovery import Recovered
+from headgate.coordinator.sources.enumerator_recovery import Recovered
 from headgate.coordinator.sources.source_state import SourceState, encode_source_state
 from headgate.protocol.state import SplitState
 
@@ -34,7 +34,7 @@ class SplitPlaces:
 
     def __init__(self, checkpoint_id: int, swallowed: Collection[str] = ()) -> None:
         self.tracker = SplitAssignmentTracker(checkpoint_id)
-        self.swallowed: dict[str, int | None] = dict.fromkeys(swallowed)  # see `source_recovery`
+        self.swallowed: dict[str, int | None] = dict.fromkeys(swallowed)  # see `enumerator_recovery`
         self.parked: dict[int, dict[str, SplitState]] = {}
 
     def adopt(self, recovered: Recovered, completed: int) -> None:

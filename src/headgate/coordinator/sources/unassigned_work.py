@@ -8,7 +8,7 @@ again. While such a one has splits that readers have (*swallowed*), what it repo
 what readers heard before it failed counts, until the enumerator reports something later. While a reader is away whose
 splits the enumerator will hear of only when the reader reports them (FLIP-537), anything may be unassigned soon: the
 others stay where they are, for such a split may come to any of them. With very many readers a rise
-is sent a little later, at most `_LETTERS_PER_MS` of them: else each split that is assigned would be a message to every
+is sent a little later, at most `_MESSAGES_PER_MS` of them: else each split that is assigned would be a message to every
 reader.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 from headgate.coordinator.sources.outbox import Unassigned
 from headgate.source.watermark import MIN_WATERMARK_MS
 
-_LETTERS_PER_MS = 50
+_MESSAGES_PER_MS = 50
 """What readers are sent of unassigned work at most, unless somebody has to stop for it."""
 
 
@@ -73,7 +73,7 @@ class UnassignedWork:
     def all_hear(self, now_ms: int) -> None:
         """Note that all readers hear of it now."""
         self._is_late = False
-        self._quiet_until_ms = now_ms + self._parallelism // _LETTERS_PER_MS
+        self._quiet_until_ms = now_ms + self._parallelism // _MESSAGES_PER_MS
 
     def next_time_ms(self) -> int | None:
         """Return when all readers are to hear of it, in milliseconds; None: they know."""

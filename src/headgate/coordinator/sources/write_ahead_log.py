@@ -98,9 +98,9 @@ class WriteAheadLog:
         self._made_segment: int | None = None  # the one whose folder is there
 
     def carry_out(self, action: src.AppendLog | src.DropLog | src.LoadLog) -> src.Event | None:
-        """Do what was ordered and return what the coordinator is to be told; nothing is told of `DropLog`.
+        """Carry out an action and return its outcome for the coordinator; `DropLog` has none.
 
-        May block. Errors of the file system are told as well, not raised.
+        May block. Errors of the file system are returned as well, not raised.
         """
         match action:
             case src.AppendLog():

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import msgspec
 
 from headgate.machine import IGNORED, SAME, Machine, Row
-from headgate.microbatch.alignment.letters import Standing, Vote
+from headgate.microbatch.alignment.messages import Standing, Vote
 from headgate.source.watermark import MIN_WATERMARK_MS
 
 LEASE_MS = 15_000
@@ -227,7 +227,7 @@ class GroupMembership:
         self._heard_ms = now_ms
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """Take note of an event at a time in milliseconds, and return what is to be said, in order."""
+        """Take note of an event at a time in milliseconds, and return the answers, in order."""
         silent_ms, self._heard_ms = now_ms - self._heard_ms, now_ms
         for member in list(self._members.values()):
             if silent_ms > LEASE_MS // 2:

@@ -31,11 +31,11 @@ from typing import Any
 import msgspec
 
 from headgate.microbatch.alignment import group_membership as machine
-from headgate.microbatch.alignment.letters import (
+from headgate.microbatch.alignment.messages import (
     EventTimesSeen,
+    HostEndpoint,
     Join,
-    Letter,
-    Meeting,
+    Message,
     Noted,
     Renew,
     Unknown,
@@ -53,7 +53,7 @@ _STRANGER_S = 5.0
 """How long a task elsewhere may take over its report."""
 _GET_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 _LOCK, _ADDRESS, _MEMBER = "host.lock", "address.json", "member-"
-_meetings = msgspec.json.Decoder(Meeting)
+_endpoints = msgspec.json.Decoder(HostEndpoint)
 
 
 def folder_of_application() -> Path:
@@ -87,7 +87,7 @@ def is_local() -> bool:
 
 
 def addresses_here() -> list[str]:
-    """Return the IPv4 addresses of this machine that are not loopback, as far as they can be told."""
+    """Return the IPv4 addresses of this machine that are not loopback, as far as they are known."""
     found = []
     if sys.platform == "linux":
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -137,10 +137,10 @@ def member_lock(folder: Path, member: str) -> FileLock:
     return lock
 
 
-def meeting_in(folder: Path) -> Meeting | None:
+def endpoint_in(folder: Path) -> HostEndpoint | None:
     """Return where the newest host of an application is, or None when there never was one."""
     try:
-        return _meetings.decode((folder / _ADDRESS).read_bytes())
+        return _endpoints.decode((folder / _ADDRESS).read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
@@ -183,10 +183,10 @@ class Host:
                 self._reports = _ReportServer(self)
                 port = int(self._reports.server_address[1])
                 addresses = [(each, port) for each in addresses_here() or ["127.0.0.1"]]
-            meeting = Meeting(str(self._path), self._token, tuple(addresses))
+            endpoint = HostEndpoint(str(self._path), self._token, tuple(addresses))
             address = folder / f".{self._path.name}"
             address.touch(mode=0o600)
-            address.write_bytes(msgspec.json.encode(meeting))
+            address.write_bytes(msgspec.json.encode(endpoint))
             address.replace(folder / _ADDRESS)
         except BaseException:
             self._file_lock.release()
@@ -220,10 +220,10 @@ class Host:
         try:
             send(connection, self._answer(machine.MemberJoined(member=member, connection=number, group=first.group)))
             while True:
-                letter = receive(connection)
-                if isinstance(letter, Vote):
-                    send(connection, self._answer(machine.VoteCast(member=member, connection=number, vote=letter)))
-                elif isinstance(letter, Renew):
+                message = receive(connection)
+                if isinstance(message, Vote):
+                    send(connection, self._answer(machine.VoteCast(member=member, connection=number, vote=message)))
+                elif isinstance(message, Renew):
                     send(connection, self._answer(machine.Renewed(member=member, connection=number)))
                 else:
                     return
@@ -243,7 +243,7 @@ class Host:
         self._handle(machine.EventTimesReported(member=report.member, event_times=report.event_times))
         send(connection, Noted())
 
-    def _answer(self, event: machine.MemberEvent) -> Letter:
+    def _answer(self, event: machine.MemberEvent) -> Message:
         (action,) = self._handle(event)
         return action.standing if isinstance(action, machine.Answer) else Unknown()
 
@@ -308,7 +308,7 @@ def _lives(folder: Path, member: str, after_s: float = 0) -> bool:
 
 
 def _alive(folder: Path, but: str) -> list[str]:
-    """Return the members whose processes live, and clean up behind the others."""
+    """Return the members whose processes live, and clean up after the others."""
     alive = []
     for path in folder.glob(f"{_MEMBER}*"):
         member = path.name.removeprefix(_MEMBER)

@@ -1,6 +1,6 @@
-"""A planner's seat in its alignment group: tells the others its vote, and learns theirs and what its tasks read.
+"""A planner as a member of its alignment group: casts its vote, and receives the others' and what its tasks read.
 
-Never: fail a query. Without a host that can be reached a source is aligned by itself alone, and a warning says so.
+Never: fail a query. Without a host that can be reached a source is aligned alone, and a warning says so.
 
 One lock, of the connection. A daemon thread renews the lease, so that a planner which is busy with a long batch keeps
 its vote; if the host died, it finds the next one or becomes it. A process that ends is gone for the others at once.
@@ -19,8 +19,8 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.microbatch.alignment.host import FileLock, Host, is_local, make_private, meeting_in, member_lock
-from headgate.microbatch.alignment.letters import Join, Letter, Renew, ReportTo, Standing, Vote, receive, send
+from headgate.microbatch.alignment.host import FileLock, Host, endpoint_in, is_local, make_private, member_lock
+from headgate.microbatch.alignment.messages import Join, Message, Renew, ReportTo, Standing, Vote, receive, send
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Member:
                 if not self._left.is_set():
                     self._say_locked(Renew())
 
-    def _say_locked(self, letter: Letter) -> Standing:
+    def _say_locked(self, message: Message) -> Standing:
         """Say something to the host, whichever it is by now, and return its answer."""
         assert self._lock.locked()
         # Where no host could be found before, none is waited for: a planner is asked a hundred times a second.
@@ -134,9 +134,9 @@ class Member:
                     if self._vote is not None:
                         answer = self._ask_locked(self._vote)
                     self._warned = False
-                    if isinstance(letter, Renew):
+                    if isinstance(message, Renew):
                         return answer
-                return self._ask_locked(letter)
+                return self._ask_locked(message)
             except (OSError, EOFError) as error:
                 self._disconnect_locked()
                 no_place = isinstance(error, PermissionError | NotADirectoryError | FileExistsError)
@@ -145,11 +145,11 @@ class Member:
                     return Standing()
                 time.sleep(_RETRY_S)
 
-    def _ask_locked(self, letter: Letter) -> Standing:
+    def _ask_locked(self, message: Message) -> Standing:
         assert self._connection is not None
-        if isinstance(letter, Vote):
-            letter = msgspec.structs.replace(letter, seen=self._seen)
-        send(self._connection, letter)
+        if isinstance(message, Vote):
+            message = msgspec.structs.replace(message, seen=self._seen)
+        send(self._connection, message)
         answer = receive(self._connection)
         if not isinstance(answer, Standing):
             raise ConnectionResetError("the lease ran out")
@@ -163,19 +163,19 @@ class Member:
         with suppress(BlockingIOError):
             if self._host is None:
                 self._host = Host(self._folder, self._name, local=is_local())
-        meeting = meeting_in(self._folder)
-        if meeting is None:
+        endpoint = endpoint_in(self._folder)
+        if endpoint is None:
             raise ConnectionRefusedError(f"there is no host in {self._folder} yet")
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(_ANSWER_S)
-            connection.connect(meeting.path)
+            connection.connect(endpoint.path)
         except BaseException:
             connection.close()
             raise
         self._connection, self._seen = connection, 0
-        answer = self._ask_locked(Join(meeting.token, self._name, self._group))
-        self._report_to = ReportTo(meeting, self._name)
+        answer = self._ask_locked(Join(endpoint.token, self._name, self._group))
+        self._report_to = ReportTo(endpoint, self._name)
         return answer
 
     def _disconnect_locked(self) -> None:
@@ -187,7 +187,7 @@ class Member:
         if not self._warned and not self._left.is_set():
             self._warned = True
             logger.warning(
-                "The alignment group %r cannot be joined through %s (%s): for now this source is aligned by itself, "
+                "The alignment group %r cannot be joined through %s (%s): for now this source is aligned alone, "
                 "not with others.",
                 self._group, self._folder, error,
             )  # fmt: skip

@@ -28,8 +28,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.microbatch.alignment.letters import Standing, Vote
 from headgate.microbatch.alignment.member import Group
+from headgate.microbatch.alignment.messages import Standing, Vote
 from headgate.microbatch.alignment.votes import SplitVotes, earliest_of
 from headgate.source import PlanLimits, PlannedRange, Source, Split, SupportsEventTimeSeek, WatermarkAlignment
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, saturated_ms
@@ -100,7 +100,7 @@ class AlignedPlans:
 
     @property
     def learns(self) -> bool:
-        """Whether what tasks read is to be reported: the source cannot tell event times beforehand."""
+        """Whether what tasks read is to be reported: the source does not know event times in advance."""
         if self._learns is None:
             self._learns = self._source.next_event_times(()) is None  # type: ignore[attr-defined]
         return self._learns
@@ -173,12 +173,12 @@ class AlignedPlans:
                 self._passed |= {name: vote for name, vote in others.items() if vote.vote_ms == earliest}
 
     def planned(self, splits: Sequence[Split], ranges: Ranges, now_ms: int, *, frozen: bool) -> None:
-        """Tell the group where the splits are behind a plan, which has become an offset.
+        """Report to the group where the splits are after a plan, which has become an offset.
 
         Parameters
         ----------
         splits
-            The splits in progress behind the plan.
+            The splits in progress after the plan.
         ranges
             What was planned.
         now_ms, frozen
@@ -228,7 +228,7 @@ class AlignedPlans:
             slowest = [by_id[name] for name in self._votes.readable() if own.get(name) == earliest and name in by_id]
             if ranges or earliest is None or not slowest:
                 return ranges
-            # What the source knew was a lower bound only, and its next row lies behind a gap.
+            # What the source knew was a lower bound only, and its next row lies after a gap.
             for wider_ms in (*_widening(earliest, self._alignment.max_drift_ms), None):
                 ranges = plan_ranges(slowest, msgspec.structs.replace(limits, before_event_time_ms=wider_ms))
                 if ranges:
@@ -282,7 +282,7 @@ class AlignedPlans:
                 self._votes.nothing_to_read(split.split_id, now_ms)
 
     def _look(self, splits: Sequence[Split], now_ms: int) -> bool:
-        """Find the event times of next rows that are not known; return False if the source cannot tell."""
+        """Find the event times of next rows that are not known; return False if the source does not know them."""
         if self.learns:
             return False
         self._votes.keep(split.split_id for split in splits)
@@ -350,8 +350,8 @@ class AlignedPlans:
             return self._holds_any(splits, now_ms, frozen)
         bound_ms = self._votes.bound_ms(self._slowest(now_ms, frozen)[0])
         rests = {planned.split.split_id: planned.rest for planned in ranges}
-        behind = [rest for split in splits if (rest := rests.get(split.split_id, split)) is not None]
-        if bound_ms is None or not self._look(behind, now_ms):
+        rest_of = [rest for split in splits if (rest := rests.get(split.split_id, split)) is not None]
+        if bound_ms is None or not self._look(rest_of, now_ms):
             return False
         times = self._votes.event_times()
         return any(times.get(name, MIN_WATERMARK_MS) >= bound_ms for name in self._votes.readable())
@@ -386,7 +386,7 @@ class AlignedPlans:
 
 
 def _widening(earliest_ms: int, max_drift_ms: int) -> Iterator[int]:
-    """Yield bounds further and further behind an event time, until there is none further."""
+    """Yield bounds further and further after an event time, until there is none further."""
     width_ms = max(1000, max_drift_ms) * 2
     while (bound := saturated_ms(earliest_ms + width_ms)) < MAX_WATERMARK_MS:
         yield bound

@@ -1,4 +1,4 @@
-"""A task's part: it notes the highest event time of each split that it reads and tells its planner when it ends.
+"""A task's part: it records the highest event time of each split that it reads and reports to its planner when it ends.
 
 Never: fail a task, or hold it up for long. What is reported is a hint: where no way leads to the planner it is lost,
 which a warning says, and a source that cannot seek event times is then aligned less.
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from headgate.microbatch.alignment.letters import EventTimesSeen, ReportTo, receive, send
+from headgate.microbatch.alignment.messages import EventTimesSeen, ReportTo, receive, send
 from headgate.source import SourceOutput
 from headgate.source.event_time import highest_event_time_ms
-from headgate.task.outputs import BatchOutput
+from headgate.task.reader_output import BatchOutput
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class _SplitOutput(SourceOutput):
 
 
 def report(to: ReportTo, event_times: dict[str, int]) -> None:
-    """Tell a planner what event times were read of its splits. Blocks for a moment; does nothing if that fails."""
+    """Report to a planner what event times were read of its splits. Blocks for a moment; does nothing if that fails."""
     if not event_times:
         return
     errors = []
@@ -76,7 +76,7 @@ def report(to: ReportTo, event_times: dict[str, int]) -> None:
             with socket.socket(family, socket.SOCK_STREAM) as connection:
                 connection.settimeout(_REPORT_S)
                 connection.connect(address)
-                send(connection, EventTimesSeen(to.meeting.token, to.member, event_times))
+                send(connection, EventTimesSeen(to.endpoint.token, to.member, event_times))
                 receive(connection)  # only then may the planner be asked for the next batch
                 return
         except (OSError, EOFError) as error:
@@ -93,13 +93,13 @@ def report(to: ReportTo, event_times: dict[str, int]) -> None:
 
 def _ways(to: ReportTo) -> Iterator[tuple[int, str | tuple[str, int]]]:
     """Yield the planner's sockets, the nearest first."""
-    yield socket.AF_UNIX, to.meeting.path
-    for address in to.meeting.addresses:
+    yield socket.AF_UNIX, to.endpoint.path
+    for address in to.endpoint.addresses:
         yield socket.AF_INET, address
 
 
 def _highest_ms(batch: pa.RecordBatch, name: str) -> int | None:
     index = batch.schema.get_field_index(name)
     if index < 0 or not pa.types.is_timestamp(batch.schema.field(index).type):
-        return None  # what is wrong with the batch is said where it is made to fit
+        return None  # the batch is refused where it is cast to the schema
     return highest_event_time_ms(batch.column(index))

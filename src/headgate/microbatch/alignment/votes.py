@@ -3,7 +3,7 @@
 Never: read a clock, ask a source, or remember a bound: it is found anew for each plan, of what is *next* to be read.
 So where every next row lies beyond a gap, the bound is beyond it too.
 
-Each split of a source is known by one event time: that of its next row where the source can tell, else the highest
+Each split of a source is known by one event time: that of its next row where the source knows it, else the highest
 that was read of it. It votes with it, or it has no vote:
 
     split is                          votes              why

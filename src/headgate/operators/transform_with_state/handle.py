@@ -81,11 +81,11 @@ class HeldList(_State, ListState):
         store.append(self._number, items)
 
     def appendValue(self, newState: Row) -> None:
-        """Put a value behind those that it has."""
+        """Append a value."""
         self._handle.store_of(self).append(self._number, [self._codec.encode(newState)])
 
     def appendList(self, newState: Sequence[Row]) -> None:
-        """Put values behind those that it has."""
+        """Append values."""
         self._handle.store_of(self).append(self._number, self._encoded(newState, "appendList"))
 
     def _encoded(self, values: Sequence[Row], method: str) -> list[bytes]:

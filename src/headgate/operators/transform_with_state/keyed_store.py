@@ -54,7 +54,7 @@ class StateVariable(msgspec.Struct, frozen=True, kw_only=True):
     key_schema
         Of a map: the columns of its keys; else empty.
     ttl_ms
-        How long a value lives behind its last update, in milliseconds; None: for ever.
+        How long a value lives after its last update, in milliseconds; None: for ever.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Cell(msgspec.Struct, gc=False, eq=False):
         self.slots = (*self.slots[:number], held, *self.slots[number + 1 :])
 
     def append(self, number: int, items: list[Stored]) -> None:
-        """Put items behind those of a list."""
+        """Append items to a list."""
         held = self.slots[number]
         if isinstance(held, list):
             held.extend(items)
@@ -179,7 +179,7 @@ class KeyedStore:
         changes.keys = None
 
     def append(self, number: int, items: list[bytes]) -> None:
-        """Put items behind those of a list."""
+        """Append items to a list."""
         assert self.cell is not None
         held = self.cell.slots[number] or ()
         self._changed(number, len(held))

@@ -79,7 +79,7 @@ class RowCodec:
         """
         if not isinstance(row, tuple | list):
             raise MisfitValueError(
-                f"{self._what}: {row!r} is no row: give a tuple with a value for each of {', '.join(self.schema.names)}"
+                f"{self._what}: {row!r} is not a row: give a tuple with values of {', '.join(self.schema.names)}"
             )
         if len(row) != len(self._to):
             raise MisfitValueError(

@@ -149,9 +149,9 @@ def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
 
 def _is_last(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which ones do not come again."""
-    _, first_from_behind = np.unique(codes[::-1], return_index=True)
+    _, first_from_end = np.unique(codes[::-1], return_index=True)
     last = np.zeros(len(codes), bool)
-    last[len(codes) - 1 - first_from_behind] = True
+    last[len(codes) - 1 - first_from_end] = True
     return last
 
 

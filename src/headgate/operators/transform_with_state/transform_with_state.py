@@ -4,7 +4,7 @@ Never: keep a generator of the user's open between two calls: what it had not ye
 
 A batch is given to the processor key by key, each with all its rows in their order; then the timers fire that are due.
 As in Spark a timer fires once the watermark, or the clock, has reached it; one that is registered for a time that has
-passed fires behind the rows, or the timers, that come next. A round of timers is over when each that was due has fired:
+passed fires after the rows, or the timers, that come next. A round of timers is over when each that was due has fired:
 one that registers another for a time that has passed does not go on for ever, not even at the last watermark.
 
 With timers of event time, rows before the watermark are late: the processor does not see them.
@@ -29,7 +29,7 @@ from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.transform_with_state.key_codes import KeyCodes
 from headgate.operators.transform_with_state.keyed_store import Cell, KeyedStore
-from headgate.operators.transform_with_state.runs import Runs
+from headgate.operators.transform_with_state.sorted_runs import SortedRuns
 from headgate.operators.transform_with_state.state_rows import (
     PROGRESS,
     SET,
@@ -69,7 +69,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     event_time
         The column by which rows are late; None: none is. As in Spark there is one in time mode ``eventtime`` only.
     output_event_time
-        The column of the output that must not lie behind the watermark; None: nothing is checked.
+        The column of the output that must not be below the watermark; None: nothing is checked.
     pandas
         Whether it takes and gives pandas frames, not rows.
     initial_state
@@ -97,7 +97,7 @@ class TransformWithState(KeyedOperator):
     processor
         The user's; each subtask has a copy.
     definition
-        What is said of it.
+        Its definition.
     clock_ms
         Returns milliseconds since 1970-01-01 UTC.
     """
@@ -131,12 +131,12 @@ class TransformWithState(KeyedOperator):
         self._watermark_ms: int | None = None
         self._fired: dict[int, int] = {}
         """Up to which watermark the timers of a key group fired before the restore, if that is beyond the watermark."""
-        self._told_ms: int | None = None
-        """The watermark that who comes behind has got to."""
+        self._downstream_ms: int | None = None
+        """The watermark that operators downstream have reached."""
         self._late_rows = 0
         self._chunks = 0
         self._progress_of: tuple[int | None] | None = None
-        """The watermark that the newest run tells of; None: there is no run."""
+        """The watermark in the newest sorted run; None: there is no run."""
         self._handle = Handle(self._definition.time_mode, self._parse_schema)
         # One of its own for each deployment: what it keeps in its fields are states of that one.
         self._processor = context.load(self._pickled)
@@ -169,7 +169,7 @@ class TransformWithState(KeyedOperator):
             states.take_on(header)
         self._header = states.header
         self._store = KeyedStore(states.variables)
-        self._runs = Runs(self._name_chunk, self._context.spill_folder)
+        self._runs = SortedRuns(self._name_chunk, self._context.spill_folder)
         now_ms = self._clock_ms()
         tables = []
         for table, header in read:
@@ -223,7 +223,7 @@ class TransformWithState(KeyedOperator):
             self._fired = {group: at_ms for group, at_ms in self._fired.items() if at_ms > timestamp_ms}
             if self._definition.time_mode == "eventtime":
                 self._fire(emit, "")
-        self._told_ms = timestamp_ms
+        self._downstream_ms = timestamp_ms
 
     def due_ms(self) -> int | None:
         """Return when the first timer of the clock is due, or something is past its time to live."""
@@ -264,12 +264,12 @@ class TransformWithState(KeyedOperator):
 
     @property
     def event_time_column(self) -> str | None:
-        """The column of the output with the event time for who comes behind; None: it was not said."""
+        """The column of the output with the event time for operators downstream; None: not declared."""
         return self._definition.output_event_time
 
     @property
     def late_rows(self) -> int:
-        """How many rows came behind the watermark since the deployment."""
+        """How many rows came after the watermark since the deployment."""
         return self._late_rows
 
     @property
@@ -394,18 +394,18 @@ class TransformWithState(KeyedOperator):
         emit(batch, split_id)
 
     def _check_event_time(self, batch: pa.RecordBatch) -> None:
-        """Raise if output would be late for who comes behind: it must not lie before the watermark that they know."""
+        """Raise if output would be late downstream: it must not be below the watermark that was sent there."""
         name = self._definition.output_event_time
         if name is None:
             return
-        known_ms = self._told_ms
+        known_ms = self._downstream_ms
         column = batch.column(name)
         earliest = pc.min(column).value
         if known_ms is None or earliest is None or to_milliseconds(earliest, column.type) >= known_ms:
             return
         raise UserFunctionError(
             f"{self.function} gave a row whose event time {name!r} is {pc.min(column)}, before the watermark "
-            f"({known_ms} ms since 1970): for who comes behind it would be late. Emit only event times that are not "
+            f"({known_ms} ms since 1970): operators downstream would drop it as late. Emit only event times not "
             "before timerValues.getCurrentWatermarkInMs().",
             function=self.function,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import UserFunctionError
-from headgate.operators.cast_to_schema import MisfitError, conform
+from headgate.operators.cast_to_schema import MisfitError, cast_to_schema
 from headgate.operators.transform_with_state.row_codec import make_row
 
 FLUSH_ROWS = 1 << 14
@@ -89,7 +89,7 @@ class Flavor(ABC):
             return None
         held, self._held, self._held_rows = self._held, [], 0
         try:
-            return conform(self._converted(held), self._schema)
+            return cast_to_schema(self._converted(held), self._schema)
         except (pa.ArrowException, MisfitError, TypeError, ValueError, OverflowError) as error:
             raise UserFunctionError(
                 f"{self._processor} gave output that does not fit outputStructType ({self._described()}): {error}",

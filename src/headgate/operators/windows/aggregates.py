@@ -226,7 +226,7 @@ class _Average(Accumulator):
         some = pc.if_else(pc.equal(count, 0), None, count)  # null, as the sum is
         if not pa.types.is_decimal(self.kind):
             return pc.divide(total, some.cast(pa.float64()))
-        # Arrow's quotient has more digits than are wanted, and is cut behind them: the rounding that follows is exact.
+        # Arrow's quotient has more digits than are wanted, and is cut after those: the rounding that follows is exact.
         digits = min(total.type.precision, 48)
         quotient = pc.divide(total.cast(pa.decimal256(digits, total.type.scale)), some.cast(pa.decimal256(19, 0)))
         rounded = pc.round(quotient, ndigits=self.kind.scale, round_mode="half_towards_infinity")
@@ -252,7 +252,7 @@ class _Extreme(Accumulator):
 
 
 def _ordered(values: Any) -> Any:
-    """Return integers that are in the order of floating point numbers, with NaN behind all of them."""
+    """Return integers that are in the order of floating point numbers, with NaN after all of them."""
     numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     bits = np.where(np.isnan(numbers), np.nan, numbers).view(np.int64)
     bits = bits ^ ((bits >> 63) & np.int64(2**63 - 1))

@@ -11,7 +11,7 @@ Rows are kept in *buckets*, each with the start of a window for its name:
     sliding, of a whole number of slides   a slide                  one bucket     several buckets
     sliding, of any other size             a window                 several        one bucket
 
-In each case a row's last window, and a bucket's last one too, ends one window's size behind the bucket's start: behind
+In each case a row's last window, and a bucket's last one too, ends one window's size after the bucket's start: after
 that it is late.
 
 Follows Spark 4.3's ``TimeWindowing`` and ``SessionWindowing``.

@@ -2,10 +2,11 @@
 
 Never: hold an object per key, or let a window fire twice.
 
-Rows become partial results, a batch at a time, and are merged with others as `headgate.operators.windows.runs` says. A
-window fires when the watermark is at its end or beyond: its groups are emitted once, in ``append`` mode, and its rows
-forgotten. In ``update`` mode groups that changed are emitted before every barrier, and those that changed since when
-their window fires. To a sliding window that has ended a row that is not late yet does not count either.
+Rows become partial results, a batch at a time, and are merged with others as in
+`headgate.operators.windows.sorted_runs`. A window fires when the watermark is at its end or beyond: its groups are
+emitted once, in ``append`` mode, and its rows forgotten. In ``update`` mode groups that changed are emitted before
+every barrier, and those that changed since when their window fires. To a sliding window that has ended a row that is
+not late yet does not count either.
 
 Follows Spark 4.3's ``groupBy(window)``.
 """
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, TimeWindow
-from headgate.operators.windows.runs import BUCKET, Part, Runs
+from headgate.operators.windows.sorted_runs import BUCKET, Part, SortedRuns
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
@@ -55,7 +56,7 @@ class WindowAggregate(WindowedAggregate):
         in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
         self._buckets = Buckets(self._window, apart=in_order or self.output_mode == "update")
         self._changed: list[Any] = []
-        self._runs = Runs(
+        self._runs = SortedRuns(
             keys=self._state_keys,
             partials=self._state_partials,
             name=self._new_name,

@@ -2,14 +2,14 @@
 
 Never: hold an object per key or per session, or merge a row into a session that has fired.
 
-A row is a session of its own, from its event time until a gap behind it; sessions of a key that overlap or touch are
+A row is a session of its own, from its event time until a gap after it; sessions of a key that overlap or touch are
 one. The state is pieces of partial results, each with the start and the end of what was merged already:
 
     step                 what happens
     -------------------  ------------------------------------------------------------------------------------------
     rows come            those of some batches are merged with one another and become a piece
     pieces grow          several of about one size are merged into one
-    the watermark moves  where the end of anything is behind it: all that there is of those keys is taken out and
+    the watermark moves  where anything has ended: all that there is of those keys is taken out and
                          merged; sessions that have ended are emitted, the others are put back as a new piece
 
 What is taken out of a piece is marked as dead: a piece does not change, and is stored once. A checkpoint stores the
@@ -39,7 +39,7 @@ import pyarrow as pa
 from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_of
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
-from headgate.operators.windows.runs import FAN_IN, GROUP, PART_BYTES, Part, tier
+from headgate.operators.windows.sorted_runs import FAN_IN, GROUP, PART_BYTES, Part, tier
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
@@ -154,20 +154,20 @@ class SessionAggregate(WindowedAggregate):
             return
         self._wait(lifted.filter(pa.array(~late)))
         self._flush()
-        behind = lifted.filter(pa.array(late))
-        touches = self._touches(behind)
+        late_rows = lifted.filter(pa.array(late))
+        touches = self._touches(late_rows)
         if touches.any():
-            self._wait(behind.filter(pa.array(touches)))
+            self._wait(late_rows.filter(pa.array(touches)))
         if not touches.all():
             self._drop_late(batch.filter(pa.array(late)).filter(pa.array(~touches)))
 
-    def _touches(self, behind: Any) -> Any:
+    def _touches(self, late_rows: Any) -> Any:
         """Return which rows touch a session that has not fired, be it by way of one another."""
-        live = [piece.table.take(rows) for piece in self._pieces if len(rows := self._of_keys(piece, behind))]
+        live = [piece.table.take(rows) for piece in self._pieces if len(rows := self._of_keys(piece, late_rows))]
         names = [START, END, *self._state_keys]
-        rows = pa.concat_tables([*(each.select(names) for each in live), behind.select(names)])
+        rows = pa.concat_tables([*(each.select(names) for each in live), late_rows.select(names)])
         sessions = self._sessions(rows)
-        known = len(sessions) - behind.num_rows
+        known = len(sessions) - late_rows.num_rows
         return np.isin(sessions[known:], sessions[:known])
 
     def _flush(self) -> None:

@@ -7,7 +7,7 @@ A row is late when all windows that it belongs to have ended: it is counted, giv
 How far a key has fired is part of the keyed state: a watermark per key group. After a rescale a subtask may
 have groups of several, which stood at different watermarks when the barrier came. A row is late if its window ended by
 the watermark or by what its key group has fired, the greater counts; so a row that was late before a restore is late
-behind it, and one that was in time is in time. Nothing fires twice, since what fired is no longer in the state.
+after it, and one that was in time is in time. Nothing fires twice, since what fired is no longer in the state.
 
 A checkpoint has, of each subtask, a *head* first and then the parts that it names, each of which is stored once.
 
@@ -33,7 +33,7 @@ from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
-from headgate.operators.windows.runs import Part
+from headgate.operators.windows.sorted_runs import Part
 from headgate.protocol.operator_context import OperatorContext
 
 OutputMode = Literal["append", "update"]
@@ -168,7 +168,7 @@ class WindowedAggregate(KeyedOperator):
 
     @property
     def late_rows(self) -> int:
-        """How many rows came behind the watermark since the deployment."""
+        """How many rows came after the watermark since the deployment."""
         return self._late_rows
 
     @property

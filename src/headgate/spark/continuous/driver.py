@@ -75,7 +75,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     slot
-        What slots are told; the address and the submission are filled in by the driver.
+        The settings of slots; the address and the submission are filled in by the driver.
     host, port
         Where the endpoint is.
     options
@@ -209,7 +209,7 @@ class QueryDriver:
         self._server.close()
         self._server = self._open_server(0)
 
-    # From here on: on the driver's thread, unless said otherwise.
+    # From here on: on the driver's thread, unless noted otherwise.
 
     def _run(self) -> None:
         try:
@@ -263,16 +263,16 @@ class QueryDriver:
         self._looked_ms = monotonic_ms()
         for uid, enumerator in self._enumerators.items():
             if (busy := enumerator.busy()) is not None:
-                self._tell(uid, busy)
+                self._put_source_event(uid, busy)
 
     def _watch_the_end(self, event: jm.Event) -> None:
         """Note when a slot that had rows to publish did not live to do so."""
         lost = isinstance(event, sch.JobEnded) and event.error is not None
-        came = isinstance(event, jm.LetterReceived) and isinstance(event.envelope.message, msg.RegisterSlot)
+        came = isinstance(event, jm.SlotMessageReceived) and isinstance(event.envelope.message, msg.RegisterSlot)
         if not (lost or came) or self._stopping or not self._definition.sink.publishes_on_slots:
             return
         status = self._master.status()
-        if isinstance(event, jm.LetterReceived):
+        if isinstance(event, jm.SlotMessageReceived):
             known = status.slots[event.envelope.slot].attempt
             came = known is not None and event.envelope.attempt > known  # else it only connects again
         if (lost or came) and self._error is None and status.state == "ending":
@@ -353,7 +353,7 @@ class QueryDriver:
                     checkpoint_id=action.checkpoint_id,
                     holders=action.holders,
                     assigned=action.assigned,
-                    on_event=self._tell,
+                    on_event=self._put_source_event,
                 )
             case src.CallEnumerator(call=call):
                 self._enumerators[uid].call(call)
@@ -368,7 +368,7 @@ class QueryDriver:
         if (thread := self._enumerators.pop(uid, None)) is not None:
             thread.close()
 
-    def _tell(self, uid: str, event: src.Event) -> None:
+    def _put_source_event(self, uid: str, event: src.Event) -> None:
         """Queue something of a source's; any thread."""
         self._inbox.put(jm.FromSource(uid, event))
 
@@ -376,7 +376,7 @@ class QueryDriver:
         """On the log's thread."""
         outcome = self._logs[uid].carry_out(action)
         if outcome is not None:
-            self._tell(uid, outcome)
+            self._put_source_event(uid, outcome)
 
     def _submit(self, submission: int, avoid: tuple[int, ...]) -> None:
         before = self._jobs.get(submission - 1)
@@ -444,7 +444,7 @@ class QueryDriver:
             port,
             self._settings.slot.tls,
             on_opened=lambda connection, peer: _log.debug("stream %d from %s", connection, peer),
-            on_letter=self._on_letter,
+            on_message=self._on_message,
             on_closed=lambda connection: self._inbox.put(jm.ConnectionClosed(connection)),
         )
         store = self._storage.store
@@ -452,9 +452,9 @@ class QueryDriver:
         write_address(store.file_system, store.path(ADDRESS_FILE), address)
         return server
 
-    def _on_letter(self, connection: int, envelope: Envelope) -> None:
+    def _on_message(self, connection: int, envelope: Envelope) -> None:
         """On a stream's thread."""
-        self._inbox.put(jm.LetterReceived(connection, envelope))
+        self._inbox.put(jm.SlotMessageReceived(connection, envelope))
 
     def _close(self) -> None:
         for membership in self._memberships.values():  # first: others wait for this query

@@ -1,4 +1,4 @@
-"""What ``ContinuousStream.groupBy(...)`` returns: rows grouped by keys, before it is said what becomes of each group.
+"""What ``ContinuousStream.groupBy(...)`` returns: rows grouped by keys, before anything is computed of the groups.
 
 Never: start anything: it adds nodes to the plan, and what is wrong is an `OptionError` in the line that is wrong.
 
@@ -116,8 +116,8 @@ class GroupedStream(Generic[Stream]):
                 node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
             )
         kept = ", ".join(each.state_text(kind) for each, kind in zip(exprs, kinds))
-        said = [text_of(each.node) for each in self._by if isinstance(each, Column)] or ["all"]
-        by = ", ".join(f"{text} {types[key.column]}" for text, key in zip(said, keyed_by))
+        texts = [text_of(each.node) for each in self._by if isinstance(each, Column)] or ["all"]
+        by = ", ".join(f"{text} {types[key.column]}" for text, key in zip(texts, keyed_by))
         operator.signature = f"{kept} in {window.text} by {by}"
         exchanged = node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by)))
         return self._stream_of(exchanged.then(operator))
@@ -171,7 +171,7 @@ class GroupedStream(Generic[Stream]):
         if strategy is not None and strategy.event_time_column.lower() != column.lower():
             raise OptionError(
                 f"groupBy: the windows are of {column!r}, and the watermark is of {strategy.event_time_column!r}, "
-                f"which does not tell when they end. Call withWatermark({column!r}, ...), or group by windows of "
+                f"which says nothing about when they end. Call withWatermark({column!r}, ...), or group by windows of "
                 f"{strategy.event_time_column!r}.",
                 option="groupBy", value=column,
             )  # fmt: skip
@@ -234,8 +234,8 @@ class GroupedStream(Generic[Stream]):
             statefulProcessor, outputStructType, outputMode, timeMode, initialState, eventTimeColumnName, pandas=True
         )
 
-    def _stateful(self, *said: Any, pandas: bool) -> Stream:
-        return self._stream_of(stateful_node(self._node, self._by, self._time_zone, *said, pandas=pandas))
+    def _stateful(self, *arguments: Any, pandas: bool) -> Stream:
+        return self._stream_of(stateful_node(self._node, self._by, self._time_zone, *arguments, pandas=pandas))
 
 
 def _name(by: Column | TimeWindow | SessionWindow) -> str:
@@ -246,7 +246,7 @@ def _check_aggregates(exprs: Sequence[Aggregate]) -> None:
     for each in exprs:
         if not isinstance(each, Aggregate):
             raise OptionError(
-                f"agg: {each!r} is no aggregate; write one like sum('amount') of headgate.functions.",
+                f"agg: {each!r} is not an aggregate; write one like sum('amount') of headgate.functions.",
                 option="agg", value=repr(each),
             )  # fmt: skip
     if not exprs:
@@ -266,7 +266,7 @@ def _check_grouped(name: str, kind: pa.DataType) -> None:
     """Check that Arrow can group by a column."""
     if pa.types.is_nested(kind):
         raise OptionError(
-            f"groupBy: {name!r} has the type {kind}; a key is no struct and no list. Group by its parts.",
+            f"groupBy: {name!r} has the type {kind}; a key is neither a struct nor a list. Group by its parts.",
             option="groupBy", value=name,
         )  # fmt: skip
 

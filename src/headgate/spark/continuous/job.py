@@ -92,7 +92,7 @@ def check_session(spark: SparkSession, parallelism: int, slots: str) -> None:
         value = spark.conf.get(name, None) or conf.get(name, "0") or "0"
         if value != "0" and _kills_idle(spark, name):
             raise OptionError(
-                f"{name} is {value} and Spark is told to kill idle workers: a slot of a continuous query is silent "
+                f"{name} is {value} and Spark is set to kill idle workers: a slot of a continuous query is silent "
                 "towards Spark as long as it lives. Set it to 0.",
                 option=name, value=value,
             )  # fmt: skip
@@ -117,7 +117,7 @@ def _cores(spark: SparkSession, wanted: int) -> int | None:
 
 
 def cores_of(spark: SparkSession) -> int | None:
-    """Return how many cores the session has now; None: that cannot be told."""
+    """Return how many cores the session has now; None: that is unknown."""
     context: Any = spark.sparkContext
     master = context.master or ""
     if master == "local":

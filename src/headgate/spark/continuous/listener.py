@@ -30,7 +30,7 @@ _MOST_WAITING = 1000
 """So many progresses may wait for a slow listener; later ones are dropped until there is room."""
 
 listeners: list[StreamingQueryListener] = []
-"""Whom all queries of this process tell; changed by `ContinuousQueryManager`."""
+"""The listeners of all queries of this process; changed by `ContinuousQueryManager`."""
 
 
 def spark_progress(progress: dict[str, Any]) -> StreamingQueryProgress:

@@ -28,11 +28,11 @@ class ContinuousQueryManager:
         return next((query for query in self.active if query.id == id), None)
 
     def addListener(self, listener: StreamingQueryListener) -> None:
-        """Tell a listener of starts, progress and ends of all queries of this process, from now on."""
+        """Notify a listener of starts, progress and ends of all queries of this process, from now on."""
         if listener not in listeners:
             listeners.append(listener)
 
     def removeListener(self, listener: StreamingQueryListener) -> None:
-        """Tell it no longer."""
+        """Notify it no longer."""
         if listener in listeners:
             listeners.remove(listener)

@@ -1,4 +1,4 @@
-"""What a running query tells of itself: progress every second, its lag, listeners, the line in a terminal.
+"""What a running query reports: progress every second, its lag, listeners, the line in a terminal.
 
 Never: hold the query up: what may block (asking a source for its lag, a listener) runs on a thread of its own.
 """
@@ -63,13 +63,13 @@ class QueryProgress:
         self._live_line = LiveLine(sys.stderr)
         self._lag_worker = SerialExecutor(f"headgate-lag-{self._name}")
         self._calls = ListenerCalls(listeners, query_id, run_id, definition.name)
-        self._told_start = False
+        self._start_reported = False
 
     def started(self) -> None:
-        """Tell of the start: the first time only, before ``start()`` returns."""
+        """Report the start: the first time only, before ``start()`` returns."""
         with self._lock:
-            told, self._told_start = self._told_start, True
-        if not told:
+            reported, self._start_reported = self._start_reported, True
+        if not reported:
             self._calls.started(_now_ms())
 
     def abandon(self) -> None:
@@ -113,7 +113,7 @@ class QueryProgress:
             self._lag_worker.do(self._ask_for_lag)
 
     def end(self, error: BaseException | None) -> None:
-        """Tell of the end."""
+        """Report the end."""
         self._report()
         self._live_line.close()
         self.started()  # a query may end before `start` has got so far

@@ -55,7 +55,7 @@ def make_python_sink(name: str, options: Mapping[str, str], schema: pa.Schema, s
     schema
         The columns that are written.
     spark
-        The session that the data source is registered with. Sources that Spark finds by itself (a module
+        The session that the data source is registered with. Sources that Spark finds automatically (a module
         ``pyspark_*`` with a ``DefaultSource``) are known to it as well.
 
     Raises

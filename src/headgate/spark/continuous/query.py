@@ -110,7 +110,7 @@ class ContinuousQuery:
 
     @property
     def name(self) -> str | None:
-        """What ``queryName`` said; None: nothing."""
+        """The name given by ``queryName``; None: none was given."""
         return self._definition.name
 
     @property

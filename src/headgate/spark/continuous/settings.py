@@ -24,7 +24,7 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
     Raises
     ------
     OptionError
-        The text is no schema, a type is not one of Spark's, or a name stands twice.
+        The text is not a schema, a type is not one of Spark's, or a name is duplicate.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -73,7 +73,7 @@ def interval_ms(what: str, value: str) -> int:
         return duration_ms(value)
     except (ValueError, AttributeError) as error:
         raise OptionError(
-            f"{what}: {value!r} is no interval; write one like '10 seconds'.", option=what, value=value
+            f"{what}: {value!r} is not a valid interval; write one like '10 seconds'.", option=what, value=value
         ) from error
 
 

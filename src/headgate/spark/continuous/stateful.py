@@ -1,4 +1,4 @@
-"""How ``groupBy(...).transformWithState(...)`` becomes nodes of a plan: what is said of the processor is checked here.
+"""How ``groupBy(...).transformWithState(...)`` becomes nodes of a plan: the arguments are checked here.
 
 Never: call a processor for a key: only a copy's ``init`` and ``close``, as Spark does on its driver, to learn of its
 states.
@@ -53,7 +53,7 @@ def stateful_node(
     *,
     pandas: bool,
 ) -> PlanNode:
-    """Return the node of a processor behind the exchange by its keys.
+    """Return the node of a processor downstream of the exchange by its keys.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def _check_processor(processor: Any, output_mode: Any) -> None:
 
     if not isinstance(processor, StatefulProcessor):
         raise OptionError(
-            f"transformWithState: {processor!r} is no StatefulProcessor; derive it from "
+            f"transformWithState: {processor!r} is not a StatefulProcessor; derive it from "
             "pyspark.sql.streaming.StatefulProcessor.",
             option="statefulProcessor", value=repr(processor),
         )  # fmt: skip
@@ -153,7 +153,7 @@ def _with_keys(node: PlanNode, by: Sequence[Any], time_zone: str) -> tuple[PlanN
         node = node.then(Project(node.schema, [*made, *own], time_zone))
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
-        raise OptionError(f"groupBy: {', '.join(twice)} stands twice.", option="groupBy", value=twice)
+        raise OptionError(f"groupBy: duplicate key {', '.join(twice)}.", option="groupBy", value=twice)
     for key in keys:
         check_key_type(repr(key), node.schema.field(key).type)
     return node, tuple(keys)
@@ -188,7 +188,7 @@ def _schemas(processor: Any, mode: str) -> dict[str, str]:
         schema = StructType.fromDDL(text)
         if not isinstance(schema, StructType):
             raise OptionError(
-                f"transformWithState: the schema {text!r} of a state is no row; write one like 'count long'.",
+                f"transformWithState: the schema {text!r} of a state is not a row; write one like 'count long'.",
                 option="schema", value=text,
             )  # fmt: skip
         found[text] = schema.json()

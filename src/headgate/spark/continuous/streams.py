@@ -117,7 +117,7 @@ class ContinuousStreams:
 
     @property
     def read(self) -> ContinuousStreamReader:
-        """Read what is there when the query starts; the query then ends behind a last checkpoint."""
+        """Read what is there when the query starts; the query then ends with a last checkpoint."""
         return ContinuousStreamReader(self._spark, self._parallelism, Boundedness.BOUNDED)
 
     @property
@@ -386,8 +386,8 @@ class ContinuousStream:
 
         Watermarks are kept for each split, with the source's idle time-out and alignment, whoever made the column. One
         that comes from a source as it is says where its rows are in event time before they are read on: with
-        alignment, splits stop at the very row. One that a function made is known behind that function: they stop
-        behind the batch.
+        alignment, splits stop at the very row. One that a function made is known after that function: they stop
+        after the batch.
 
         Parameters
         ----------
@@ -417,7 +417,7 @@ class ContinuousStream:
         """Read the splits of all sources of a group at about the same pace in event time.
 
         Wins over the source's options ``scan.watermark.alignment.*``. It follows ``load()`` and ``withWatermark``.
-        Behind a union all its sources join the group.
+        After a union, all its sources join the group.
 
         Parameters
         ----------
@@ -486,10 +486,10 @@ def source_node(
     )
 
 
-def _boundedness_of(options: Options, door: Boundedness) -> Boundedness:
-    """Return how a source is read: an end that the user set is one, whatever the door."""
+def _boundedness_of(options: Options, default: Boundedness) -> Boundedness:
+    """Return how a source is read: an end that the user set is one, whatever the default."""
     ends = any(name.lower().startswith("ending") and options.is_set(name) for name in options)
-    return Boundedness.BOUNDED if ends else door
+    return Boundedness.BOUNDED if ends else default
 
 
 def _column(value: str | Column) -> Column:

@@ -81,12 +81,12 @@ class ContinuousStreamWriter:
         if wanted == "update" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
             raise OptionError(
                 "The output mode is 'update', and there are session windows: these have 'append' only, as in Spark, "
-                "since a session that grows would leave behind what was told of it.",
+                "since nothing takes back what was written of a session that grows.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
         if wanted == "update" and _is_counted_again(self._node):
             raise OptionError(
-                "The output mode is 'update', and there is an aggregation or transformWithState behind an aggregation: "
+                "The output mode is 'update', and there is an aggregation or transformWithState after an aggregation: "
                 "it would count what the first one updates again. Use 'append'.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
@@ -94,7 +94,7 @@ class ContinuousStreamWriter:
         return self
 
     def lateRows(self, sink: str, **options: Any) -> ContinuousStreamWriter:
-        """Keep rows that came behind the watermark and belong to no window any more.
+        """Keep rows that came after the watermark and no longer belong to any window.
 
         They have the columns that the aggregation takes: keys, event time, what it computes of; for
         `GroupedStream.transformWithState` with event time, those of the rows. Of several such operators
@@ -160,7 +160,7 @@ class ContinuousStreamWriter:
         Raises
         ------
         OptionError
-            An option of the query or the sink is unknown or has a bad value, names stand twice, or the session cannot
+            An option of the query or the sink is unknown or has a bad value, names are duplicate, or the session cannot
             run it.
         StoredStateError
             The checkpoint or savepoint cannot be used.

@@ -5,7 +5,7 @@ file that another publication made.
 
 A publication takes these steps; a crash after any of them is undone or finished by the next committer (`_sweep`):
 
-    step  what is done                              a crash behind it
+    step  what is done                              a crash after it
     ----  ----------------------------------------  ------------------------------------------------------------------
     1     the intent is written: the log's next     nothing was made: the intent is dropped
           number, published files, and which
@@ -21,9 +21,9 @@ A publication takes these steps; a crash after any of them is undone or finished
 Of two committers that live at once, as when a run is taken over while it commits, each makes files of its own, whose
 names hold a token of that publication. The log decides: one of them gets the number. The other one's files are
 deleted, by whoever is first; it reads the log again, and goes on with what is not published yet. It also asks whether
-its run still owns the query (`check_owner`) before it takes a number and behind that: on a file system where looking
-whether a number is taken and taking it are two steps (object stores), only that keeps the older one out. Until a number
-is taken nobody knows whether a publication that began will take it: its files stay.
+its run still owns the query (`check_owner`) before it takes a number and again after that: on a file system where
+looking whether a number is taken and taking it are two steps (object stores), only that keeps the older one out. Until
+a number is taken nobody knows whether a publication that began will take it: its files stay.
 
 A commit without rows publishes a file without rows if nothing was published before, as Spark's sink does: readers that
 infer the schema need one.
@@ -425,7 +425,7 @@ class FilesCommitter(SinkCommitter):
         return changed
 
     def _sweep(self, published: dict[int, frozenset[str]]) -> None:
-        """Delete staged files that are published or that a dead writer left, and what publications left behind."""
+        """Delete staged files that are published or that a dead writer left, and what publications left over."""
         known = frozenset().union(*published.values())
         latest = self._metadata.latest or 0
         folder = posixpath.join(self._output, FOLDER)

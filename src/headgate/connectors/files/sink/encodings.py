@@ -110,7 +110,7 @@ class _ParquetFile(RowFile):
 
 
 class _TextEncoding(FileEncoding):
-    """Lines of text: such files can be put behind one another."""
+    """Lines of text: such files can be concatenated."""
 
     def __init__(self, extension: str, compression: str) -> None:
         self._codec = None if compression == "none" else compression
@@ -255,7 +255,7 @@ def _all_types(data_type: pa.DataType, is_scalar: Any) -> bool:
 
 
 def _is_parquet_scalar(data_type: pa.DataType) -> bool:
-    """Return whether Spark reads a type from Parquet without being told more than the file says."""
+    """Return whether Spark reads a type from Parquet from what the file says alone."""
     return bool(
         check_csv_type(data_type) or data_type in (pa.binary(), pa.large_binary())
     ) and not pa.types.is_decimal256(data_type)

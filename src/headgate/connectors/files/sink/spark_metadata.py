@@ -142,7 +142,7 @@ class SparkMetadataLog:
     def append(self, entries: Sequence[PublishedFile], now_ms: int) -> int:
         """Publish files as the next batch, all at once, and return its number.
 
-        If this raises, they may be published all the same: `load` and `published` tell.
+        If this raises, they may be published all the same: ask `load` and `published`.
 
         Raises
         ------
@@ -243,8 +243,8 @@ class SparkMetadataLog:
     def _corrupt(self, number: int, line: bytes) -> CorruptStateError:
         path, found = self._path(number), line[:80].decode("utf-8", "replace")
         return CorruptStateError(
-            f"The log of Spark's file sink {path} has a line that is no JSON: {found!r}. Restore the file, or write to "
-            "an empty folder.",
+            f"The log of Spark's file sink {path} has a line that is not JSON: {found!r}. Restore the file, or write "
+            "to an empty folder.",
             what=path, expected="a line of JSON", found=found,
         )  # fmt: skip
 
@@ -253,7 +253,7 @@ class SparkMetadataLog:
 
 
 def _chunks(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Join lines to pieces worth writing; no line end behind the last, as in Spark's files."""
+    """Join lines to pieces worth writing; no line end after the last, as in Spark's files."""
     held, size = [next(lines)], 0
     for line in lines:
         held.append(line)

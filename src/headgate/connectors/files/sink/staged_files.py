@@ -1,4 +1,4 @@
-"""What a files sink's writer tells its committer of a staged file, and where staged files lie.
+"""What a files sink's writer reports to its committer about a staged file, and where staged files lie.
 
 Never: reuse a name. It holds who staged the file, so that a file of a dead writer is known as such, and a random token,
 so that a zombie, or another query that writes to the same folder, never hits upon it.

@@ -39,7 +39,7 @@ def timestamp_texts(column: pa.Array) -> pa.Array:
 
 
 def joined_bytes(lines: pa.Array) -> pa.Buffer:
-    """Return the bytes of texts behind one another. None of them is null."""
+    """Return the bytes of texts, concatenated. None of them is null."""
     assert lines.null_count == 0
     if len(lines) == 0:
         return pa.py_buffer(b"")

@@ -1,4 +1,4 @@
-"""What the sink is told, checked: its options, and which of the rows' columns are Kafka's.
+"""The sink's settings, checked: its options, and which of the rows' columns are Kafka's.
 
 Never: import pyspark, or connect to anything.
 

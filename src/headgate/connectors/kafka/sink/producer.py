@@ -88,7 +88,7 @@ class KafkaWriter:
         own = {
             "on_delivery": self._on_delivery,
             "error_cb": self._on_trouble,
-            # Success is told by an empty queue; a call of Python for each row would halve the speed.
+            # An empty queue means success; a call of Python for each row would halve the speed.
             "delivery.report.only.error": True,
         }
         try:
@@ -97,7 +97,7 @@ class KafkaWriter:
             raise self._sink.client.option_error(error.args[0].str()) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Hand rows over to the producer's queue; wait while it is full.
+        """Add rows to the producer's queue; wait while it is full.
 
         Raises
         ------
@@ -238,7 +238,7 @@ class KafkaWriter:
 
         try:
             left = self._producer.flush(seconds) if flush else self._producer.poll(seconds)
-        except KafkaException as error:  # a fatal error is raised instead of being told to a callback
+        except KafkaException as error:  # a fatal error is raised instead of being passed to a callback
             raise self._failed or self._error(error.args[0]) from error
         if self._failed is not None:
             raise self._failed
@@ -287,7 +287,7 @@ def sink_error(
     Parameters
     ----------
     error
-        What librdkafka said.
+        The text of librdkafka.
     client
         The brokers and how to talk to them.
     topic, partition
@@ -299,7 +299,7 @@ def sink_error(
     """
     from confluent_kafka import KafkaError as Codes
 
-    code, said, brokers = error.code(), client.redact(error.str()), client.address
+    code, text, brokers = error.code(), client.redact(error.str()), client.address
     facts: dict[str, Any] = {"sink": NAME, "topic": topic, "partition": partition}
     if code in (Codes._UNKNOWN_TOPIC, Codes.UNKNOWN_TOPIC_OR_PART):
         return SinkError(
@@ -311,13 +311,13 @@ def sink_error(
         return SinkError(f"{NAME}: the topic {topic!r} has no partition {partition}. Rows may not name it.", **facts)
     if code == Codes.MSG_SIZE_TOO_LARGE:
         return SinkError(
-            f"{NAME}: a row for topic {topic!r} is too large for Kafka ({said}). Raise kafka.max.request.size, and "
+            f"{NAME}: a row for topic {topic!r} is too large for Kafka ({text}). Raise kafka.max.request.size, and "
             "max.message.bytes of the topic.",
             **facts,
         )
     if code in (Codes._AUTHENTICATION, Codes.SASL_AUTHENTICATION_FAILED, Codes._SSL):
         return SinkError(
-            f"{NAME}: the brokers at {brokers} and this client do not accept each other: {said}. Check the options "
+            f"{NAME}: the brokers at {brokers} and this client do not accept each other: {text}. Check the options "
             "kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.",
             **facts,
         )
@@ -329,9 +329,9 @@ def sink_error(
     if code in unreachable:
         why = f" Last trouble: {client.redact(trouble)}." if trouble else ""
         return SinkUnavailableError(
-            f"{NAME}: the brokers at {brokers} did not answer in time while {doing}{where}: {said}.{why} Check "
+            f"{NAME}: the brokers at {brokers} did not answer in time while {doing}{where}: {text}.{why} Check "
             "kafka.bootstrap.servers and the brokers; kafka.delivery.timeout.ms says how long to try.",
             address=brokers,
             **facts,
         )
-    return SinkError(f"{NAME}: {doing}{where} failed: {said} ({error.name()}).", **facts)
+    return SinkError(f"{NAME}: {doing}{where} failed: {text} ({error.name()}).", **facts)

@@ -30,7 +30,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
-from headgate.connectors.kafka.sink.publication import (
+from headgate.connectors.kafka.sink.publication_retries import (
     AttemptFailed,
     AttemptSucceeded,
     Event,

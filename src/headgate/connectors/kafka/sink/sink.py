@@ -5,7 +5,7 @@ the brokers nor durable.
 
 ``at-least-once``: a thread hands rows to the producer as they come; a barrier waits until the brokers have them.
 ``exactly-once``: a thread stages rows with the checkpoint; when it is complete, another publishes them in a transaction
-(`kafka_publisher` has the story). The transaction of the last checkpoint follows it: a runner waits for `finish` before
+(`publisher` has the story). The transaction of the last checkpoint follows it: a runner waits for `finish` before
 it ends the slot, and a slot that is killed leaves it to the next run of the query.
 """
 
@@ -174,7 +174,7 @@ class AtLeastOnceWriter(SinkWriter):
     def close(self) -> None:
         """Drop the rows that were not flushed; publish what was inherited, or leave it to a restore."""
         if not self._thread.stop(0.1):
-            self._kafka.drop_rows()  # what waits for the brokers is told so, and ends
+            self._kafka.drop_rows()  # calls that wait for the brokers learn of it, and end
             self._thread.stop(_CLOSE_S)
         self._kafka.close()
         if self._publisher is not None:

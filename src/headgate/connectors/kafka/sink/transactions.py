@@ -95,7 +95,7 @@ class TransactionalWriter(KafkaWriter):
         self._is_overdue = False  # a call never returned: the producer is of no use any longer
         self._group: Any = None
         try:
-            # In short steps: only between calls is told that the brokers refuse the password.
+            # In short steps: only between calls does the client report a refused password.
             self._repeated(
                 "starting", self._timeout_s, lambda timeout_s: self._producer.init_transactions(timeout_s), 0.2
             )
@@ -170,7 +170,7 @@ class TransactionalWriter(KafkaWriter):
         return None if last is None else MARKER_SERIALIZER.deserialize((last.metadata or "").encode())
 
     def _committed(self, admin: AdminClient) -> list[TopicPartition]:
-        """Return the offsets of the group. Brokers that cannot tell yet, as after their start, are asked again."""
+        """Return the offsets of the group. Brokers that cannot answer yet, as after their start, are asked again."""
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
         from confluent_kafka import KafkaError as Codes
 
@@ -183,7 +183,7 @@ class TransactionalWriter(KafkaWriter):
 
         def ask(timeout_s: float) -> list[TopicPartition]:
             # librdkafka 2.16 crashes where a broker answers to the second question that it is not the group's
-            # coordinator (its admin client has no group to tell of it): let the first one meet that.
+            # coordinator (its admin client has no group to report to): let the first one meet that.
             self._describe(admin, timeout_s)
             futures = admin.list_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(self._name)], require_stable=True, request_timeout=timeout_s
@@ -249,7 +249,7 @@ class TransactionalWriter(KafkaWriter):
         ------
         SinkError
             It is not committed; or, if the brokers did not answer in time, perhaps it is: the next writer of this name
-            brings it to an end, and its `marker` tells.
+            brings it to an end, and its `marker` shows which.
         """
         from confluent_kafka import TopicPartition
 

@@ -36,7 +36,7 @@ _FIRST_ROWS = 1024
 
 
 class TaskOutput(ReaderOutput):
-    """A reader's output, and what its task tells it."""
+    """A reader's output, and what its task passes to it."""
 
     timer_period_ms: int | None = None
     """How often `advance_time` is to be called though nothing happens, in milliseconds; None: never."""
@@ -123,7 +123,7 @@ class ReaderControl(Protocol):
         """Poll the reader no more, or again."""
 
     def on_report(self, watermark_ms: int | None, slowest: str) -> None:
-        """Tell the alignment group how far the reader is: `headgate.protocol.messages.WatermarkReported`."""
+        """Report to the alignment group how far the reader is: `headgate.protocol.messages.WatermarkReported`."""
 
 
 class StreamingOutput(TaskOutput):
@@ -142,11 +142,11 @@ class StreamingOutput(TaskOutput):
     control
         Who carries out what alignment decides; None: the strategy's alignment is left aside.
     held
-        Whether there is no watermark until the first `set_unassigned`. Nor is the alignment group told that there is
+        Whether there is no watermark until the first `set_unassigned`. Nor does the alignment group learn that there is
         no vote before that, or a split.
-    behind_rows
+    after_rows
         Runs something when all rows that were handed on have passed the operator that finds their event times and
-        tells them (`rows_passed`). Then whole batches are aligned, because nobody knows before what is in them. None:
+        reports them (`rows_passed`). Then whole batches are aligned, because nobody knows before what is in them. None:
         the event-time column is one of ``schema``.
     asked_ms
         Returns until when splits were asked for rows in vain, by their ids, in milliseconds; None: all until now.
@@ -170,14 +170,14 @@ class StreamingOutput(TaskOutput):
         control: ReaderControl | None = None,
         held: bool = False,
         bounded: bool = False,
-        behind_rows: Callable[[Callable[[], None]], None] | None = None,
+        after_rows: Callable[[Callable[[], None]], None] | None = None,
         asked_ms: Callable[[int], Mapping[str, int]] | None = None,
         asked_by_others: bool = False,
     ) -> None:
         self._strategy = strategy
         self._downstream = downstream
         self._control = control
-        self._behind_rows = behind_rows
+        self._after_rows = after_rows
         self._passing: Counter[str] = Counter()  # batches of a split whose event times are not known yet
         self._asked_ms = asked_ms
         self._asked_by_others = asked_by_others
@@ -186,7 +186,7 @@ class StreamingOutput(TaskOutput):
         self._outputs: dict[str, _SplitOutput] = {}
         self._given: set[str] = set()  # splits that the task added and that have not finished
         self._event_times: _EventTimes | None = None
-        if strategy is not None and behind_rows is None:
+        if strategy is not None and after_rows is None:
             self._event_times = _EventTimes(schema, strategy.event_time_column)
         self._alignment: al.SplitAlignment | None = None
         if strategy is not None and strategy.alignment is not None and control is not None:
@@ -196,7 +196,7 @@ class StreamingOutput(TaskOutput):
         self._expects_splits = held  # nobody knows yet whether there are any for this reader
         self._owes_report = False  # that it has no vote, if so it is when that is known
         self._machine = wm.SplitWatermarks(
-            strategy, held=held, bounded=bounded, tells_votes=self._alignment is not None
+            strategy, held=held, bounded=bounded, reports_votes=self._alignment is not None
         )
         if strategy is not None and strategy.idle_timeout_ms is not None:
             self.timer_period_ms = max(1, strategy.idle_timeout_ms // 4)
@@ -230,7 +230,7 @@ class StreamingOutput(TaskOutput):
         """Forget a finished split."""
         self._outputs.pop(split_id, None)
         self._given.discard(split_id)
-        self._behind(lambda: self._finish(split_id))
+        self._run_after_rows(lambda: self._finish(split_id))
 
     def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
         """Return how many rows come before the first one whose watermark would be beyond the bound."""
@@ -301,11 +301,11 @@ class StreamingOutput(TaskOutput):
 
     def end_input(self) -> None:
         """Emit the final watermark."""
-        self._behind(self._end)
+        self._run_after_rows(self._end)
 
     def set_unassigned(self, event_time_ms: int | None) -> None:
         """Take note of what is not assigned: `headgate.protocol.messages.UnassignedWork`."""
-        if self._behind_rows is not None and event_time_ms is not None:
+        if self._after_rows is not None and event_time_ms is not None:
             # The enumerator knows another column's times: of this one anything may be in what is not assigned.
             event_time_ms = None if event_time_ms == MAX_WATERMARK_MS else MIN_WATERMARK_MS
         self.handle(wm.UnassignedChanged(event_time_ms))
@@ -342,7 +342,7 @@ class StreamingOutput(TaskOutput):
         return splits if known else {}
 
     def rows_passed(self, split_id: str, max_event_time_ms: int | None) -> None:
-        """Take note of rows that the operator of ``behind_rows`` saw: their highest event time, in milliseconds."""
+        """Take note of rows that the operator of ``after_rows`` saw: their highest event time, in milliseconds."""
         self.handle(wm.RowsEmitted(split_id, max_event_time_ms))
 
     # From the outputs of the splits.
@@ -350,12 +350,12 @@ class StreamingOutput(TaskOutput):
     def hand_on(self, batch: pa.RecordBatch, split_id: str) -> None:
         """Pass rows on, before the watermark that follows from them."""
         self._downstream.on_batch(batch, split_id)
-        if self._behind_rows is None:
+        if self._after_rows is None:
             max_event_time_ms = None if self._event_times is None else self._event_times.highest(batch)
             self.handle(wm.RowsEmitted(split_id, max_event_time_ms))
         elif self.timer_period_ms is not None:
             self._passing[split_id] += 1
-            self._behind_rows(lambda: self._passed(split_id))
+            self._after_rows(lambda: self._passed(split_id))
 
     def handle(self, event: wm.Event) -> None:
         """Give an event to the watermark machine and carry out what it decides."""
@@ -453,12 +453,12 @@ class StreamingOutput(TaskOutput):
         self.handle(wm.InputEnded())
         self._align(al.InputEnded())
 
-    def _behind(self, run: Callable[[], None]) -> None:
-        """Run something behind the rows whose event times are not known yet."""
-        if self._behind_rows is None:
+    def _run_after_rows(self, run: Callable[[], None]) -> None:
+        """Run something after the rows whose event times are not known yet."""
+        if self._after_rows is None:
             run()
         else:
-            self._behind_rows(run)
+            self._after_rows(run)
 
 
 class _SplitOutput(SourceOutput):

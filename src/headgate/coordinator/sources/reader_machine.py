@@ -1,4 +1,4 @@
-"""Decides what one reader of a source is sent, and what its enumerator hears of it, from registration to failure.
+"""Decides what one reader of a source is sent, and what its enumerator hears of it, until its splits go back.
 
 Never: look at another reader. What several are given at once `source_coordinator` logs together.
 
@@ -21,6 +21,7 @@ from collections import deque
 import msgspec
 
 from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.enumerator_recovery import Recovered
 from headgate.coordinator.sources.log_records import (
     AssignedRecord,
     FinishedRecord,
@@ -32,7 +33,6 @@ from headgate.coordinator.sources.log_records import (
 )
 from headgate.coordinator.sources.log_segments import LogSegments
 from headgate.coordinator.sources.outbox import Admission, Outbox, Unassigned
-from headgate.coordinator.sources.source_recovery import Recovered
 from headgate.coordinator.sources.split_places import SplitPlaces
 from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol import messages as msg
@@ -406,10 +406,10 @@ class ReaderMachine(Machine):
         return [*actions, Release()]
 
     def _on_event_sent(self, event: src.EventSent, now_ms: int) -> list[Action]:
-        letter = msg.EventToReader(
+        message = msg.EventToReader(
             stage=self.stage, execution=self.execution, source=self._shared.source, payload=event.payload
         )
-        self._put(letter)
+        self._put(message)
         return [Release()]
 
     def _on_reader_added(self, event: src.ReaderAdded, now_ms: int) -> list[Action]:

@@ -2,8 +2,8 @@
 
 Never: merge on the thread of the operator: it only says which runs become one, and the thread that stores it does it.
 
-Each snapshot adds a run with what changed. A run that is not larger than twice those behind it becomes one with them:
-so there are few runs, each less than half of the one below it, a row is stored again a few times while the state
+Each snapshot adds a sorted run with what changed. A run that is not larger than twice those after it becomes one with
+them: so there are few runs, each less than half of the one below it, a row is stored again a few times while the state
 doubles, and the lowest run is stored again only when half as much as it holds has changed.
 
 Follows O'Neil et al., "The Log-Structured Merge-Tree".
@@ -24,7 +24,7 @@ SPILL_BYTES = 1 << 20
 """A run that is stored and has as many bytes waits for its next merge on the local disk."""
 
 
-class Run:
+class SortedRun:
     """Rows of state that are one chunk.
 
     Parameters
@@ -50,7 +50,7 @@ class Run:
         chunk_id: str,
         size_bytes: int,
         table: pa.Table | None = None,
-        parts: Sequence[Run] = (),
+        parts: Sequence[SortedRun] = (),
         *,
         lowest: bool = False,
         now_ms: int = 0,
@@ -103,7 +103,7 @@ class Run:
         weakref.finalize(self, path.unlink, missing_ok=True)  # with the last checkpoint that may ask for it
 
 
-class Runs:
+class SortedRuns:
     """The runs of a subtask, the oldest first.
 
     Parameters
@@ -117,11 +117,13 @@ class Runs:
     def __init__(self, name_chunk: Callable[[], str], spill_folder: str) -> None:
         self._name_chunk = name_chunk
         self._spill_folder = spill_folder
-        self.runs: list[Run] = []
+        self.runs: list[SortedRun] = []
 
     def add(self, table: pa.Table, chunk_id: str | None = None) -> None:
         """Add rows, those of a chunk that is stored already if it is named."""
-        self.runs.append(Run(chunk_id or self._name_chunk(), table.nbytes, table, spill_folder=self._spill_folder))
+        self.runs.append(
+            SortedRun(chunk_id or self._name_chunk(), table.nbytes, table, spill_folder=self._spill_folder)
+        )
 
     def merge(self, now_ms: int) -> None:
         """Let runs become one that have grown as large as those below them."""
@@ -131,7 +133,7 @@ class Runs:
             first -= 1
             size_bytes += self.runs[first].size_bytes
         if first < last:
-            merged = Run(
+            merged = SortedRun(
                 self._name_chunk(), size_bytes, parts=self.runs[first:],
                 lowest=first == 0, now_ms=now_ms, spill_folder=self._spill_folder,
             )  # fmt: skip

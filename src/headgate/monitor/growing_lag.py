@@ -1,4 +1,4 @@
-"""Decides whether a query falls behind its input, and names what holds it up.
+"""Decides whether a query keeps up with its input, and names what holds it up.
 
 Never: warn of a backlog that shrinks, or of one that grows while the query's own code has time to spare: then the
 source, or what the sink waits for, is slow, and more parallelism would not help.
@@ -16,8 +16,8 @@ BUSY_PERCENT = 80
 """In all of them some operator must have been at least this busy."""
 
 
-def falling_behind(recent: Sequence[dict[str, Any]]) -> str | None:
-    """Return a warning that names the slowest stage if the query falls behind; None: it does not, or nobody can tell.
+def growing_lag(recent: Sequence[dict[str, Any]]) -> str | None:
+    """Return a warning that names the slowest stage if the query cannot keep up; None: it can, or that is unknown.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ def falling_behind(recent: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _lag(source: dict[str, Any]) -> tuple[str, int] | None:
-    """Return the first figure of a source that says how far it is behind, with its name."""
+    """Return the first figure of a source's lag, with its name."""
     for name, value in source["metrics"].items():
-        if "behind" in name.lower() and not name.startswith(("min", "max", "avg")):
+        if "behind" in name.lower() and not name.startswith(("min", "max", "avg")):  # as Spark names such figures
             return name, int(value)
     return None
 
@@ -51,7 +51,7 @@ def _warning(
     progress: dict[str, Any], source: str, before: tuple[str, int], now: tuple[str, int], slowest: dict[str, Any]
 ) -> str:
     return (
-        f"The query {progress['name'] or progress['id']!r} falls behind its source {source}: {now[0]} grew from "
+        f"The query {progress['name'] or progress['id']!r} cannot keep up with its source {source}: {now[0]} grew from "
         f"{before[1]:,} to {now[1]:,} in the last {GROWING} reports. The slowest is stage {slowest['stage']}, where "
         f"{slowest['uid']!r} is busy {slowest['busyPercent']} % of the time in subtask {slowest['subtask']}. "
         "Make it faster, or start the query again at a higher parallelism."

@@ -1,6 +1,6 @@
-"""Decides when what a sink owes is tried again, and when it has failed for good.
+"""Decides when a failed attempt to publish a checkpoint's rows to Kafka is repeated, and when the sink gives up.
 
-Never: read a clock, start or wait for anything.
+Never: read a clock, start or wait for anything: `publisher` makes the attempts.
 
 Work is done in order, one at a time, and may be tried again whatever became of the attempt before it.
 """

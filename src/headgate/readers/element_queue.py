@@ -26,7 +26,7 @@ _Buffers = dict[int, int]
 """Memory that a batch keeps alive: size in bytes by address."""
 
 
-class HandOverQueue(Generic[SplitT]):
+class ElementQueue(Generic[SplitT]):
     """Hands fetched batches from fetcher threads to the task's thread, in order for each split.
 
     Parameters
@@ -50,7 +50,7 @@ class HandOverQueue(Generic[SplitT]):
         self._waiting: Future[None] | None = None
 
     def put(self, fetched: FetchedBatch[SplitT]) -> bool:
-        """Hand over a batch; called by fetchers. Blocks while the queue is full.
+        """Enqueue a batch; called by fetchers. Blocks while the queue is full.
 
         Returns
         -------

@@ -1,11 +1,11 @@
-"""The columnar state of windows: partial results in immutable runs, which are merged as they grow and spilled.
+"""The columnar state of windows: partial results in immutable sorted runs, which are merged as they grow and spilled.
 
 Never: change a run, keep an object per key or per group, or rewrite much for the sake of little.
 
-A *run* is a table of partial results: a bucket, the keys, a column for each partial result; a group stands in it once,
-and its rows are in the order of their buckets. What comes is a run of its own. Runs stand in the order of arrival, and
-only neighbours are merged, several of about the same size at a time: a row is rewritten once each time that the run it
-is in becomes four times as large, and a large run is left alone while small ones come. So a checkpoint stores what
+A *sorted run* is a table of partial results: a bucket, the keys, a column for each partial result; it has each group
+once, and its rows are in the order of their buckets. What comes is a run of its own. They are in the order of arrival,
+and only neighbours are merged, several of about the same size at a time: a row is rewritten once each time that the run
+it is in becomes four times as large, and a large run is left alone while small ones come. So a checkpoint stores what
 came since the one before, and what was merged meanwhile.
 
     of a run     in memory                         spilled
@@ -18,7 +18,7 @@ came since the one before, and what was merged meanwhile.
 Beyond ``memory_bytes`` the largest runs, which hold what is fired last, are spilled. A slab is small enough that its
 merging takes a quarter of that memory.
 
-Runs are cut into *parts*, each of which is a chunk of a checkpoint (`headgate.operators.operator.KeyedChunk`).
+Sorted runs are cut into *parts*, each of which is a chunk of a checkpoint (`headgate.operators.operator.KeyedChunk`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Part(msgspec.Struct, frozen=True):
     table: Any
 
 
-class Run:
+class SortedRun:
     """Partial results, each group once, in the order of their buckets.
 
     Parameters
@@ -122,7 +122,7 @@ class Run:
 
 
 def _bounds(column: Any) -> tuple[Any, Any]:
-    """Return the values of a sorted column, and where the rows of each begin; behind them, how many rows there are."""
+    """Return the values of a sorted column, and where the rows of each begin; after them, how many rows there are."""
     starts, begin, last = [], 0, None
     values = []
     for chunk in column.chunks:
@@ -139,7 +139,7 @@ def _bounds(column: Any) -> tuple[Any, Any]:
     return np.concatenate([np.empty(0, np.int64), *values]), np.concatenate([*starts, [begin]]).astype(np.int64)
 
 
-class Runs:
+class SortedRuns:
     """The runs of an operator's state.
 
     Parameters
@@ -175,7 +175,7 @@ class Runs:
         self._memory_bytes = memory_bytes
         self._folder = spill_folder
         self._files = 0
-        self.runs: list[Run] = []
+        self.runs: list[SortedRun] = []
 
     @property
     def memory_bytes(self) -> int:
@@ -207,8 +207,8 @@ class Runs:
         self._compact()
         self._spill()
 
-    def adopt(self, parts: Iterable[Part]) -> Run | None:
-        """Take a run of a checkpoint, behind those that there are; return it, or None if it has no parts."""
+    def adopt(self, parts: Iterable[Part]) -> SortedRun | None:
+        """Take a run of a checkpoint, after the existing ones; return it, or None if it has no parts."""
         names: list[str] = []
         held: list[Part] = []
         files: list[str] = []
@@ -222,7 +222,7 @@ class Runs:
                 held = []
         if not names:
             return None
-        run = self._opened(names, files) if files else Run(held)
+        run = self._opened(names, files) if files else SortedRun(held)
         self.runs.append(run)
         return run
 
@@ -252,7 +252,7 @@ class Runs:
         found = [(run, rows) for run in self.runs for each in buckets if (rows := run.of(each, each)) is not None]
         yield from self._merged(found, keys)
 
-    def _merged(self, found: Sequence[tuple[Run, Any]], keys: Sequence[str]) -> Iterator[Any]:
+    def _merged(self, found: Sequence[tuple[SortedRun, Any]], keys: Sequence[str]) -> Iterator[Any]:
         columns = [*dict.fromkeys([*keys, *self._keys, *self._partials])]
         if not any(run.spilled for run, _ in found):
             if len({id(run) for run, _ in found}) == 1 and BUCKET in keys:
@@ -273,7 +273,7 @@ class Runs:
             if taken:
                 yield merge(pa.concat_tables(taken), keys, self._partials)
 
-    def _by_group(self, run: Run, rows: Any) -> list[tuple[Any, Any]]:
+    def _by_group(self, run: SortedRun, rows: Any) -> list[tuple[Any, Any]]:
         """Return rows of a bucket in the order of their key groups, with these."""
         if run.spilled:
             pieces = [pa.Table.from_batches([each]) for each in rows.to_batches()]
@@ -287,14 +287,14 @@ class Runs:
         keys = [_one(table.column(name)) for name in self._keys]
         return key_groups(keys, self._max_parallelism).to_numpy()
 
-    def _made(self, table: Any) -> Run:
+    def _made(self, table: Any) -> SortedRun:
         """Return a run of these rows, in memory."""
         buckets = _one(table.column(BUCKET)).to_numpy()
         if (buckets[1:] < buckets[:-1]).any():
             table = table.take(np.argsort(buckets, kind="stable"))
         rows = table.num_rows
         step = -(-rows // max(1, -(-table.nbytes // PART_BYTES)))
-        return Run([Part(self._name(), table.slice(begin, step)) for begin in range(0, rows, step)])
+        return SortedRun([Part(self._name(), table.slice(begin, step)) for begin in range(0, rows, step)])
 
     # Merging and spilling.
 
@@ -312,7 +312,7 @@ class Runs:
             for run in merged:
                 self._forget(run)
 
-    def _one_run(self, runs: Sequence[Run]) -> Run:
+    def _one_run(self, runs: Sequence[SortedRun]) -> SortedRun:
         keys = [BUCKET, *self._keys]
         size = sum(run.nbytes for run in runs)
         if self._memory_bytes == 0 or (size * 2 <= self._memory_bytes and not any(run.spilled for run in runs)):
@@ -338,7 +338,7 @@ class Runs:
             self.runs[place] = self._opened([part.chunk_id for part in run.parts], files)
             self.runs[place].drop(int(run.buckets[0]) - 1)
 
-    def _written(self, tables: Iterable[Any]) -> Run:
+    def _written(self, tables: Iterable[Any]) -> SortedRun:
         """Return a spilled run of tables, each of one bucket, in order."""
         names, files = [], []
         for table in _joined(tables, min(PART_BYTES, self._memory_bytes // 4)):
@@ -357,11 +357,11 @@ class Runs:
             writer.write_table(rows)
         return path
 
-    def _opened(self, names: Sequence[str], files: Sequence[str]) -> Run:
+    def _opened(self, names: Sequence[str], files: Sequence[str]) -> SortedRun:
         tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in files]
-        return Run([Part(name, table) for name, table in zip(names, tables)], spilled=tuple(files))
+        return SortedRun([Part(name, table) for name, table in zip(names, tables)], spilled=tuple(files))
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: SortedRun) -> None:
         """Delete the files of a run; who still reads them has them mapped."""
         for path in run.spilled:
             os.unlink(path)

@@ -2,7 +2,7 @@
 
 Never: be stored. Both sides run the same version: they belong to one Spark application.
 
-A member speaks and the host answers, one `Standing` per letter. A task says one `EventTimesSeen` and gets `Noted`.
+A member speaks and the host answers, one `Standing` per message. A task says one `EventTimesSeen` and gets `Noted`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class HostEndpoint(msgspec.Struct, frozen=True):
     """Where an application's planners and tasks meet, and the secret to be let in.
 
     Parameters
@@ -34,7 +34,7 @@ class Meeting(msgspec.Struct, frozen=True):
 class ReportTo(msgspec.Struct, frozen=True):
     """Where a task says what event times it read, for which planner."""
 
-    meeting: Meeting
+    endpoint: HostEndpoint
     member: str
 
 
@@ -88,7 +88,7 @@ class Standing(msgspec.Struct, frozen=True, tag=True):
         The last votes of the group's other members, by member. One that has not voted yet has the earliest time there
         is: nobody is to read ahead of what it may have.
     event_times
-        What tasks reported behind the number ``seen`` of its vote, by split.
+        What tasks reported after the number ``seen`` of its vote, by split.
     seen
         The number of the last of these reports.
     """
@@ -106,21 +106,21 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     """The answer to a member whose lease has run out: it is to join again."""
 
 
-Letter = Join | Vote | Renew | EventTimesSeen | Standing | Noted | Unknown
+Message = Join | Vote | Renew | EventTimesSeen | Standing | Noted | Unknown
 
-_DECODER: msgspec.json.Decoder[Letter] = msgspec.json.Decoder(Letter)
+_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 _LENGTH_BYTES = 4
 _LONGEST_BYTES = 16 << 20
 
 
-def send(connection: Any, letter: Letter) -> None:
-    """Write a letter to a socket. Blocks."""
-    data = msgspec.json.encode(letter)
+def send(connection: Any, message: Message) -> None:
+    """Write a message to a socket. Blocks."""
+    data = msgspec.json.encode(message)
     connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
 
-def receive(connection: Any) -> Letter:
-    """Read a letter from a socket. Blocks.
+def receive(connection: Any) -> Message:
+    """Read a message from a socket. Blocks.
 
     Raises
     ------
@@ -131,11 +131,11 @@ def receive(connection: Any) -> Letter:
     """
     length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "big")
     if length > _LONGEST_BYTES:
-        raise OSError(f"a letter of {length} bytes: what is at the other end is no planner")
+        raise OSError(f"a message of {length} bytes: the peer is not a Headgate planner")
     try:
         return _DECODER.decode(_exactly(connection, length))
     except msgspec.DecodeError as error:
-        raise OSError(f"what is at the other end is no planner: {error}") from error
+        raise OSError(f"the peer is not a Headgate planner: {error}") from error
 
 
 def _exactly(connection: Any, length: int) -> bytes:

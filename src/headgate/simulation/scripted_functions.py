@@ -1,0 +1,288 @@
+"""Models of users' functions: they let rows through, count them, or hold them, and check what they are given.
+
+Never: put right what a machine got wrong: a row that comes twice, late, out of order or to the wrong subtask is an
+error at once.
+
+Follows the contract (`headgate.operators.operator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
+from headgate.protocol.operator_context import OperatorContext
+from headgate.simulation.scripted_reader import Surroundings
+from headgate.simulation.scripted_source import SCHEMA
+from headgate.source.watermark import MAX_WATERMARK_MS
+
+
+def dealt_by_key(batch: pa.RecordBatch, parallelism: int) -> pa.Array:
+    """Say which subtask gets which rows of a ``custom`` exchange."""
+    return pa.array([(key * 5) % parallelism for key in batch.column(3).to_pylist()], pa.int64())
+
+
+class Observed(Operator):
+    """A user's function that lets rows through, and checks watermarks and the end, and whose rows they are.
+
+    Parameters
+    ----------
+    opened
+        Returns the process in which a subtask's copy is opened.
+    once
+        The sources of which everybody is given all rows: only subtask 0 lets them through.
+    dealt
+        The sources whose rows `dealt_by_key` deals out.
+    """
+
+    kind = function = "observed"
+    schema = SCHEMA
+
+    def __init__(
+        self, opened: Callable[[], Surroundings], *, once: Collection[str] = (), dealt: Collection[str] = ()
+    ) -> None:
+        self._opened = opened
+        self._once, self._dealt = frozenset(once), frozenset(dealt)
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Begin."""
+        self._around = self._opened()
+        self._context = context
+        self._watermark_ms: int | None = None
+        self._has_ended = False
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Let rows through."""
+        assert not self._has_ended, f"rows of {split_id} come after the end"
+        self._around.work(batch.num_rows)
+        if self._dealt:
+            self._check_dealt(batch)
+        if self._once and self._context.subtask:
+            sources = map(self._around.uid_of, batch.column(1).to_pylist())
+            batch = batch.filter(pa.array([uid not in self._once for uid in sources]))
+        self.hand_on(batch, split_id, emit)
+
+    def hand_on(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Let rows go on."""
+        if batch.num_rows:
+            emit(batch, split_id)
+
+    def _check_dealt(self, batch: pa.RecordBatch) -> None:
+        owners = dealt_by_key(batch, self._context.parallelism).to_pylist()
+        for of_split, key, owner in zip(batch.column(1).to_pylist(), batch.column(3).to_pylist(), owners):
+            if self._around.uid_of(of_split) in self._dealt:
+                assert owner == self._context.subtask, f"a row of key {key} is another subtask's: {owner}"
+
+    def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
+        """Check that it grows."""
+        assert self._watermark_ms is None or timestamp_ms > self._watermark_ms, "a watermark went back"
+        self._watermark_ms = timestamp_ms
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        """Take note that a snapshot is being taken."""
+        self._around.snapshot_taken(checkpoint_id)
+
+    def end_input(self, emit: Emit) -> None:
+        """Check that the final watermark came."""
+        assert self._watermark_ms == MAX_WATERMARK_MS, "a source that ended emitted no final watermark"
+        self._has_ended = True
+
+
+class _Seen(msgspec.Struct):
+    """What a key had of a split: the first and the last offset, and how many there were."""
+
+    split_id: str
+    key: int
+    first: int
+    last: int
+    count: int
+
+
+class _HeldRow(msgspec.Struct, frozen=True):
+    at_ms: int
+    split_id: str
+    offset: int
+    key: int
+
+
+_SEEN = msgspec.msgpack.Decoder(tuple[list[_Seen], dict[int, int]])
+_HELD = msgspec.msgpack.Decoder(tuple[list[_HeldRow], dict[int, int]])
+T = TypeVar("T", _Seen, _HeldRow)
+
+
+class Keyed(Observed, KeyedOperator, Generic[T]):
+    """A function with state by key group, all of it in one chunk: checks that rows are its own, and none late.
+
+    Parameters
+    ----------
+    opened
+        As for `Observed`.
+    """
+
+    state: ClassVar[msgspec.msgpack.Decoder[Any]]
+    """Decodes items, and the watermark that each key group has had."""
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Begin without state."""
+        super().open(context, items)
+        self._chunks = 0
+        self._reached_ms: dict[int, int] = {}  # by key group: its watermark when it was restored
+
+    def group_of(self, item: T) -> int:
+        """Return the key group of an item of the state."""
+        raise NotImplementedError
+
+    def take(self, item: T) -> None:
+        """Take on an item of a checkpoint's state."""
+        raise NotImplementedError
+
+    def held(self) -> list[T]:
+        """Return the state."""
+        raise NotImplementedError
+
+    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
+        """Take on the state of this subtask's keys."""
+        own = self._context.key_groups
+        for chunk in chunks:
+            items, reached_ms = self.state.decode(chunk.read())
+            for item in items:
+                if self.group_of(item) in own:
+                    self.take(item)
+            self._reached_ms.update((group, at_ms) for group, at_ms in reached_ms.items() if group in own)
+
+    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
+        """Return all of it as one chunk."""
+        context, groups = self._context, self._context.key_groups
+        self._chunks += 1
+        name = f"{context.uid}-{context.run}-{context.subtask}-{context.attempt}-{context.execution}-{self._chunks}"
+        reached_ms = {group: at_ms for group in range(groups.first, groups.last + 1) if (at_ms := self._reached(group))}
+        data = msgspec.msgpack.encode((self.held(), reached_ms))
+        return [KeyedChunk(name, groups.first, groups.last, lambda: data)]
+
+    def _reached(self, group: int) -> int | None:
+        """Return which watermark a key group has had, here or where it was before."""
+        known = (each for each in (self._watermark_ms, self._reached_ms.get(group)) if each is not None)
+        return max(known, default=None)
+
+    def check_row(self, at_ms: int, group: int) -> None:
+        """Check that a row is the subtask's, and not late."""
+        assert group in self._context.key_groups, f"a row of key group {group} is another subtask's"
+        if self._watermark_ms is None and not self._reached_ms:
+            return
+        reached_ms = self._reached(group) if self._around.is_in_time else self._watermark_ms
+        if reached_ms is not None and not self._around.excuses_late:
+            assert at_ms >= reached_ms, f"late: {at_ms}, after {reached_ms}"
+
+
+class Counted(Keyed[_Seen]):
+    """Lets rows through, and checks that each of a split and key came once and in order.
+
+    Parameters
+    ----------
+    opened
+        As for `Observed`.
+    in_order
+        Whether rows of a split and a key come in their order.
+    """
+
+    kind = function = "counted"
+    signature = "counted"
+    state = _SEEN
+
+    def __init__(self, opened: Callable[[], Surroundings], *, in_order: bool) -> None:
+        super().__init__(opened)
+        self._in_order = in_order
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Begin without state."""
+        super().open(context, items)
+        self._seen: dict[tuple[str, int], _Seen] = {}
+
+    def group_of(self, item: _Seen) -> int:
+        """Return the group of the key."""
+        return self._around.key_group(item.key)
+
+    def take(self, item: _Seen) -> None:
+        """Take on what was counted of a split and key."""
+        assert (item.split_id, item.key) not in self._seen, (
+            f"the state of key {item.key} of {item.split_id} comes twice"
+        )
+        self._seen[item.split_id, item.key] = item
+
+    def held(self) -> list[_Seen]:
+        """Return what was counted."""
+        return list(self._seen.values())
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Check rows, and let them through."""
+        times = batch.column(0).cast(pa.int64()).to_pylist()
+        columns = (batch.column(index).to_pylist() for index in range(1, 4))
+        for at_ms, of_split, offset, key in zip(times, *columns):
+            self.check_row(at_ms, self._around.key_group(key))
+            self._count(of_split, offset, key)
+        super().process(batch, split_id, emit)
+
+    def _count(self, split_id: str, offset: int, key: int) -> None:
+        seen = self._seen.get((split_id, key))
+        if seen is None:
+            self._seen[split_id, key] = seen = _Seen(split_id, key, offset, offset, 1)
+        else:
+            assert not self._in_order or offset > seen.last, (
+                f"order: row {offset} of {split_id}, key {key}, comes after {seen.last}"
+            )
+            seen.first, seen.last, seen.count = min(seen.first, offset), max(seen.last, offset), seen.count + 1
+        if self._in_order:
+            wanted = self._around.rows_of_key(split_id, key, seen.first, seen.last)
+            assert seen.count == wanted, (
+                f"lost: key {key} of {split_id} had {seen.count} rows from {seen.first} to {seen.last}, of {wanted}"
+            )
+
+
+HELD = "held"
+"""The uid of `Held`."""
+
+
+class Held(Keyed[_HeldRow]):
+    """Keeps rows, by their split, until the watermark has passed them; then lets them through as they came."""
+
+    kind = function = HELD
+    signature = HELD
+    state = _HELD
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Begin without state."""
+        super().open(context, items)
+        self._rows: list[_HeldRow] = []
+
+    def group_of(self, item: _HeldRow) -> int:
+        """Return the group of the split."""
+        return self._around.split_group(item.split_id)
+
+    def take(self, item: _HeldRow) -> None:
+        """Take on a row."""
+        self._rows.append(item)
+
+    def held(self) -> list[_HeldRow]:
+        """Return all rows."""
+        return self._rows
+
+    def hand_on(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Keep rows."""
+        times = batch.column(0).cast(pa.int64()).to_pylist()
+        columns = (batch.column(index).to_pylist() for index in range(1, 4))
+        for row in map(_HeldRow, times, *columns):
+            self.check_row(row.at_ms, self.group_of(row))
+            self._rows.append(row)
+
+    def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
+        """Emit the rows that it has passed."""
+        super().process_watermark(timestamp_ms, emit)
+        due = [row for row in self._rows if row.at_ms < timestamp_ms]
+        if due:
+            self._rows = [row for row in self._rows if row.at_ms >= timestamp_ms]
+            columns = zip(*map(msgspec.structs.astuple, due))
+            emit(pa.RecordBatch.from_arrays([*map(pa.array, columns, SCHEMA.types)], schema=SCHEMA), "")

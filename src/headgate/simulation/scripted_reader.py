@@ -1,0 +1,254 @@
+"""A model of what connectors write: a reader, and what it and users' functions know of the process that they are in.
+
+Never: emit a row of a split before its position or after its end.
+
+Follows the contract (`headgate.source`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+from headgate.connectors.datagen.split import DatagenSplit
+from headgate.simulation.durable import Row
+from headgate.simulation.scripted_source import SCHEMA, Nudge, Topic
+from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
+
+_POLL_MS = 25
+
+
+class Surroundings(Protocol):
+    """The process that readers and writers are in, and who looks at them."""
+
+    choose: random.Random
+    """The cluster's."""
+
+    def now_ms(self) -> int:
+        """Read the clock."""
+
+    def later(self, delay_ms: int, what: Callable[[], None]) -> None:
+        """Do something in so many milliseconds, if the process lives then."""
+
+    def count_quiet(self) -> None:
+        """Count how long splits have been silent, before there is room in the sink, or no longer."""
+
+    def room_made(self) -> None:
+        """Take note that there is room in the sink again."""
+
+    def declines(self) -> bool:
+        """Return whether the snapshot that is being taken fails."""
+
+    def snapshot_ms(self) -> int:
+        """Return how long it takes until the rows of a snapshot are safe."""
+
+    def uid_of(self, split_id: str) -> str:
+        """Return the source of a split."""
+
+    def work(self, rows: int) -> None:
+        """Take the time that a function takes for so many rows."""
+
+    def key_group(self, key: int) -> int:
+        """Return the key group of a key."""
+
+    def split_group(self, split_id: str) -> int:
+        """Return the key group of a split's name."""
+
+    def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
+        """Return how many rows a key has in a split between two offsets, both included."""
+
+    @property
+    def excuses_late(self) -> bool:
+        """Whether rows may come after the watermark has passed them."""
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether none may, in whatever run."""
+
+    def snapshot_taken(self, checkpoint_id: int) -> None:
+        """Take note that a snapshot is being taken."""
+
+    def splits_added(self, reader: ScriptedReader, splits: Sequence[DatagenSplit]) -> None:
+        """Take note that a reader got splits."""
+
+    def rows_wanted(self, reader: ScriptedReader) -> None:
+        """Take note that a reader is about to read."""
+
+    def rows_read(self, reader: ScriptedReader, rows: list[Row]) -> None:
+        """Take note of what a reader read."""
+
+
+class ScriptedReader(SourceReader[DatagenSplit]):
+    """Reads a few rows of a split at a time, and takes its time.
+
+    Parameters
+    ----------
+    uid, topic
+        What it reads.
+    context
+        The task's.
+    around
+        The process.
+    """
+
+    def __init__(self, uid: str, topic: Topic, context: SourceReaderContext, around: Surroundings) -> None:
+        self.uid = uid
+        self.splits: dict[str, DatagenSplit] = {}
+        self.no_more = False
+        self.highest_ms: dict[str, int] = {}
+        """By split: the highest event time emitted by this reader, less the disorder."""
+        self.quiet_ms: dict[str, int] = {}
+        """By split: how long it could have been read, and had no rows."""
+        self.paused: set[str] = set()
+        """Splits that it was called to pause."""
+        self.held: set[str] = set()
+        """Splits that are paused, be it with the whole source."""
+        self.watermarks: list[int] = []
+        """What was emitted, without the final one."""
+        self.is_final = False
+        """Whether the final watermark was emitted."""
+        self.unassigned_ms: int | None = None
+        """Where what is not assigned begins, as far as the subtask was notified."""
+        self.idle: set[str] = set()
+        """Splits that were idle when it was looked last."""
+        self.votes_since_ms: dict[str, int] = {}
+        """By split: since when it is read and not idle."""
+        self._topic = topic
+        self._context = context
+        self._around = around
+        self._choose = around.choose
+        self._asking = False
+        self._available: Future[None] = Future()
+        self._counted_ms = around.now_ms()
+
+    def start(self) -> None:
+        """Ask for a split, and greet the enumerator, at times."""
+        if self._choose.random() < 0.3:
+            self._ask()
+        if self._choose.random() < 0.1 and not self._topic.script.generated:
+            self._context.send_event(Nudge())
+
+    def poll_next(self, output: ReaderOutput) -> InputStatus:
+        """Emit some rows of one split."""
+        self._around.rows_wanted(self)
+        rows = self._read(output)
+        self._around.rows_read(self, rows)
+        self._ask()
+        if self._choose.random() < 0.01 and not self._topic.script.generated:
+            self._context.send_event(Nudge())
+        if self.no_more and not self.splits:
+            return InputStatus.END_OF_INPUT
+        available: Future[None] = Future()
+        self._available = available
+        self._around.later(1 + self._choose.randrange(2 * _POLL_MS), lambda: _wake(available))
+        return InputStatus.NOTHING_AVAILABLE
+
+    def available(self) -> Future[None]:
+        """Done when it is time to read again."""
+        return self._available
+
+    def add_splits(self, splits: Sequence[DatagenSplit]) -> None:
+        """Take splits to read."""
+        self._asking = False
+        for split in splits:
+            assert split.split_id not in self.splits, f"a reader was given {split.split_id} twice"
+            self.splits[split.split_id] = split
+            self.quiet_ms[split.split_id] = 0
+        self._around.splits_added(self, splits)
+
+    def notify_no_more_splits(self) -> None:
+        """Take note that none follows."""
+        self.no_more = True
+        _wake(self._available)
+
+    def snapshot_state(self, checkpoint_id: int) -> list[DatagenSplit]:
+        """Return the splits at their positions."""
+        if checkpoint_id:  # else somebody looks where they are
+            self._around.snapshot_taken(checkpoint_id)
+        return list(self.splits.values())
+
+    def handle_source_event(self, event: SourceEvent) -> None:
+        """Do something about it, at times."""
+        assert isinstance(event, Nudge)
+        if self._choose.random() < 0.3:
+            self._context.send_event(Nudge())
+        else:
+            self._ask()
+
+    def pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
+        """Read some splits no more, and others again."""
+        self._around.count_quiet()
+        self.paused = (self.paused | set(splits_to_pause)) - set(splits_to_resume)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def count_quiet(self, reading: bool) -> None:
+        """Count the time since the last call: ``reading`` says whether rows were wanted in it."""
+        now_ms = self._around.now_ms()
+        passed_ms, self._counted_ms = now_ms - self._counted_ms, now_ms
+        for split_id in self.splits.keys() - self.paused - self.held if reading else ():
+            self.quiet_ms[split_id] += passed_ms
+
+    def _ask(self) -> None:
+        if self._topic.script.pulled and not (self.splits or self.no_more or self._asking):
+            self._asking = True
+            self._context.request_split()
+
+    def _read(self, output: ReaderOutput) -> list[Row]:
+        """Emit rows of one split, and its end; return the rows."""
+        ready = [
+            each
+            for each in self.splits.values()
+            if each.position < self._topic.rows(each.split_id) or each.stop == each.position
+            if each.split_id not in self.paused
+        ]
+        if not ready:
+            return []
+        split = ready[0] if self._topic.script.in_turn else self._choose.choice(ready)
+        split_id = split.split_id
+        end = min(self._topic.rows(split_id), split.position + self._choose.randint(1, self._topic.script.batch_rows))
+        end = self._emit(output, split, end)
+        rows = [(self.uid, split_id, offset) for offset in range(split.position, end)]
+        if end == split.stop:
+            del self.splits[split_id]
+            self.paused.discard(split_id)
+            self.votes_since_ms.pop(split_id, None)
+            output.release_output_for_split(split_id)
+        else:
+            if self._topic.script.in_turn:
+                del self.splits[split_id]
+            self.splits[split_id] = msgspec.structs.replace(split, position=end)
+        return rows
+
+    def _emit(self, output: ReaderOutput, split: DatagenSplit, end: int) -> int:
+        """Emit rows up to ``end``, or as many as alignment allows; return after which one."""
+        split_id, strategy = split.split_id, self._topic.script.strategy
+        offsets = range(split.position, end)
+        times = [0 if strategy is None else self._topic.event_time_ms(split_id, offset) for offset in offsets]
+        columns = [
+            pa.array(times, SCHEMA.field(0).type), pa.array([split_id] * len(offsets)), pa.array(offsets, pa.int64()),
+            pa.array([self._topic.key(offset) for offset in offsets], pa.int64()),
+        ]  # fmt: skip
+        batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        of_split = output.create_output_for_split(split_id)
+        if strategy is not None and self._topic.script.knows_rows:
+            batch = batch.slice(0, output.rows_allowed(split_id, batch))
+        if batch.num_rows:
+            if strategy is not None:
+                highest_ms = max(times[: batch.num_rows]) - strategy.max_out_of_orderness_ms
+                self.highest_ms[split_id] = max(highest_ms, self.highest_ms.get(split_id, highest_ms))
+            self.quiet_ms[split_id] = 0
+            of_split.emit_batch(batch)
+        rows: int = batch.num_rows
+        return split.position + rows
+
+
+def _wake(available: Future[None]) -> None:
+    if not available.done():
+        available.set_result(None)
