@@ -20,13 +20,15 @@ def minutes(*each: float) -> EventTimes:
     return np.array([round(minute * WINDOW_MS) for minute in each], np.int64)
 
 
-def replay(truth: list[EventTimes], *calls: tuple[int, int, int], told: tuple[tuple[int, int], ...] = ()) -> Observed:
+def replay(
+    truth: list[EventTimes], *calls: tuple[int, int, int], reported: tuple[tuple[int, int], ...] = ()
+) -> Observed:
     """Measure calls at times 0, 1, 2 ...: of which partition, from which row to which. Even ones share a slot."""
     notes = [
         Note(number, f"slot-{partition % 2}", partition, truth[partition][begin:end])
         for number, (partition, begin, end) in enumerate(calls)
     ]
-    return measure(notes, truth, DELAY_MS, DRIFT_MS, told)
+    return measure(notes, truth, DELAY_MS, DRIFT_MS, reported)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -35,8 +37,8 @@ def test_a_topic_has_all_its_rows_and_only_a_little_disorder(shape: str) -> None
     assert len(times) == PARTITIONS
     assert sum(map(len, times)) == 20_001
     for each in times:
-        behind = np.maximum.accumulate(each) - each
-        assert 0 < behind.max() <= DISORDER_MS
+        after = np.maximum.accumulate(each) - each
+        assert 0 < after.max() <= DISORDER_MS
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -52,8 +54,8 @@ def test_burst_has_four_times_the_rows_in_one_partition_and_most_of_them_within_
     assert 0.75 < loud.mean() < 0.8
 
 
-def test_behind_has_one_partition_that_begins_and_ends_two_hours_earlier() -> None:
-    first, *others = Topic("behind", 40_000, 10 * HOUR_MS).event_times()
+def test_lagging_has_one_partition_that_begins_and_ends_two_hours_earlier() -> None:
+    first, *others = Topic("lagging", 40_000, 10 * HOUR_MS).event_times()
     for each in others:
         assert abs(each.min() - first.min() - 2 * HOUR_MS) < 60_000
         assert abs(each.max() - first.max() - 2 * HOUR_MS) < 60_000
@@ -127,13 +129,13 @@ def test_rows_that_never_came_are_dropped() -> None:
     assert replay(truth, (0, 0, 1), (1, 0, 2)).dropped == 2
 
 
-def test_rows_behind_the_query_s_own_watermark_are_dropped() -> None:
+def test_rows_after_the_query_s_own_watermark_are_dropped() -> None:
     truth = [minutes(0, 1), minutes(0, 1, 2, 3)]
     calls = (1, 0, 4), (0, 0, 2)
     assert replay(truth, *calls).dropped == 0
-    assert replay(truth, *calls, told=((1, 1 * WINDOW_MS),)).dropped == 1
-    assert replay(truth, *calls, told=((1, 2 * WINDOW_MS),)).dropped == 2
-    assert replay(truth, *calls, told=((2, 2 * WINDOW_MS),)).dropped == 0  # heard of behind the last call
+    assert replay(truth, *calls, reported=((1, 1 * WINDOW_MS),)).dropped == 1
+    assert replay(truth, *calls, reported=((1, 2 * WINDOW_MS),)).dropped == 2
+    assert replay(truth, *calls, reported=((2, 2 * WINDOW_MS),)).dropped == 0  # heard of after the last call
 
 
 def test_rows_that_the_topic_does_not_have_there_are_an_error() -> None:

@@ -39,8 +39,8 @@ def test_every_key_of_progress_that_is_named_exists(text: str) -> None:
         query_id="q", run_id="r", name=None, sources={"a": "kafka"}, sinks={"s": "noop"}, alignment_groups={"a": "g"}
     )
     reporter = ProgressReporter(identity, started_ms=0)
-    told = {"a": {"a-0": SplitEventTime(watermark_ms=0)}}
-    reporter.take(0, SubtaskProgress(stage=0, execution=1, splits={"a": 1}, event_times=told, watermark_ms=0), 1)
+    reported = {"a": {"a-0": SplitEventTime(watermark_ms=0)}}
+    reporter.take(0, SubtaskProgress(stage=0, execution=1, splits={"a": 1}, event_times=reported, watermark_ms=0), 1)
     progress = reporter.report(2)[0]
     own = progress["headgate"]
     section = text.partition("## When a group is held back")[2].partition("\n## ")[0]

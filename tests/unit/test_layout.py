@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "monitor": {"protocol"},
     "simulation": {
         "source", "sink", "assigners", "protocol", "operators", "task", "checkpoint", "coordinator", "graph",
-        "transport", "runtime", "driver",
+        "transport", "runtime", "driver", "connectors",
     },
     "testing": {"source", "readers", "connectors", "task"},
 }  # fmt: skip
@@ -54,13 +54,13 @@ WITHOUT_SPARK = (
     "versions.py",
     "serial_executor.py",
 )
-# What decides takes time as an argument and is told what happened: it starts nothing and waits for nothing.
+# What decides takes time and events as arguments: it starts nothing and waits for nothing.
 PURE = (
     "protocol", "coordinator/job", "coordinator/slots", "coordinator/alignment", "coordinator/sources",
     "checkpoint/checkpoint_events.py", "checkpoint/coordinator.py", "checkpoint/commits.py", "checkpoint/manifest.py",
     "checkpoint/restore.py", "checkpoint/channel_assignment.py", "task", "graph", "monitor/event_times.py",
     "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py", "connectors/kafka/sink/publication.py",
-    "microbatch/alignment/votes.py", "microbatch/alignment/group_membership.py", "microbatch/alignment/letters.py",
+    "microbatch/alignment/votes.py", "microbatch/alignment/group_membership.py", "microbatch/alignment/messages.py",
     "microbatch/watermark_options.py",
 )  # fmt: skip
 
@@ -130,7 +130,7 @@ def test_the_walker_sees_imports() -> None:
 
 
 @pytest.mark.parametrize("path", files_under(*WITHOUT_SPARK), ids=lambda path: str(path.relative_to(SRC)))
-def test_nothing_below_the_doors_imports_pyspark(path: Path) -> None:
+def test_nothing_below_the_entry_points_imports_pyspark(path: Path) -> None:
     """The contract, the readers, the connectors and the task are usable and testable without Spark."""
     tops = {name.split(".")[0] for name in imported_modules(path)}
     assert not tops & {"pyspark", "py4j"}, f"{path} imports {tops & {'pyspark', 'py4j'}}"
@@ -151,8 +151,7 @@ def test_modules_do_not_import_one_another_in_a_circle() -> None:
     modules = {}
     for path in files_under("."):
         parts = path.relative_to(SRC).with_suffix("").parts
-        if "simulation" not in parts:  # its circles go with its two clusters, when they become one
-            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
 
     def module_of(name: str) -> str:
         while name not in modules and "." in name:
@@ -195,8 +194,7 @@ def test_modules_and_functions_end_in_sight() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         found += [f"{path.relative_to(PACKAGE)}{name}: {lines}" for name, lines, most in lengths if lines > most]
-    # The simulation's goes with its two clusters, when they become one.
-    assert [each for each in found if not each.startswith("simulation/keyed/subtask.py __init__")] == []
+    assert found == []
 
 
 def test_connectors_do_not_import_one_another() -> None:

@@ -40,55 +40,58 @@ def test_a_pair_has_few_outcomes() -> None:
     assert {pair for pair, rows in outcomes.items() if rows > 3} == MANY_OUTCOMES
 
 
-class Knocked:
-    """Somebody is at the door."""
+class CoinInserted:
+    """Somebody paid."""
 
 
-class Opened:
-    """It is open."""
+class Unlocked:
+    """It is unlocked."""
 
 
-class Greet:
-    """Say hello."""
+class Unlock:
+    """Let one pass."""
 
 
 def test_rows_name_their_handlers_and_a_table_is_shown() -> None:
-    class Door(Machine):
-        """A door."""
+    class Turnstile(Machine):
+        """A turnstile."""
 
         TRANSITIONS = (
-            Row("closed", Knocked, "open", [Greet, Maybe(Opened)], "somebody is there"),
-            Row("open", Knocked, SAME, IGNORED),
+            Row("locked", CoinInserted, "unlocked", [Unlock, Maybe(Unlocked)], "somebody paid"),
+            Row("unlocked", CoinInserted, SAME, IGNORED),
         )
 
         def __init__(self) -> None:
             super().__init__()
-            self.state = "closed"
+            self.state = "locked"
 
-        def _on_knocked(self, event: Knocked, now_ms: int) -> list[object]:
-            self.state = "open"
-            return [Greet()]
+        def _on_coin_inserted(self, event: CoinInserted, now_ms: int) -> list[object]:
+            self.state = "unlocked"
+            return [Unlock()]
 
-    door = Door()
-    assert [type(each) for each in door.handle(Knocked(), 5)] == [Greet]
-    assert door.handle(Knocked(), 6) == []
-    assert door.history() == ("5 ms: closed Knocked -> open",)
-    assert (Door.__doc__ or "").splitlines()[2:] == [
-        "    state   event    next  actions         why",
-        "    ------  -------  ----  --------------  " + "-" * 73,
-        "    closed  Knocked  open  Greet, Opened?  somebody is there",
-        "    open    Knocked  same",
+    turnstile = Turnstile()
+    assert [type(each) for each in turnstile.handle(CoinInserted(), 5)] == [Unlock]
+    assert turnstile.handle(CoinInserted(), 6) == []
+    assert turnstile.history() == ("5 ms: locked CoinInserted -> unlocked",)
+    assert (Turnstile.__doc__ or "").splitlines()[2:] == [
+        "    state     event         next      actions            why",
+        "    --------  ------------  --------  -----------------  " + "-" * 59,
+        "    locked    CoinInserted  unlocked  Unlock, Unlocked?  somebody paid",
+        "    unlocked  CoinInserted  same",
         "    ",
     ]
 
 
 def test_a_pair_has_one_handler() -> None:
-    with pytest.raises(TypeError, match="the rows of closed, Knocked have several handlers"):
+    with pytest.raises(TypeError, match="the rows of locked, CoinInserted have several handlers"):
         type(
-            "Door",
+            "Turnstile",
             (Machine,),
             {
-                "TRANSITIONS": (Row("closed", Knocked, SAME, IGNORED), Row("closed", Knocked, "open", by="_on_it")),
+                "TRANSITIONS": (
+                    Row("locked", CoinInserted, SAME, IGNORED),
+                    Row("locked", CoinInserted, "unlocked", by="_on_it"),
+                ),
                 "_on_it": lambda self, event, now_ms: [],
             },
         )

@@ -36,9 +36,9 @@ def test_some():
 """
 
 
-@pytest.mark.parametrize(("options", "told"), [((), "1 passed, 1 deselected"), (("--exhaustive",), "2 passed")])
+@pytest.mark.parametrize(("options", "reported"), [((), "1 passed, 1 deselected"), (("--exhaustive",), "2 passed")])
 def test_what_is_exhaustive_runs_when_it_is_asked_for(
-    repository: Path, tmp_path: Path, options: tuple[str, ...], told: str
+    repository: Path, tmp_path: Path, options: tuple[str, ...], reported: str
 ) -> None:
     (tmp_path / "conftest.py").write_text((repository / "tests/conftest.py").read_text())
     (tmp_path / "test_searching.py").write_text(TESTS)
@@ -46,7 +46,7 @@ def test_what_is_exhaustive_runs_when_it_is_asked_for(
     ran = subprocess.run(
         [*command, "--durations=1", str(tmp_path), *options], cwd=repository, capture_output=True, text=True
     )
-    assert told in ran.stdout, ran.stdout + ran.stderr
+    assert reported in ran.stdout, ran.stdout + ran.stderr
     assert ("seeds: block" in ran.stdout) is not bool(options)
     assert "all tests together: " in ran.stdout
 

@@ -160,6 +160,18 @@ def test_what_was_relocated_stays_so_until_it_is_processed() -> None:
     assert [each.channel for each in spread] == [1]
 
 
+def test_what_may_come_from_another_producer_after_any_restart_is_relocated_at_the_same_parallelism() -> None:
+    """Else new rows of a split, which another reader has now, would pass those in flight."""
+    stored = [state("by-key", 1, 1, output=False), state("spread", 1, 1, output=False)]
+    moving = frozenset({"by-key"})
+    assert relocated_exchanges(stored, old_parallelism=2, parallelism=2, moving=moving) == moving
+    assigned = assign_channels(
+        stored, EXCHANGES, old_parallelism=2, parallelism=2, max_parallelism=MAX, on_downstream=True, moving=moving
+    )
+    assert [(each.channel, each.filtered) for each in assigned[SubtaskId(1, 1)]] == [(0, False)]
+    assert [each.channel for each in assigned[SubtaskId(2, 1)]] == [1]
+
+
 @pytest.mark.parametrize("now", [999, 1_000, 2_000])
 def test_key_groups_are_looked_up_once_per_subtask_and_not_per_channel(
     now: int, monkeypatch: pytest.MonkeyPatch

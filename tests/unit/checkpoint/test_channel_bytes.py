@@ -90,7 +90,7 @@ def test_it_is_read_lazily() -> None:
     data = write_channel(CHANNEL, SCHEMA, BATCHES, output=False)
     batches = read_channel(data[:-300], CHANNEL, output=False)
     assert next(batches) == BATCHES[0]
-    with pytest.raises(CorruptStateError, match=r"'keys' from subtask 3 to 1.*behind 2 of 3 buffers"):
+    with pytest.raises(CorruptStateError, match=r"'keys' from subtask 3 to 1.*after 2 of 3 buffers"):
         list(itertools.islice(batches, 3))
 
 
@@ -111,7 +111,7 @@ def test_another_channel_is_refused(channel: ChannelId, output: bool) -> None:
     assert f"channel {channel.exchange!r} from subtask {channel.producer}" in str(caught.value)
 
 
-def test_both_sides_are_told_apart() -> None:
+def test_both_sides_are_distinguished() -> None:
     """Output is output."""
     assert read(write_channel(CHANNEL, SCHEMA, BATCHES, output=True), output=True) == BATCHES
 

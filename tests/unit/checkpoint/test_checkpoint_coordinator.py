@@ -57,7 +57,7 @@ class Run:
         self.machine = made
         self.now_ms = 0
 
-    def tell(self, *events: cp.Event) -> list[cp.Action]:
+    def notify(self, *events: cp.Event) -> list[cp.Action]:
         """Return what follows from the last of these events."""
         actions: list[cp.Action] = []
         for event in events:
@@ -70,14 +70,14 @@ class Run:
         due_ms = self.machine.next_time_ms()
         assert due_ms is not None
         self.now_ms = max(self.now_ms, due_ms)
-        return self.tell(cp.CheckpointTimePassed())
+        return self.notify(cp.CheckpointTimePassed())
 
     def barriers(self) -> int:
         """Begin the next checkpoint, up to its barriers; return its number."""
         assert [type(action) for action in self.wait()] == [cp.SnapshotSources]
         checkpoint_id = self.machine.pending_id
         assert checkpoint_id is not None
-        (barriers,) = self.tell(cp.SourceStateReady("rides", checkpoint_id, b"{}", {0: 4}))
+        (barriers,) = self.notify(cp.SourceStateReady("rides", checkpoint_id, b"{}", {0: 4}))
         assert isinstance(barriers, cp.SendBarriers)
         return checkpoint_id
 
@@ -85,7 +85,7 @@ class Run:
         """Let both subtasks acknowledge; return the manifest."""
         checkpoint_id = self.machine.pending_id
         assert checkpoint_id is not None
-        (write,) = self.tell(
+        (write,) = self.notify(
             cp.SubtaskAcknowledged(FIRST, 1, checkpoint_id, first),
             cp.SubtaskAcknowledged(SECOND, 1, checkpoint_id, EMPTY),
         )
@@ -96,12 +96,12 @@ class Run:
         """Take a whole checkpoint; return what follows from its completion."""
         checkpoint_id = self.barriers()
         self.acknowledge(staged(*committables))
-        return self.tell(cp.ManifestWritten(checkpoint_id, 10))
+        return self.notify(cp.ManifestWritten(checkpoint_id, 10))
 
 
 def running(options: CheckpointOptions = OPTIONS, **more: Any) -> Run:
     run = Run(machine(options, **more))
-    run.tell(cp.CheckpointingStarted(), RUNNING)
+    run.notify(cp.CheckpointingStarted(), RUNNING)
     return run
 
 
@@ -171,20 +171,20 @@ def test_the_first_checkpoint_comes_early_and_the_others_at_the_interval() -> No
     assert run.machine.next_time_ms() == 500
     run.complete()
     assert run.machine.next_time_ms() == 60_500
-    run.tell(cp.SubtasksNotRunning("a subtask failed"))
+    run.notify(cp.SubtasksNotRunning("a subtask failed"))
     assert run.machine.next_time_ms() is None
     run.now_ms = 10_000
-    run.tell(RUNNING)
+    run.notify(RUNNING)
     assert run.machine.next_time_ms() == 10_500
 
 
 def test_without_an_interval_only_requests_and_the_end_begin_one() -> None:
     run = running(CheckpointOptions(interval_ms=None))
     assert run.machine.next_time_ms() is None
-    run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
+    run.notify(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
     assert cp.AnswerRequest(1, 1) in run.complete()
     assert run.machine.next_time_ms() is None
-    run.tell(cp.Committed(1, {}), cp.InputAllEnded())
+    run.notify(cp.Committed(1, {}), cp.InputAllEnded())
     assert of(cp.Commit, run.complete())[0].final
 
 
@@ -192,19 +192,19 @@ def test_requests_wait_for_the_one_under_way_and_share_the_next() -> None:
     run = running()
     run.barriers()
     requests = [cp.CheckpointRequested(n, CheckpointKind.CHECKPOINT) for n in (1, 2)]
-    assert run.tell(*requests, cp.CheckpointRequested(3, CheckpointKind.SAVEPOINT, "there")) == []
+    assert run.notify(*requests, cp.CheckpointRequested(3, CheckpointKind.SAVEPOINT, "there")) == []
     run.acknowledge()
-    assert not of(cp.AnswerRequest, run.tell(cp.ManifestWritten(1, 10)))
-    run.tell(cp.Committed(1, {}))
+    assert not of(cp.AnswerRequest, run.notify(cp.ManifestWritten(1, 10)))
+    run.notify(cp.Committed(1, {}))
     assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(1, 2), cp.AnswerRequest(2, 2)]
     assert run.barriers() == 3
 
 
 def test_ids_go_on_after_everything_that_was_there_and_epochs_have_no_gaps() -> None:
     run = running(restored=manifest(7, 5), stored=StoredCheckpoints((7,), (8, 9)))
-    run.tell(cp.Committed(5, {}))
+    run.notify(cp.Committed(5, {}))
     run.barriers()
-    run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
+    run.notify(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
     assert run.barriers() == 11
     assert run.acknowledge().epoch == 6
 
@@ -216,19 +216,19 @@ def test_failures_in_a_row_count_but_not_savepoints_and_failovers() -> None:
     run = running(CheckpointOptions(interval_ms=1000, tolerable_failed=1))
     for _ in range(5):
         run.barriers()
-        run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
-        run.tell(cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "there"))
-        refused = run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+        run.notify(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
+        run.notify(cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "there"))
+        refused = run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
         assert of(cp.AnswerRequest, refused)[0].reason.endswith("disk full")
     for _ in range(2):
-        declined = run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+        declined = run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
         assert not of(cp.CheckpointFailureLimitReached, declined)
-        run.tell(*[cp.Committed(each.epoch, {}) for each in run.machine._commits.epochs])
+        run.notify(*[cp.Committed(each.epoch, {}) for each in run.machine._commits.epochs])
         run.complete()
-        run.tell(cp.Committed(run.machine.epoch, {}))
-    run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+        run.notify(cp.Committed(run.machine.epoch, {}))
+    run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
     (limit,) = of(
-        cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskDeclined(SECOND, 1, run.barriers(), "disk full"))
+        cp.CheckpointFailureLimitReached, run.notify(cp.SubtaskDeclined(SECOND, 1, run.barriers(), "disk full"))
     )
     assert "number 2 in a row: subtask 1 of stage 0 declined: disk full" in limit.reason
     assert run.machine.state == "stopped"
@@ -238,39 +238,41 @@ def test_failures_in_a_row_are_counted_on_across_failovers() -> None:
     run = running()
     for number in (1, 2, 3):
         limits = of(
-            cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+            cp.CheckpointFailureLimitReached, run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
         )
         assert [f"number {number} in a row" in limit.reason for limit in limits] == [True]
-        run.tell(RUNNING)
+        run.notify(RUNNING)
     run.complete()
-    run.tell(cp.Committed(run.machine.epoch, {}))
-    (limit,) = of(cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full")))
+    run.notify(cp.Committed(run.machine.epoch, {}))
+    (limit,) = of(
+        cp.CheckpointFailureLimitReached, run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+    )
     assert "number 1 in a row" in limit.reason
 
 
 def test_a_source_that_cannot_take_part_yet_puts_a_checkpoint_off_and_nothing_counts_as_failed() -> None:
     run = running()
-    run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT), SUSPEND)
+    run.notify(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT), SUSPEND)
     for checkpoint_id in range(1, 6):
         assert run.wait() == [cp.SnapshotSources(checkpoint_id)]
         reason = "source 'rides' could not take part: it is being restored"
-        refused = run.tell(cp.SourceRefused("rides", checkpoint_id, "it is being restored"))
+        refused = run.notify(cp.SourceRefused("rides", checkpoint_id, "it is being restored"))
         assert refused == [cp.NotifyAborted(checkpoint_id, reason, put_off=True)]
         assert run.machine.next_time_ms() == run.now_ms + 200
     assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(1, 6)]
-    run.tell(cp.Committed(1, {}))
+    run.notify(cp.Committed(1, {}))
     assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(2, 7)]
     assert run.machine.state == "ending"
 
 
 def test_what_is_put_off_for_longer_than_a_checkpoint_may_take_has_failed() -> None:
     run = running(CheckpointOptions(interval_ms=1000, timeout_ms=500))
-    run.tell(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
+    run.notify(cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
     actions: list[cp.Action] = []
     while not of(cp.CheckpointFailureLimitReached, actions):
         run.wait()
         assert run.now_ms <= 600
-        actions = run.tell(cp.SourceRefused("rides", run.machine._last_id, "it is being restored"))
+        actions = run.notify(cp.SourceRefused("rides", run.machine._last_id, "it is being restored"))
     assert of(cp.AnswerRequest, actions)[0].checkpoint_id is None
     assert run.now_ms == 600
 
@@ -278,7 +280,7 @@ def test_what_is_put_off_for_longer_than_a_checkpoint_may_take_has_failed() -> N
 def test_a_source_that_refuses_when_its_part_is_there_is_not_heard() -> None:
     run = running()
     checkpoint_id = run.barriers()
-    assert run.tell(cp.SourceRefused("rides", checkpoint_id, "it failed since")) == []
+    assert run.notify(cp.SourceRefused("rides", checkpoint_id, "it failed since")) == []
     assert run.machine.state == "pending"
 
 
@@ -288,12 +290,12 @@ def test_what_was_raised_comes_with_the_failover() -> None:
     checkpoint_id = run.barriers()
     run.acknowledge()
     (limit,) = of(
-        cp.CheckpointFailureLimitReached, run.tell(cp.ManifestWriteFailed(checkpoint_id, "SinkError: no", error))
+        cp.CheckpointFailureLimitReached, run.notify(cp.ManifestWriteFailed(checkpoint_id, "SinkError: no", error))
     )
     assert limit.error == error
-    run.tell(RUNNING)
+    run.notify(RUNNING)
     run.complete()
-    (limit,) = of(cp.CheckpointFailureLimitReached, run.tell(cp.CommitFailed(1, "SinkError: no", error)))
+    (limit,) = of(cp.CheckpointFailureLimitReached, run.notify(cp.CommitFailed(1, "SinkError: no", error)))
     assert limit.error == error
 
 
@@ -301,11 +303,11 @@ def test_what_was_raised_comes_with_the_failover() -> None:
 def test_a_folder_that_is_refused_neither_suspends_the_query_nor_counts(kind: CheckpointKind) -> None:
     run = running()
     for request in range(3):
-        run.tell(cp.CheckpointRequested(request, kind, "taken"))
+        run.notify(cp.CheckpointRequested(request, kind, "taken"))
         checkpoint_id = run.barriers()
         run.acknowledge()
         reason = "its manifest could not be written: there is one already"
-        assert run.tell(cp.ManifestWriteFailed(checkpoint_id, "there is one already")) == [
+        assert run.notify(cp.ManifestWriteFailed(checkpoint_id, "there is one already")) == [
             cp.NotifyAborted(checkpoint_id, reason), cp.AnswerRequest(request, None, reason),
         ]  # fmt: skip
         assert run.machine.state == "idle"
@@ -315,31 +317,31 @@ def test_a_timeout_names_what_is_missing() -> None:
     run = running(CheckpointOptions(interval_ms=1000, timeout_ms=3000, tolerable_failed=9))
     run.wait()
     assert "source 'rides'" in of(cp.NotifyAborted, run.wait())[0].reason
-    run.tell(cp.SubtaskAcknowledged(FIRST, 1, run.barriers(), SubtaskState()))
+    run.notify(cp.SubtaskAcknowledged(FIRST, 1, run.barriers(), SubtaskState()))
     assert "missing: subtask 1 of stage 0" in of(cp.NotifyAborted, run.wait())[0].reason
 
 
 def test_a_subtask_that_fails_while_the_manifest_is_written_restores_from_the_checkpoint_before() -> None:
-    """Its sources were told to give back what it got since then: the new one may not count any longer."""
+    """Its sources were ordered to give back what it got since then: the new one may not count any longer."""
     run = running(restored=manifest(7, 5))
-    run.tell(cp.Committed(5, {}))
+    run.notify(cp.Committed(5, {}))
     run.barriers()
     run.acknowledge(staged(b"a"))
-    assert run.tell(cp.SubtasksNotRunning("a subtask failed")) == [cp.NotifyAborted(8, "a subtask failed")]
-    assert run.tell(cp.ManifestWritten(8, 10)) == []
+    assert run.notify(cp.SubtasksNotRunning("a subtask failed")) == [cp.NotifyAborted(8, "a subtask failed")]
+    assert run.notify(cp.ManifestWritten(8, 10)) == []
     assert run.machine.latest is not None and run.machine.latest.checkpoint_id == 7
-    run.tell(RUNNING)
+    run.notify(RUNNING)
     run.barriers()
     assert run.acknowledge(staged(b"a", b"b")).commits == {"sink": (b"a", b"b")}
-    assert of(cp.DeleteCheckpoint, run.tell(cp.ManifestWritten(9, 10))) == [cp.DeleteCheckpoint(8)]
+    assert of(cp.DeleteCheckpoint, run.notify(cp.ManifestWritten(9, 10))) == [cp.DeleteCheckpoint(8)]
 
 
-def test_a_letter_of_an_older_execution_is_no_part_of_the_checkpoint() -> None:
+def test_a_message_of_an_older_execution_is_no_part_of_the_checkpoint() -> None:
     run = running()
     checkpoint_id = run.barriers()
-    run.tell(cp.SubtaskAcknowledged(FIRST, 1, checkpoint_id, SubtaskState()))
-    assert run.tell(cp.SubtaskAcknowledged(SECOND, 0, checkpoint_id, staged(b"zombie"))) == []
-    assert run.tell(cp.SubtaskDeclined(SECOND, 2, checkpoint_id, "zombie")) == []
+    run.notify(cp.SubtaskAcknowledged(FIRST, 1, checkpoint_id, SubtaskState()))
+    assert run.notify(cp.SubtaskAcknowledged(SECOND, 0, checkpoint_id, staged(b"zombie"))) == []
+    assert run.notify(cp.SubtaskDeclined(SECOND, 2, checkpoint_id, "zombie")) == []
     assert run.machine.state == "pending"
 
 
@@ -351,7 +353,7 @@ def test_what_nobody_asked_for_is_refused_with_the_history() -> None:
         cp.ManifestWritten(2, 1), cp.Committed(1, {}), RUNNING,
     ):  # fmt: skip
         with pytest.raises(InvalidTransitionError) as caught:
-            run.tell(event)
+            run.notify(event)
         assert any("SubtasksRunning" in each for each in caught.value.history)
 
 
@@ -367,40 +369,40 @@ def test_a_slow_commit_blocks_no_checkpoint_and_stands_in_manifests_as_it_was_or
     assert third.commits == {"sink": (b"3",)}
     assert third.uncommitted == (UncommittedEpoch(1, {"sink": (b"1",)}), UncommittedEpoch(2, {"sink": (b"2",)}))
     assert all(not state.operators["sink"].committables for state in third.subtasks[0] if state.operators)
-    run.tell(cp.ManifestWritten(3, 10))
-    assert run.tell(cp.Committed(1, {"sink": (b"1",)})) == [cp.Commit(2, {"sink": (b"1", b"2")}, False)]
+    run.notify(cp.ManifestWritten(3, 10))
+    assert run.notify(cp.Committed(1, {"sink": (b"1",)})) == [cp.Commit(2, {"sink": (b"1", b"2")}, False)]
     run.barriers()
     assert run.acknowledge().uncommitted[0] == UncommittedEpoch(2, {"sink": (b"1", b"2")})
 
     again = running(restored=third)
-    assert again.tell(cp.SubtasksNotRunning("a subtask failed")) == []
+    assert again.notify(cp.SubtasksNotRunning("a subtask failed")) == []
     for epoch in (1, 2):
-        (commit,) = again.tell(cp.Committed(epoch, {}))
+        (commit,) = again.notify(cp.Committed(epoch, {}))
         assert commit == cp.Commit(epoch + 1, {"sink": (b"%d" % (epoch + 1),)}, False)
 
 
 def test_what_a_commit_left_stays_in_manifests_until_it_is_published() -> None:
     run = running()
     run.complete(b"1")
-    run.tell(cp.Committed(1, {"sink": (b"1",)}))
+    run.notify(cp.Committed(1, {"sink": (b"1",)}))
     run.barriers()
     assert run.acknowledge().commits == {"sink": (b"1",)}
-    assert of(cp.Commit, run.tell(cp.ManifestWritten(2, 1))) == [cp.Commit(2, {"sink": (b"1",)}, False)]
-    run.tell(cp.Committed(2, {"sink": ()}))
+    assert of(cp.Commit, run.notify(cp.ManifestWritten(2, 1))) == [cp.Commit(2, {"sink": (b"1",)}, False)]
+    run.notify(cp.Committed(2, {"sink": ()}))
     run.barriers()
     assert run.acknowledge().commits == {}
 
 
 def test_no_checkpoint_begins_before_what_was_restored_is_published() -> None:
     run = Run(machine(restored=manifest(commits={"sink": (b"5",)})))
-    assert run.tell(cp.CheckpointingStarted()) == [cp.Commit(5, {"sink": (b"5",)}, False)]
-    run.tell(RUNNING)
+    assert run.notify(cp.CheckpointingStarted()) == [cp.Commit(5, {"sink": (b"5",)}, False)]
+    run.notify(RUNNING)
     assert run.machine.next_time_ms() is None
-    assert run.tell(cp.CommitFailed(5, "broker away")) == [
+    assert run.notify(cp.CommitFailed(5, "broker away")) == [
         cp.CheckpointFailureLimitReached("epoch 5 could not be committed: broker away")
     ]
-    assert run.tell(RUNNING) == [cp.Commit(5, {"sink": (b"5",)}, False)]
-    run.tell(cp.Committed(5, {}))
+    assert run.notify(RUNNING) == [cp.Commit(5, {"sink": (b"5",)}, False)]
+    run.notify(cp.Committed(5, {}))
     assert run.machine.next_time_ms() is not None
 
 
@@ -411,26 +413,26 @@ def test_no_checkpoint_begins_before_what_was_restored_is_published() -> None:
 def test_a_stop_with_a_savepoint_writes_both_commits_and_ends(kind: CheckpointKind) -> None:
     run = running()
     run.complete(b"1")
-    run.tell(cp.CheckpointRequested(9, kind, "there"))
+    run.notify(cp.CheckpointRequested(9, kind, "there"))
     checkpoint_id = run.barriers()
     last = run.acknowledge(staged(b"2"))
-    assert run.tell(cp.ManifestWritten(checkpoint_id, 10)) == [cp.WriteManifest(checkpoint_id, last, "")]
-    actions = run.tell(cp.ManifestWritten(checkpoint_id, 10))
+    assert run.notify(cp.ManifestWritten(checkpoint_id, 10)) == [cp.WriteManifest(checkpoint_id, last, "")]
+    actions = run.notify(cp.ManifestWritten(checkpoint_id, 10))
     assert cp.AnswerRequest(9, checkpoint_id) in actions and run.machine.next_time_ms() is None
-    assert run.tell(cp.SubtasksNotRunning("a slot was lost")) == []
-    assert run.tell(cp.Committed(1, {})) == [cp.Commit(2, {"sink": (b"2",)}, True)]
-    assert run.tell(cp.Committed(2, {})) == [cp.QuerySuspended(checkpoint_id)]
-    assert of(cp.AnswerRequest, run.tell(SUSPEND))[0].checkpoint_id is None
+    assert run.notify(cp.SubtasksNotRunning("a slot was lost")) == []
+    assert run.notify(cp.Committed(1, {})) == [cp.Commit(2, {"sink": (b"2",)}, True)]
+    assert run.notify(cp.Committed(2, {})) == [cp.QuerySuspended(checkpoint_id)]
+    assert of(cp.AnswerRequest, run.notify(SUSPEND))[0].checkpoint_id is None
 
 
 def test_a_last_checkpoint_that_fails_is_tried_again_until_the_input_has_not_ended_any_longer() -> None:
     run = running(CheckpointOptions(interval_ms=None, tolerable_failed=5))
-    run.tell(cp.InputAllEnded())
-    run.tell(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
+    run.notify(cp.InputAllEnded())
+    run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
     run.barriers()
-    run.tell(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
-    assert run.machine.next_time_ms() is None  # its successor reads what is left, then the end is told anew
-    run.tell(cp.InputAllEnded())
+    run.notify(cp.SubtasksNotRunning("a subtask failed"), RUNNING)
+    assert run.machine.next_time_ms() is None  # its successor reads what is left, then the end is reported anew
+    run.notify(cp.InputAllEnded())
     assert of(cp.Commit, run.complete()) == [cp.Commit(1, {}, True)]
 
 
@@ -442,17 +444,17 @@ def test_so_many_are_kept_and_never_fewer() -> None:
         CheckpointOptions(interval_ms=1000, num_retained=2, tolerable_failed=9),
         restored=manifest(7, 5), stored=StoredCheckpoints((5, 6, 7, 9), (8,)),
     )  # fmt: skip
-    run.tell(cp.Committed(5, {}))
+    run.notify(cp.Committed(5, {}))
     assert run.barriers() == 10
     run.acknowledge()
-    run.tell(cp.ManifestWriteFailed(10, "disk full"))
+    run.notify(cp.ManifestWriteFailed(10, "disk full"))
     # 9 is newer than what was restored: it was corrupt.
     assert [each.checkpoint_id for each in of(cp.DeleteCheckpoint, run.complete())] == [8, 9, 10, 5, 6]
-    run.tell(cp.Committed(6, {}))
+    run.notify(cp.Committed(6, {}))
     assert [each.checkpoint_id for each in of(cp.DeleteCheckpoint, run.complete())] == [7]
 
 
-def test_finished_splits_are_told_by_subtask_with_the_completion() -> None:
+def test_finished_splits_are_reported_by_subtask_with_the_completion() -> None:
     (notify,) = of(cp.NotifyCompleted, running().complete())
     assert notify == cp.NotifyCompleted(1, {0: {"rides": 4}}, epoch=1, duration_ms=0, size_bytes=10)
 
@@ -461,20 +463,20 @@ def test_a_time_out_in_recovery_counts_for_no_failure() -> None:
     """It would restart the recovery from its beginning, for ever if that takes longer than a checkpoint may."""
     run = Run(machine(CheckpointOptions(interval_ms=1000, timeout_ms=3000)))
     recovering = cp.SubtasksRunning({FIRST: 1, SECOND: 1}, restored=True, recovering=frozenset((FIRST, SECOND)))
-    run.tell(cp.CheckpointingStarted(), recovering)
+    run.notify(cp.CheckpointingStarted(), recovering)
     for checkpoint_id in (1, 2, 3):
         run.now_ms += 1000
-        run.tell(cp.CheckpointTimePassed())
+        run.notify(cp.CheckpointTimePassed())
         run.now_ms += 3000
-        (aborted,) = run.tell(cp.CheckpointTimePassed())
+        (aborted,) = run.notify(cp.CheckpointTimePassed())
         assert aborted.checkpoint_id == checkpoint_id and "2 subtasks still process" in aborted.reason
         assert run.machine.state == "idle"
-    run.tell(cp.SubtaskRecovered(FIRST, 1), cp.SubtaskRecovered(SECOND, 7))  # the latter of another execution
+    run.notify(cp.SubtaskRecovered(FIRST, 1), cp.SubtaskRecovered(SECOND, 7))  # the latter of another execution
     run.now_ms += 1000
-    run.tell(cp.CheckpointTimePassed())
-    assert of(cp.CheckpointFailureLimitReached, run.tell(cp.SubtaskRecovered(SECOND, 1))) == []
+    run.notify(cp.CheckpointTimePassed())
+    assert of(cp.CheckpointFailureLimitReached, run.notify(cp.SubtaskRecovered(SECOND, 1))) == []
     run.now_ms += 3000
-    assert of(cp.CheckpointFailureLimitReached, run.tell(cp.CheckpointTimePassed()))
+    assert of(cp.CheckpointFailureLimitReached, run.notify(cp.CheckpointTimePassed()))
     assert run.machine.state == "stopped"
 
 
@@ -504,7 +506,7 @@ def test_whatever_happens_epochs_are_committed_once_in_order_and_the_newest_chec
         if isinstance(event, cp.ManifestWritten) and run.machine.pending_id == newest:
             existing.add(newest)
         try:
-            actions = run.tell(event)
+            actions = run.notify(event)
         except InvalidTransitionError:
             continue
         committed += [event.epoch] if isinstance(event, cp.Committed) else []

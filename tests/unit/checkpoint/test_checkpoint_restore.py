@@ -106,8 +106,8 @@ def test_nothing_is_lost_or_doubled_whatever_the_parallelism(lists: list[list[in
     if parallelism != len(lists):
         assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
         for state in restored.subtasks[0]:
-            told = state.readers.get("rides", ReaderState()).finished
-            assert [each.number for each in told] == list(range(1, len(told) + 1))
+            reported = state.readers.get("rides", ReaderState()).finished
+            assert [each.number for each in reported] == list(range(1, len(reported) + 1))
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])

@@ -1,4 +1,4 @@
-"""What a query behind exchanges is restored with: keyed state by key group, channel state as it is."""
+"""What a query with exchanges is restored with: keyed state by key group, channel state as it is."""
 
 from __future__ import annotations
 

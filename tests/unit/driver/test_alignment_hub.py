@@ -88,7 +88,7 @@ def test_what_is_heard_last_is_how_it_is_whoever_shares_at_the_same_time() -> No
     for thread in threads:
         thread.join()
     assert heard[-1] == 299 * 4
-    assert all(one != other for one, other in itertools.pairwise(heard)), "it was told what it knew"
+    assert all(one != other for one, other in itertools.pairwise(heard)), "it received what it knew"
 
 
 class Query:
@@ -100,7 +100,7 @@ class Query:
         self.heard: list[OthersMoved] = []
         self.membership = hub.join("app", "g", lambda watermark_ms: self.heard.append(OthersMoved(watermark_ms)))
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         for action in self.group.handle(event, 0):
             if isinstance(action, Announce):
                 self.bound_ms = action.max_watermark_ms
@@ -109,18 +109,18 @@ class Query:
         self.group.check()
 
     def read_to(self, watermark_ms: int | None) -> None:
-        self.tell(ReaderReported("source", 0, watermark_ms, "split"))
+        self.notify(ReaderReported("source", 0, watermark_ms, "split"))
 
     def hear(self) -> None:
         while self.heard:
-            self.tell(self.heard.pop(0))
+            self.notify(self.heard.pop(0))
 
 
 def queries(hub: AlignmentHub, *watermarks_ms: int) -> list[Query]:
     """Return queries that have reported these."""
     made = [Query(hub) for _ in watermarks_ms]
     for query, watermark_ms in zip(made, watermarks_ms):
-        query.tell(ReaderJoined("source", 0))
+        query.notify(ReaderJoined("source", 0))
         query.read_to(watermark_ms)
     hear(*made)
     return made
@@ -133,24 +133,24 @@ def hear(*made: Query) -> None:
 
 
 def test_no_query_reads_further_than_the_slowest_of_all_and_the_drift() -> None:
-    behind, ahead = queries(AlignmentHub(), 100, 5_000)
-    assert (behind.bound_ms, ahead.bound_ms) == (110, 110)
+    after, ahead = queries(AlignmentHub(), 100, 5_000)
+    assert (after.bound_ms, ahead.bound_ms) == (110, 110)
     for watermark_ms in (110, 3_000, 4_995):
-        behind.read_to(watermark_ms)
-        hear(behind, ahead)
-        assert (behind.bound_ms, ahead.bound_ms) == (watermark_ms + 10, watermark_ms + 10)
-    behind.read_to(9_000)
-    hear(behind, ahead)
-    assert (behind.bound_ms, ahead.bound_ms) == (5_010, 5_010)
+        after.read_to(watermark_ms)
+        hear(after, ahead)
+        assert (after.bound_ms, ahead.bound_ms) == (watermark_ms + 10, watermark_ms + 10)
+    after.read_to(9_000)
+    hear(after, ahead)
+    assert (after.bound_ms, ahead.bound_ms) == (5_010, 5_010)
 
 
-def test_a_query_that_starts_behind_holds_the_ones_that_run() -> None:
+def test_a_query_that_starts_late_holds_the_ones_that_run() -> None:
     hub = AlignmentHub()
     (running,) = queries(hub, 5_000)
     newcomer = Query(hub)
     hear(running, newcomer)
     assert running.bound_ms == 5_010, "it has not read anything yet"
-    newcomer.tell(ReaderJoined("source", 0))
+    newcomer.notify(ReaderJoined("source", 0))
     newcomer.read_to(40)
     hear(running, newcomer)
     assert running.bound_ms == 50
@@ -169,10 +169,10 @@ def test_when_a_query_stops_the_others_resume() -> None:
 
 
 def test_when_all_splits_of_a_query_are_idle_the_others_resume() -> None:
-    behind, ahead = queries(AlignmentHub(), 100, 5_000)
-    behind.read_to(None)
-    hear(behind, ahead)
-    assert (behind.bound_ms, ahead.bound_ms) == (5_010, 5_010)
+    after, ahead = queries(AlignmentHub(), 100, 5_000)
+    after.read_to(None)
+    hear(after, ahead)
+    assert (after.bound_ms, ahead.bound_ms) == (5_010, 5_010)
     ahead.read_to(None)
-    hear(behind, ahead)
-    assert (behind.bound_ms, ahead.bound_ms) == (MAX_WATERMARK_MS, MAX_WATERMARK_MS)
+    hear(after, ahead)
+    assert (after.bound_ms, ahead.bound_ms) == (MAX_WATERMARK_MS, MAX_WATERMARK_MS)

@@ -45,10 +45,10 @@ class Probe(ToyEnumerator):
 
 
 class Running:
-    """An enumerator on its threads, and what it said."""
+    """An enumerator on its threads, and what it reported."""
 
     def __init__(self, **script: Callable[[Probe], None]) -> None:
-        self.said: queue.Queue[tuple[str, src.Event]] = queue.Queue()
+        self.events: queue.Queue[tuple[str, src.Event]] = queue.Queue()
         source = ToySource([])
         source.enumerator = type("Script", (Probe,), script)
         self.thread = EnumeratorThread(
@@ -62,11 +62,11 @@ class Running:
             checkpoint_id=0,
             holders={},
             assigned={},
-            on_event=lambda uid, event: self.said.put((uid, event)),
+            on_event=lambda uid, event: self.events.put((uid, event)),
         )
 
     def next(self) -> Any:
-        uid, event = self.said.get(timeout=PATIENCE_S)
+        uid, event = self.events.get(timeout=PATIENCE_S)
         assert uid == "uid"
         return event
 
@@ -91,7 +91,7 @@ def start() -> Iterator[Callable[..., Running]]:
     wait_until(lambda: not [each for each in set(threading.enumerate()) - before if "enumerator-uid" in each.name])
 
 
-def test_calls_run_on_one_thread_and_are_told_in_their_order(start: Callable[..., Running]) -> None:
+def test_calls_run_on_one_thread_and_are_reported_in_their_order(start: Callable[..., Running]) -> None:
     running = start()
     for checkpoint_id in range(1, 4):
         running.thread.call(src.AddReader(checkpoint_id, "h"))
@@ -183,11 +183,11 @@ def test_one_that_hangs_is_left_to_itself_and_says_no_more(hangs_in: str) -> Non
     for thread in threading.enumerate():
         if "enumerator-uid" in thread.name:
             thread.join(PATIENCE_S)
-    assert running.said.empty()
+    assert running.events.empty()
 
 
 @pytest.mark.parametrize("where", ["handle_split_request", "start.<locals>.work"])
-def test_a_call_that_does_not_return_is_told_of_by_its_name_until_it_does(
+def test_a_call_that_does_not_return_is_reported_by_its_name_until_it_does(
     start: Callable[..., Running], where: str
 ) -> None:
     gate = threading.Event()
@@ -212,7 +212,7 @@ def test_a_call_that_does_not_return_is_told_of_by_its_name_until_it_does(
     (call,) = found[0].calls
     assert call.is_slow_work == is_slow_work
     assert call.for_ms >= 1000
-    assert call.name.endswith("test_a_call_that_does_not_return_is_told_of_by_its_name_until_it_does") or (
+    assert call.name.endswith("test_a_call_that_does_not_return_is_reported_by_its_name_until_it_does") or (
         call.name == "handle_split_request"
     )
     gate.set()

@@ -36,7 +36,7 @@ def test_a_text_is_the_name_of_a_column() -> None:
     assert repr(functions.concat("a", lit("-"))) == "Column<concat(a, -)>"
 
 
-def test_a_constant_must_be_said_to_be_one() -> None:
+def test_a_constant_must_be_declared_as_one() -> None:
     assert repr(col("s").contains(lit("x"))) == repr(col("s").contains("x"))
     assert repr(functions.contains("s", lit("x"))) == "Column<contains(s, x)>"
     with pytest.raises(OptionError, match="must be a constant"):
@@ -90,7 +90,7 @@ def test_windows_that_cannot_be() -> None:
     with pytest.raises(OptionError, match="the gap is '0 seconds'"):
         functions.session_window("at", "0 seconds")
     for make in (functions.window, functions.session_window):
-        with pytest.raises(OptionError, match="'often' is no interval"):
+        with pytest.raises(OptionError, match="'often' is not a valid interval"):
             make("at", "often")
     with pytest.raises(OptionError, match=r"from 0.0011 to 0.39"):
         functions.approx_count_distinct("n", 0.5)

@@ -37,7 +37,7 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     assert options["badRecords"] == "fail"
 
 
-def test_options_of_the_sink_are_told_apart() -> None:
+def test_options_of_the_sink_are_distinguished() -> None:
     given = {"path": "out", "CheckpointLocation": "c", "badRecords": "parquet", "badRecords.path": "bad", "topic": "t"}
     query, sink = split_options(given)
     assert sink == {"path": "out", "topic": "t"}

@@ -40,7 +40,7 @@ Times = list[int | None]
 
 
 def mixed(times: Mapping[str, Sequence[int | None]]) -> dict[str, Times]:
-    """Return the same, for a type checker that is told of none."""
+    """Return the same, for a type checker that knows of none."""
     return {split_id: list(of) for split_id, of in times.items()}
 
 
@@ -84,13 +84,13 @@ class Merge:
         self.merge = EventTimeMerge(AT, SCHEMA, {split_id: known.get(split_id) for split_id in times})
         self.begun: list[str] = []
         self.given: list[Row] = []
-        self.began_behind: dict[str, int] = {}
+        self.began_after: dict[str, int] = {}
 
     def step(self, choose: Callable[[int], int], rows: int) -> None:
         """Give one split some rows, or its end, and take what may leave."""
         for split_id in self.merge.begin_splits():
             self.begun.append(split_id)
-            self.began_behind[split_id] = len(self.given)
+            self.began_after[split_id] = len(self.given)
         unfinished = [split_id for split_id in self.begun if split_id in self.left]
         if unfinished:
             split_id = unfinished[choose(len(unfinished))]
@@ -278,7 +278,7 @@ CONTEXT = SourceReaderContext(
 )
 
 
-def conform(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+def cast_to_schema(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [batch]
 
 
@@ -302,7 +302,7 @@ def read(
     splits = [Listed(split_id=split_id) for split_id in times]
     found: list[Row] = []
     try:
-        for batch in OrderedRead[Listed]("demo", SCHEMA, AT, conform).rows(reader, splits, not_before_ms):
+        for batch in OrderedRead[Listed]("demo", SCHEMA, AT, cast_to_schema).rows(reader, splits, not_before_ms):
             log.yielded += batch.num_rows
             found += rows_in(iter([batch]))
     finally:
@@ -381,4 +381,4 @@ class ReaderWithoutSplitOutputs(SourceReader[Listed]):
 def test_a_reader_that_does_not_say_whose_rows_it_emits_cannot_be_merged() -> None:
     splits = [Listed(split_id="a"), Listed(split_id="b")]
     with pytest.raises(UnsupportedOperationError, match="without saying of which split"):
-        list(OrderedRead[Listed]("demo", SCHEMA, AT, conform).rows(ReaderWithoutSplitOutputs(), splits))
+        list(OrderedRead[Listed]("demo", SCHEMA, AT, cast_to_schema).rows(ReaderWithoutSplitOutputs(), splits))

@@ -60,7 +60,7 @@ def test_empty_batches_are_left_out() -> None:
     assert list(fit(pa.record_batch({"a": pa.array([], pa.int64())}), SCHEMA, "demo")) == []
 
 
-def test_an_executor_with_other_versions_is_told_both() -> None:
+def test_an_executor_with_other_versions_learns_both() -> None:
     here = Versions.here()
     check_versions(pickle.loads(pickle.dumps(here)))
     with pytest.raises(DeploymentError, match=r"the driver has headgate 9\.9\.9.*docs/deploy\.md") as caught:

@@ -27,7 +27,7 @@ def test_an_enumerator_that_does_not_answer_is_an_error_not_a_hang(monkeypatch: 
         plan_batch(source, source.schema(), 0)
 
 
-def test_a_door_that_the_source_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_the_source_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CountingSource, "supports", lambda _, boundedness: boundedness is not Boundedness.BOUNDED)
     source = CountingSource({}, World(a=5))
     with pytest.raises(UnsupportedOperationError, match=r"counting cannot be read by spark\.read"):

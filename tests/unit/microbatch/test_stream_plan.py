@@ -1,4 +1,4 @@
-"""What a micro-batch reads is fixed in offsets, and every restart from one goes on exactly behind it."""
+"""What a micro-batch reads is fixed in offsets, and every restart from one continues exactly there."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_available_now_ends_at_what_was_there_and_a_later_run_reads_the_rest() -
     assert sorted(read) == everything(world)
 
 
-def test_available_now_stopped_half_way_goes_on_behind_its_stop() -> None:
+def test_available_now_stopped_half_way_goes_on_after_its_stop() -> None:
     world = World(a=10)
     plans = planner(world)
     plans.freeze()

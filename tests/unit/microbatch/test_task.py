@@ -1,4 +1,4 @@
-"""What a Spark task leaves behind for the next one in its process."""
+"""What a Spark task leaves for the next one in its process."""
 
 from __future__ import annotations
 

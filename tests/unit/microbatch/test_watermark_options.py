@@ -1,4 +1,4 @@
-"""What is wrong with the options of event time is said before anything is read, in both doors alike."""
+"""Wrong options of event time are reported before anything is read, by every engine."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def at(seconds: int | None, *, idle: bool = False, paused: bool = False) -> Spli
 
 
 def progress_of(*subtasks: Splits, groups: dict[str, str]) -> dict[str, Any]:
-    """Return the progress of a query with the sources a and b, whose subtasks tell this of their splits."""
+    """Return the progress of a query with the sources a and b, whose subtasks report this of their splits."""
     identity = QueryIdentity(
         query_id="q", run_id="r", name="rides", sources={"a": "kafka", "b": "files"}, sinks={"s": "noop"},
         alignment_groups=groups,
@@ -76,21 +76,21 @@ def test_groups_do_not_mix() -> None:
 
 def test_without_a_group_there_is_no_drift() -> None:
     progress = progress_of({"a": {"a-0": at(70), "a-1": at(10)}}, groups={})
-    told = progress["headgate"]["eventTimes"]["a"]
-    assert (told["alignmentGroup"], told["driftMs"]) == (None, None)
-    assert [split["driftMs"] for split in told["splits"].values()] == [None, None]
-    assert [split["watermark"][11:19] for split in told["splits"].values()] == ["12:01:10", "12:00:10"]
+    reported = progress["headgate"]["eventTimes"]["a"]
+    assert (reported["alignmentGroup"], reported["driftMs"]) == (None, None)
+    assert [split["driftMs"] for split in reported["splits"].values()] == [None, None]
+    assert [split["watermark"][11:19] for split in reported["splits"].values()] == ["12:01:10", "12:00:10"]
     assert progress["headgate"]["alignmentGroups"] == {}
     assert "drift" not in live_text(progress)
 
 
 def test_an_idle_split_is_not_the_slowest() -> None:
-    """It has no vote. One that fell behind before shows by how much its rows will be late."""
+    """It has no vote. One that lagged before shows by how much its rows will be late."""
     progress = progress_of({"a": {"a-0": at(70), "a-1": at(10, idle=True)}}, groups={"a": "rides"})
     assert progress["headgate"]["alignmentGroups"]["rides"]["slowest"] == {"source": "a", "split": "a-0"}
-    told = progress["headgate"]["eventTimes"]["a"]
-    assert told["idleSplits"] == 1
-    assert {name: split["driftMs"] for name, split in told["splits"].items()} == {"a-0": 0, "a-1": -60_000}
+    reported = progress["headgate"]["eventTimes"]["a"]
+    assert reported["idleSplits"] == 1
+    assert {name: split["driftMs"] for name, split in reported["splits"].items()} == {"a-0": 0, "a-1": -60_000}
 
 
 def test_while_a_split_has_no_watermark_it_is_the_slowest_and_no_drift_is_known() -> None:
@@ -140,7 +140,7 @@ of_source = st.dictionaries(st.sampled_from(["x", "y", "z"]), split)
 
 
 @given(st.fixed_dictionaries({"a": of_source, "b": of_source}), st.sampled_from([{}, {"a": "g"}, {"a": "g", "b": "g"}]))
-def test_whatever_is_told_can_be_shown(splits: Splits, groups: dict[str, str]) -> None:
+def test_whatever_is_reported_can_be_shown(splits: Splits, groups: dict[str, str]) -> None:
     """No drift of a split that has a vote is below 0, and somebody's is 0 if any is known."""
     progress = progress_of(splits, groups=groups)
     live_text(progress)
@@ -148,8 +148,8 @@ def test_whatever_is_told_can_be_shown(splits: Splits, groups: dict[str, str]) -
         group: [
             progress["headgate"]["eventTimes"][uid]["splits"][split_id]["driftMs"]
             for uid in aligned["sources"]
-            for split_id, told in splits[uid].items()
-            if not told.idle and not (told.paused and told.watermark_ms is None)
+            for split_id, reported in splits[uid].items()
+            if not reported.idle and not (reported.paused and reported.watermark_ms is None)
         ]
         for group, aligned in progress["headgate"]["alignmentGroups"].items()
     }

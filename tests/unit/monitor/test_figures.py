@@ -11,43 +11,43 @@ from headgate.monitor.figures import BusyOperator, Figures
 from headgate.protocol.messages import RecoveryProgress, SplitEventTime, SubtaskProgress
 
 
-def figures_of(*letters: tuple[int, int, SubtaskProgress]) -> Figures:
-    """Return figures that took (subtask, time in milliseconds, letter)."""
+def figures_of(*messages: tuple[int, int, SubtaskProgress]) -> Figures:
+    """Return figures that took (subtask, time in milliseconds, message)."""
     figures = Figures()
-    for subtask, now_ms, letter in letters:
-        figures.take(subtask, letter, now_ms)
+    for subtask, now_ms, message in messages:
+        figures.take(subtask, message, now_ms)
         figures.check()
     return figures
 
 
-def letter(execution: int = 1, stage: int = 0, **fields: Any) -> SubtaskProgress:
+def message(execution: int = 1, stage: int = 0, **fields: Any) -> SubtaskProgress:
     return SubtaskProgress(stage=stage, execution=execution, **fields)
 
 
 def test_rows_are_added_up_over_subtasks() -> None:
     figures = figures_of(
-        (0, 10, letter(rows_in={"a": 5, "b": 1}, rows_out={"s": 4}, skipped=1)),
-        (1, 11, letter(rows_in={"a": 7}, rows_out={"s": 7})),
-        (0, 20, letter(rows_in={"a": 9, "b": 1}, rows_out={"s": 8}, skipped=3, late=2)),
-        (1, 21, letter(rows_in={"a": 7}, rows_out={"s": 7}, late=1)),
-        (1, 22, letter(2, late=4)),
+        (0, 10, message(rows_in={"a": 5, "b": 1}, rows_out={"s": 4}, skipped=1)),
+        (1, 11, message(rows_in={"a": 7}, rows_out={"s": 7})),
+        (0, 20, message(rows_in={"a": 9, "b": 1}, rows_out={"s": 8}, skipped=3, late=2)),
+        (1, 21, message(rows_in={"a": 7}, rows_out={"s": 7}, late=1)),
+        (1, 22, message(2, late=4)),
     )
     assert (figures.rows_in, figures.rows_out, figures.skipped) == ({"a": 16, "b": 1}, {"s": 15}, 3)
     assert figures.late == 7, "of two subtasks, and of two deployments of one"
 
 
 def test_what_is_left_to_recover_is_added_up_by_stage() -> None:
-    """The phase is that of the subtask that is furthest behind; who is through is not counted."""
+    """The phase is that of the subtask that has the most left; who is through is not counted."""
 
     def recovering(phase: str, rows: int) -> RecoveryProgress:
         return RecoveryProgress(phase=phase, rows_to_read=1, rows_left=rows, memory_bytes=10, disk_bytes=20)
 
     figures = figures_of(
-        (0, 1, letter(stage=2, recovery=recovering("processing", 5))),
-        (1, 1, letter(stage=2, recovery=recovering("reading", 7))),
-        (2, 1, letter(stage=2, recovery=recovering("replaying", 7))),
-        (2, 2, letter(stage=2)),
-        (0, 1, letter(stage=1, recovery=recovering("replaying", 1))),
+        (0, 1, message(stage=2, recovery=recovering("processing", 5))),
+        (1, 1, message(stage=2, recovery=recovering("reading", 7))),
+        (2, 1, message(stage=2, recovery=recovering("replaying", 7))),
+        (2, 2, message(stage=2)),
+        (0, 1, message(stage=1, recovery=recovering("replaying", 1))),
     )
     assert [(each.stage, each.subtasks, each.phase, each.rows_left) for each in figures.recovery()] == [
         (1, 1, "replaying", 1),
@@ -57,100 +57,100 @@ def test_what_is_left_to_recover_is_added_up_by_stage() -> None:
 
 
 def test_a_deployment_counts_from_zero_again() -> None:
-    figures = figures_of((0, 10, letter(1, rows_in={"a": 100})), (0, 20, letter(2, rows_in={"a": 3})))
+    figures = figures_of((0, 10, message(1, rows_in={"a": 100})), (0, 20, message(2, rows_in={"a": 3})))
     assert figures.rows_in["a"] == 103
 
 
-def test_a_letter_of_an_older_deployment_is_ignored() -> None:
-    figures = figures_of((0, 10, letter(2, rows_in={"a": 3})), (0, 20, letter(1, rows_in={"a": 500}, watermark_ms=1)))
+def test_a_message_of_an_older_deployment_is_ignored() -> None:
+    figures = figures_of((0, 10, message(2, rows_in={"a": 3})), (0, 20, message(1, rows_in={"a": 500}, watermark_ms=1)))
     assert figures.rows_in["a"] == 3
     assert figures.watermark_ms() is None
 
 
-def test_stages_of_a_slot_are_told_apart() -> None:
-    figures = figures_of((0, 10, letter(1, 0, rows_in={"a": 3})), (0, 11, letter(7, 1, rows_in={"a": 4})))
+def test_stages_of_a_slot_are_distinguished() -> None:
+    figures = figures_of((0, 10, message(1, 0, rows_in={"a": 3})), (0, 11, message(7, 1, rows_in={"a": 4})))
     assert figures.rows_in["a"] == 7
 
 
 def test_the_lowest_watermark_counts_and_none_has_no_vote() -> None:
-    figures = figures_of((0, 1, letter(watermark_ms=50)), (1, 1, letter(watermark_ms=-40)), (2, 1, letter()))
+    figures = figures_of((0, 1, message(watermark_ms=50)), (1, 1, message(watermark_ms=-40)), (2, 1, message()))
     assert figures.watermark_ms() == -40
 
 
 def test_positions_of_all_subtasks_the_latest_counts() -> None:
-    """A split that moved stands in two letters for a while."""
+    """A split that moved stands in two messages for a while."""
     figures = figures_of(
-        (1, 10, letter(splits={"a": 2}, positions={"a": {"x": b"1", "y": b"1"}})),
-        (0, 20, letter(splits={"a": 1, "b": 1}, positions={"a": {"x": b"2"}, "b": {"z": b"9"}})),
-        (1, 15, letter(rows_in={"a": 5})),
+        (1, 10, message(splits={"a": 2}, positions={"a": {"x": b"1", "y": b"1"}})),
+        (0, 20, message(splits={"a": 1, "b": 1}, positions={"a": {"x": b"2"}, "b": {"z": b"9"}})),
+        (1, 15, message(rows_in={"a": 5})),
     )
     assert figures.positions("a") == {"x": b"2", "y": b"1"}
     assert figures.positions("none") == {}
-    assert (figures.splits("a"), figures.are_positions_told("a")) == (3, True)
+    assert (figures.splits("a"), figures.are_positions_reported("a")) == (3, True)
 
 
-def test_positions_that_are_too_many_to_be_told() -> None:
+def test_positions_that_are_too_many_to_be_reported() -> None:
     figures = figures_of(
-        (0, 10, letter(splits={"a": 1}, positions={"a": {"x": b"1"}})),
-        (1, 10, letter(splits={"a": 100_000}, positions={"a": {}})),
+        (0, 10, message(splits={"a": 1}, positions={"a": {"x": b"1"}})),
+        (1, 10, message(splits={"a": 100_000}, positions={"a": {}})),
     )
     assert figures.positions("a") == {"x": b"1"}
-    assert (figures.splits("a"), figures.are_positions_told("a")) == (100_001, False)
+    assert (figures.splits("a"), figures.are_positions_reported("a")) == (100_001, False)
 
 
-def test_event_times_stay_until_the_splits_are_told_again() -> None:
-    """A letter without splits tells neither their positions nor how far they are."""
+def test_event_times_stay_until_the_splits_are_reported_again() -> None:
+    """A message without splits contains neither their positions nor how far they are."""
     at, later = SplitEventTime(watermark_ms=5), SplitEventTime(watermark_ms=9, paused=True)
     figures = figures_of(
-        (0, 10, letter(splits={"a": 2}, event_times={"a": {"x": at, "y": at}})),
-        (1, 11, letter(splits={"a": 1}, event_times={"a": {"z": at}})),
-        (0, 12, letter(rows_in={"a": 5})),
+        (0, 10, message(splits={"a": 2}, event_times={"a": {"x": at, "y": at}})),
+        (1, 11, message(splits={"a": 1}, event_times={"a": {"z": at}})),
+        (0, 12, message(rows_in={"a": 5})),
     )
     assert figures.event_times("a") == {"x": at, "y": at, "z": at}
-    figures.take(0, letter(splits={"a": 1}, event_times={"a": {"x": later}}), 13)
+    figures.take(0, message(splits={"a": 1}, event_times={"a": {"x": later}}), 13)
     assert figures.event_times("a") == {"x": later, "z": at}, "y has finished"
-    figures.take(0, letter(execution=2), 14)
+    figures.take(0, message(execution=2), 14)
     assert figures.event_times("a") == {"z": at}
     assert figures.event_times("b") == {}
 
 
-def test_what_an_earlier_deployment_told_of_splits_does_not_count() -> None:
+def test_what_an_earlier_deployment_reported_of_splits_does_not_count() -> None:
     figures = figures_of(
-        (0, 10, letter(splits={"a": 1}, positions={"a": {"x": b"1"}})),
-        (0, 20, letter(execution=2)),
+        (0, 10, message(splits={"a": 1}, positions={"a": {"x": b"1"}})),
+        (0, 20, message(execution=2)),
     )
     assert (figures.splits("a"), figures.positions("a")) == (0, {})
 
 
 def test_the_busiest_subtask_speaks_for_an_operator() -> None:
     figures = figures_of(
-        (0, 1000, letter(busy_ms={"map": 100, "sink": 0})),
-        (1, 1000, letter(busy_ms={"map": 0, "sink": 0})),
-        (0, 2000, letter(busy_ms={"map": 350, "sink": 10})),
-        (1, 3000, letter(busy_ms={"map": 1800, "sink": 10})),
+        (0, 1000, message(busy_ms={"map": 100, "sink": 0})),
+        (1, 1000, message(busy_ms={"map": 0, "sink": 0})),
+        (0, 2000, message(busy_ms={"map": 350, "sink": 10})),
+        (1, 3000, message(busy_ms={"map": 1800, "sink": 10})),
     )
     assert figures.busiest() == [
         BusyOperator(uid="map", stage=0, subtask=1, share=0.9), BusyOperator(uid="sink", stage=0, subtask=0, share=0.01)
     ]  # fmt: skip
     figures.begin_interval()
     assert figures.busiest() == [], "nothing is known of the new interval yet"
-    figures.take(0, letter(busy_ms={"map": 350, "sink": 510}), 3000)
+    figures.take(0, message(busy_ms={"map": 350, "sink": 510}), 3000)
     assert [(each.uid, each.share) for each in figures.busiest()] == [("sink", 0.5), ("map", 0.0)]
 
 
 def test_a_new_deployment_is_no_idle_time() -> None:
-    figures = figures_of((0, 1000, letter(1, busy_ms={"map": 900})), (0, 5000, letter(2, busy_ms={"map": 10})))
+    figures = figures_of((0, 1000, message(1, busy_ms={"map": 900})), (0, 5000, message(2, busy_ms={"map": 10})))
     assert figures.busiest() == []
-    figures.take(0, letter(2, busy_ms={"map": 1010}), 6000)
+    figures.take(0, message(2, busy_ms={"map": 1010}), 6000)
     assert figures.busiest()[0].share == 1.0
 
 
 def test_a_rescaled_query_counts_on() -> None:
     """Its subtasks are others, and their executions begin with 1 again."""
-    figures = figures_of((0, 1, letter(4, rows_in={"a": 10}, watermark_ms=7)), (1, 1, letter(3, rows_in={"a": 10})))
+    figures = figures_of((0, 1, message(4, rows_in={"a": 10}, watermark_ms=7)), (1, 1, message(3, rows_in={"a": 10})))
     figures.forget_subtasks()
     assert figures.watermark_ms() is None
-    figures.take(0, letter(1, rows_in={"a": 2}), 2)
+    figures.take(0, message(1, rows_in={"a": 2}), 2)
     assert figures.rows_in["a"] == 22
 
 
@@ -159,11 +159,11 @@ def test_a_rescaled_query_counts_on() -> None:
         st.tuples(st.integers(0, 2), st.integers(-5, 50), st.integers(1, 3), st.integers(0, 1000), st.integers(0, 5000))
     )
 )
-def test_totals_never_fall_and_shares_are_shares(letters: list[tuple[int, int, int, int, int]]) -> None:
+def test_totals_never_fall_and_shares_are_shares(messages: list[tuple[int, int, int, int, int]]) -> None:
     """Whatever comes, in any order, with a clock that may be set back."""
     figures, before = Figures(), 0
-    for subtask, now_ms, execution, rows, busy_ms in letters:
-        figures.take(subtask, letter(execution, rows_in={"a": rows}, busy_ms={"map": busy_ms}), now_ms)
+    for subtask, now_ms, execution, rows, busy_ms in messages:
+        figures.take(subtask, message(execution, rows_in={"a": rows}, busy_ms={"map": busy_ms}), now_ms)
         assert figures.rows_in["a"] >= before
         before = figures.rows_in["a"]
         assert all(0 <= each.share <= 1 for each in figures.busiest())
@@ -172,10 +172,10 @@ def test_totals_never_fall_and_shares_are_shares(letters: list[tuple[int, int, i
 def test_a_subtask_that_waits_for_a_split_holds_the_watermark_and_one_without_splits_does_not() -> None:
     waits, silent = SplitEventTime(), SplitEventTime(idle=True)
     assert (
-        figures_of((0, 1, letter(watermark_ms=50)), (1, 1, letter(event_times={"a": {"s": waits}}))).watermark_ms()
+        figures_of((0, 1, message(watermark_ms=50)), (1, 1, message(event_times={"a": {"s": waits}}))).watermark_ms()
         is None
     )
     assert (
-        figures_of((0, 1, letter(watermark_ms=50)), (1, 1, letter(event_times={"a": {"s": silent}}))).watermark_ms()
+        figures_of((0, 1, message(watermark_ms=50)), (1, 1, message(event_times={"a": {"s": silent}}))).watermark_ms()
         == 50
     )

@@ -31,7 +31,7 @@ IDENTITY = QueryIdentity(
 )
 
 
-def letter(execution: int = 1, **fields: Any) -> SubtaskProgress:
+def message(execution: int = 1, **fields: Any) -> SubtaskProgress:
     return SubtaskProgress(stage=0, execution=execution, **fields)
 
 
@@ -40,13 +40,13 @@ def position(offset: int) -> dict[str, dict[str, bytes]]:
     return {"kafka": {"rides-0": SPLIT_SERIALIZER.serialize(split)}}
 
 
-def test_what_readers_wait_for_is_told_until_they_no_longer_do() -> None:
+def test_what_readers_wait_for_is_reported_until_they_no_longer_do() -> None:
     reporter = ProgressReporter(IDENTITY, started_ms=0)
     reporter.take_troubles("kafka", ["Discovery fails"])
-    reporter.take(0, letter(troubles={"kafka": ("No broker answers",)}), 500)
+    reporter.take(0, message(troubles={"kafka": ("No broker answers",)}), 500)
     assert reporter.report(1000)[0]["headgate"]["troubles"] == {"kafka": ["Discovery fails", "No broker answers"]}
     assert reporter.reader_troubles == {"kafka": ["No broker answers"], "gen": []}
-    reporter.take(0, letter(), 1500)
+    reporter.take(0, message(), 1500)
     assert reporter.report(2000)[0]["headgate"]["troubles"] == {"kafka": ["Discovery fails"]}
 
 
@@ -59,13 +59,13 @@ def test_a_query_that_has_done_nothing_yet() -> None:
     assert live_text(progress) == "rides: 0 rows/s in, 0 rows out"
 
 
-def test_a_sink_that_publishes_nothing_is_told_of_the_longer_the_rarer() -> None:
+def test_a_sink_that_publishes_nothing_is_reported_the_longer_the_rarer() -> None:
     """Its subtasks go on, and so do checkpoints: nothing else would show it."""
     reporter = ProgressReporter(IDENTITY, started_ms=0)
     warned_s = []
     for second in range(1, 61):
-        reporter.take(0, letter(unpublished_ms={"sink": 1000 * second}), 1000 * second)
-        reporter.take(1, letter(unpublished_ms={"sink": 500}), 1000 * second)
+        reporter.take(0, message(unpublished_ms={"sink": 1000 * second}), 1000 * second)
+        reporter.take(1, message(unpublished_ms={"sink": 500}), 1000 * second)
         progress, warnings = reporter.report(1000 * second)
         assert progress["headgate"]["unpublishedMs"] == {"sink": 1000 * second}
         if warnings:
@@ -73,23 +73,23 @@ def test_a_sink_that_publishes_nothing_is_told_of_the_longer_the_rarer() -> None
             warned_s.append(second)
     assert warned_s == [10, 20, 40]
     assert live_text(progress).endswith("nothing published for 60 s")
-    reporter.take(0, letter(), 61_000)
-    reporter.take(1, letter(), 61_000)
+    reporter.take(0, message(), 61_000)
+    reporter.take(1, message(), 61_000)
     assert reporter.report(61_000)[0]["headgate"]["unpublishedMs"] == {}
-    reporter.take(0, letter(unpublished_ms={"sink": 10_000}), 90_000)
+    reporter.take(0, message(unpublished_ms={"sink": 10_000}), 90_000)
     assert reporter.report(90_000)[1], "it is late again"
 
 
 def test_a_sink_is_not_late_within_a_few_checkpoint_intervals() -> None:
     slow = msgspec.structs.replace(IDENTITY, checkpoint_interval_ms=60_000)
     reporter = ProgressReporter(slow, started_ms=0)
-    reporter.take(0, letter(unpublished_ms={"sink": 179_999}), 0)
+    reporter.take(0, message(unpublished_ms={"sink": 179_999}), 0)
     assert reporter.report(1)[1] == []
-    reporter.take(0, letter(unpublished_ms={"sink": 180_000}), 2)
+    reporter.take(0, message(unpublished_ms={"sink": 180_000}), 2)
     assert len(reporter.report(2)[1]) == 1
 
 
-def test_a_commit_on_the_driver_that_does_not_end_is_told_of_likewise() -> None:
+def test_a_commit_on_the_driver_that_does_not_end_is_reported_likewise() -> None:
     reporter = ProgressReporter(IDENTITY, started_ms=0)
     reporter.commit_ordered(1000)
     reporter.commit_ordered(9000)  # it failed, and is ordered once more
@@ -102,12 +102,12 @@ def test_a_commit_on_the_driver_that_does_not_end_is_told_of_likewise() -> None:
 
 def test_everything_of_an_interval() -> None:
     reporter = ProgressReporter(IDENTITY, started_ms=0)
-    first = letter(rows_in={"kafka": 100}, splits={"kafka": 1}, positions=position(100), busy_ms={"map": 0})
+    first = message(rows_in={"kafka": 100}, splits={"kafka": 1}, positions=position(100), busy_ms={"map": 0})
     reporter.take(0, first, 500)
     reporter.report(1000)
     statistics = CheckpointStatistics(checkpoint_id=7, duration_ms=35, size_bytes=12_000, completed_ms=2500)
     reporter.checkpoint_completed(statistics)
-    last = letter(
+    last = message(
         rows_in={"kafka": 400, "gen": 20}, rows_out={"sink": 310, "bad": 2}, splits={"kafka": 1},
         positions=position(400), skipped=3, late=5, busy_ms={"map": 1250}, watermark_ms=1_763_760_000_000,
     )  # fmt: skip
@@ -177,7 +177,7 @@ def test_only_the_last_progresses_are_kept() -> None:
 )
 def test_positions_of_all_kinds_of_splits(data: bytes, expected: object) -> None:
     reporter = ProgressReporter(IDENTITY, started_ms=0)
-    reporter.take(0, letter(splits={"gen": 1}, positions={"gen": {"s": data}}), 1)
+    reporter.take(0, message(splits={"gen": 1}, positions={"gen": {"s": data}}), 1)
     assert reporter.report(1)[0]["sources"][1]["endOffset"] == {"s": expected}
 
 
@@ -192,11 +192,11 @@ def test_times_that_no_calendar_holds() -> None:
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.integers(0, 10_000), st.integers(-100, 5_000))),
 )
 def test_no_rate_is_negative_and_nothing_is_lost(steps: list[tuple[int, int, int, int]]) -> None:
-    """Subtasks are deployed again, letters come late, the clock is set back."""
+    """Subtasks are deployed again, messages come late, the clock is set back."""
     reporter, now_ms, rows = ProgressReporter(IDENTITY, started_ms=0), 0, 0
     for subtask, execution, count, elapsed_ms in steps:
         now_ms += elapsed_ms
-        reporter.take(subtask, letter(execution, rows_in={"kafka": count}, rows_out={"sink": count}), now_ms)
+        reporter.take(subtask, message(execution, rows_in={"kafka": count}, rows_out={"sink": count}), now_ms)
         progress, _ = reporter.report(now_ms)
         rows += progress["numInputRows"]
         assert progress["numInputRows"] >= 0 and progress["sink"]["numOutputRows"] >= 0
@@ -208,5 +208,5 @@ def test_no_rate_is_negative_and_nothing_is_lost(steps: list[tuple[int, int, int
 def test_the_watermark_of_an_input_that_ended_is_not_shown() -> None:
     """A subtask without splits is at its end at once: 9999-12-31 is no event time of the query's."""
     reporter = ProgressReporter(IDENTITY, started_ms=0)
-    reporter.take(0, letter(watermark_ms=MAX_WATERMARK_MS), 500)
+    reporter.take(0, message(watermark_ms=MAX_WATERMARK_MS), 500)
     assert reporter.report(1000)[0]["eventTime"] == {}

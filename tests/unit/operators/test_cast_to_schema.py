@@ -1,4 +1,4 @@
-"""Rows are made to fit the declared columns, or it is said how they do not."""
+"""Rows are cast to the declared columns, or the error says how they do not fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headgate.operators.cast_to_schema import MisfitError, conform
+from headgate.operators.cast_to_schema import MisfitError, cast_to_schema
 
 SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string())])
 
@@ -17,13 +17,13 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def test_columns_are_reordered_and_cast() -> None:
-    fitted = conform(batch(b=["x"], a=[1]), SCHEMA)
+    fitted = cast_to_schema(batch(b=["x"], a=[1]), SCHEMA)
     assert fitted.schema == SCHEMA
     assert fitted.to_pylist() == [{"a": 1, "b": "x"}]
 
 
 def test_dictionaries_are_decoded() -> None:
-    fitted = conform(batch(a=[1, 2], b=pa.array(["x", "x"]).dictionary_encode()), SCHEMA)
+    fitted = cast_to_schema(batch(a=[1, 2], b=pa.array(["x", "x"]).dictionary_encode()), SCHEMA)
     assert fitted.schema == SCHEMA
 
 
@@ -38,17 +38,17 @@ def test_dictionaries_are_decoded() -> None:
 )
 def test_wrong_columns(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(MisfitError, match=message) as raised:
-        conform(batch(**columns), SCHEMA)
+        cast_to_schema(batch(**columns), SCHEMA)
     assert raised.value.columns
 
 
 def test_a_value_that_does_not_fit() -> None:
     with pytest.raises(MisfitError, match=r"'a'.*int32.*4294967296") as raised:
-        conform(batch(a=[1 << 32], b=["x"]), SCHEMA)
+        cast_to_schema(batch(a=[1 << 32], b=["x"]), SCHEMA)
     assert not raised.value.columns
 
 
 def test_a_null_where_there_may_be_none() -> None:
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
     with pytest.raises(MisfitError, match="NOT NULL"):
-        conform(batch(a=[1, None]), schema)
+        cast_to_schema(batch(a=[1, None]), schema)

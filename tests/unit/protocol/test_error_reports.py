@@ -71,7 +71,7 @@ def test_what_the_error_says_itself_wins_over_what_its_place_says() -> None:
     assert report.facts == {"source": "a", "split": "s", "position": 5}
 
 
-def test_facts_that_are_no_plain_values_stay_behind() -> None:
+def test_facts_that_are_no_plain_values_are_left_out() -> None:
     report = report_of(raised(InvalidTransitionError("no", state="x", event="y", history=("a", "b"))))
     assert report.facts == {"state": "x", "event": "y"}
 

@@ -86,7 +86,7 @@ def test_a_silent_split_is_asked_while_the_task_does_something_else(answering: D
     answer(answering.script)
     assert reader.asked_until_ms(2000) == {}
     answer(answering.script)
-    answer(answering.script)  # which began behind the call at 2000, as the next one
+    answer(answering.script)  # which began after the call at 2000, as the next one
     answer(answering.script)
     assert reader.asked_until_ms(3000) == {"silent": 2000}, "rows of the other one wait"
     answering.poll_until(lambda: answering.output.rows() == [0, 1, 2, 3])

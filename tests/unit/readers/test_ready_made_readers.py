@@ -388,20 +388,20 @@ def test_where_it_is_allowed_a_split_reader_that_cannot_pause_reads_on_while_the
     driven.poll_until(lambda: driven.output.rows("a") == [1, 2])
 
 
-def test_each_fetcher_is_told_of_its_own_splits(drive: Drive) -> None:
+def test_each_fetcher_gets_its_own_splits(drive: Drive) -> None:
     driven = drive(MultithreadedReader)
     driven.add("a", "b", "c")
     driven.script.wait_for(lambda: driven.script.waiting == 3)
-    told = {next(iter(each.splits)): each.calls for each in driven.script.made}
+    reported = {next(iter(each.splits)): each.calls for each in driven.script.made}
     driven.reader.pause_or_resume_splits(["a", "b"], [])
-    driven.script.wait_for(lambda: len(told["a"]) == len(told["b"]) == 2)
+    driven.script.wait_for(lambda: len(reported["a"]) == len(reported["b"]) == 2)
     driven.reader.pause_or_resume_splits(["c"], ["a"])
-    driven.script.wait_for(lambda: len(told["a"]) == 3 and len(told["b"]) == 2 and len(told["c"]) == 2)
+    driven.script.wait_for(lambda: len(reported["a"]) == 3 and len(reported["b"]) == 2 and len(reported["c"]) == 2)
 
     a, b, c = (Numbers(split_id=each) for each in "abc")
-    assert told["a"][1:] == [("pause", ([a], [])), ("pause", ([], [a]))]
-    assert told["b"][1:] == [("pause", ([b], []))]
-    assert told["c"][1:] == [("pause", ([c], []))]
+    assert reported["a"][1:] == [("pause", ([a], [])), ("pause", ([], [a]))]
+    assert reported["b"][1:] == [("pause", ([b], []))]
+    assert reported["c"][1:] == [("pause", ([c], []))]
 
 
 @pytest.mark.parametrize("reader_type", ALL)
@@ -435,7 +435,7 @@ def test_a_restored_reader_that_has_splits_asks_for_none(drive: Drive, reader_ty
     assert driven.requests == 0
 
 
-def test_a_reader_told_not_to_ask_does_not(drive: Drive) -> None:
+def test_a_reader_configured_not_to_ask_does_not(drive: Drive) -> None:
     driven = drive(MultiplexedReader, ReaderOptions(request_splits=False))
 
     driven.poll()
@@ -445,7 +445,7 @@ def test_a_reader_told_not_to_ask_does_not(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("reader_type", ALL)
-def test_available_tells_a_waiting_task_of_the_end(drive: Drive, reader_type: ReaderType) -> None:
+def test_available_wakes_a_waiting_task_at_the_end(drive: Drive, reader_type: ReaderType) -> None:
     driven = drive(reader_type)
     driven.poll()
     waiting = driven.reader.available()
@@ -459,7 +459,7 @@ def test_available_tells_a_waiting_task_of_the_end(drive: Drive, reader_type: Re
 
 
 @pytest.mark.parametrize("reader_type", ALL)
-def test_a_restored_reader_goes_on_behind_what_was_emitted(drive: Drive, reader_type: ReaderType) -> None:
+def test_a_restored_reader_goes_on_after_what_was_emitted(drive: Drive, reader_type: ReaderType) -> None:
     driven = drive(reader_type)
     driven.script.feed("a", [1, 2], [3])
     driven.add("a")
@@ -629,7 +629,7 @@ def test_rows_stay_complete_and_in_order_whatever_is_paused_meanwhile(
     assert all(driven.output.rows(split_id) == list(range(60)) for split_id in ids)
 
 
-def test_what_split_readers_wait_for_is_told(drive: Drive) -> None:
+def test_what_split_readers_wait_for_is_reported(drive: Drive) -> None:
     driven = drive(MultiplexedReader)
     assert driven.reader.troubles() == (), "there is none yet"
     driven.add("a")
@@ -640,7 +640,7 @@ def test_what_split_readers_wait_for_is_told(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize("reader_type", ALL)
-def test_a_fetch_that_hangs_can_be_told_from_one_that_does_not(drive: Drive, reader_type: ReaderType) -> None:
+def test_a_fetch_that_hangs_can_be_distinguished_from_one_that_does_not(drive: Drive, reader_type: ReaderType) -> None:
     driven = drive(reader_type)
     assert driven.reader.stuck_since() is None, "nothing to read, nothing to fetch"
     before_s = time.monotonic()

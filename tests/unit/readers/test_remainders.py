@@ -47,7 +47,7 @@ def position(driven: Driven, split_id: str = "a") -> int:
 
 
 @pytest.mark.parametrize("reader_type", ALL)
-def test_as_many_rows_are_emitted_as_may_go_and_the_position_is_behind_exactly_these(
+def test_as_many_rows_are_emitted_as_may_go_and_the_position_is_after_exactly_these(
     drive: Drive, reader_type: ReaderType
 ) -> None:
     driven = drive(reader_type)
@@ -127,7 +127,7 @@ def test_a_reader_with_nothing_but_remainders_waits_until_one_is_resumed(drive: 
 
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("reader_type", MULTI_SPLIT)
-def test_a_remainder_and_what_was_fetched_behind_it_hold_up_no_other_split(
+def test_a_remainder_and_what_was_fetched_after_it_hold_up_no_other_split(
     drive: Drive, reader_type: ReaderType, pauses: bool
 ) -> None:
     driven = drive(reader_type, ReaderOptions(queue_bytes=1))  # a batch fills it
@@ -175,7 +175,7 @@ def test_a_split_with_a_remainder_is_fetched_up_to_its_share_and_again_when_less
     assert split_reader.paused == set()
 
 
-def test_splits_take_turns_though_one_goes_on_behind_its_remainder(drive: Drive) -> None:
+def test_splits_take_turns_though_one_goes_on_after_its_remainder(drive: Drive) -> None:
     driven = drive(MultiplexedReader)
     driven.output.bounds["a"] = 1
     driven.script.feed("a", *([2 * n, 2 * n + 1] for n in range(50)))

@@ -58,7 +58,7 @@ def start() -> Iterator[Start]:
 
 
 def polls(running: Running, source: ToySource) -> int:
-    """Let the subtask handle all letters, and return how often the reader was polled."""
+    """Let the subtask handle all messages, and return how often the reader was polled."""
     running.settle()
     return source.reader.polls
 
@@ -95,10 +95,10 @@ def test_a_reader_that_cannot_pause_is_aligned_with_one_split_by_pausing_the_sou
 def test_a_reader_that_cannot_pause_raises_when_its_second_split_arrives(start: Start) -> None:
     running = start(a=ToySource())
     running.start("s")
-    running.letters()
+    running.messages()
     running.assign("t", number=2)
-    wait_until(lambda: any(isinstance(letter, msg.SubtaskFailed) for letter in running.posted))
-    (failed,) = [letter for letter in running.posted if isinstance(letter, msg.SubtaskFailed)]
+    wait_until(lambda: any(isinstance(message, msg.SubtaskFailed) for message in running.posted))
+    (failed,) = [message for message in running.posted if isinstance(message, msg.SubtaskFailed)]
     assert failed.error.error_type == "UnsupportedOperationError"
     assert failed.error.final, "trying again would not help"
     assert "The source a is to be aligned" in failed.error.message
@@ -122,7 +122,7 @@ class Scripted(SplitReader[ToySplit]):
         self.whole = whole
         self.splits: dict[str, ToySplit] = {}
         self.paused: set[str] = set()
-        self.told: list[tuple[list[str], list[str]]] = []
+        self.calls: list[tuple[list[str], list[str]]] = []
         self.woken = threading.Event()
 
     def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[ToySplit]]:
@@ -140,8 +140,8 @@ class Scripted(SplitReader[ToySplit]):
         def position_at(count: int) -> ToySplit:
             return ToySplit(split_id=split.split_id, position=split.position + count)
 
-        behind = self.splits[split.split_id] = position_at(len(fed))
-        return FetchedBatch(split=behind, batch=rows(*fed), position_at=position_at if self.whole else None)
+        after = self.splits[split.split_id] = position_at(len(fed))
+        return FetchedBatch(split=after, batch=rows(*fed), position_at=position_at if self.whole else None)
 
     def handle_splits_changes(self, added: Sequence[ToySplit]) -> None:
         self.splits.update((split.split_id, split) for split in added)
@@ -156,7 +156,7 @@ class Scripted(SplitReader[ToySplit]):
 class Pausable(Scripted):
     def pause_or_resume_splits(self, splits_to_pause: Sequence[ToySplit], splits_to_resume: Sequence[ToySplit]) -> None:
         to_pause, to_resume = ([each.split_id for each in some] for some in (splits_to_pause, splits_to_resume))
-        self.told.append((to_pause, to_resume))
+        self.calls.append((to_pause, to_resume))
         self.paused = (self.paused | set(to_pause)) - set(to_resume)
 
 
@@ -190,11 +190,11 @@ def test_example_2_a_split_reader_that_cannot_pause_reads_on_while_the_others_of
     running.announce(MAX_WATERMARK_MS, MAX_WATERMARK_MS)
     wait_until(lambda: {1, 500, 1000, 1001, 1002} == set(running.sink.numbers))
     cannot, slow, fast = source.made
-    wait_until(lambda: (["fast"], []) in fast.told and not slow.paused)  # type: ignore[attr-defined]
-    assert (cannot.told, slow.paused, fast.paused) == ([], set(), {"fast"})  # type: ignore[attr-defined]
+    wait_until(lambda: (["fast"], []) in fast.calls and not slow.paused)  # type: ignore[attr-defined]
+    assert (cannot.calls, slow.paused, fast.paused) == ([], set(), {"fast"})  # type: ignore[attr-defined]
     source.fed["slow"].append(600)
     wait_until(lambda: 501 in running.sink.numbers)
-    wait_until(lambda: ([], ["fast"]) in fast.told)
+    wait_until(lambda: ([], ["fast"]) in fast.calls)
 
 
 @pytest.mark.parametrize("kinds", [(Scripted,), (Scripted, Pausable)], ids=["none can pause", "one can pause"])
@@ -216,7 +216,7 @@ def test_what_is_allowed_switches_off_alignment_between_the_splits_of_a_reader_a
         "fast": True,
     }
     running.settle()
-    assert set(running.sink.numbers) == {500, 1000}, "another source is far behind"
+    assert set(running.sink.numbers) == {500, 1000}, "another source lags far"
     running.announce(MAX_WATERMARK_MS, MAX_WATERMARK_MS)
     wait_until(lambda: set(running.sink.numbers) == {500, 501, 1000, 1001})
 
@@ -224,8 +224,8 @@ def test_what_is_allowed_switches_off_alignment_between_the_splits_of_a_reader_a
 def test_split_readers_that_cannot_pause_raise_when_the_second_split_arrives(start: Start) -> None:
     running = start(a=ScriptedSource(Scripted))
     running.start("s", "t")
-    wait_until(lambda: any(isinstance(letter, msg.SubtaskFailed) for letter in running.posted))
-    (failed,) = [letter for letter in running.posted if isinstance(letter, msg.SubtaskFailed)]
+    wait_until(lambda: any(isinstance(message, msg.SubtaskFailed) for message in running.posted))
+    (failed,) = [message for message in running.posted if isinstance(message, msg.SubtaskFailed)]
     assert failed.error.error_type == "UnsupportedOperationError"
 
 
@@ -238,7 +238,7 @@ def test_a_reader_is_not_asked_to_pause_before_it_has_several_splits_and_a_group
     ):
         running = start(a=source, strategy=of)
         running.start(*splits)
-        running.letters()
+        running.messages()
     assert [source.reader.pauses for source in (alone, unaligned, aligned)] == [[], [], [((), ())]]  # type: ignore[attr-defined]
 
 
@@ -251,7 +251,7 @@ def test_exactly_the_splits_ahead_are_paused_and_resumed_by_an_announcement(star
     running.start("s", "t", "u")
     running.announce(1000, 990)
     emitted(running, 15, 12, 50)
-    running.letters()
+    running.messages()
     reader = source.reader
     assert isinstance(reader, PausableToyReader)
     assert reader.paused == {"u"}
@@ -259,14 +259,14 @@ def test_exactly_the_splits_ahead_are_paused_and_resumed_by_an_announcement(star
     reader.offer("s", 20)
     emitted(running, 15, 12, 50, 20)
     running.announce(15, 5)
-    running.letters()
+    running.messages()
     assert reader.paused == {"s", "u"}, "somebody slow has come: t may go on up to 15"
     running.announce(1000, 990)
-    running.letters()
+    running.messages()
     assert reader.paused == {"u"}
     reader.offer("t", 45)
     emitted(running, 15, 12, 50, 20, 45)
-    running.letters()
+    running.messages()
     assert reader.paused == {"t", "u"}
     reader.offer("s", 44)
     emitted(running, 15, 12, 50, 20, 45, 44, 51)
@@ -284,7 +284,7 @@ def test_a_second_split_turns_the_pause_of_the_source_into_that_of_its_split(sta
     assert source.reader.polls > before
     assert isinstance(source.reader, PausableToyReader)
     assert source.reader.pauses == [((), ()), (("s",), ())]
-    running.letters()
+    running.messages()
     source.reader.offer("t")  # ends: one is left, whose source is paused
     running.next(msg.SplitsFinished)
     before = polls(running, source)
@@ -294,7 +294,7 @@ def test_a_second_split_turns_the_pause_of_the_source_into_that_of_its_split(sta
     emitted(running, 50, 5, 51)
 
 
-def test_rows_stop_at_the_bound_and_a_checkpoint_is_behind_exactly_these(start: Start) -> None:
+def test_rows_stop_at_the_bound_and_a_checkpoint_is_after_exactly_these(start: Start) -> None:
     source = ScriptedSource(Pausable, whole=True)
     running = start(a=source)
     source.fed |= {"s": list(range(100)), "t": list(range(50, 150))}
@@ -310,7 +310,7 @@ def test_rows_stop_at_the_bound_and_a_checkpoint_is_behind_exactly_these(start: 
     wait_until(lambda: sorted(running.sink.numbers) == sorted([*range(100), *range(50, 110)]))
     source.fed["s"].append(200)  # the slowest one goes on, and with it the bound
     wait_until(lambda: sorted(running.sink.numbers) == sorted([*range(100), *range(50, 150)]))
-    running.letters()
+    running.messages()
     assert 200 not in running.sink.numbers, "t is at 149 and silent: nobody is more than the drift ahead of it"
 
 
@@ -361,13 +361,13 @@ def paused_source(start: Start, **of: Any) -> tuple[Running, ToySource]:
     return running, source
 
 
-def test_a_paused_source_takes_part_in_checkpoints_and_hears_letters(start: Start) -> None:
+def test_a_paused_source_takes_part_in_checkpoints_and_hears_messages(start: Start) -> None:
     running, source = paused_source(start)
     state, _ = running.checkpoint(1)
     assert [SPLITS.deserialize(split.data).position for split in state.readers["a"].splits] == [1]
     running.deliver(msg.CheckpointCompleted, checkpoint_id=1)
     running.deliver(msg.NoMoreSplits, source="a")
-    running.letters()
+    running.messages()
     assert source.reader.log[-2:] == ["complete 1", "no more"]
     running.announce(60, 50)
     emitted(running, 50, 51, -1)
@@ -382,7 +382,7 @@ def test_a_paused_source_can_be_drained_suspended_and_cancelled(start: Start) ->
     running, _ = paused_source(start)
     running.checkpoint(1, CheckpointKind.SUSPEND)
     running.announce(60, 50)
-    running.letters()
+    running.messages()
     running.deliver(msg.CheckpointAborted, checkpoint_id=1)
     emitted(running, 50, 51)
 
@@ -430,21 +430,21 @@ def test_a_split_that_is_resumed_was_not_silent_until_its_announcement_was_read(
     running.announce(20, 10)
     emitted(running, 50)
     polls(running, source)
-    clock.advance(1000)  # the process was stopped, say: the letter comes before any timer
+    clock.advance(1000)  # the process was stopped, say: the message comes before any timer
     running.announce(50, 40)
     polls(running, source)
     _, figures = running.checkpoint(1)
     assert figures.event_times["a"] == {"s": SplitEventTime(watermark_ms=50)}
 
 
-class BehindAFullQueue(ScriptedSource):
+class AfterFullQueue(ScriptedSource):
     """Read by one fetcher, which waits for the task most of the time."""
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[ToySplit]:  # type: ignore[override]
         return MultiplexedReader(lambda: Pausable(self.fed, self.whole), context, ReaderOptions(queue_bytes=1))
 
 
-@pytest.mark.parametrize("source", [ScriptedSource(Pausable), BehindAFullQueue(Pausable)], ids=["ahead", "full"])
+@pytest.mark.parametrize("source", [ScriptedSource(Pausable), AfterFullQueue(Pausable)], ids=["ahead", "full"])
 def test_an_empty_split_beside_a_backlog_becomes_idle_however_busy_the_operators_are(
     start: Start, source: ScriptedSource
 ) -> None:
@@ -456,28 +456,28 @@ def test_an_empty_split_beside_a_backlog_becomes_idle_however_busy_the_operators
     wait_until(lambda: any(isinstance(each, msg.SubtaskProgress) and each.watermark_ms for each in running.posted))
 
 
-# What the coordinator is told.
+# What the coordinator receives.
 
 
 def reports(running: Running) -> list[tuple[int | None, str]]:
-    found = [letter for letter in running.posted if isinstance(letter, msg.WatermarkReported)]
-    return [(letter.watermark_ms, letter.slowest) for letter in found]
+    found = [message for message in running.posted if isinstance(message, msg.WatermarkReported)]
+    return [(message.watermark_ms, message.slowest) for message in found]
 
 
 def test_reports_follow_the_registration_and_are_made_when_the_vote_changes(start: Start) -> None:
     source = ToySource()
     running = start(a=source)
     running.start("s")
-    running.letters()
+    running.messages()
     assert reports(running) == [(MIN_WATERMARK_MS, "s")]
-    kinds = [type(letter).__name__ for letter in running.posted if not isinstance(letter, msg.SubtaskProgress)]
+    kinds = [type(message).__name__ for message in running.posted if not isinstance(message, msg.SubtaskProgress)]
     assert kinds[:3] == ["ReaderRegistered", "SubtaskRunning", "WatermarkReported"]
     running.announce(1000, 990)
     source.reader.offer("s", 5)
     emitted(running, 5)
     source.reader.offer("s")
     running.next(msg.SplitsFinished)
-    running.letters()
+    running.messages()
     assert reports(running)[-2:] == [(5, "s"), (None, "")]
 
 
@@ -490,17 +490,17 @@ def test_a_report_that_was_put_off_is_made_by_a_timer(start: Start) -> None:
     for number in (5, 6):
         source.reader.offer("s", number)
     emitted(running, 5, 6)
-    running.letters()
+    running.messages()
     assert reports(running)[-1] == (5, "s")
     clock.advance(1000)
-    running.letters()
-    running.letters()
+    running.messages()
+    running.messages()
     assert reports(running)[-1] == (6, "s")
 
 
 def test_without_a_group_nothing_is_reported(start: Start) -> None:
     source = ToySource(("s", (5,)))
-    clock = VirtualClock()  # stands still: of a checkpoint that takes long, others tell where the splits are
+    clock = VirtualClock()  # stands still: of a checkpoint that takes long, others report where the splits are
     running = start(a=source, strategy=WatermarkStrategy(event_time_column="at"), now_ms=clock)
     running.start("s")
     running.announce(0, 0)
@@ -510,7 +510,7 @@ def test_without_a_group_nothing_is_reported(start: Start) -> None:
     assert figures.event_times == {"a": {"s": SplitEventTime(watermark_ms=5)}}
 
 
-def test_sources_without_event_time_tell_none(start: Start) -> None:
+def test_sources_without_event_time_report_none(start: Start) -> None:
     running = start(a=ToySource(("s", (5,))), strategy=None)
     running.start("s")
     emitted(running, 5)
@@ -539,7 +539,7 @@ def test_a_watermark_waits_until_it_is_known_what_is_not_assigned_and_stays_ther
 
 
 class Shifts:
-    """Moves event times by a minute: what they are is known only behind this function."""
+    """Moves event times by a minute: what they are is known only after this function."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -24,7 +24,7 @@ from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState, OperatorState
-from headgate.runtime.chain import LETTER_MS
+from headgate.runtime.chain import MAIL_MS
 from headgate.runtime.slices import CALL_MS
 from headgate.task.watermarks import MAX_WATERMARK_MS
 from tests.unit.operators.collecting_sink import (
@@ -83,7 +83,7 @@ def test_slices_of_a_large_batch_stay_in_order_through_two_operators() -> None:
 
 
 def test_a_step_is_no_longer_than_a_slow_slice() -> None:
-    """Letters get their turn between two steps, however large a batch is and however slow a function."""
+    """Messages get their turn between two steps, however large a batch is and however slow a function."""
     clock = Clock()
     slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 5.0))
     chain, sink = chain_of(source().then(slow), clock_ms=clock)
@@ -95,7 +95,28 @@ def test_a_step_is_no_longer_than_a_slow_slice() -> None:
             break
         steps.append(clock.now_ms - began_ms)
     assert [row["n"] for row in sink.rows] == list(range(500))
-    assert max(steps) <= LETTER_MS + CALL_MS
+    assert max(steps) <= MAIL_MS + CALL_MS
+
+
+@pytest.mark.parametrize("share", [1, 20])
+def test_what_an_exchange_gives_is_a_slice_of_a_slow_operator_after_a_fast_one_too(share: int) -> None:
+    """A snapshot waits for what the chain has taken; a filter before a slow function lets it take more rows."""
+    clock = Clock()
+    exchanged = source().then(Exchange(NUMBERS, "rebalance")).named("exchange")
+    filtered = exchanged.then(Filter(NUMBERS, col("n") % share == 0, "UTC"))
+    slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 5.0))
+    chain, sink = chain_of(filtered.then(slow), stage=1, clock_ms=clock)
+    taken, waited = [0], []
+    while taken[-1] < 4_000:
+        rows = range(taken[-1], taken[-1] + chain.entry_rows("exchange"))
+        taken.append(rows.stop)
+        chain.take_rows("exchange", numbers(*rows), "")
+        began_ms = clock.now_ms
+        drain(chain)
+        waited.append(clock.now_ms - began_ms)
+    assert [row["n"] for row in sink.rows] == list(range(0, taken[-1], share))
+    assert max(waited) <= 2 * CALL_MS
+    assert max(slow.sizes) > 4
 
 
 def test_a_function_with_a_fixed_cost_gets_many_rows_at_a_time() -> None:
@@ -225,7 +246,7 @@ def test_all_records_are_bad() -> None:
     assert chain.figures().skipped == 40
 
 
-def test_finding_a_bad_record_lets_letters_in_between() -> None:
+def test_finding_a_bad_record_lets_messages_in_between() -> None:
     """Halves are slices like any: each has its own step when a call takes as long as it may."""
     clock = Clock()
 
@@ -386,7 +407,7 @@ def test_figures() -> None:
     assert (figures.operators["numbers.1.filter"].rows_in, figures.operators["numbers.1.filter"].rows_out) == (3, 2)
 
 
-def test_a_watermark_arrives_behind_the_rows_before_it() -> None:
+def test_a_watermark_arrives_after_the_rows_before_it() -> None:
     chain, sink = chain_of(source())
     chain.input("numbers").on_active()
     chain.input("numbers").on_batch(numbers(1), "a")
@@ -439,7 +460,7 @@ def test_the_final_watermark_passes_no_idle_input() -> None:
     assert (flow.watermark_ms, flow.is_idle) == (MAX_WATERMARK_MS, False)
 
 
-def test_an_exchange_that_all_are_told_of_is_not_idle_alone() -> None:
+def test_a_broadcast_exchange_is_not_idle_alone() -> None:
     """Another one from the same readers was heard of first, after a silence; a forward one may be idle alone."""
 
     def exchanged(kind: ExchangeKind) -> PlanNode:
@@ -471,7 +492,7 @@ def seconds(node: PlanNode) -> PlanNode:
     return timed.then(WithWatermark(SECONDS, "at"))
 
 
-def test_event_times_that_an_operator_made_are_told_of_the_split_and_source_of_the_rows() -> None:
+def test_event_times_that_an_operator_made_are_reported_of_the_split_and_source_of_the_rows() -> None:
     left, right = source(uid="left"), source(uid="right")
     chain, _ = chain_of(seconds(PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(left, right))))
     passed: list[object] = []
@@ -479,18 +500,18 @@ def test_event_times_that_an_operator_made_are_told_of_the_split_and_source_of_t
     chain.input("right").rows_passed = lambda split, at_ms: passed.append(("right", split, at_ms))
 
     chain.input("left").on_batch(numbers(10, 7), "a")
-    chain.input("left").behind_rows(lambda: passed.append("behind"))
+    chain.input("left").after_rows(lambda: passed.append("after"))
     chain.input("right").on_batch(numbers(5), "a")
     chain.input("left").on_batch(numbers(None), "b")
     assert passed == []
     drain(chain)
 
     assert passed == [
-        ("left", "a", 10_000), ("left", "a", 7000), "behind", ("right", "a", 5000), ("left", "b", None),
+        ("left", "a", 10_000), ("left", "a", 7000), "after", ("right", "a", 5000), ("left", "b", None),
     ]  # fmt: skip
 
 
-def test_a_watermark_that_follows_from_passing_rows_arrives_behind_all_of_them() -> None:
+def test_a_watermark_that_follows_from_passing_rows_arrives_after_all_of_them() -> None:
     branch = source()
     both = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(branch.then(Filter(NUMBERS, col("n") > 1, "UTC")), branch))
     chain, sink = chain_of(seconds(both))
@@ -499,7 +520,7 @@ def test_a_watermark_that_follows_from_passing_rows_arrives_behind_all_of_them()
 
     def passed(split: str, at_ms: int | None) -> None:
         entry.on_watermark(at_ms or 0)
-        entry.behind_rows(lambda: seen.append((len(sink.rows), chain.figures().watermark_ms)))
+        entry.after_rows(lambda: seen.append((len(sink.rows), chain.figures().watermark_ms)))
 
     entry.rows_passed = passed
     entry.on_active()

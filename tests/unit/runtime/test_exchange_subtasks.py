@@ -25,10 +25,10 @@ from tests.unit.runtime.toy_query import (
     ToySource,
 )
 from tests.unit.runtime.two_stages import (
-    BEHIND,
     CREDITS,
     NOW_DUE_MS,
     OFF,
+    QUEUED,
     Pair,
     Start,
     TimedOperator,
@@ -59,7 +59,7 @@ def test_a_checkpoint_holds_what_is_under_way_on_both_sides(start: Start) -> Non
     pair.wait_for_order()
     pair.unblock()
     producer, consumer = pair.acknowledged(1)
-    assert position(producer) == BEHIND
+    assert position(producer) == QUEUED
     assert numbers_in(pair, producer.channels) == {True: numbers[CREDITS:]}
     assert numbers_in(pair, consumer.channels) == {False: numbers[:CREDITS]}
     wait_until(lambda: pair.sink.numbers == numbers)
@@ -93,7 +93,7 @@ def test_an_aligned_barrier_passes_when_its_time_is_over(start: Start) -> None:
 
 @pytest.mark.parametrize("options", [{}, OFF], ids=["on", "off"])
 def test_a_restart_in_place_loses_nothing_and_repeats_nothing(start: Start, options: dict[str, str]) -> None:
-    """Rows under way, of the old execution and of the checkpoint; and once more, from a checkpoint behind it."""
+    """Rows under way, of the old execution and of the checkpoint; and once more, from a checkpoint after it."""
     pair = start(options=options)
     pair.block()
     numbers = pair.fill()
@@ -105,10 +105,10 @@ def test_a_restart_in_place_loses_nothing_and_repeats_nothing(start: Start, opti
     done = pair.sink.numbers[: pair.sink.prepared_at[1]]
 
     pair.block()
-    pair.offer(*range(500, 520))  # behind the checkpoint: the source reads other numbers when it is restored
-    wait_until(lambda: pair._emitted() >= BEHIND + 5)
+    pair.offer(*range(500, 520))  # after the checkpoint: the source reads other numbers when it is restored
+    wait_until(lambda: pair._emitted() >= QUEUED + 5)
     pair.restart(first, 1, unblocks=True)
-    more = list(range(BEHIND, BEHIND + 3))
+    more = list(range(QUEUED, QUEUED + 3))
     pair.offer(*more)
     wait_until(lambda: len(pair.sink.numbers) >= len(numbers) - len(done) + len(more))
     assert done + pair.sink.numbers == numbers + more
@@ -221,8 +221,8 @@ def test_a_checkpoint_that_is_aborted_at_any_moment_costs_nothing(start: Start, 
         if runner.subtask._execution is not None
     )
     assert not [
-        letter for letter in pair.posted if isinstance(letter, msg.CheckpointAcknowledged)
-        and (letter.checkpoint_id, letter.stage) == (1, 1)
+        message for message in pair.posted if isinstance(message, msg.CheckpointAcknowledged)
+        and (message.checkpoint_id, message.stage) == (1, 1)
     ]  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_a_drain_goes_through_both_stages(start: Start) -> None:
 
 
 def test_a_channel_that_is_connected_late_loses_nothing(start: Start) -> None:
-    """A checkpoint that begins before is complete behind that."""
+    """A checkpoint that begins before is complete after that."""
     pair = start(connect=False)
     pair.offer(1, 2, 3)
     pair.trigger(1)
@@ -252,7 +252,7 @@ def test_a_channel_that_is_connected_late_loses_nothing(start: Start) -> None:
 
 
 def test_where_the_slots_were_is_not_where_they_are(start: Start) -> None:
-    """A letter of another generation or execution connects nothing."""
+    """A message of another generation or execution connects nothing."""
     pair = start(connect=False)
     pair.offer(1)
     pair.both(msg.SlotsLocated, generation=pair.generation + 1, addresses={0: "nowhere:1"})
@@ -266,7 +266,7 @@ def test_where_the_slots_were_is_not_where_they_are(start: Start) -> None:
 
 
 def test_a_restart_while_rows_are_being_recovered_begins_anew(start: Start) -> None:
-    """Recovered buffers of the old execution, and its thread's letters, do not reach the new one."""
+    """Recovered buffers of the old execution, and its thread's messages, do not reach the new one."""
     pair = start()
     pair.block()
     numbers = pair.fill()
@@ -319,7 +319,7 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
         found = numbers_in(pair, (*states[1].channels, *states[0].channels))
         assert done + found.get(False, []) + found.get(True, []) == numbers
         assert {each.relocated for each in states[1].channels} == {relocated}
-        assert position(states[0]) == BEHIND
+        assert position(states[0]) == QUEUED
         recovered = msg.SubtaskRecovered(stage=1, execution=pair.execution)
         wait_until(lambda recovered=recovered: recovered in pair.posted)  # type: ignore[misc]
 
@@ -343,24 +343,24 @@ def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(start: St
     assert list(pair.disks[1].iterdir()) == []
 
 
-def test_an_operator_is_told_the_time_once_however_long_its_output_has_no_room(start: Start) -> None:
+def test_an_operator_gets_the_time_once_however_long_its_output_has_no_room(start: Start) -> None:
     """Not again in every turn: what waits would grow without end."""
     operator = TimedOperator()
     pair = start(feeding=operator)
     pair.block()
     pair.fill()
     operator.does["due"] = lambda: NOW_DUE_MS
-    told: list[int] = []
-    operator.does["time"] = lambda: (told.append(1), operator.does.pop("due"))
+    reported: list[int] = []
+    operator.does["time"] = lambda: (reported.append(1), operator.does.pop("due"))
     for _ in range(20):
         pair.settle(0)
     pair.unblock()
-    wait_until(lambda: bool(told))
+    wait_until(lambda: bool(reported))
     pair.settle(0)
-    assert told == [1]
+    assert reported == [1]
 
 
-def test_nobody_is_told_the_time_behind_the_end(start: Start) -> None:
+def test_nobody_gets_the_time_after_the_end(start: Start) -> None:
     """Nor asked for it over and over."""
     operator = TimedOperator()
     pair = start(feeding=operator)
@@ -410,7 +410,7 @@ def test_a_query_without_an_exchange_deletes_no_folder(tmp_path: Path, monkeypat
 
 
 def test_a_barrier_that_a_newer_one_passed_is_dropped() -> None:
-    """The letter that its checkpoint was aborted may be slower than the newer barrier."""
+    """The message that its checkpoint was aborted may be slower than the newer barrier."""
     channel = ChannelId("keys", 0, 0)
     partition = rp.ResultPartition("keys", 0, [0], supports_unaligned=True)
     gate = ig.InputGate(0, {"keys": ig.GateInput(producers=(0,), supports_unaligned=True)}, credits=1)

@@ -1,4 +1,4 @@
-"""The mailbox: letters in order on one thread, timers by the clock, nothing lost at the end."""
+"""The mailbox: mails in order on one thread, timers by the clock, nothing lost at the end."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import threading
 
 import pytest
 
-from headgate.runtime.mailbox import Letter, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.testing import VirtualClock
 
 
-def test_letters_run_in_order_on_the_thread_that_asks() -> None:
+def test_mails_run_in_order_on_the_thread_that_asks() -> None:
     mailbox = Mailbox(VirtualClock())
     seen: list[tuple[int, threading.Thread]] = []
     for number in range(3):
         poster = threading.Thread(
-            target=mailbox.post, args=[Letter(lambda number=number: seen.append((number, threading.current_thread())))]
+            target=mailbox.post, args=[Mail(lambda number=number: seen.append((number, threading.current_thread())))]
         )
         poster.start()
         poster.join()
 
-    assert mailbox.run_letters() == 3
+    assert mailbox.run_mail() == 3
     assert seen == [(number, threading.current_thread()) for number in range(3)]
 
 
-def test_a_letter_posted_by_a_letter_has_its_turn_next_time() -> None:
+def test_a_mail_posted_by_a_mail_has_its_turn_next_time() -> None:
     mailbox = Mailbox(VirtualClock())
     seen: list[str] = []
-    mailbox.post(Letter(lambda: mailbox.post(Letter(lambda: seen.append("second")))))
+    mailbox.post(Mail(lambda: mailbox.post(Mail(lambda: seen.append("second")))))
 
-    assert mailbox.run_letters() == 1
+    assert mailbox.run_mail() == 1
     assert seen == []
-    assert mailbox.run_letters() == 1
+    assert mailbox.run_mail() == 1
     assert seen == ["second"]
 
 
@@ -39,18 +39,18 @@ def test_timers_run_when_they_are_due_in_order_of_their_time() -> None:
     clock = VirtualClock(1000)
     mailbox = Mailbox(clock)
     seen: list[str] = []
-    mailbox.run_after(20, Letter(lambda: seen.append("late")))
-    mailbox.run_after(10, Letter(lambda: seen.append("early")))
-    mailbox.run_after(10, Letter(lambda: seen.append("early, too")))
+    mailbox.run_after(20, Mail(lambda: seen.append("late")))
+    mailbox.run_after(10, Mail(lambda: seen.append("early")))
+    mailbox.run_after(10, Mail(lambda: seen.append("early, too")))
 
     clock.advance(9)
-    assert mailbox.run_letters() == 0
+    assert mailbox.run_mail() == 0
     clock.advance(11)
-    assert mailbox.run_letters() == 3
+    assert mailbox.run_mail() == 3
     assert seen == ["early", "early, too", "late"]
 
 
-def test_waiting_ends_with_a_letter_of_another_thread() -> None:
+def test_waiting_ends_with_a_mail_of_another_thread() -> None:
     mailbox = Mailbox(VirtualClock())
     seen: list[int] = []
     waiting = threading.Event()
@@ -59,12 +59,12 @@ def test_waiting_ends_with_a_letter_of_another_thread() -> None:
         waiting.set()
         while not seen:
             mailbox.wait()
-            mailbox.run_letters()
+            mailbox.run_mail()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert waiting.wait(60)
-    mailbox.post(Letter(lambda: seen.append(1)))
+    mailbox.post(Mail(lambda: seen.append(1)))
     thread.join(60)
 
     assert seen == [1]
@@ -74,36 +74,36 @@ def test_waiting_ends_when_a_timer_is_due() -> None:
     clock = VirtualClock()
     mailbox = Mailbox(clock)
     seen: list[int] = []
-    mailbox.run_after(5, Letter(lambda: seen.append(1)))
+    mailbox.run_after(5, Mail(lambda: seen.append(1)))
     mailbox.wait()  # five real milliseconds
     clock.advance(5)
 
-    assert mailbox.run_letters() == 1
+    assert mailbox.run_mail() == 1
 
 
-def test_letters_that_were_not_run_are_discarded_at_the_end() -> None:
+def test_mails_that_were_not_run_are_discarded_at_the_end() -> None:
     mailbox = Mailbox(VirtualClock())
     discarded: list[str] = []
-    mailbox.post(Letter(lambda: None, lambda: discarded.append("waiting")))
-    mailbox.run_after(5, Letter(lambda: None, lambda: discarded.append("timer")))
+    mailbox.post(Mail(lambda: None, lambda: discarded.append("waiting")))
+    mailbox.run_after(5, Mail(lambda: None, lambda: discarded.append("timer")))
     mailbox.close()
-    mailbox.post(Letter(lambda: None, lambda: discarded.append("late")))
+    mailbox.post(Mail(lambda: None, lambda: discarded.append("late")))
 
     assert discarded == ["waiting", "timer", "late"]
-    assert mailbox.run_letters() == 0
+    assert mailbox.run_mail() == 0
 
 
-def test_an_error_of_a_letter_is_raised_and_those_behind_it_stay() -> None:
+def test_an_error_of_a_mail_is_raised_and_those_after_it_stay() -> None:
     mailbox = Mailbox(VirtualClock())
     seen: list[int] = []
 
     def fail() -> None:
-        raise ValueError("from a letter")
+        raise ValueError("from a mail")
 
-    mailbox.post(Letter(fail))
-    mailbox.post(Letter(lambda: seen.append(1)))
+    mailbox.post(Mail(fail))
+    mailbox.post(Mail(lambda: seen.append(1)))
 
-    with pytest.raises(ValueError, match="from a letter"):
-        mailbox.run_letters()
-    assert mailbox.run_letters() == 1
+    with pytest.raises(ValueError, match="from a mail"):
+        mailbox.run_mail()
+    assert mailbox.run_mail() == 1
     assert seen == [1]

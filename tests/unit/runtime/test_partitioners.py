@@ -62,10 +62,10 @@ def test_hash(keys: list[int], parallelism: int, groups: int, custom: bool, by: 
         rows = [row for row, to in enumerate(expected) if to == consumer]
         part = parts.get(consumer)
         assert (part.column("v").to_pylist() if part is not None else []) == rows
-        own = partitioner.own(batch, consumer)
+        own = partitioner.filter_owned(batch, consumer)
         assert own.column("v").to_pylist() == rows and own.schema == SCHEMA
         for recovered in parts.values():  # as a buffer of the consumer, at the parallelism it was stored at
-            assert partitioner.own(recovered, consumer).num_rows in (0, recovered.num_rows)
+            assert partitioner.filter_owned(recovered, consumer).num_rows in (0, recovered.num_rows)
 
 
 @pytest.mark.parametrize("old", range(1, 9))
@@ -81,21 +81,21 @@ def test_recovered_rows_have_one_owner(old: int, new: int) -> None:
             row
             for _, buffer in before.split(batch)
             for consumer in range(new)
-            for row in after.own(buffer, consumer).column("v").to_pylist()
+            for row in after.filter_owned(buffer, consumer).column("v").to_pylist()
         ]
         assert sorted(kept) == list(range(200))
         now = {consumer: set(part.column("v").to_pylist()) for consumer, part in after.split(batch)}
         for consumer in range(new):
-            assert set(after.own(batch, consumer).column("v").to_pylist()) == now.get(consumer, set())
+            assert set(after.filter_owned(batch, consumer).column("v").to_pylist()) == now.get(consumer, set())
 
 
 def test_one_subtask_gets_the_batch_itself() -> None:
     """At parallelism 1, and where all rows have one owner, nothing is copied."""
     batch = batch_of([7, 7, 7])
     ((consumer, part),) = hashed(1).split(batch)
-    assert consumer == 0 and part is batch and hashed(1).own(batch, 0) is batch
+    assert consumer == 0 and part is batch and hashed(1).filter_owned(batch, 0) is batch
     ((consumer, part),) = hashed(4).split(batch)
-    assert part is batch and hashed(4).own(batch, consumer) is batch
+    assert part is batch and hashed(4).filter_owned(batch, consumer) is batch
     assert hashed(1).split(batch.slice(0, 0)) == hashed(4).split(batch.slice(0, 0)) == []
 
 
@@ -111,7 +111,7 @@ def test_rebalance() -> None:
     assert turns(other("rebalance", 4, targets=2, producer=3), 3) == [1, 0, 1]
     assert turns(other("rebalance", 2, targets=8), 3) == [0, 1, 0]
     batch = batch_of([1, 2])
-    assert other("rebalance", 3).own(batch, 1) is batch
+    assert other("rebalance", 3).filter_owned(batch, 1) is batch
     assert other("rebalance", 3).split(batch.slice(0, 0)) == []
 
 
@@ -133,10 +133,10 @@ def test_broadcast_and_forward() -> None:
     """All rows to every subtask (FLINK-38483); all rows to the subtask of the same number."""
     batch = batch_of([1, 2])
     assert other("broadcast", 3).split(batch) == [(0, batch), (1, batch), (2, batch)]
-    assert other("broadcast", 3).own(batch, 2) is batch
+    assert other("broadcast", 3).filter_owned(batch, 2) is batch
     assert other("broadcast", 3).split(batch.slice(0, 0)) == []
     assert other("forward", 3, producer=2).split(batch) == [(2, batch)]
-    assert other("forward", 3, producer=2).own(batch, 2) is batch
+    assert other("forward", 3, producer=2).filter_owned(batch, 2) is batch
     assert other("forward", 3).split(batch.slice(0, 0)) == []
 
 
@@ -150,7 +150,7 @@ def test_a_key_that_cannot_be_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "error", "said"),
+    ("returned", "error", "message"),
     [
         ([0, 1], OptionError, "returned list"),
         (pa.array([0.0, 1.0]), OptionError, "returned an array of double"),
@@ -161,14 +161,14 @@ def test_a_key_that_cannot_be_one_is_refused() -> None:
         (pa.array([-1, 0]), UserFunctionError, "returned -1 for a row"),
     ],
 )
-def test_what_a_users_partitioner_returns_is_checked(returned: Any, error: type[Exception], said: str) -> None:
+def test_what_a_users_partitioner_returns_is_checked(returned: Any, error: type[Exception], message: str) -> None:
     """The error names the function and the value."""
 
     def by_country(batch: pa.RecordBatch, subtasks: int) -> Any:
         return returned
 
-    for call in (lambda it: it.split(batch_of([1, 2])), lambda it: it.own(batch_of([1, 2]), 0)):
-        with pytest.raises(error, match=f"by_country of partitionBy {said}"):
+    for call in (lambda it: it.split(batch_of([1, 2])), lambda it: it.filter_owned(batch_of([1, 2]), 0)):
+        with pytest.raises(error, match=f"by_country of partitionBy {message}"):
             call(other("custom", 3, partition=by_country))
 
 
@@ -189,4 +189,4 @@ def test_a_users_partitioner_is_not_asked_about_no_rows() -> None:
     """It need not cope with an empty batch."""
     empty = batch_of([])
     partitioner = other("custom", 2, partition=lambda batch, subtasks: 1 // batch.num_rows)  # type: ignore[arg-type,return-value]
-    assert partitioner.split(empty) == [] and partitioner.own(empty, 1) is empty
+    assert partitioner.split(empty) == [] and partitioner.filter_owned(empty, 1) is empty

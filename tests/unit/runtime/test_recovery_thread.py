@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import CorruptStateError, StoredStateError
 from headgate.protocol.channels import Buffer, ChannelId
-from headgate.runtime.recovery_thread import BufferPool, RecoveredInput, RecoveryFigures, RecoveryThread, Told
+from headgate.runtime.recovery_thread import BufferPool, Progress, RecoveredInput, RecoveryFigures, RecoveryThread
 from headgate.task.input_gate import PhaseOneEnded, RecoveryEnded, RowsRecovered, RowsSpilled
 
 X, Y = ChannelId("keys", 0, 0), ChannelId("keys", 1, 0)
@@ -30,9 +30,9 @@ def batch(start: int, count: int) -> pa.RecordBatch:
 
 
 def stored(
-    channel: ChannelId, *batches: pa.RecordBatch, own: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    channel: ChannelId, *batches: pa.RecordBatch, filter_owned: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
 ) -> RecoveredInput:
-    return RecoveredInput(channel, lambda: iter(batches), own)
+    return RecoveredInput(channel, lambda: iter(batches), filter_owned)
 
 
 def even(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -40,7 +40,7 @@ def even(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Subtask:
-    """A recovery thread, and what it told."""
+    """A recovery thread, and what it posted."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Subtask:
         self.folder = tmp_path / "spill"
         self.other_folder = tmp_path / "other"
         self.pool = BufferPool(pool_bytes)
-        self.told: queue.Queue[Told | BaseException] = queue.Queue()
+        self.posted: queue.Queue[Progress | BaseException] = queue.Queue()
         self.recovery = RecoveryThread(
             "1-0",
             list(recovered),
             pool=self.pool,
             spill_folders=[str(self.folder), *([str(self.other_folder)] if other else [])],
-            post=self.told.put,
-            on_error=self.told.put,
+            post=self.posted.put,
+            on_error=self.posted.put,
             target_bytes=target_bytes,
         )
 
@@ -72,21 +72,21 @@ class Subtask:
     def __exit__(self, *_: object) -> None:
         self.recovery.close()
 
-    def until(self, last: type, *, release: bool = False) -> list[Told]:
-        """Return what is told up to this, giving back the room of all buffers if they are processed at once."""
-        told: list[Told] = []
-        while not told or type(told[-1]) is not last:
-            event = self.told.get(timeout=WAIT_S)
+    def until(self, last: type, *, release: bool = False) -> list[Progress]:
+        """Return what is posted up to this, giving back the room of all buffers if they are processed at once."""
+        posted: list[Progress] = []
+        while not posted or type(posted[-1]) is not last:
+            event = self.posted.get(timeout=WAIT_S)
             if isinstance(event, BaseException):
                 raise event
-            told.append(event)
+            posted.append(event)
             if release and isinstance(event, RowsRecovered):
                 self.pool.release(event.buffer.size_bytes)
-        return told
+        return posted
 
 
-def buffers(told: list[Told], channel: ChannelId | None = None) -> list[Buffer]:
-    return [each.buffer for each in told if isinstance(each, RowsRecovered) and channel in (None, each.channel)]
+def buffers(posted: list[Progress], channel: ChannelId | None = None) -> list[Buffer]:
+    return [each.buffer for each in posted if isinstance(each, RowsRecovered) and channel in (None, each.channel)]
 
 
 def numbers(found: Iterable[Buffer]) -> list[int]:
@@ -97,19 +97,21 @@ def test_at_unchanged_parallelism_the_very_same_buffers_come(tmp_path: Path) -> 
     """Nothing is filtered, packed or spilled: all counters are 0."""
     batches = [batch(0, 3), batch(3, 0), batch(3, 2)]
     with Subtask(tmp_path, [stored(X, *batches), stored(Y, batch(9, 1))]) as subtask:
-        told = subtask.until(RecoveryEnded)
-        assert [each.rows for each in buffers(told, X)] == batches
-        assert all(found.rows is wanted for found, wanted in zip(buffers(told, X), batches, strict=True))
-        assert [type(each) for each in told[-2:]] == [PhaseOneEnded, RecoveryEnded]
+        posted = subtask.until(RecoveryEnded)
+        assert [each.rows for each in buffers(posted, X)] == batches
+        assert all(found.rows is wanted for found, wanted in zip(buffers(posted, X), batches, strict=True))
+        assert [type(each) for each in posted[-2:]] == [PhaseOneEnded, RecoveryEnded]
         assert subtask.recovery.figures == RecoveryFigures(buffers_read=4, rows_read=6)
-        assert subtask.pool.used_bytes == 6 * 8 == sum(each.size_bytes for each in buffers(told))
+        assert subtask.pool.used_bytes == 6 * 8 == sum(each.size_bytes for each in buffers(posted))
         assert not subtask.folder.exists()
 
 
 def test_only_own_rows_come_packed_up_to_the_target(tmp_path: Path) -> None:
     """Filtered rows of many small buffers are few buffers, in order; what is left of none is none."""
     parts = [batch(10 * each, 10) for each in range(100)]
-    with Subtask(tmp_path, [stored(X, *parts[:50], own=even), stored(X, *parts[50:], own=even)]) as subtask:
+    with Subtask(
+        tmp_path, [stored(X, *parts[:50], filter_owned=even), stored(X, *parts[50:], filter_owned=even)]
+    ) as subtask:
         found = buffers(subtask.until(RecoveryEnded))
         assert numbers(found) == list(range(0, 1000, 2))
         assert [each.num_rows for each in found] == [100, 100, 100, 100, 100]
@@ -125,14 +127,14 @@ def test_the_example_of_the_document(tmp_path: Path) -> None:
         parts = []
         for consumer in range(10):
 
-            def own(rows: pa.RecordBatch, consumer: int = consumer) -> pa.RecordBatch:
+            def filter_owned(rows: pa.RecordBatch, consumer: int = consumer) -> pa.RecordBatch:
                 return rows.filter(pc.equal(pc.divide(rows.column(0), 10), consumer))
 
-            with Subtask(tmp_path, [stored(X, whole, own=own)]) as subtask:
+            with Subtask(tmp_path, [stored(X, whole, filter_owned=filter_owned)]) as subtask:
                 [buffer] = buffers(subtask.until(RecoveryEnded))
                 assert numbers([buffer]) == list(range(10 * consumer, 10 * consumer + 10))
                 parts.append(buffer.rows)
-        with Subtask(tmp_path, [stored(X, part, own=lambda rows: rows) for part in parts]) as subtask:
+        with Subtask(tmp_path, [stored(X, part, filter_owned=lambda rows: rows) for part in parts]) as subtask:
             [buffer] = buffers(subtask.until(RecoveryEnded))
             assert (buffer.num_rows, buffer.size_bytes) == (100, whole.nbytes)
             assert sorted(numbers([buffer])) == list(range(100))
@@ -141,7 +143,7 @@ def test_the_example_of_the_document(tmp_path: Path) -> None:
 
 def test_own_rows_do_not_hold_those_of_others(tmp_path: Path) -> None:
     """A slice of a large buffer is copied out of it, so that the room is what is really held."""
-    with Subtask(tmp_path, [stored(X, batch(0, 10_000), own=lambda rows: rows.slice(500, 10))]) as subtask:
+    with Subtask(tmp_path, [stored(X, batch(0, 10_000), filter_owned=lambda rows: rows.slice(500, 10))]) as subtask:
         [buffer] = buffers(subtask.until(RecoveryEnded))
         assert numbers([buffer]) == list(range(500, 510))
         assert buffer.rows.get_total_buffer_size() == buffer.size_bytes == 80
@@ -150,16 +152,16 @@ def test_own_rows_do_not_hold_those_of_others(tmp_path: Path) -> None:
 def test_without_room_everything_is_read_before_anything_is_processed(tmp_path: Path) -> None:
     """Phase 1 ends without waiting; what is on the disk comes back, in order, as there is room for it."""
     with Subtask(tmp_path, [stored(X, *(batch(each, 1) for each in range(5)))], pool_bytes=1) as subtask:
-        told = subtask.until(PhaseOneEnded)
-        assert [type(each) for each in told] == [RowsRecovered, *[RowsSpilled] * 4, PhaseOneEnded]
-        assert [each.number for each in told if isinstance(each, RowsSpilled)] == [1, 2, 3, 4]
+        posted = subtask.until(PhaseOneEnded)
+        assert [type(each) for each in posted] == [RowsRecovered, *[RowsSpilled] * 4, PhaseOneEnded]
+        assert [each.number for each in posted if isinstance(each, RowsSpilled)] == [1, 2, 3, 4]
         assert numbers(Buffer(subtask.recovery.read_spilled(each), 1, 8) for each in (4, 1, 3, 2)) == [4, 1, 3, 2]
         assert subtask.recovery.figures.buffers_replayed == 0
         subtask.pool.release(8)
-        told = subtask.until(RecoveryEnded, release=True)
-        assert numbers(buffers(told)) == [1, 2, 3, 4]
-        assert [each.spilled for each in told if isinstance(each, RowsRecovered)] == [1, 2, 3, 4]
-        assert [each.size_bytes for each in buffers(told)] == [8, 8, 8, 8]
+        posted = subtask.until(RecoveryEnded, release=True)
+        assert numbers(buffers(posted)) == [1, 2, 3, 4]
+        assert [each.spilled for each in posted if isinstance(each, RowsRecovered)] == [1, 2, 3, 4]
+        assert [each.size_bytes for each in buffers(posted)] == [8, 8, 8, 8]
         assert subtask.recovery.read_spilled(1) == batch(1, 1), "also after it was replayed"
         assert subtask.recovery.figures == RecoveryFigures(
             buffers_read=5, rows_read=5, buffers_spilled=4, buffers_replayed=4
@@ -168,7 +170,7 @@ def test_without_room_everything_is_read_before_anything_is_processed(tmp_path: 
 
 
 def test_nothing_to_recover_ends_at_once(tmp_path: Path) -> None:
-    """Both phases are told all the same."""
+    """Both phases are reported all the same."""
     with Subtask(tmp_path, []) as subtask:
         assert subtask.until(RecoveryEnded) == [PhaseOneEnded(), RecoveryEnded()]
 
@@ -193,13 +195,13 @@ def test_whatever_room_there_is_rows_come_once_and_in_order(
             made.append(batch(start, count))
             wanted[channel] += [each for each in range(start, start + count) if not filtered or each % 2 == 0]
             start += count
-        recovered.append(stored(channel, *made, own=even if filtered else None))
+        recovered.append(stored(channel, *made, filter_owned=even if filtered else None))
     folder = tmp_path_factory.getbasetemp()
     with Subtask(folder, recovered, pool_bytes=pool_bytes, target_bytes=target_bytes) as subtask:
-        told = subtask.until(RecoveryEnded, release=True)
+        posted = subtask.until(RecoveryEnded, release=True)
         for channel in (X, Y):
-            assert numbers(buffers(told, channel)) == wanted[channel]
-        for each in told:
+            assert numbers(buffers(posted, channel)) == wanted[channel]
+        for each in posted:
             if isinstance(each, RowsRecovered) and each.spilled is not None:
                 assert subtask.recovery.read_spilled(each.spilled) == each.buffer.rows
     assert subtask.pool.used_bytes == 0
@@ -208,7 +210,7 @@ def test_whatever_room_there_is_rows_come_once_and_in_order(
 @pytest.mark.parametrize(
     "error", [CorruptStateError("The input state of channel 'keys' cannot be read.", what="it"), SystemExit(1)]
 )
-def test_an_error_ends_the_recovery_and_is_told(tmp_path: Path, error: BaseException) -> None:
+def test_an_error_ends_the_recovery_and_is_reported(tmp_path: Path, error: BaseException) -> None:
     """Damaged channel state, or a user's partitioner that raises, or calls sys.exit(): nothing follows."""
 
     def read() -> Iterator[pa.RecordBatch]:
@@ -218,7 +220,7 @@ def test_an_error_ends_the_recovery_and_is_told(tmp_path: Path, error: BaseExcep
     with Subtask(tmp_path, [RecoveredInput(X, read)]) as subtask:
         with pytest.raises(type(error)):
             subtask.until(RecoveryEnded)
-        assert subtask.told.empty()
+        assert subtask.posted.empty()
 
 
 def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -251,19 +253,19 @@ def test_what_a_full_disk_has_no_room_for_waits_for_memory(
     """A recovery that failed would begin again, find the disk full again, and so on for ever."""
     full(monkeypatch, is_full)
     with Subtask(tmp_path, [stored(X, *(batch(each, 1) for each in range(9)))], pool_bytes=1) as subtask:
-        told = subtask.until(RecoveryEnded, release=True)
-        assert numbers(buffers(told)) == list(range(9))
+        posted = subtask.until(RecoveryEnded, release=True)
+        assert numbers(buffers(posted)) == list(range(9))
 
 
 def test_the_next_local_folder_is_used_where_one_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the first one again, as soon as it has some."""
     written = full(monkeypatch, lambda call: call == 1)  # the second buffer, in the first folder
     with Subtask(tmp_path, [stored(X, *(batch(each, 1) for each in range(5)))], pool_bytes=1, other=True) as subtask:
-        told = subtask.until(PhaseOneEnded)
-        assert sum(isinstance(each, RowsSpilled) for each in told) == 4
+        posted = subtask.until(PhaseOneEnded)
+        assert sum(isinstance(each, RowsSpilled) for each in posted) == 4
         assert [written.index(each) for each in written] == [0, 1, 0, 0]
         subtask.pool.release(8)
-        assert numbers(buffers([*told, *subtask.until(RecoveryEnded, release=True)])) == list(range(5))
+        assert numbers(buffers([*posted, *subtask.until(RecoveryEnded, release=True)])) == list(range(5))
 
 
 def test_close_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,13 +275,13 @@ def test_close_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.Monkey
         subtask.until(PhaseOneEnded)
         subtask.recovery.close()
         assert not subtask.recovery._thread.is_alive()
-        assert subtask.told.empty()
+        assert subtask.posted.empty()
         with pytest.raises(StoredStateError, match="execution of its subtask has ended"):
             subtask.recovery.read_spilled(1)
 
 
 def test_close_does_not_wait_for_a_read_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends by itself later, and nothing is told."""
+    """It ends later on its own, and nothing is reported."""
     monkeypatch.setattr("headgate.runtime.recovery_thread._CLOSE_S", 0.01)
     reading, go_on = threading.Event(), threading.Event()
 
@@ -293,7 +295,7 @@ def test_close_does_not_wait_for_a_read_that_hangs(tmp_path: Path, monkeypatch: 
         subtask.recovery.close()
         go_on.set()
         subtask.recovery._thread.join(WAIT_S)
-        assert not subtask.recovery._thread.is_alive() and subtask.told.empty()
+        assert not subtask.recovery._thread.is_alive() and subtask.posted.empty()
         assert subtask.pool.used_bytes == 0
 
 

@@ -31,7 +31,7 @@ from headgate.versions import Versions
 from tests.unit.runtime.toy_query import PATIENCE_S, ToySink, ToySource, state_of, toy_definition
 from tests.waiting import wait_until
 
-LetterT = TypeVar("LetterT", bound=msg.FromSlot)
+MessageT = TypeVar("MessageT", bound=msg.FromSlot)
 HEARTBEAT_MS = 60_000
 RUN = 5
 
@@ -41,19 +41,19 @@ class Coordinator:
 
     def __init__(self, location: Path, secret: str) -> None:
         self._location = location
-        self._letters: queue.Queue[tuple[int, Envelope]] = queue.Queue()
+        self._messages: queue.Queue[tuple[int, Envelope]] = queue.Queue()
         self.session = Session(run=RUN, slot=0, attempt=7)
         self.connection = 0
         self.closed: queue.Queue[tuple[ControlServer, int]] = queue.Queue()
         self.server = self.move(secret)
 
     def move(self, secret: str) -> ControlServer:
-        """Listen somewhere else, and tell it in the address file."""
+        """Listen somewhere else, and write it to the address file."""
         server = ControlServer(
             secret,
             "127.0.0.1",
             on_opened=lambda connection, peer: None,
-            on_letter=self._on_letter,
+            on_message=self._on_message,
             on_closed=lambda connection: self.closed.put((server, connection)),
         )
         address = CoordinatorAddress(run=RUN, address=server.address)
@@ -61,19 +61,19 @@ class Coordinator:
         self.server = server
         return server
 
-    def next(self, kind: type[LetterT]) -> LetterT:
-        """Return the next letter of a kind; those before it are skipped."""
+    def next(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message of a kind; those before it are skipped."""
         while True:
-            _, envelope = self._letters.get(timeout=PATIENCE_S)
+            _, envelope = self._messages.get(timeout=PATIENCE_S)
             assert (envelope.run, envelope.slot, envelope.attempt) == (RUN, 0, 7)
-            for letter in self.session.receive(envelope):
-                if isinstance(letter, kind):
-                    return letter
+            for message in self.session.receive(envelope):
+                if isinstance(message, kind):
+                    return message
 
     def accept(self) -> msg.RegisterSlot:
         """Wait for a registration, accept it, and send again what did not arrive."""
         while True:
-            connection, envelope = self._letters.get(timeout=PATIENCE_S)
+            connection, envelope = self._messages.get(timeout=PATIENCE_S)
             if isinstance(envelope.message, msg.RegisterSlot):
                 break
         self.connection = connection
@@ -83,9 +83,9 @@ class Coordinator:
             self.server.send(self.connection, each)
         return envelope.message
 
-    def send(self, letter: msg.ToSlot) -> None:
-        own = isinstance(letter, msg.SlotAccepted | msg.SlotFenced | msg.ShutDownSlot | msg.CoordinatorHeartbeat)
-        envelope = self.session.send_uncounted(letter) if own else self.session.send(letter)
+    def send(self, message: msg.ToSlot) -> None:
+        own = isinstance(message, msg.SlotAccepted | msg.SlotFenced | msg.ShutDownSlot | msg.CoordinatorHeartbeat)
+        envelope = self.session.send_uncounted(message) if own else self.session.send(message)
         self.server.send(self.connection, envelope)
 
     def deploy(self, execution: int = 1) -> None:
@@ -94,8 +94,8 @@ class Coordinator:
         self.send(msg.AssignSplits(stage=0, execution=execution, source="a", number=1, splits=(state_of("s"),)))
         assert self.next(msg.SubtaskRunning).execution == execution
 
-    def _on_letter(self, connection: int, envelope: Envelope) -> None:
-        self._letters.put((connection, envelope))
+    def _on_message(self, connection: int, envelope: Envelope) -> None:
+        self._messages.put((connection, envelope))
 
 
 class Slot:
@@ -277,18 +277,18 @@ def test_a_sink_that_cannot_publish_ends_the_slot_with_its_error(coordinator: Co
 
 
 class HastyClient:
-    """Receives a letter and breaks before its constructor returns."""
+    """Receives a message and breaks before its constructor returns."""
 
     made: list[HastyClient]
 
     def __init__(
-        self, *arguments: Any, on_letter: Callable[[Envelope], None], on_closed: Callable[[None], None]
+        self, *arguments: Any, on_message: Callable[[Envelope], None], on_closed: Callable[[None], None]
     ) -> None:
         self.closed = False
         accepted = Envelope(run=RUN, slot=0, attempt=7, number=0, received=0, message=msg.SlotAccepted())
 
         def call() -> None:
-            on_letter(accepted)
+            on_message(accepted)
             on_closed(None)
 
         self._thread = threading.Thread(target=call)
@@ -308,12 +308,16 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> type[HastyClient]:
     return HastyClient
 
 
-def test_what_comes_of_a_connection_is_told_behind_that_it_is_open(tmp_path: Path, hasty: type[HastyClient]) -> None:
+def test_what_comes_of_a_connection_is_reported_after_that_it_is_open(tmp_path: Path, hasty: type[HastyClient]) -> None:
     runtime = Slot(tmp_path, "nowhere:1").runtime
     for connection in (1, 2):
         runtime._connect(connection)
-        told = [runtime._inbox.get(timeout=PATIENCE_S) for _ in range(3)]
-        assert [type(each) for each in told] == [machine.StreamOpened, machine.EnvelopeReceived, machine.StreamBroken]
+        reported = [runtime._inbox.get(timeout=PATIENCE_S) for _ in range(3)]
+        assert [type(each) for each in reported] == [
+            machine.StreamOpened,
+            machine.EnvelopeReceived,
+            machine.StreamBroken,
+        ]
     assert [client.closed for client in hasty.made] == [True, False]
 
 
@@ -366,7 +370,7 @@ def test_a_slot_that_is_cancelled_ends_with_the_reason(
 def test_a_stuck_slot_leaves_a_process_that_it_shares_alone(
     coordinator: Coordinator, shared: SharedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reports what is stuck and ends; the thread that is stuck ends by itself, when it can."""
+    """It reports what is stuck and ends; the thread that is stuck ends on its own, when it can."""
     monkeypatch.setattr(slot_module, "_TIME_TO_CLOSE_S", 0.2)
     slot = Slot(tmp_path, coordinator.server.address, process=shared, stuck_ms=400).start()
     coordinator.accept()

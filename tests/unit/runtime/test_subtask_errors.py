@@ -147,7 +147,7 @@ def test_a_state_that_cannot_be_read_fails_the_deployment(start: Start) -> None:
     assert (error.error_type, error.facts["subtask"]) == ("CorruptStateError", 2)
 
 
-def test_a_letter_that_makes_no_sense_fails_the_subtask_and_not_its_thread(start: Start) -> None:
+def test_a_message_that_makes_no_sense_fails_the_subtask_and_not_its_thread(start: Start) -> None:
     running = start(a=ToySource())
     running.start("s")
     running.assign("t", number=7)

@@ -1,4 +1,4 @@
-"""A subtask's thread: order of letters and rows, snapshots between slices, figures, and nothing left behind."""
+"""A subtask's thread: order of messages and rows, snapshots between slices, figures, and nothing left over."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headgate.protocol.state import (
     SplitState,
     SubtaskState,
 )
-from headgate.runtime.mailbox import Letter
+from headgate.runtime.mailbox import Mail
 from headgate.runtime.source_input import MOST_POSITIONS
 from headgate.source import SourceEvent
 from headgate.source.serialization import VersionedSerializer
@@ -47,12 +47,12 @@ from tests.unit.runtime.toy_query import (
 from tests.waiting import wait_until
 
 start = toy_query.start
-LETTER_S = 0.02
+MAIL_S = 0.02
 """Longer than a step of the chain takes slices together."""
 
 
-def names(letters: list[msg.FromSlot]) -> list[str]:
-    return [type(letter).__name__ for letter in letters]
+def names(messages: list[msg.FromSlot]) -> list[str]:
+    return [type(message).__name__ for message in messages]
 
 
 # Deployment.
@@ -65,7 +65,7 @@ def test_a_restored_subtask_registers_what_it_has_and_only_then_runs(start: Star
     sink = OperatorState(items=(InlineState(b"inline"), FileState("f", 9, 0)))
     running.deploy(SubtaskState(readers={"a": reader}, operators={"sink": sink}))
 
-    assert running.letters() == [
+    assert running.messages() == [
         msg.ReaderRegistered(stage=0, execution=1, source="a", host="h", held=("s",)),
         msg.SplitsFinished(stage=0, execution=1, source="a", finished=(FinishedSplit("over", 1),)),
         msg.SubtaskRunning(stage=0, execution=1),
@@ -82,12 +82,12 @@ def test_a_source_with_the_marker_reports_its_splits_and_gets_them_by_assignment
     held = state_of("s", 3)
     running.deploy(SubtaskState(readers={"a": ReaderState(splits=(held,))}))
 
-    registered, is_running = running.letters()
+    registered, is_running = running.messages()
     assert registered == msg.ReaderRegistered(stage=0, execution=1, source="a", host="h", reported_splits=(held,))
     assert isinstance(is_running, msg.SubtaskRunning)
     assert source.reader.log == ["start"]
     running.assign("s")
-    running.letters()
+    running.messages()
     assert source.reader.log == ["start", "add s"]
 
 
@@ -105,13 +105,13 @@ class Restoring(ToyOperator, KeyedOperator):
         return ()
 
 
-def test_a_subtask_that_restores_much_is_not_stuck_and_handles_its_letters(start: Start) -> None:
+def test_a_subtask_that_restores_much_is_not_stuck_and_handles_its_messages(start: Start) -> None:
     restored = threading.Event()
     running = start(a=ToySource(), operator=Restoring(is_restored=restored.is_set))
     running.deploy()
     for _ in range(2):
         handled = threading.Event()
-        running.runner._mailbox.post(Letter(handled.set))
+        running.runner._mailbox.post(Mail(handled.set))
         assert handled.wait(PATIENCE_S)
     assert names(running.posted) == []
     running.deliver(msg.CancelSubtask)
@@ -127,7 +127,7 @@ def test_one_thread_calls_reader_operator_and_sink_whoever_posts(start: Start) -
     source = ToySource()
     running = start(a=source, operator=operator)
     running.start("s")
-    running.letters()
+    running.messages()
     posters: list[Callable[[], object]] = [
         lambda: source.reader.offer("s", 1),
         lambda: running.deliver(msg.EventToReader, source="a", payload=pickle.dumps(SourceEvent())),
@@ -142,13 +142,13 @@ def test_one_thread_calls_reader_operator_and_sink_whoever_posts(start: Start) -
     wait_until(lambda: len(running.sink.numbers) == 25)
 
     assert threads_of_function == {running.runner._thread}
-    assert names(running.letters()) == ["EventToEnumerator"] * 25  # and `start` checks the rules of reader and sink
+    assert names(running.messages()) == ["EventToEnumerator"] * 25  # and `start` checks the rules of reader and sink
 
 
 # Rows and snapshots.
 
 
-def test_a_snapshot_lies_behind_the_batch_whose_slices_wait_and_before_what_was_sent_behind_the_barrier(
+def test_a_snapshot_lies_after_the_batch_whose_slices_wait_and_before_what_was_sent_after_the_barrier(
     start: Start,
 ) -> None:
     source = ToySource(("s", tuple(range(40))), ("s", (100,)))
@@ -159,7 +159,7 @@ def test_a_snapshot_lies_behind_the_batch_whose_slices_wait_and_before_what_was_
             rows_at_barrier.append(batch.num_rows)
             running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
             running.assign("later", number=2)
-            time.sleep(LETTER_S)
+            time.sleep(MAIL_S)
 
     running = start(a=source, operator=ToyOperator(process=process))
     running.start("s")
@@ -175,7 +175,7 @@ def test_a_snapshot_lies_behind_the_batch_whose_slices_wait_and_before_what_was_
     assert set(state.readers["a"].splits) == {state_of("s", 2), state_of("later")}
 
 
-def test_a_position_is_behind_exactly_the_rows_that_the_sink_has(start: Start) -> None:
+def test_a_position_is_after_exactly_the_rows_that_the_sink_has(start: Start) -> None:
     source = ToySource(*[("s", (number,)) for number in range(50)])
     running = start(a=source)
     running.start("s")
@@ -185,21 +185,21 @@ def test_a_position_is_behind_exactly_the_rows_that_the_sink_has(start: Start) -
     assert SPLITS.deserialize(split.data).position == running.sink.prepared_at[1]
 
 
-def test_letters_are_answered_between_the_slices_of_a_large_batch(start: Start) -> None:
+def test_messages_are_answered_between_the_slices_of_a_large_batch(start: Start) -> None:
     source = ToySource(("s", tuple(range(200))))
     answered: list[int] = []
 
     def process(batch: pa.RecordBatch) -> None:
-        answered.append(sum(isinstance(letter, msg.SourceReported) for letter in running.posted))
+        answered.append(sum(isinstance(message, msg.SourceReported) for message in running.posted))
         running.deliver(msg.ReportSource, source="a", incarnation=1000)
-        time.sleep(LETTER_S)
+        time.sleep(MAIL_S)
 
     running = start(a=source, operator=ToyOperator(process=process))
     running.start("s")
     wait_until(lambda: len(running.sink.numbers) == 200)
 
     assert len(answered) > 2
-    assert answered == list(range(len(answered))), "each slice found the letter of the one before it answered"
+    assert answered == list(range(len(answered))), "each slice found the message of the one before it answered"
     assert running.sink.numbers == list(range(200))
 
 
@@ -233,14 +233,14 @@ def test_nothing_is_read_while_the_sink_has_no_room(start: Start) -> None:
     running.start("s")
     room, other_room = Future[None](), Future[None]()
     running.sink.room = room
-    running.letters()
+    running.messages()
     source.reader.offer("s", 1)
-    running.letters()
+    running.messages()
     assert running.sink.numbers == []
     polls = source.reader.polls
     running.sink.room = other_room
     room.set_result(None)
-    running.letters()
+    running.messages()
     assert source.reader.polls == polls, "another of the sinks has no room"
     running.sink.room = None
     other_room.set_result(None)
@@ -305,7 +305,7 @@ def test_a_sink_that_is_broken_for_good_fails_the_subtask_with_its_own_error(sta
 
     error = running.failure()
     assert (error.error_type, error.message) == ("SinkError", "rows are lost")
-    assert not any(isinstance(letter, msg.CheckpointDeclined) for letter in running.posted)
+    assert not any(isinstance(message, msg.CheckpointDeclined) for message in running.posted)
 
 
 def test_a_snapshot_of_an_execution_that_is_over_is_ignored(start: Start) -> None:
@@ -320,7 +320,7 @@ def test_a_snapshot_of_an_execution_that_is_over_is_ignored(start: Start) -> Non
     also_late.set_exception(SinkError("late"))
 
     assert running.ended.get(timeout=PATIENCE_S) == 1
-    assert running.letters() == []
+    assert running.messages() == []
     running.deliver(msg.CancelSubtask)
     assert running.ended.get(timeout=PATIENCE_S) == 2
 
@@ -331,13 +331,13 @@ def test_readers_and_sinks_learn_that_a_checkpoint_is_complete(start: Start) -> 
     running.start("s")
     running.checkpoint(1)
     running.deliver(msg.CheckpointCompleted, checkpoint_id=1)
-    running.letters()
+    running.messages()
 
     assert "complete 1" in source.reader.log
     assert ("complete", 1) in running.sink.calls
 
 
-def test_ends_are_told_before_the_request_that_follows_and_kept_until_they_are_known(start: Start) -> None:
+def test_ends_are_reported_before_the_request_that_follows_and_kept_until_they_are_known(start: Start) -> None:
     source = ToySource()
     running = start(a=source)
     running.start("s", "t")
@@ -353,14 +353,14 @@ def test_ends_are_told_before_the_request_that_follows_and_kept_until_they_are_k
     assert state.readers["a"].finished == ()
 
 
-def test_nothing_is_emitted_behind_a_savepoint_that_suspends_until_it_is_aborted(start: Start) -> None:
+def test_nothing_is_emitted_after_a_savepoint_that_suspends_until_it_is_aborted(start: Start) -> None:
     source = ToySource()
     running = start(a=source)
     running.start("s")
     running.checkpoint(1, CheckpointKind.SUSPEND)
     source.reader.offer("s", 1)
-    running.letters()
-    running.letters()
+    running.messages()
+    running.messages()
     assert running.sink.numbers == []
     running.deliver(msg.CheckpointAborted, checkpoint_id=1)
     wait_until(lambda: running.sink.numbers == [1])
@@ -376,7 +376,7 @@ def test_a_savepoint_that_is_aborted_while_slices_wait_suspends_nothing(start: S
             triggered.append(CheckpointKind.SUSPEND)
             running.deliver(msg.TriggerCheckpoint, checkpoint_id=1, kind=CheckpointKind.SUSPEND)
             running.deliver(msg.CheckpointAborted, checkpoint_id=1)
-            time.sleep(LETTER_S)
+            time.sleep(MAIL_S)
 
     running = start(a=source, operator=ToyOperator(process=process))
     running.start("s")
@@ -408,39 +408,39 @@ class CountedToySource(ToySource):
         return self.counting
 
 
-def tell(running: Running, times: int, clock: VirtualClock, by_ms: int) -> list[msg.SubtaskProgress]:
-    """Let time pass and then the figures be due so many times, and by their timer, and return what was told."""
+def notify(running: Running, times: int, clock: VirtualClock, by_ms: int) -> list[msg.SubtaskProgress]:
+    """Let time pass and then the figures be due so many times, and by their timer, and return what was reported."""
     running.settle()  # its timers have run
     before = len(running.posted)
     clock.advance(by_ms)
     for _ in range(times):
-        running.runner._mailbox.post(Letter(running.runner.subtask.on_progress_due))
+        running.runner._mailbox.post(Mail(running.runner.subtask.on_progress_due))
     running.settle()
-    return [letter for letter in running.posted[before:] if isinstance(letter, msg.SubtaskProgress)]
+    return [message for message in running.posted[before:] if isinstance(message, msg.SubtaskProgress)]
 
 
-def test_positions_are_looked_for_once_a_second_whatever_is_told_meanwhile(start: Start) -> None:
+def test_positions_are_looked_for_once_a_second_whatever_is_reported_meanwhile(start: Start) -> None:
     clock = VirtualClock(5000)
     source = CountedToySource()
     running = start(a=source, now_ms=clock)
     running.start("s", "t")
-    letters = tell(running, 5, clock, 1000)
-    assert [letter.splits for letter in letters if letter.splits] == [{"a": 2}]
+    messages = notify(running, 5, clock, 1000)
+    assert [message.splits for message in messages if message.splits] == [{"a": 2}]
     assert source.counting.written <= 2 * 2
     before = source.counting.written
-    assert not [letter for letter in tell(running, 5, clock, 999) if letter.splits or letter.positions]
+    assert not [message for message in notify(running, 5, clock, 999) if message.splits or message.positions]
     assert source.counting.written == before
-    (told,) = [letter for letter in tell(running, 5, clock, 1) if letter.splits]
-    assert told.positions == {"a": {"s": state_of("s").data, "t": state_of("t").data}}
+    (reported,) = [message for message in notify(running, 5, clock, 1) if message.splits]
+    assert reported.positions == {"a": {"s": state_of("s").data, "t": state_of("t").data}}
     assert source.counting.written == before + 2
 
 
-def test_what_a_snapshot_wrote_is_told_and_not_written_again(start: Start) -> None:
+def test_what_a_snapshot_wrote_is_reported_and_not_written_again(start: Start) -> None:
     clock = VirtualClock(5000)
     source = CountedToySource()
     running = start(a=source, now_ms=clock)
     running.start("s")
-    tell(running, 1, clock, 0)
+    notify(running, 1, clock, 0)
     clock.advance(999)
     before = source.counting.written
     _, figures = running.checkpoint(1)
@@ -448,14 +448,14 @@ def test_what_a_snapshot_wrote_is_told_and_not_written_again(start: Start) -> No
     assert source.counting.written == before + 1, "for the checkpoint"
 
 
-def test_of_very_many_splits_only_their_number_is_told_and_none_is_written(start: Start) -> None:
+def test_of_very_many_splits_only_their_number_is_reported_and_none_is_written(start: Start) -> None:
     clock = VirtualClock(5000)
     source = CountedToySource()
     running = start(a=source, now_ms=clock)
     running.start(*[f"s{number}" for number in range(MOST_POSITIONS + 1)])
     for _ in range(3):
-        (told,) = [letter for letter in tell(running, 4, clock, 1000) if letter.splits]
-        assert (told.splits, told.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})
+        (reported,) = [message for message in notify(running, 4, clock, 1000) if message.splits]
+        assert (reported.splits, reported.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})
     assert source.counting.written == 0
     _, figures = running.checkpoint(1)
     assert (figures.splits, figures.positions) == ({"a": MOST_POSITIONS + 1}, {"a": {}})

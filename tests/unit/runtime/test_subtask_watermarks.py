@@ -101,7 +101,7 @@ def test_a_source_that_ended_holds_no_other_back(start: Start) -> None:
     running = start(a=first, b=second, strategy=WatermarkStrategy(event_time_column="at"))
     running.start("s")
     running.assign("t", source="b")
-    running.letters()
+    running.messages()
     first.reader.offer("", 5)  # on the output of the reader itself, which no split's end releases
     first.reader.offer("s")
     second.reader.offer("t", 50)
@@ -129,7 +129,7 @@ class Idle:
     def advance(self, by_ms: int, step_ms: int = 25) -> None:
         for _ in range(by_ms // step_ms):
             self.clock.advance(step_ms)
-            self.running.settle()  # the timers, too, are looked at behind the letters
+            self.running.settle()  # the timers, too, are looked at after the messages
 
     def watermark_ms(self) -> int | None:
         found = self.running.checkpoint(len(self.running.sink.prepared) + 1)[1].watermark_ms
@@ -152,11 +152,11 @@ def test_silence_is_noticed_by_a_timer_though_nothing_happens(start: Start) -> N
 
 def test_a_split_is_not_idle_because_the_sink_has_no_room(start: Start) -> None:
     idle = Idle(start)
-    idle.running.letters()
+    idle.running.messages()
     room: Future[None] = Future()
     idle.running.sink.room = room
-    idle.running.letters()
-    idle.running.letters()
+    idle.running.messages()
+    idle.running.messages()
     idle.offer()
     idle.advance(1000, step_ms=250)
     idle.running.sink.room = None
@@ -183,15 +183,15 @@ def test_a_split_is_not_idle_because_a_function_is_slow(start: Start) -> None:
     for numbers in ([1], [1, 2]):
         idle.offer()
         wait_until(lambda wanted=numbers: idle.running.sink.numbers == wanted)  # type: ignore[misc]
-        idle.running.letters()
-        idle.running.letters()
+        idle.running.messages()
+        idle.running.messages()
     assert idle.watermark_ms() is None, "split t could not be read while the function ran"
 
 
 def test_a_split_is_not_idle_because_the_subtask_is_suspended(start: Start) -> None:
     idle = Idle(start)
     idle.running.checkpoint(1, CheckpointKind.SUSPEND)
-    idle.running.letters()
+    idle.running.messages()
     idle.advance(1000, step_ms=250)
     idle.running.deliver(msg.CheckpointAborted, checkpoint_id=1)
     idle.offer()

@@ -24,7 +24,7 @@ def events(of: ProgressMachine) -> Iterator[Later]:
     known = {name: since for name, (since, _) in of._calls.items()}
     for by_ms in (1000, 60_000):
         yield Later(Looked({}), by_ms)
-        yield Later(Looked({"letter": since_ms}), by_ms)
+        yield Later(Looked({"mail": since_ms}), by_ms)
         yield Later(Looked({"fetch": since_ms} | known), by_ms)
 
 
@@ -39,27 +39,27 @@ def look(at: ProgressMachine, *times_ms: int, **calls: int) -> list[watchdog.Act
 def test_many_short_calls_are_no_long_one() -> None:
     made = machine()
     for now_ms in range(1000, 60_000, 1000):
-        assert look(made, now_ms, letter=now_ms - 900) == []
+        assert look(made, now_ms, mail=now_ms - 900) == []
 
 
 def test_a_call_that_takes_too_long_ends_the_process_once() -> None:
     made = machine()
-    assert look(made, *range(1000, 4000, 1000), letter=500) == []
-    assert look(made, 4000, letter=500, fetch=3900) == [ReportStuck("letter", 3500), EndSlot()]
-    assert look(made, 5000, letter=500, fetch=3900) == []
+    assert look(made, *range(1000, 4000, 1000), mail=500) == []
+    assert look(made, 4000, mail=500, fetch=3900) == [ReportStuck("mail", 3500), EndSlot()]
+    assert look(made, 5000, mail=500, fetch=3900) == []
 
 
 def test_the_oldest_of_several_is_named() -> None:
     made = machine()
-    assert look(made, 1000, 2000, 3000, 4000, 5000, fetch=100, letter=200)[0] == ReportStuck("fetch", 3900)
+    assert look(made, 1000, 2000, 3000, 4000, 5000, fetch=100, mail=200)[0] == ReportStuck("fetch", 3900)
 
 
 def test_a_process_that_was_stopped_is_not_stuck() -> None:
-    """SIGSTOP, or a laptop that slept, in the middle of a letter: only what the watchdog saw counts."""
+    """SIGSTOP, or a laptop that slept, in the middle of a mail: only what the watchdog saw counts."""
     made = machine()
-    assert look(made, 1000, letter=900) == []
-    assert look(made, 3_600_000, letter=900) == []
-    assert look(made, 3_601_000, letter=3_600_500) == []
+    assert look(made, 1000, mail=900) == []
+    assert look(made, 3_600_000, mail=900) == []
+    assert look(made, 3_601_000, mail=3_600_500) == []
 
 
 PROGRAM = """
@@ -81,7 +81,7 @@ PROGRAM = """
         Process(), stuck_timeout_ms={stuck}, heartbeat_timeout_ms={heartbeat}, report=report, end=lambda: os._exit(87)
     )
     beats, since = [], None
-    dog.watch("letter 'poll' of subtask 3", lambda: since)
+    dog.watch("mail 'poll' of subtask 3", lambda: since)
     dog.start()
 """
 
@@ -91,7 +91,7 @@ def run(body: str, *, stuck_ms: int, heartbeat_ms: int) -> subprocess.CompletedP
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
 
-def test_a_letter_that_hangs_ends_the_process_after_a_report() -> None:
+def test_a_mail_that_hangs_ends_the_process_after_a_report() -> None:
     ended = run(
         """
         def hangs():
@@ -103,7 +103,7 @@ def test_a_letter_that_hangs_ends_the_process_after_a_report() -> None:
         stuck_ms=400, heartbeat_ms=60_000,
     )  # fmt: skip
     assert ended.returncode == STUCK_STATUS, ended.stderr
-    assert "REPORT letter 'poll' of subtask 3 has not ended for" in ended.stdout
+    assert "REPORT mail 'poll' of subtask 3 has not ended for" in ended.stdout
     assert "in hangs" in ended.stdout, "the stacks say where"
 
 
@@ -136,7 +136,7 @@ def test_a_report_that_hangs_ends_the_process_all_the_same() -> None:
 
 
 def test_a_process_that_goes_on_is_let_be() -> None:
-    """Short letters for longer than the time-out; and when it is closed, nothing is left that ends the process."""
+    """Short mails for longer than the time-out; and when it is closed, nothing is left that ends the process."""
     ended = run(
         """
         import faulthandler
@@ -147,7 +147,7 @@ def test_a_process_that_goes_on_is_let_be() -> None:
         dog.watch("abandoned", lambda: 0.0 if forgotten else None)
         dog.forget("abandoned")
         forgotten = True
-        dog.watch("letter 'poll' of subtask 3", time.monotonic)  # another one with every look, however slow this is
+        dog.watch("mail 'poll' of subtask 3", time.monotonic)  # another one with every look, however slow this is
         before = len(beats)
         while len(beats) < before + 6:
             time.sleep(0.001)

@@ -46,7 +46,7 @@ from tests.waiting import wait_until
 
 PATIENCE_S = 60
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
-LetterT = TypeVar("LetterT", bound=msg.FromSlot)
+MessageT = TypeVar("MessageT", bound=msg.FromSlot)
 Start = Callable[..., "Running"]
 
 
@@ -361,9 +361,9 @@ class Running:
             now_ms=now_ms,
         )
 
-    def deliver(self, letter: Callable[..., msg.ToSlot], **fields: Any) -> None:
-        """Send a letter to the current execution."""
-        self.runner.deliver(letter(stage=0, execution=self._execution, **fields))
+    def deliver(self, message: Callable[..., msg.ToSlot], **fields: Any) -> None:
+        """Send a message to the current execution."""
+        self.runner.deliver(message(stage=0, execution=self._execution, **fields))
 
     def deploy(self, restore: SubtaskState | None = None) -> None:
         self._execution += 1
@@ -372,7 +372,7 @@ class Running:
     def start(self, *split_ids: str, restore: SubtaskState | None = None, unassigned: bool = False) -> None:
         """Deploy, and wait until it runs; then assign splits to the first source.
 
-        ``unassigned``: nothing is said of unassigned work, so that watermarks are held; else that there is none.
+        ``unassigned``: nothing is reported of unassigned work, so that watermarks are held; else that there is none.
         """
         self.deploy(restore)
         self.next(msg.SubtaskRunning)
@@ -386,25 +386,25 @@ class Running:
         splits = tuple(map(state_of, split_ids))
         self.deliver(msg.AssignSplits, source=source or self._uid, number=number, splits=splits)
 
-    def next(self, kind: type[LetterT]) -> LetterT:
-        """Return the next letter of a kind; those before it are skipped."""
+    def next(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message of a kind; those before it are skipped."""
         while True:
-            letter = self._unread.get(timeout=PATIENCE_S)
-            if isinstance(letter, kind):
-                return letter
-            assert not isinstance(letter, msg.SubtaskFailed) or letter.execution < self._execution, letter
+            message = self._unread.get(timeout=PATIENCE_S)
+            if isinstance(message, kind):
+                return message
+            assert not isinstance(message, msg.SubtaskFailed) or message.execution < self._execution, message
 
-    def letters(self) -> list[msg.FromSlot]:
-        """Let the subtask handle all letters up to now; return what it posted and nobody read, without figures."""
+    def messages(self) -> list[msg.FromSlot]:
+        """Let the subtask handle all messages up to now; return what it posted and nobody read, without figures."""
         posted: list[msg.FromSlot] = []
         self._incarnation += 1
         self.deliver(msg.ReportSource, source=self._uid, incarnation=self._incarnation)
         while True:
-            letter = self._unread.get(timeout=PATIENCE_S)
-            if isinstance(letter, msg.SourceReported) and letter.incarnation == self._incarnation:
+            message = self._unread.get(timeout=PATIENCE_S)
+            if isinstance(message, msg.SourceReported) and message.incarnation == self._incarnation:
                 return posted
-            if not isinstance(letter, msg.SubtaskProgress):
-                posted.append(letter)
+            if not isinstance(message, msg.SubtaskProgress):
+                posted.append(message)
 
     def checkpoint(
         self, checkpoint_id: int, kind: msg.CheckpointKind = msg.CheckpointKind.CHECKPOINT
@@ -414,15 +414,15 @@ class Running:
         self.prepared(checkpoint_id).set_result(OperatorState())
         acknowledged = self.next(msg.CheckpointAcknowledged)
         assert acknowledged.checkpoint_id == checkpoint_id
-        # Not the last of all: the timer's figures may have been posted behind it by now.
-        figures = self.posted[next(at for at, letter in enumerate(self.posted) if letter is acknowledged) - 1]
+        # Not the last of all: the timer's figures may have been posted after it by now.
+        figures = self.posted[next(at for at, message in enumerate(self.posted) if message is acknowledged) - 1]
         assert isinstance(figures, msg.SubtaskProgress)
         return acknowledged.state, figures
 
     def settle(self) -> None:
-        """Let the subtask handle all letters up to now, and take the step that follows; what it posts is read."""
-        self.letters()
-        self.letters()  # letters are handled before a step: only the second answer is behind one
+        """Let the subtask handle all messages up to now, and take the step that follows; what it posts is read."""
+        self.messages()
+        self.messages()  # messages are handled before a step: only the second answer comes after one
 
     def announce(self, max_watermark_ms: int, others_ms: int, source: str | None = None) -> None:
         """Say where the alignment group is."""
@@ -440,9 +440,9 @@ class Running:
 
     def failure(self) -> msg.ErrorReport:
         """Return the error with which the subtask failed, when all of it is closed."""
-        wait_until(lambda: any(isinstance(letter, msg.SubtaskFailed) for letter in self.posted))
+        wait_until(lambda: any(isinstance(message, msg.SubtaskFailed) for message in self.posted))
         self.ended.get(timeout=PATIENCE_S)
-        (failed,) = [letter for letter in self.posted if isinstance(letter, msg.SubtaskFailed)]
+        (failed,) = [message for message in self.posted if isinstance(message, msg.SubtaskFailed)]
         return failed.error
 
     def close(self) -> None:
@@ -452,9 +452,9 @@ class Running:
     def _calls(self) -> list[tuple[Any, ...]]:
         return [call for call in self.sink.calls if isinstance(call, tuple)]
 
-    def _post(self, letter: msg.FromSlot) -> None:
-        self.posted.append(letter)
-        self._unread.put(letter)
+    def _post(self, message: msg.FromSlot) -> None:
+        self.posted.append(message)
+        self._unread.put(message)
 
     def _read_state(self, handle: FileState) -> bytes:
         return self._files[handle.path]
@@ -468,7 +468,7 @@ def toy_definition(
     finds: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> QueryDefinition:
-    """Return a query of sources, which are united, perhaps an operator, event times found behind it, and a sink."""
+    """Return a query of sources, which are united, perhaps an operator, event times found after it, and a sink."""
     nodes = [
         PlanNode(
             of=SourceDefinition(
@@ -498,7 +498,7 @@ def toy_definition(
 
 @contextmanager
 def started(**given: Any) -> Iterator[Start]:
-    """Yield what makes running subtasks, with these arguments unless others are given; check and close them behind."""
+    """Yield what makes running subtasks, with these arguments unless others are given; check and close them at last."""
     made: list[Running] = []
 
     def make(**of: Any) -> Running:

@@ -26,7 +26,7 @@ from headgate.protocol.channels import ChannelId
 from headgate.protocol.messages import SubtaskId
 from headgate.protocol.state import ChannelState, InlineState, OperatorState, StateHandle, SubtaskState
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Letter
+from headgate.runtime.mailbox import Mail
 from headgate.runtime.output_exchange import MAX_QUEUED_BUFFERS
 from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES
 from headgate.runtime.subtask_thread import SubtaskThread
@@ -42,10 +42,10 @@ from tests.unit.runtime.toy_query import (
 )
 from tests.waiting import wait_until
 
-LetterT = TypeVar("LetterT", bound=msg.FromSlot)
+MessageT = TypeVar("MessageT", bound=msg.FromSlot)
 CREDITS = 4
 """How many buffers wait at a consumer that does not read."""
-BEHIND = CREDITS + MAX_QUEUED_BUFFERS
+QUEUED = CREDITS + MAX_QUEUED_BUFFERS
 """How many buffers wait between a producer and a consumer that does not read."""
 OFF = {
     "execution.checkpointing.unaligned.recover-output-on-downstream.enabled": "false",
@@ -68,7 +68,7 @@ class SlowStorage(CheckpointStorage):
 
 
 class TimedOperator(ToyOperator):
-    """Wants to be told the time when ``due`` says so; ``time`` is called then."""
+    """Wants the time when ``due`` says so; ``time`` is called then."""
 
     def due_ms(self) -> int | None:
         due = self.does.get("due")
@@ -141,14 +141,14 @@ class Pair:
             parallelism=1,
         )
 
-    # Letters.
+    # Messages.
 
-    def deliver(self, stage: int, letter: Callable[..., msg.ToSlot], **fields: Any) -> None:
-        self.runners[stage].deliver(letter(stage=stage, execution=self.execution, **fields))
+    def deliver(self, stage: int, message: Callable[..., msg.ToSlot], **fields: Any) -> None:
+        self.runners[stage].deliver(message(stage=stage, execution=self.execution, **fields))
 
-    def both(self, letter: Callable[..., msg.ToSlot], **fields: Any) -> None:
+    def both(self, message: Callable[..., msg.ToSlot], **fields: Any) -> None:
         for stage in (0, 1):
-            self.deliver(stage, letter, **fields)
+            self.deliver(stage, message, **fields)
 
     def deploy(self, restored: tuple[SubtaskState, SubtaskState] | None = None, checkpoint_id: int = 0) -> None:
         """Deploy both subtasks, with the states of a checkpoint."""
@@ -190,7 +190,7 @@ class Pair:
     def restart(
         self, restored: tuple[SubtaskState, SubtaskState], checkpoint_id: int, *, unblocks: bool = False
     ) -> None:
-        """Restart in place from a checkpoint, rows and letters of the old execution being under way.
+        """Restart in place from a checkpoint, rows and messages of the old execution being under way.
 
         A sink that has no room gets none by that, unless ``unblocks``.
         """
@@ -218,20 +218,20 @@ class Pair:
         if not prepared.done():
             prepared.set_result(OperatorState())
         while len(states) < 2:
-            letter = self.next(msg.CheckpointAcknowledged)
-            if letter.checkpoint_id == checkpoint_id:
-                states[letter.stage] = letter.state
+            message = self.next(msg.CheckpointAcknowledged)
+            if message.checkpoint_id == checkpoint_id:
+                states[message.stage] = message.state
         return states[0], states[1]
 
     def prepares(self, checkpoint_id: int) -> bool:
         return any(isinstance(call, tuple) and call[:2] == ("prepare", checkpoint_id) for call in list(self.sink.calls))
 
-    def next(self, kind: type[LetterT]) -> LetterT:
+    def next(self, kind: type[MessageT]) -> MessageT:
         while True:
-            letter = self._unread.get(timeout=PATIENCE_S)
-            if isinstance(letter, kind):
-                return letter
-            assert not isinstance(letter, msg.SubtaskFailed) or letter.execution < self.execution, letter
+            message = self._unread.get(timeout=PATIENCE_S)
+            if isinstance(message, kind):
+                return message
+            assert not isinstance(message, msg.SubtaskFailed) or message.execution < self.execution, message
 
     def recovery_that_waits(self) -> msg.RecoveryProgress:
         """Return how far the recovery of the consumer, which is blocked, gets."""
@@ -239,7 +239,7 @@ class Pair:
         found: list[msg.RecoveryProgress] = []
 
         def looked() -> bool:
-            self.runners[1]._mailbox.post(Letter(lambda: found.append(gate.recovery_progress())))  # type: ignore
+            self.runners[1]._mailbox.post(Mail(lambda: found.append(gate.recovery_progress())))  # type: ignore
             self.settle(1)
             return found[-1].phase != "reading"
 
@@ -255,9 +255,9 @@ class Pair:
         wait_until(lambda: bool(snapshots.barriers))
 
     def settle(self, stage: int) -> None:
-        """Wait until a subtask has handled all letters up to now."""
+        """Wait until a subtask has handled all messages up to now."""
         done = threading.Event()
-        self.runners[stage]._mailbox.post(Letter(done.set))
+        self.runners[stage]._mailbox.post(Mail(done.set))
         assert done.wait(PATIENCE_S)
 
     # Rows.
@@ -279,9 +279,9 @@ class Pair:
 
     def fill(self, first: int = 0) -> list[int]:
         """Emit what the blocked consumer does not take, until the producer has no room for more."""
-        numbers = list(range(first, first + BEHIND))
+        numbers = list(range(first, first + QUEUED))
         self.offer(*numbers)
-        wait_until(lambda: self._emitted() >= first + BEHIND)
+        wait_until(lambda: self._emitted() >= first + QUEUED)
         self.settle(0)
         self.settle(1)
         return numbers
@@ -291,7 +291,7 @@ class Pair:
         return 0 if split is None else split.position
 
     def failures(self) -> list[msg.FromSlot]:
-        return [letter for letter in self.posted if isinstance(letter, msg.SubtaskFailed)]
+        return [message for message in self.posted if isinstance(message, msg.SubtaskFailed)]
 
     def close(self) -> None:
         self.storage.open.set()
@@ -301,9 +301,9 @@ class Pair:
         self.plane.close()
         self.uploader.close()
 
-    def _post(self, letter: msg.FromSlot) -> None:
-        self.posted.append(letter)
-        self._unread.put(letter)
+    def _post(self, message: msg.FromSlot) -> None:
+        self.posted.append(message)
+        self._unread.put(message)
 
 
 def position(state: SubtaskState) -> int:

@@ -1,4 +1,4 @@
-"""The model of what a driver must tell its alignment group: it accepts what is right, and nothing late or twice."""
+"""The model of what a driver must announce to an alignment group: it accepts neither late nor double ones."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Driver:
         self.hears(0, report(100))
         self.hears(1, report(200))
 
-    def hears(self, slot: int, letter: msg.Message) -> None:
-        """Let a letter come, the next one of its slot."""
-        self.model.on_event(jm.LetterReceived(slot + 1, self._envelope("from", slot, letter)))
+    def hears(self, slot: int, message: msg.Message) -> None:
+        """Let a message come, the next one of its slot."""
+        self.model.on_event(jm.SlotMessageReceived(slot + 1, self._envelope("from", slot, message)))
 
-    def sends(self, slot: int, letter: msg.Message) -> None:
-        """Let a letter go, the next one to its slot."""
-        self.model.on_action(jm.Transmit(slot + 1, self._envelope("to", slot, letter)))
+    def sends(self, slot: int, message: msg.Message) -> None:
+        """Let a message go, the next one to its slot."""
+        self.model.on_action(jm.Transmit(slot + 1, self._envelope("to", slot, message)))
 
-    def _envelope(self, way: str, slot: int, letter: msg.Message) -> msg.Envelope:
+    def _envelope(self, way: str, slot: int, message: msg.Message) -> msg.Envelope:
         number = self._numbers[way, slot] = self._numbers.get((way, slot), 0) + 1
-        return msg.Envelope(run=1, slot=slot, attempt=0, number=number, received=0, message=letter)
+        return msg.Envelope(run=1, slot=slot, attempt=0, number=number, received=0, message=message)
 
 
 def report(watermark_ms: int | None) -> msg.WatermarkReported:
@@ -41,35 +41,35 @@ def report(watermark_ms: int | None) -> msg.WatermarkReported:
 
 
 def announcement(bound_ms: int) -> msg.AlignmentAnnounced:
-    """Return what a reader is told."""
+    """Return what is announced to a reader."""
     return msg.AlignmentAnnounced(stage=0, execution=1, source="a", max_watermark_ms=bound_ms, others_ms=0)
 
 
-def test_a_reader_that_was_told_the_bound_of_the_lowest_vote_is_right() -> None:
+def test_a_reader_that_was_notified_of_the_bound_of_the_lowest_vote_is_right() -> None:
     driver = Driver()
     driver.sends(0, announcement(110))
     driver.sends(1, announcement(110))
     driver.model.check()
 
 
-def test_a_reader_that_is_not_told_when_the_minimum_moved_is_found() -> None:
+def test_a_reader_that_is_not_notified_when_the_minimum_moved_is_found() -> None:
     driver = Driver()
     driver.sends(0, announcement(110))
     driver.sends(1, announcement(110))
     driver.hears(0, report(150))
     driver.sends(0, announcement(160))
-    with pytest.raises(AssertionError, match="slot 1 was not told: it may read on to 160"):
+    with pytest.raises(AssertionError, match="slot 1 was not notified: it may read on to 160"):
         driver.model.check()
 
 
-def test_a_reader_that_is_told_the_same_twice_is_found() -> None:
+def test_a_reader_that_is_notified_of_the_same_twice_is_found() -> None:
     driver = Driver()
     driver.sends(0, announcement(110))
     with pytest.raises(AssertionError, match="twice"):
         driver.sends(0, announcement(110))
 
 
-def test_a_reader_that_failed_keeps_its_vote_and_need_not_be_told() -> None:
+def test_a_reader_that_failed_keeps_its_vote_and_need_not_be_notified() -> None:
     driver = Driver()
     driver.sends(0, announcement(110))
     driver.sends(1, announcement(110))
@@ -94,7 +94,7 @@ def test_other_queries_take_part_and_without_any_vote_there_is_no_bound() -> Non
     driver.model.check()
 
 
-def test_a_reader_whose_connection_is_closed_need_not_be_told() -> None:
+def test_a_reader_whose_connection_is_closed_need_not_be_notified() -> None:
     driver = Driver()
     driver.sends(0, announcement(110))
     driver.model.on_event(jm.ConnectionClosed(1))

@@ -9,7 +9,7 @@ from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.network import Network
 
 
-def letters(count: int) -> list[Envelope]:
+def messages(count: int) -> list[Envelope]:
     return [
         Envelope(run=1, slot=0, attempt=0, number=number, received=0, message=SlotHeartbeat())
         for number in range(1, count + 1)
@@ -20,7 +20,7 @@ def test_what_travels_on_one_connection_keeps_its_order() -> None:
     clock, came = Clockwork(), []
     network = Network(clock, random.Random(3))
     connection = network.connect(Process("slot"), Process("driver"))
-    for envelope in letters(20):
+    for envelope in messages(20):
         network.to_driver(connection, envelope, lambda number, each: came.append((number, each.number)))
 
     while clock.step():
@@ -32,7 +32,7 @@ def test_a_break_loses_what_is_under_way_and_both_ends_notice_once() -> None:
     clock, seen = Clockwork(), []
     network = Network(clock, random.Random(3))
     connection = network.connect(Process("slot"), Process("driver"))
-    network.to_slot(connection, letters(1)[0], lambda each: seen.append("letter"))
+    network.to_slot(connection, messages(1)[0], lambda each: seen.append("message"))
     for _ in range(2):
         network.break_(connection, lambda: seen.append("slot"), lambda: seen.append("driver"))
 
@@ -45,9 +45,9 @@ def test_a_connection_that_is_closed_delivers_first_what_was_sent_before() -> No
     clock, seen = Clockwork(), []
     network = Network(clock, random.Random(3))
     connection = network.connect(Process("slot"), Process("driver"))
-    network.to_slot(connection, letters(1)[0], lambda each: seen.append("letter"))
+    network.to_slot(connection, messages(1)[0], lambda each: seen.append("message"))
     network.close(connection, lambda: seen.append("closed"))
 
     while clock.step():
         pass
-    assert seen == ["letter", "closed"]
+    assert seen == ["message", "closed"]

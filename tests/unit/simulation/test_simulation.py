@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner
+from headgate.operators.exchange import ExchangeKind
 from headgate.runtime.subtask import Subtask
 from headgate.simulation.__main__ import main
-from headgate.simulation.coverage import WATCHED, Coverage
-from headgate.simulation.parts import Parts
+from headgate.simulation.coverage import MACHINES, Coverage
 from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
-from headgate.simulation.scenario import Scenario
+from headgate.simulation.scenario import FaultKind, MoreFaults, Scenario
 from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedState
 from headgate.task.slot import SlotMachine
-from headgate.task.subtask import SubtaskMachine
 
 SEED = 11
 
@@ -29,9 +30,6 @@ class Forgetful(ScriptedEnumerator):
 
 
 def test_the_machines_are_those_of_production() -> None:
-    parts = Parts()
-    assert (parts.job_master, parts.runner) == (JobMaster, EnumeratorRunner)
-    assert (parts.slot, parts.subtask) == (SlotMachine, SubtaskMachine)
     _, cluster = simulate(Scenario.of(SEED))
     assert cluster.driver is not None
     assert type(cluster.driver.master) is JobMaster
@@ -47,15 +45,26 @@ def test_a_seed_decides_everything() -> None:
     assert trace_of(simulate(Scenario.of(SEED + 1))[1]) != trace_of(first[1])
 
 
+def test_seeds_meet_all_that_there_is() -> None:
+    """Every exchange, fault, option of recovery and kind of source is in some scenario."""
+    scenarios = [Scenario.of(seed) for seed in range(400)]
+    assert {each.first_exchange for each in scenarios} == {None, *get_args(ExchangeKind)}
+    assert {each.second_exchange for each in scenarios} == {None, *get_args(ExchangeKind)}
+    assert {fault.kind for each in scenarios for fault in each.faults} == {*FaultKind, *MoreFaults}
+    assert len({switches for each in scenarios for switches in each.switches}) == 3
+    assert {(each.in_time, each.holds) for each in scenarios} == {(False, False), (True, False), (True, True)}
+    assert {source.generated for each in scenarios for source in each.sources} == {False, True}
+
+
 def test_a_failing_seed_gets_a_shorter_scenario_that_still_fails() -> None:
-    parts = Parts(enumerator=Forgetful)
+    bugs = {ScriptedEnumerator: Forgetful}
     scenario = Scenario.of(SEED)
-    outcome, _ = simulate(scenario, parts)
+    outcome, _ = simulate(scenario, bugs)
     assert outcome.error is not None
 
-    smallest = shrink(scenario, parts)
+    smallest = shrink(scenario, bugs)
     assert smallest.faults == ()  # it fails without any
-    assert "never-seen in 0 places" in (simulate(smallest, parts)[0].error or "")
+    assert "never-seen in 0 places" in (simulate(smallest, bugs)[0].error or "")
 
 
 def test_many_seeds_run_in_two_processes_and_come_in_order() -> None:
@@ -70,10 +79,10 @@ def test_many_seeds_run_in_two_processes_and_come_in_order() -> None:
 
 
 def test_what_coverage_watches_is_put_back() -> None:
-    doors = [watched.machine.handle for watched in WATCHED]
+    handles = [machine.handle for machine in MACHINES]
     with Coverage().recording():
-        assert [watched.machine.handle for watched in WATCHED] != doors
-    assert [watched.machine.handle for watched in WATCHED] == doors
+        assert [machine.handle for machine in MACHINES] != handles
+    assert [machine.handle for machine in MACHINES] == handles
 
 
 def test_the_command_runs_seeds_and_replays_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +105,6 @@ def test_the_command_prints_a_failing_seed_with_its_trace(
     monkeypatch.setattr(ScriptedEnumerator, "snapshot_state", forgetful)
 
     assert main(["--replay", str(SEED), "--lines", "30"]) == 1
-    told = capsys.readouterr().out
-    assert "WriteManifest" in told
-    assert f"--replay {SEED}" in told
+    printed = capsys.readouterr().out
+    assert "WriteManifest" in printed
+    assert f"--replay {SEED}" in printed

@@ -27,11 +27,11 @@ def test_no_job_runs_after_one_that_failed() -> None:
     go_on = threading.Event()
     ran: list[int] = []
     failing = worker.submit(lambda: (go_on.wait(60), 1 / 0), size_bytes=1)
-    behind = worker.submit(lambda: ran.append(1))
+    after = worker.submit(lambda: ran.append(1))
     room = worker.room()
     assert room is not None
     go_on.set()
-    for each in (failing, behind, room):
+    for each in (failing, after, room):
         assert isinstance(each.exception(60), ZeroDivisionError)
     worker.stop(60)
     with pytest.raises(ZeroDivisionError):

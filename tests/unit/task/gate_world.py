@@ -1,8 +1,8 @@
-"""A subtask around an input gate, and the producers before it: what it processed, stored and told.
+"""A subtask around an input gate, and the producers before it: what it processed, stored and ordered.
 
 Rows are texts. Asserted with every step: `InputGate.check`; each channel's rows are processed once and in order; for
 each checkpoint, what was processed before its snapshot and what is stored is together what stands before its barrier,
-in order; no watermark and no end is told before what was recovered is processed.
+in order; no watermark and no end is ordered before what was recovered is processed.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class World:
         self.relocated: dict[int, frozenset[str]] = {}  # by checkpoint: of which exchanges what is stored is
         self.barriers: list[Barrier] = []  # as they were sent on
         self.given_up: set[int] = set()
-        self.told: list[Action] = []  # watermarks, idleness, ends, the end of recovery
+        self.ordered: list[Action] = []  # watermarks, idleness, ends, the end of recovery
         self.polled: tuple[ChannelId, Buffer] | None = None
         if connect:
             for each in self.channels:
-                self.tell(ChannelConnected(each))
+                self.notify(ChannelConnected(each))
 
-    def tell(self, event: Event) -> list[Action]:
+    def notify(self, event: Event) -> list[Action]:
         """Hand the gate an event and carry out what it orders."""
         actions = self.gate.handle(event, self.now_ms)
         self.gate.check()
@@ -113,14 +113,14 @@ class World:
                 self.sent[where] += element.rows
             elif isinstance(element, Barrier):
                 self.before.setdefault(element.checkpoint_id, {})[where] = len(self.sent[where])
-            actions = self.tell(ElementArrived(where, element))
+            actions = self.notify(ElementArrived(where, element))
         return actions
 
     def recover(self, where: ChannelId, *names: str) -> list[Action]:
         """Recover a buffer into memory."""
         self.polled = None
         self.recovered[where] += names
-        return self.tell(RowsRecovered(where, rows(*names)))
+        return self.notify(RowsRecovered(where, rows(*names)))
 
     def spill(self, where: ChannelId, *names: str) -> list[Action]:
         """Recover a buffer onto the disk."""
@@ -128,51 +128,51 @@ class World:
         self.recovered[where] += names
         self.spilled += 1
         self.disk[self.spilled] = where, rows(*names)
-        return self.tell(RowsSpilled(where, self.spilled))
+        return self.notify(RowsSpilled(where, self.spilled))
 
     def replay(self) -> list[Action]:
         """Bring the oldest buffer of the disk into memory."""
         self.polled = None
         number = min(self.disk)
         where, buffer = self.disk.pop(number)
-        return self.tell(RowsRecovered(where, buffer, number))
+        return self.notify(RowsRecovered(where, buffer, number))
 
     def end_phase_one(self) -> list[Action]:
         self.polled = None
-        return self.tell(PhaseOneEnded())
+        return self.notify(PhaseOneEnded())
 
     def end_recovery(self) -> list[Action]:
         self.polled = None
-        return self.tell(RecoveryEnded())
+        return self.notify(RecoveryEnded())
 
     def give_up(self, checkpoint_id: int) -> list[Action]:
         self.polled = None
         self.given_up.add(checkpoint_id)
-        return self.tell(CheckpointGivenUp(checkpoint_id))
+        return self.notify(CheckpointGivenUp(checkpoint_id))
 
     def pass_time(self, until_ms: int) -> list[Action]:
         self.polled = None
         self.now_ms = until_ms
-        return self.tell(GateTimePassed())
+        return self.notify(GateTimePassed())
 
     def poll(self, put_back: int = 0, *, overdraft: bool = False) -> list[Action]:
         """Process what is next, and put so many rows back, if there are as many."""
         self.polled = None
-        actions = self.tell(Polled(overdraft))
+        actions = self.notify(Polled(overdraft))
         if put_back and self.polled is not None:
             where, buffer = self.polled
             rest = buffer.rows[-put_back:]
             del self.done[where][-len(rest) :]
             self.polled = None
-            assert self.tell(RowsPutBack(rows(*rest))) == []
+            assert self.notify(RowsPutBack(rows(*rest))) == []
         return actions
 
     def poll_all(self) -> list[Action]:
-        """Process all there is; return what was told beside rows and credits."""
-        told: list[Action] = []
+        """Process all there is; return what was ordered besides rows and credits."""
+        ordered: list[Action] = []
         while actions := self.poll():
-            told += [each for each in actions if not isinstance(each, ProcessRows | GrantCredit)]
-        return told
+            ordered += [each for each in actions if not isinstance(each, ProcessRows | GrantCredit)]
+        return ordered
 
     def send(self, where: ChannelId, *names: str) -> None:
         """Let rows arrive, a buffer for each name."""
@@ -209,14 +209,14 @@ class World:
                     if each.exchange == exchange:
                         assert self.done[each][: len(self.recovered[each])] == self.recovered[each]
                         assert not isinstance(action, EndInput) or self.done[each] == self.expected(each)
-                self.told.append(action)
+                self.ordered.append(action)
             case RecoveredProcessed():
-                assert action not in self.told
+                assert action not in self.ordered
                 for each in self.channels:
                     assert self.done[each][: len(self.recovered[each])] == self.recovered[each]
-                self.told.append(action)
+                self.ordered.append(action)
             case MarkIdle() | MarkActive():
-                self.told.append(action)
+                self.ordered.append(action)
 
     def _store(self, checkpoint_id: int, channels: dict[ChannelId, tuple[Buffer | Spilled, ...]]) -> None:
         assert checkpoint_id not in self.stored

@@ -1,6 +1,6 @@
 """The output of a reader that is aligned: which rows may go, who is paused, and what waits for late event times.
 
-The machines that decide have tests of their own; here is what they are told, and what is done of what they say.
+The machines that decide have tests of their own; here is what they receive, and what is done with what they order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRIFT_MS = 100
 
 
 def let_pass(output: StreamingOutput, to_ms: int) -> None:
-    """Let time pass as the task does: the output is told at least as often as it wants."""
+    """Let time pass as the task does: the output gets the time at least as often as it wants."""
     for at_ms in range(output._now_ms + 250, to_ms, 250):
         output.advance_time(at_ms)
     output.advance_time(to_ms)
@@ -59,7 +59,7 @@ class Task:
         self.reports.append((watermark_ms, slowest))
 
     def pass_rows(self) -> None:
-        """Do what waits behind rows that were handed on."""
+        """Do what waits after rows that were handed on."""
         while self.waiting:
             self.waiting.popleft()()
 
@@ -70,7 +70,7 @@ def output_of(
     unit: str = "us",
     disorder_ms: int = 0,
     idle_timeout_ms: int | None = None,
-    behind: bool = False,
+    after: bool = False,
     held: bool = False,
 ) -> StreamingOutput:
     strategy = WatermarkStrategy(
@@ -79,9 +79,9 @@ def output_of(
         idle_timeout_ms=idle_timeout_ms,
         alignment=WatermarkAlignment(group="g", max_drift_ms=DRIFT_MS),
     )
-    schema = pa.schema([("n", pa.int64())]) if behind else SCHEMA.set(1, pa.field("at", pa.timestamp(unit, "UTC")))
-    behind_rows = task.waiting.append if behind else None
-    return StreamingOutput(schema, strategy, task, 0, control=task, held=held, behind_rows=behind_rows)
+    schema = pa.schema([("n", pa.int64())]) if after else SCHEMA.set(1, pa.field("at", pa.timestamp(unit, "UTC")))
+    after_rows = task.waiting.append if after else None
+    return StreamingOutput(schema, strategy, task, 0, control=task, held=held, after_rows=after_rows)
 
 
 def batch(*at_ms: int | None, unit: str = "us") -> pa.RecordBatch:
@@ -332,7 +332,7 @@ def test_a_report_that_was_put_off_is_made_when_it_is_due() -> None:
 # What is not assigned.
 
 
-def test_that_there_is_no_vote_is_said_when_the_enumerator_has_seen_the_reader() -> None:
+def test_that_there_is_no_vote_is_reported_when_the_enumerator_has_seen_the_reader() -> None:
     """Before that, others would run ahead of splits that are on their way."""
     cases: list[tuple[Callable[[StreamingOutput], None], list[tuple[int | None, str]]]] = [
         (lambda output: output.set_unassigned(None), [(None, "")]),
@@ -369,9 +369,9 @@ def test_a_watermark_is_held_until_it_is_known_what_is_not_assigned() -> None:
 # Event times that an operator finds.
 
 
-def test_event_times_behind_an_operator_have_idleness_end_and_alignment() -> None:
+def test_event_times_after_an_operator_have_idleness_end_and_alignment() -> None:
     task = Task()
-    output = output_of(task, behind=True, idle_timeout_ms=1000)
+    output = output_of(task, after=True, idle_timeout_ms=1000)
     rows = pa.record_batch([[1, 2]], names=["n"])
     for split_id in ("a", "b"):
         output.add_split(split_id)
@@ -391,7 +391,7 @@ def test_event_times_behind_an_operator_have_idleness_end_and_alignment() -> Non
 
 def test_a_split_is_not_silent_while_the_operator_that_finds_its_event_times_has_rows_of_it() -> None:
     task = Task()
-    output = output_of(task, behind=True, idle_timeout_ms=1000)
+    output = output_of(task, after=True, idle_timeout_ms=1000)
     output.add_split("a")
     output.announce(1000, 900)
     for _ in range(2):
@@ -410,7 +410,7 @@ def test_a_split_is_not_silent_while_the_operator_that_finds_its_event_times_has
 
 def test_a_split_that_ended_votes_until_its_last_rows_have_passed() -> None:
     task = Task()
-    output = output_of(task, behind=True)
+    output = output_of(task, after=True)
     rows = pa.record_batch([[1, 2]], names=["n"])
     output.add_split("a")
     output.add_split("b")

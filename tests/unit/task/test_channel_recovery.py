@@ -75,7 +75,7 @@ class Run:
         self.made: list[tuple[ChannelId, list[Any]]] = []  # the same, in the order in which they were made
         self.processes: list[str] = []
         self.states = ["new"]
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.granted = 0
 
     def run(self) -> Run:
@@ -85,27 +85,27 @@ class Run:
             self.machine.check()
             self.states.append(self.machine.state)
             for action in actions:
-                assert event is None, "an action behind one that is to be answered"
+                assert event is None, "an action after one that is to be answered"
                 event = self.do(action)
         return self
 
     def do(self, action: channel_recovery.Action) -> Event | None:
         match action:
             case ReadNext(stored):
-                assert not self.told, "nothing is read in phase 2"
+                assert not self.reported, "nothing is read in phase 2"
                 return BufferRead(stored, self.unread[stored].pop(0)) if self.unread[stored] else ChannelRead(stored)
             case AskForRoom(size_bytes, wait):
-                assert wait == (bool(self.told) or self.full), "phase 1 waits if the disk is full, phase 2 always"
+                assert wait == (bool(self.reported) or self.full), "phase 1 waits if the disk is full, phase 2 always"
                 self.full = False
                 self.granted = size_bytes
                 return RoomFound() if wait or next(self.room, True) else RoomMissing()
             case TakeIntoMemory(channel, parts):
                 assert not self.disk, "P3 comes before P1"
-                assert not self.told
+                assert not self.reported
                 self.take("P1", channel, parts)
                 self.made.append(self.memory[-1])
             case Spill(channel, parts, _, number):
-                assert not self.told and number == len(self.on_disk) + 1
+                assert not self.reported and number == len(self.on_disk) + 1
                 if not next(self.free, True):
                     self.full = True
                     return DiskFull()
@@ -119,10 +119,10 @@ class Run:
                 self.take("P3", channel, self.on_disk[number])
             case EndPhaseOne():
                 assert not any(self.unread)
-                self.told.append("phase 1")
+                self.reported.append("phase 1")
             case EndRecovery():
-                assert self.told == ["phase 1"] and not self.disk
-                self.told.append("recovery")
+                assert self.reported == ["phase 1"] and not self.disk
+                self.reported.append("recovery")
         return None
 
     def take(self, process: str, channel: ChannelId, parts: tuple[Buffer, ...]) -> None:
@@ -147,7 +147,7 @@ def assert_recovered(run: Run, stored: list[tuple[StoredChannel, list[Buffer]]])
     assert run.memory == run.made
     order = ["new", "phase 1", "phase 2", "over"]
     assert run.states == sorted(run.states, key=order.index) and run.states[-1] == "over"
-    assert run.told == ["phase 1", "recovery"]
+    assert run.reported == ["phase 1", "recovery"]
 
 
 def test_the_table_is_what_the_machine_does() -> None:

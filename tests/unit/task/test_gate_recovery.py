@@ -28,7 +28,7 @@ X, Y = ChannelId("x", 0, 7), ChannelId("y", 0, 7)
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The recovery is made. Producers that recover have said so."""
+    """The recovery is made. Producers that recover have announced it."""
 
     recovering: bool
     producers_recover: bool

@@ -69,7 +69,7 @@ def test_channels_take_turns() -> None:
 def test_a_connected_channel_is_granted_its_credits() -> None:
     """So many buffers may be under way."""
     world = World(1, credits=3, connect=False)
-    assert world.tell(ChannelConnected(A)) == [GrantCredit(A, 3)]
+    assert world.notify(ChannelConnected(A)) == [GrantCredit(A, 3)]
 
 
 def test_a_credit_comes_back_when_a_buffer_is_processed_to_its_end() -> None:
@@ -103,14 +103,14 @@ def test_a_producer_that_ended_is_granted_nothing() -> None:
 # Watermarks and ends.
 
 
-def test_events_wait_behind_their_rows() -> None:
-    """A watermark, idleness and an end are told when all that stands before them is processed."""
+def test_events_wait_after_their_rows() -> None:
+    """A watermark, idleness and an end are reported when everything before them is processed."""
     world = World(1)
     world.arrive(A, rows("a"), WatermarkPassed(5), ProducerIdle(), ProducerActive(), ProducerEnded())
     assert processed(world) == ["a"]
-    assert world.told == []
+    assert world.ordered == []
     world.poll_all()
-    assert world.told == [
+    assert world.ordered == [
         AdvanceWatermark("x", 5),
         MarkIdle("x"),
         MarkActive("x"),
@@ -129,7 +129,7 @@ def test_each_exchange_has_its_own_watermark() -> None:
     assert world.poll_all() == [AdvanceWatermark("x", 5)]
 
 
-def test_a_poll_passes_over_events_that_tell_nothing() -> None:
+def test_a_poll_passes_over_events_that_change_nothing() -> None:
     """An empty answer means that nothing is left, not that an event was in the way."""
     world = World(2)
     world.arrive(A, WatermarkPassed(5), rows("a"))
@@ -150,7 +150,7 @@ def test_an_aligned_snapshot_is_taken_when_every_channel_is_read_up_to_its_barri
     assert world.poll() == [ProcessRows(A, rows("a"))]
 
 
-def test_a_barrier_behind_what_is_being_processed_is_not_reached() -> None:
+def test_a_barrier_after_what_is_being_processed_is_not_reached() -> None:
     """The rest of it may be put back, and stands before the barrier."""
     world = World(1)
     world.arrive(A, rows("a", "b"), aligned())
@@ -160,7 +160,7 @@ def test_a_barrier_behind_what_is_being_processed_is_not_reached() -> None:
 
 
 def test_without_room_only_what_an_unaligned_barrier_waits_for_is_processed() -> None:
-    """Who comes behind may have been stopped by that barrier, and take nothing before this snapshot is taken, too."""
+    """Consumers may have been stopped by that barrier, and take nothing before this snapshot is taken, too."""
     world = World(1, aligned=1)
     world.send(A, "a")
     world.send(Y, "x", "y")
@@ -169,9 +169,9 @@ def test_without_room_only_what_an_unaligned_barrier_waits_for_is_processed() ->
     world.arrive(A, unaligned())
     world.arrive(Y, unaligned())
     assert world.gate.waits_for_aligned
-    told = [world.poll(overdraft=True) for _ in range(3)]
-    assert [actions[-1] for actions in told[:2]] == [ProcessRows(Y, rows("x")), ProcessRows(Y, rows("y"))]
-    assert TakeSnapshot(unaligned()) in told[2]
+    ordered = [world.poll(overdraft=True) for _ in range(3)]
+    assert [actions[-1] for actions in ordered[:2]] == [ProcessRows(Y, rows("x")), ProcessRows(Y, rows("y"))]
+    assert TakeSnapshot(unaligned()) in ordered[2]
     assert world.stored[1] == {A: ["a"]}
     assert not world.gate.waits_for_aligned
     assert world.poll(overdraft=True) == []
@@ -197,7 +197,7 @@ def test_without_an_aligned_channel_nothing_is_processed_without_room() -> None:
 
 
 def test_a_barrier_elsewhere_does_not_end_what_is_being_processed() -> None:
-    """While its own channel's barrier is behind it: its rest may be put back still."""
+    """While its own channel's barrier follows it: its rest may be put back still."""
     world = World(2)
     world.arrive(A, rows("a", "b"), aligned())
     world.gate.handle(Polled(), 0)
@@ -267,7 +267,7 @@ def test_the_rest_of_a_buffer_that_was_put_back_is_stored() -> None:
 
 
 def test_what_was_polled_and_not_put_back_is_in_the_snapshot() -> None:
-    """It is processed before anything else is told; its credit comes with the snapshot."""
+    """It is processed before anything else is reported; its credit comes with the snapshot."""
     world = World(1)
     world.arrive(A, rows("a"), rows("b"))
     world.poll()
@@ -369,7 +369,7 @@ def test_a_newer_barrier_replaces_a_checkpoint_that_waits_for_late_ones() -> Non
 
 
 def test_an_older_barrier_that_a_newer_one_passed_is_dropped() -> None:
-    """An aligned one that is given up waits behind rows on the producer's side, and comes last."""
+    """An aligned one that is given up waits after rows on the producer's side, and comes last."""
     world = World(2)
     barriers(world, unaligned(2))
     assert world.arrive(A, rows("a"), aligned(1), rows("b")) == []
@@ -411,7 +411,7 @@ def test_what_is_given_up_while_storing_stores_nothing() -> None:
 
 
 def test_recovered_rows_are_processed_with_the_first_buffer() -> None:
-    """In phase 1 already, before the channel is connected; in their order, spilled ones behind those in memory."""
+    """In phase 1 already, before the channel is connected; in their order, spilled ones after those in memory."""
     world = World(1, recovering=True, connect=False)
     world.recover(A, "r1")
     assert processed(world) == ["r1"]
@@ -425,10 +425,10 @@ def test_recovered_rows_are_processed_with_the_first_buffer() -> None:
 def test_no_new_row_comes_before_recovery_is_over() -> None:
     """Credits are granted then, to those that are connected, and to others when they are."""
     world = World(2, recovering=True, connect=False)
-    assert world.tell(ChannelConnected(A)) == []
+    assert world.notify(ChannelConnected(A)) == []
     world.end_phase_one()
     assert world.end_recovery() == [GrantCredit(A, 4), RecoveredProcessed()]
-    assert world.tell(ChannelConnected(B)) == [GrantCredit(B, 4)]
+    assert world.notify(ChannelConnected(B)) == [GrantCredit(B, 4)]
 
 
 def test_recovered_buffers_give_no_credit() -> None:
@@ -442,7 +442,7 @@ def test_recovered_buffers_give_no_credit() -> None:
     assert world.poll() == [RecoveredProcessed()]
 
 
-def test_that_all_is_processed_is_told_once() -> None:
+def test_that_all_is_processed_is_reported_once() -> None:
     """With the last recovered buffer's end, and never if there was nothing to recover."""
     world = World(1, recovering=True)
     world.recover(A, "r")
@@ -476,10 +476,10 @@ def test_relocated_rows_come_before_all_that_producers_send() -> None:
     assert world.end_recovery() == [GrantCredit(Y, 4)]
     world.send(Y, "y")
     assert [processed(world) for _ in range(2)] == [["r3"], ["y"]]
-    assert world.told == [RecoveredProcessed()]
+    assert world.ordered == [RecoveredProcessed()]
     assert world.credits[A] == world.credits[B] == 4
     world.poll_all()
-    assert world.told[1:] == []  # A has no watermark
+    assert world.ordered[1:] == []  # A has no watermark
     world.send(B, "b")
     assert processed(world) == ["b"]
 
@@ -522,7 +522,7 @@ def test_what_others_keep_too_is_never_stored() -> None:
 
 
 def test_the_watermark_is_held_until_recovered_rows_are_processed() -> None:
-    """Each channel's watermark waits behind what was recovered in it, and so holds the minimum of the others."""
+    """Each channel's watermark waits after what was recovered in it, and so holds the minimum of the others."""
     world = World(2, recovering=True)
     world.recover(A, "r1")
     world.spill(A, "r2")
@@ -537,7 +537,7 @@ def test_the_watermark_is_held_until_recovered_rows_are_processed() -> None:
     assert world.poll() == [RecoveredProcessed(), AdvanceWatermark("x", 5)]
 
 
-def test_no_event_is_told_while_rows_are_read_from_the_checkpoint() -> None:
+def test_no_event_is_reported_while_rows_are_read_from_the_checkpoint() -> None:
     """More may be recovered in front of it: an end or idleness would let others' watermarks pass."""
     world = World(2, recovering=True)
     world.arrive(A, WatermarkPassed(9), ProducerIdle())
@@ -581,7 +581,7 @@ def test_a_checkpoint_of_phase_two_begins_at_once() -> None:
 
 
 def test_what_producers_hold_back_belongs_to_the_checkpoint() -> None:
-    """Rows that come behind the end of recovery, but before the barrier, stand behind the recovered ones."""
+    """Rows that come after the end of recovery, but before the barrier, follow the recovered ones."""
     world = World(2, recovering=True)
     world.recover(A, "r")
     world.end_phase_one()

@@ -1,7 +1,8 @@
 """Every order in which barriers and rows may come and be processed, in small gates (FLINK-20645).
 
 A script says what each producer sends. All interleavings of arrivals and polls, with buffers put back in between, and
-where told with time passing or checkpoints given up, are gone through; `gate_world` says what must hold at each step.
+where requested with time passing or checkpoints given up, are gone through; `gate_world` says what must hold at
+each step.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Place(msgspec.Struct, frozen=True):
     world: World
     at: tuple[int, ...]
     recovered: int
-    told: str
+    ordered: str
     before: Place | None = None
 
     def key(self) -> object:
@@ -71,7 +72,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def trace(self) -> str:
         """Return what led here, oldest first, for errors."""
-        return f"{'' if self.before is None else self.before.trace()}\n{self.told}"
+        return f"{'' if self.before is None else self.before.trace()}\n{self.ordered}"
 
 
 class Explorer:
@@ -103,9 +104,9 @@ class Explorer:
                     todo.append((after, each))
         assert ended
 
-    def _after(self, place: Place, told: str, move: Move, arrived: int | None = None, recovered: int = 0) -> Place:
+    def _after(self, place: Place, ordered: str, move: Move, arrived: int | None = None, recovered: int = 0) -> Place:
         at = tuple(count + (number == arrived) for number, count in enumerate(place.at))
-        after = Place(copy_of(place.world), at, place.recovered + recovered, told, place)
+        after = Place(copy_of(place.world), at, place.recovered + recovered, ordered, place)
         try:
             move(after.world)
         except Exception as error:
@@ -148,13 +149,13 @@ class Explorer:
                 return World.end_recovery
 
     def _assert_ended(self, place: Place) -> None:
-        """Nothing can move: then everything came, was processed, and no checkpoint is left behind."""
+        """Nothing can move: then everything came, was processed, and no checkpoint is left over."""
         world = place.world
         assert place.at == tuple(map(len, self.scripts)), f"an element has no credit: {place.trace()}"
         assert place.recovered == len(self.recovery)
         for where in world.channels:
             assert world.done[where] == world.expected(where), f"a channel is blocked for ever: {place.trace()}"
-        assert not world.recovered[world.channels[0]] or RecoveredProcessed() in world.told
+        assert not world.recovered[world.channels[0]] or RecoveredProcessed() in world.ordered
         last = max(world.before)
         assert last in world.stored or last in world.given_up
         if not any(isinstance(each, Barrier) and each.unaligned for each in self.scripts[0]):
@@ -190,7 +191,7 @@ RECOVERY = ("recover 0", "spill 1", "phase", "replay", "end")
 @in_every_mode
 @pytest.mark.parametrize("aligned", [0, 1])
 def test_one_checkpoint_over_two_channels(barrier: Barrier, aligned: int) -> None:
-    """Rows before, between and behind its barriers, put back or not: each is in the snapshot or stored, and once."""
+    """Rows before, between and after its barriers, put back or not: each is in the snapshot or stored, and once."""
     explored("b1b", "bb1", barrier=barrier, aligned=aligned, put_back=not barrier.alignment_timeout_ms)
 
 
@@ -226,7 +227,7 @@ def test_a_checkpoint_that_a_producer_skipped(barrier: Barrier, aligned: int) ->
 
 @in_every_mode
 def test_ends_and_watermarks(barrier: Barrier) -> None:
-    """They wait behind their rows; barriers come behind an end, too."""
+    """They wait after their rows; barriers come after an end, too."""
     explored("be1", "bw1e", barrier=barrier)
 
 

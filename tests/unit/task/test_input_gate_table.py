@@ -47,7 +47,7 @@ TIMEOUT = Barrier(checkpoint_id=1, unaligned=True, alignment_timeout_ms=10)
 WATERMARK = WatermarkPassed(5)
 SENT = (rows("a"), WATERMARK, ProducerIdle(), ProducerRecovered(), ProducerEnded(), ALIGNED, UNALIGNED, NEXT)
 RECOVERED = (RowsRecovered(X, rows("r")), PhaseOneEnded())
-BEHIND = (ProducerRecovered(), ALIGNED)
+AFTER = (ProducerRecovered(), ALIGNED)
 
 
 def on(channel: ChannelId, *elements: Element) -> tuple[Event, ...]:
@@ -82,7 +82,7 @@ STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "reading, two": ((*CONNECTED, *on(Y, UNALIGNED), *on(X, UNALIGNED, NEXT)), True, False),
     "storing, next": ((*CONNECTED, *on(Y, UNALIGNED, rows("a"), NEXT), Polled()), False, False),
     "aligning, next": ((*CONNECTED, *on(Y, rows("a"), UNALIGNED, NEXT), Polled()), False, False),
-    "behind events": ((*CONNECTED, *on(X, *BEHIND), *on(Y, *BEHIND)), False, True),
+    "after events": ((*CONNECTED, *on(X, *AFTER), *on(Y, *AFTER)), False, True),
     "relocated": ((ChannelConnected(Y), RowsRecovered(X, rows("r")), PhaseOneEnded(), RecoveryEnded()), True, False),
     "one is connected": ((ChannelConnected(X), *on(X, rows("a")), Polled()), False, False),
     "reading, passing, rows": ((*CONNECTED, *on(Y, UNALIGNED), RowsRecovered(X, rows("r")), Polled()), True, False),
@@ -105,7 +105,7 @@ STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The gate is made, and this is what it was told."""
+    """The gate is made, and this is what it received."""
 
     how: str
 
@@ -118,7 +118,7 @@ class AnyGate:
 
     def handle(self, event: Event | Started, now_ms: int) -> list[Action]:
         if isinstance(event, Started):
-            told, recovering, producers_recover = STARTS[event.how]
+            ordered, recovering, producers_recover = STARTS[event.how]
             inputs = {
                 "x": GateInput(producers=(0,), supports_unaligned=True, relocated=event.how == "relocated"),
                 "y": GateInput(producers=(0,), supports_unaligned=False),
@@ -126,7 +126,7 @@ class AnyGate:
             self.gate = InputGate(
                 CONSUMER, inputs, credits=1, recovering=recovering, producers_recover=producers_recover
             )
-            for each in told:
+            for each in ordered:
                 self.gate.handle(each, now_ms)
             return []
         assert self.gate is not None

@@ -1,6 +1,6 @@
 """Any history of a larger input gate: recovery, rows, barriers of all kinds, timeouts and checkpoints given up.
 
-`gate_world` says what must hold at each step; here also that in the end nothing is left behind.
+`gate_world` says what must hold at each step; here also that in the end nothing is left over.
 """
 
 from __future__ import annotations
@@ -134,10 +134,10 @@ class Gate(RuleBasedStateMachine):
                 world.arrive(where, ProducerEnded())
         world.poll_all()
         assert world.done == {each: world.expected(each) for each in world.channels}
-        assert {each.exchange for each in world.told if isinstance(each, EndInput)} == {
+        assert {each.exchange for each in world.ordered if isinstance(each, EndInput)} == {
             each.exchange for each in world.channels
         }
-        assert (RecoveredProcessed() in world.told) == self.recovering
+        assert (RecoveredProcessed() in world.ordered) == self.recovering
         assert self.newest is None or self.newest.checkpoint_id in world.stored.keys() | world.given_up
         assert world.gate.checkpoint == "none"
 

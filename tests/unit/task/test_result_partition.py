@@ -48,7 +48,7 @@ def partition(*events: Event, consumers: int = 1, supports_unaligned: bool = Tru
     return made
 
 
-def told(actions: list[Action]) -> list[Any]:
+def summary(actions: list[Action]) -> list[Any]:
     """What is sent, in short (rows' names, barriers' numbers, other events), and what is stored, as (number, names)."""
     short: list[Any] = []
     for action in actions:
@@ -94,10 +94,10 @@ def test_rows_wait_for_connection_and_credit_and_leave_in_order() -> None:
     """A consumer that connects late gets everything, in order, and never more than it has granted."""
     made = partition(A, B, EventEmitted(ProducerIdle()), C)
     assert (made.queued_buffers, made.queued_bytes) == (3, 30)
-    assert told(made.handle(CreditGranted(0, 2), 0)) == []
-    assert told(made.handle(CONNECTED, 0)) == ["a", "b", ProducerIdle()]
+    assert summary(made.handle(CreditGranted(0, 2), 0)) == []
+    assert summary(made.handle(CONNECTED, 0)) == ["a", "b", ProducerIdle()]
     assert (made.queued_buffers, made.queued_bytes) == (1, 10)
-    assert told(made.handle(CREDIT, 0)) == ["c"]
+    assert summary(made.handle(CREDIT, 0)) == ["c"]
     assert (made.queued_buffers, made.queued_bytes) == (0, 0)
 
 
@@ -108,19 +108,19 @@ def test_the_fullest_queue_says_how_much_waits() -> None:
 
 
 def test_events_pass_without_credit_but_not_before_rows() -> None:
-    """An event at the head leaves at once; one behind rows leaves with them."""
+    """An event at the head leaves at once; one after rows leaves with them."""
     made = partition(CONNECTED)
-    assert told(made.handle(EventEmitted(WatermarkPassed(1)), 0)) == [WatermarkPassed(1)]
-    assert told(made.handle(A, 0)) == []
-    assert told(made.handle(EventEmitted(WatermarkPassed(2)), 0)) == []
-    assert told(made.handle(CREDIT, 0)) == ["a", WatermarkPassed(2)]
+    assert summary(made.handle(EventEmitted(WatermarkPassed(1)), 0)) == [WatermarkPassed(1)]
+    assert summary(made.handle(A, 0)) == []
+    assert summary(made.handle(EventEmitted(WatermarkPassed(2)), 0)) == []
+    assert summary(made.handle(CREDIT, 0)) == ["a", WatermarkPassed(2)]
 
 
 def test_an_unaligned_barrier_passes_blocked_rows_and_stores_them() -> None:
     """What it passed is a copy: stored with the checkpoint, and sent all the same."""
     made = partition(CONNECTED, ConsumerConnected(1), A, B, consumers=2)
-    assert told(made.handle(unaligned(1), 0)) == [1, 1, (1, {0: ["a", "b"]})]
-    assert told(made.handle(CreditGranted(0, 2), 0)) == ["a", "b"]
+    assert summary(made.handle(unaligned(1), 0)) == [1, 1, (1, {0: ["a", "b"]})]
+    assert summary(made.handle(CreditGranted(0, 2), 0)) == ["a", "b"]
 
 
 def test_the_stored_channels_are_named_by_exchange_and_both_ends() -> None:
@@ -132,65 +132,65 @@ def test_the_stored_channels_are_named_by_exchange_and_both_ends() -> None:
 def test_an_unaligned_barrier_of_an_unconnected_consumer_is_stored_at_once() -> None:
     """A checkpoint does not wait for a consumer: the barrier leaves first when that comes."""
     made = partition(CREDIT, A)
-    assert told(made.handle(unaligned(1), 0)) == [(1, {0: ["a"]})]
-    assert told(made.handle(B, 0)) == []
-    assert told(made.handle(unaligned(2), 0)) == [(2, {0: ["a", "b"]})]
-    assert told(made.handle(CONNECTED, 0)) == [1, 2, "a"]
+    assert summary(made.handle(unaligned(1), 0)) == [(1, {0: ["a"]})]
+    assert summary(made.handle(B, 0)) == []
+    assert summary(made.handle(unaligned(2), 0)) == [(2, {0: ["a", "b"]})]
+    assert summary(made.handle(CONNECTED, 0)) == [1, 2, "a"]
 
 
 def test_an_aligned_barrier_keeps_its_place() -> None:
     """It stores nothing, and is answered when it has left every queue."""
     made = partition(CONNECTED, ConsumerConnected(1), A, consumers=2)
-    assert told(made.handle(aligned(1), 0)) == [1]
-    assert told(made.handle(B, 0)) == []
-    assert told(made.handle(CreditGranted(0, 2), 0)) == ["a", 1, (1, {}), "b"]
+    assert summary(made.handle(aligned(1), 0)) == [1]
+    assert summary(made.handle(B, 0)) == []
+    assert summary(made.handle(CreditGranted(0, 2), 0)) == ["a", 1, (1, {}), "b"]
 
 
 def test_rows_of_an_exchange_that_cannot_be_passed_are_not() -> None:
     """Unaligned is per connection (FLINK-37870)."""
     made = partition(CONNECTED, A, supports_unaligned=False)
-    assert told(made.handle(unaligned(1, timeout_ms=5), 0)) == []
+    assert summary(made.handle(unaligned(1, timeout_ms=5), 0)) == []
     assert made.next_time_ms() is None
-    assert told(made.handle(CREDIT, 0)) == ["a", 1, (1, {})]
+    assert summary(made.handle(CREDIT, 0)) == ["a", 1, (1, {})]
 
 
 def test_a_barrier_with_a_timeout_keeps_its_place_until_it_is_over() -> None:
     """Then it passes what was before it, not what came after it, and is sent on without the timeout."""
     made = partition(CONNECTED, CREDIT)
-    assert told(made.handle(A, 100)) == ["a"]
+    assert summary(made.handle(A, 100)) == ["a"]
     made.handle(B, 100)
-    assert told(made.handle(unaligned(1, timeout_ms=50), 100)) == []
+    assert summary(made.handle(unaligned(1, timeout_ms=50), 100)) == []
     made.handle(C, 101)
     assert made.next_time_ms() == 150
-    assert told(made.handle(TIME, 149)) == []
+    assert summary(made.handle(TIME, 149)) == []
     actions = made.handle(TIME, 150)
-    assert told(actions) == [1, (1, {0: ["b"]})]
+    assert summary(actions) == [1, (1, {0: ["b"]})]
     assert actions[0] == Transmit(0, Barrier(checkpoint_id=1, unaligned=True))
     assert made.next_time_ms() is None
-    assert told(made.handle(CreditGranted(0, 5), 150)) == ["b", "c"]
+    assert summary(made.handle(CreditGranted(0, 5), 150)) == ["b", "c"]
 
 
 def test_a_barrier_that_leaves_in_time_stores_nothing() -> None:
     """Where rows flow an unaligned checkpoint is as small as an aligned one."""
     made = partition(CONNECTED, A, unaligned(1, timeout_ms=50))
-    assert told(made.handle(CREDIT, 10)) == ["a", 1, (1, {})]
+    assert summary(made.handle(CREDIT, 10)) == ["a", 1, (1, {})]
     assert made.next_time_ms() is None
 
 
 def test_a_timeout_counts_for_each_queue_by_itself() -> None:
     """Where the barrier has left nothing is stored, where it has not what it passes is."""
     made = partition(CONNECTED, ConsumerConnected(1), A, RowsEmitted(1, rows("x")), unaligned(1, 50), consumers=2)
-    assert told(made.handle(CreditGranted(1, 1), 10)) == ["x", 1]
-    assert told(made.handle(TIME, 50)) == [1, (1, {0: ["a"]})]
+    assert summary(made.handle(CreditGranted(1, 1), 10)) == ["x", 1]
+    assert summary(made.handle(TIME, 50)) == [1, (1, {0: ["a"]})]
 
 
 def test_an_aborted_barrier_is_taken_out() -> None:
-    """Nothing is stored or timed for it any longer, and what was behind it flows."""
+    """Nothing is stored or timed for it any longer, and what came after it flows."""
     made = partition(CONNECTED, A, unaligned(1, timeout_ms=50), B)
-    assert told(made.handle(CheckpointGivenUp(1), 0)) == []
+    assert summary(made.handle(CheckpointGivenUp(1), 0)) == []
     assert made.next_time_ms() is None
-    assert told(made.handle(CreditGranted(0, 2), 0)) == ["a", "b"]
-    assert told(made.handle(unaligned(2), 0)) == [2, (2, {})]
+    assert summary(made.handle(CreditGranted(0, 2), 0)) == ["a", "b"]
+    assert summary(made.handle(unaligned(2), 0)) == [2, (2, {})]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_aborted_barrier_is_taken_out() -> None:
     ],
 )
 def test_what_cannot_have_happened_is_refused(event: Event) -> None:
-    """The error tells the history, and nothing has changed."""
+    """The error has the history, and nothing has changed."""
     made = partition(CONNECTED, aligned(3), EventEmitted(ProducerEnded()))
     with pytest.raises(InvalidTransitionError) as caught:
         made.handle(event, 0)
@@ -365,5 +365,5 @@ def test_every_short_story_with_one_consumer(supports_unaligned: bool) -> None:
     st.lists(st.tuples(st.sampled_from((*STEPS, "rows", "rows", "credit")), st.integers(0, 5)), max_size=40),
 )
 def test_long_stories_with_several_consumers(consumers: int, steps: list[tuple[str, int]]) -> None:
-    """The same, with barriers of all kinds behind one another, late consumers, timeouts and aborts."""
+    """The same, with barriers of all kinds after one another, late consumers, timeouts and aborts."""
     run(Model(consumers, True), steps)

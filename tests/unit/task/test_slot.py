@@ -1,4 +1,4 @@
-"""A slot's stream: the table first, then what must not get lost, told as short stories."""
+"""A slot's stream: the table first, then what must not get lost, as short stories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.task import slot
 from headgate.task.slot import SlotMachine
 from tests.machines import Later, explore
 
-LETTER = msg.SubtaskRunning(stage=0, execution=1)
+MESSAGE = msg.SubtaskRunning(stage=0, execution=1)
 
 
 def machine() -> SlotMachine:
@@ -43,8 +43,8 @@ def events(of: SlotMachine) -> Iterator[slot.Event | Later]:
         yield slot.EnvelopeReceived(number, envelope(msg.Deploy(stage=0, execution=1, parallelism=4), number=1))
         yield slot.EnvelopeReceived(number, envelope(msg.ShutDownSlot(), number=2))
         yield slot.EnvelopeReceived(number, envelope(msg.CoordinatorHeartbeat()))
-    yield slot.LetterPosted(LETTER)
-    yield slot.LetterPosted(msg.SubtaskProgress(stage=0, execution=1))
+    yield slot.MessagePosted(MESSAGE)
+    yield slot.MessagePosted(msg.SubtaskProgress(stage=0, execution=1))
     yield slot.SubtaskEnded(0, 1)
     yield slot.SlotCancelled("the job is over")
     for by_ms in (0, 250, 1000):
@@ -91,9 +91,9 @@ def test_an_ended_subtask_is_not_reported_but_a_newer_one_is() -> None:
 
 def test_what_a_broken_connection_lost_is_sent_again_in_order_and_once() -> None:
     made = connected()
-    first = sent(made.handle(slot.LetterPosted(LETTER), 1))
+    first = sent(made.handle(slot.MessagePosted(MESSAGE), 1))
     made.handle(slot.StreamBroken(1), 2)
-    assert made.handle(slot.LetterPosted(msg.InputEnded(stage=0, execution=1)), 3) == []
+    assert made.handle(slot.MessagePosted(msg.InputEnded(stage=0, execution=1)), 3) == []
     made.handle(slot.SlotTimePassed(), 52)
     made.handle(slot.StreamOpened(2), 53)
 
@@ -102,7 +102,7 @@ def test_what_a_broken_connection_lost_is_sent_again_in_order_and_once() -> None
     assert [(each.number, type(each.message)) for each in again] == [(2, msg.InputEnded)]
 
 
-def test_a_letter_that_came_before_is_not_delivered_again() -> None:
+def test_a_message_that_came_before_is_not_delivered_again() -> None:
     made = connected()
     deploy = envelope(msg.Deploy(stage=0, execution=1, parallelism=4), number=1)
 
@@ -146,7 +146,7 @@ def test_figures_do_not_pile_up_while_nobody_listens() -> None:
     made = connected()
     made.handle(slot.StreamBroken(1), 1)
     for _ in range(100):
-        made.handle(slot.LetterPosted(msg.SubtaskProgress(stage=0, execution=1)), 1)
+        made.handle(slot.MessagePosted(msg.SubtaskProgress(stage=0, execution=1)), 1)
     made.handle(slot.SlotTimePassed(), 51)
     made.handle(slot.StreamOpened(2), 52)
 

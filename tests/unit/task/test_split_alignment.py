@@ -60,7 +60,7 @@ class Reader:
     def announce(self, others_ms: int) -> list[Action]:
         return self(AllowedAnnounced(min(others_ms, MAX_WATERMARK_MS - DRIFT) + DRIFT, others_ms))
 
-    def told(self, event: Event | None = None) -> list[ReportWatermark]:
+    def reported(self, event: Event | None = None) -> list[ReportWatermark]:
         """Return what is reported with an event."""
         self.reports.clear()
         if event is not None:
@@ -235,7 +235,7 @@ def test_arithmetic_saturates() -> None:
 def test_a_held_split_waits_until_its_next_row_may_go() -> None:
     reader = Reader("a", others_ms=0)
     assert reader(SplitHeld("a", 300)) == [PauseSource("a")]
-    assert reader(SplitMoved("a", 80)) == []  # what precedes that row is emitted behind the question
+    assert reader(SplitMoved("a", 80)) == []  # what precedes that row is emitted after the question
     assert reader.announce(199) == []
     assert reader.announce(200) == [ResumeSource("a")]
     assert reader(SplitHeld("a", 300)) == []
@@ -256,7 +256,7 @@ def test_of_several_splits_those_that_are_held_are_paused() -> None:
 def test_a_held_split_votes_with_its_next_row_so_that_a_gap_does_not_stop_the_slowest() -> None:
     reader = Reader("a", others_ms=MAX_WATERMARK_MS)
     reader(SplitMoved("a", 0))
-    assert reader.told(SplitHeld("a", 10_000)) == [ReportWatermark(10_000, "a")]
+    assert reader.reported(SplitHeld("a", 10_000)) == [ReportWatermark(10_000, "a")]
     assert reader.machine.bound_ms == 10_000 + DRIFT
     assert reader.machine.paused == frozenset()
 
@@ -274,7 +274,7 @@ def test_a_held_split_keeps_its_vote_though_rows_before_the_gap_are_still_emitte
     reader = Reader("a", others_ms=MAX_WATERMARK_MS)
     reader(SplitMoved("a", 0))
     reader(SplitHeld("a", 10_000))
-    assert reader.told(SplitMoved("a", 50)) == []
+    assert reader.reported(SplitMoved("a", 50)) == []
     assert reader.machine.bound_ms == 10_000 + DRIFT
 
 
@@ -297,45 +297,45 @@ def test_a_split_that_is_held_before_its_first_row_has_a_vote_all_the_same() -> 
 
 def test_a_vote_that_comes_or_goes_is_reported_at_once() -> None:
     reader = Reader(others_ms=0)
-    assert reader.told(SplitAdded("a")) == [ReportWatermark(MIN_WATERMARK_MS, "a")]
-    assert reader.told(SplitMoved("a", 5)) == [ReportWatermark(5, "a")]
-    assert reader.told(SplitMoved("a", 5, idle=True)) == [ReportWatermark(None, "")]
-    assert reader.told(SplitMoved("a", 6)) == [ReportWatermark(6, "a")]
-    assert reader.told(SplitFinished("a")) == [ReportWatermark(None, "")]
+    assert reader.reported(SplitAdded("a")) == [ReportWatermark(MIN_WATERMARK_MS, "a")]
+    assert reader.reported(SplitMoved("a", 5)) == [ReportWatermark(5, "a")]
+    assert reader.reported(SplitMoved("a", 5, idle=True)) == [ReportWatermark(None, "")]
+    assert reader.reported(SplitMoved("a", 6)) == [ReportWatermark(6, "a")]
+    assert reader.reported(SplitFinished("a")) == [ReportWatermark(None, "")]
 
 
 def test_the_first_announcement_is_answered_though_the_reader_has_no_vote() -> None:
     """The group may count what it reported before it failed."""
     reader = Reader()
-    assert reader.told(TimePassed()) == []
-    assert reader.told(AllowedAnnounced(5 + DRIFT, 5)) == [ReportWatermark(None, "")]
-    assert reader.told(AllowedAnnounced(6 + DRIFT, 6)) == []
+    assert reader.reported(TimePassed()) == []
+    assert reader.reported(AllowedAnnounced(5 + DRIFT, 5)) == [ReportWatermark(None, "")]
+    assert reader.reported(AllowedAnnounced(6 + DRIFT, 6)) == []
 
 
 def test_the_end_is_reported_though_the_reader_never_had_a_vote() -> None:
     reader = Reader()
-    assert reader.told(InputEnded()) == [ReportWatermark(None, "")]
+    assert reader.reported(InputEnded()) == [ReportWatermark(None, "")]
 
     drained = Reader("a", "b", others_ms=0)
     drained(SplitMoved("a", 500))
-    assert drained.told(InputEnded()) == [ReportWatermark(None, "")]
+    assert drained.reported(InputEnded()) == [ReportWatermark(None, "")]
     assert drained.machine.paused == frozenset()
 
 
 def test_a_quarter_of_the_drift_is_reported_at_once_and_less_after_the_interval() -> None:
     reader = Reader("a", others_ms=0)
     reader(SplitMoved("a", 0))
-    assert reader.told(SplitMoved("a", 24)) == []
+    assert reader.reported(SplitMoved("a", 24)) == []
     assert reader.machine.next_time_ms() == INTERVAL
-    assert reader.told(SplitMoved("a", 25)) == [ReportWatermark(25, "a")]
+    assert reader.reported(SplitMoved("a", 25)) == [ReportWatermark(25, "a")]
     assert reader.machine.next_time_ms() is None
     reader.now_ms = 300
-    assert reader.told(SplitMoved("a", 30)) == []
+    assert reader.reported(SplitMoved("a", 30)) == []
     reader.now_ms = INTERVAL - 1
-    assert reader.told(TimePassed()) == []
+    assert reader.reported(TimePassed()) == []
     reader.now_ms = INTERVAL
-    assert reader.told(TimePassed()) == [ReportWatermark(30, "a")]
-    assert reader.told(TimePassed()) == []
+    assert reader.reported(TimePassed()) == [ReportWatermark(30, "a")]
+    assert reader.reported(TimePassed()) == []
 
 
 def test_a_minimum_that_falls_is_reported_at_once() -> None:
@@ -350,18 +350,18 @@ def test_only_the_minimum_is_reported() -> None:
     reader = Reader("a", "b", others_ms=0)
     reader(SplitMoved("a", 10))
     reader(SplitMoved("b", 20))
-    assert reader.told(SplitMoved("b", 5000)) == []
+    assert reader.reported(SplitMoved("b", 5000)) == []
     assert reader.machine.next_time_ms() is None
 
 
-def test_it_is_told_which_split_is_the_slowest_though_its_watermark_is_that_of_another_before() -> None:
+def test_it_is_reported_which_split_is_the_slowest_though_its_watermark_is_that_of_another_before() -> None:
     reader = Reader("a", "b", others_ms=0)
     reader(SplitMoved("a", 10))
     reader(SplitMoved("b", 10))
     assert reader.reports[-1] == ReportWatermark(10, "b")  # it was the last one without rows
-    assert reader.told(SplitMoved("b", 50)) == []
+    assert reader.reported(SplitMoved("b", 50)) == []
     reader.now_ms = INTERVAL
-    assert reader.told(TimePassed()) == [ReportWatermark(10, "a")]
+    assert reader.reported(TimePassed()) == [ReportWatermark(10, "a")]
 
 
 def test_without_drift_every_move_is_reported_at_once() -> None:
@@ -391,7 +391,7 @@ def test_rows_of_an_unknown_split_are_our_bug(event: Event) -> None:
     [SplitAdded("b"), SplitMoved("a", 1), SplitHeld("a", 1), InputEnded()],
     ids=lambda event: type(event).__name__,
 )
-def test_nothing_is_read_behind_the_end(event: Event) -> None:
+def test_nothing_is_read_after_the_end(event: Event) -> None:
     reader = Reader("a")
     reader(InputEnded())
     with pytest.raises(InvalidTransitionError, match="is ended and cannot take"):
@@ -404,12 +404,12 @@ def test_a_reader_between_two_splits_votes_with_what_is_not_assigned() -> None:
     reader.announce(0)
     reader(SplitMoved("a", 100))
     reader(UnassignedChanged(700))
-    assert reader.told(SplitFinished("a")) == [ReportWatermark(700, "")]
-    assert reader.told(SplitAdded("b")) == [ReportWatermark(MIN_WATERMARK_MS, "b")]
+    assert reader.reported(SplitFinished("a")) == [ReportWatermark(700, "")]
+    assert reader.reported(SplitAdded("b")) == [ReportWatermark(MIN_WATERMARK_MS, "b")]
     reader(UnassignedChanged(None))
-    assert reader.told(SplitFinished("b")) == [ReportWatermark(None, "")]
-    assert reader.told(UnassignedChanged(900)) == [ReportWatermark(900, "")]
-    assert reader.told(InputEnded()) == [ReportWatermark(None, "")]
+    assert reader.reported(SplitFinished("b")) == [ReportWatermark(None, "")]
+    assert reader.reported(UnassignedChanged(900)) == [ReportWatermark(900, "")]
+    assert reader.reported(InputEnded()) == [ReportWatermark(None, "")]
 
 
 def events(made: SplitAlignment) -> Iterator[Event | Later]:
@@ -471,7 +471,7 @@ class AnyHistory(RuleBasedStateMachine):
         lowest = min(votes.values(), default=None if self.splits else self.unassigned_ms)
         return lowest, {split_id for split_id, vote in votes.items() if vote == lowest}
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         known = set(self.splits)
         actions = self.machine.handle(event, self.now_ms)
         self.machine.check()
@@ -542,34 +542,34 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(split_id=IDS)
     def add(self, split_id: str) -> None:
-        self.tell(SplitAdded(split_id))
+        self.notify(SplitAdded(split_id))
 
     @rule(split_id=IDS)
     def finish(self, split_id: str) -> None:
-        self.tell(SplitFinished(split_id))
+        self.notify(SplitFinished(split_id))
 
     @precondition(lambda self: self.splits)
     @rule(data=st.data(), at_ms=st.none() | TIMES, idle=st.booleans())
     def move(self, data: st.DataObject, at_ms: int | None, idle: bool) -> None:
-        self.tell(SplitMoved(data.draw(st.sampled_from(sorted(self.splits))), at_ms, idle))
+        self.notify(SplitMoved(data.draw(st.sampled_from(sorted(self.splits))), at_ms, idle))
 
     @precondition(lambda self: self.splits)
     @rule(data=st.data(), next_ms=TIMES)
     def hold(self, data: st.DataObject, next_ms: int) -> None:
-        self.tell(SplitHeld(data.draw(st.sampled_from(sorted(self.splits))), next_ms))
+        self.notify(SplitHeld(data.draw(st.sampled_from(sorted(self.splits))), next_ms))
 
     @rule(others_ms=TIMES)
     def announce(self, others_ms: int) -> None:
-        self.tell(AllowedAnnounced(0, others_ms))
+        self.notify(AllowedAnnounced(0, others_ms))
 
     @rule(watermark_ms=st.none() | TIMES)
     def find_work(self, watermark_ms: int | None) -> None:
-        self.tell(UnassignedChanged(watermark_ms))
+        self.notify(UnassignedChanged(watermark_ms))
 
     @rule(by_ms=st.sampled_from([1, 400, INTERVAL]))
     def wait(self, by_ms: int) -> None:
         self.now_ms += by_ms
-        self.tell(TimePassed())
+        self.notify(TimePassed())
 
     @rule()
     def wait_until_something_is_due(self) -> None:
@@ -579,7 +579,7 @@ class AnyHistory(RuleBasedStateMachine):
             return
         before = self.reported
         self.now_ms = max(self.now_ms, due_ms)
-        self.tell(TimePassed())
+        self.notify(TimePassed())
         assert self.reported != before, "woken for nothing"
 
     @invariant()

@@ -1,7 +1,8 @@
-"""Several readers and a coordinator that talk by letters which take their time, over any event times.
+"""Several readers and a coordinator that talk by messages which take their time, over any event times.
 
 The coordinator here is the plainest that keeps the group's contract: it announces when the minimum moved, to who joins,
-and to whom it told more of the others than holds. Everything that happens, and in which order, follows from a seed.
+and to whom it announced more of the others than holds. Everything that happens, and in which order, follows from a
+seed.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Reader:
         self.to_group: deque[int | None] = deque()
         self.to_reader: deque[AllowedAnnounced] = deque()
 
-    def tell(self, event: Event) -> None:
+    def notify(self, event: Event) -> None:
         for action in self.machine.handle(event, self.group.now_ms):
             match action:
                 case PauseSource():
@@ -90,7 +91,7 @@ class Reader:
 
     def add(self, split: Split) -> None:
         self.splits[split.name] = split
-        self.tell(SplitAdded(split.name))
+        self.notify(SplitAdded(split.name))
 
     def readable(self) -> list[Split]:
         return [] if self.source_paused else [each for each in self.splits.values() if each.name not in self.paused]
@@ -100,7 +101,7 @@ class Reader:
         if not split.left:
             del self.splits[split.name]
             self.paused.discard(split.name)
-            self.tell(SplitFinished(split.name))
+            self.notify(SplitFinished(split.name))
             return
         batch = split.left[0]
         allowed = self.rows_allowed(split, batch) if self.group.by_rows else len(batch)
@@ -120,7 +121,7 @@ class Reader:
             split.left.popleft()
         if allowed:
             split.idle = False
-            self.tell(SplitMoved(split.name, split.watermark_ms))
+            self.notify(SplitMoved(split.name, split.watermark_ms))
 
     def rows_allowed(self, split: Split, batch: list[int]) -> int:
         """Return how many rows may go, and say what the next one is if that is not all."""
@@ -132,7 +133,7 @@ class Reader:
             if allowed == len(batch):
                 return allowed
             split.held_ms = max(self.next_ms(batch[allowed]), split.vote_ms)
-            self.tell(SplitHeld(split.name, split.held_ms))
+            self.notify(SplitHeld(split.name, split.held_ms))
             if split.name in self.machine.paused:
                 return allowed
 
@@ -141,7 +142,7 @@ class Reader:
 
 
 class Group:
-    """The readers, the coordinator and the letters between them."""
+    """The readers, the coordinator and the messages between them."""
 
     def __init__(self, seed: int, splits: list[list[Batches]], drift_ms: int, disorder_ms: int, by_rows: bool) -> None:
         self.random = Random(seed)
@@ -150,7 +151,7 @@ class Group:
         self.timers = 0
         self.strict = True
         self.votes: dict[int, int | None] = {}
-        self.told: dict[int, int] = {}
+        self.announced: dict[int, int] = {}
         self.minimum_ms: int | None = None
         self.readers = [Reader(self, number) for number in range(len(splits))]
         self.all_splits: list[Split] = []
@@ -159,7 +160,7 @@ class Group:
                 split = Split(f"s{len(self.all_splits)}", batches)
                 self.all_splits.append(split)
                 reader.add(split)
-        # All have joined before the first is told anything: nobody runs ahead of one that nobody knows.
+        # All have joined before anything is announced to the first: nobody runs ahead of one that nobody knows.
         for reader in self.readers:
             self.votes[reader.number] = reader.to_group.popleft() if reader.to_group else None
         self.minimum_ms = self.lowest()
@@ -180,23 +181,23 @@ class Group:
         self.votes[reader.number] = watermark_ms
         before, self.minimum_ms = self.minimum_ms, self.lowest()
         for each in self.readers:
-            if self.minimum_ms != before or self.others_of(each) < self.told[each.number]:
+            if self.minimum_ms != before or self.others_of(each) < self.announced[each.number]:
                 self.announce(each)
 
     def announce(self, reader: Reader) -> None:
-        others_ms = self.told[reader.number] = self.others_of(reader)
+        others_ms = self.announced[reader.number] = self.others_of(reader)
         lowest_ms = MAX_WATERMARK_MS if self.minimum_ms is None else self.minimum_ms
         reader.to_reader.append(AllowedAnnounced(saturated_ms(lowest_ms + self.drift_ms), others_ms))
 
     # What must hold.
 
     def bound_ms(self, reader: Reader) -> int:
-        """Return the bound from what holds, or where votes may fall from what the reader was told of others."""
+        """Return the bound from what holds, or where votes may fall from what was announced to the reader of others."""
         own = [split.vote_ms for split in reader.splits.values() if not split.idle]
         if self.strict:
             others = [split.vote_ms for each in self.readers for split in each.splits.values()]
         else:
-            assert reader.others_ms is not None, "read before it was told anything"
+            assert reader.others_ms is not None, "read before anything was announced to it"
             others = [reader.others_ms]
         return min([*own, *others]) + self.drift_ms
 
@@ -233,7 +234,7 @@ class Group:
         if what == "deliver":
             announced = reader.to_reader.popleft()
             reader.others_ms = announced.others_ms
-            reader.tell(announced)
+            reader.notify(announced)
         elif what == "collect":
             self.report(reader, reader.to_group.popleft())
         else:
@@ -249,7 +250,7 @@ class Group:
         self.timers += 1
         for due_ms, reader in due:
             if due_ms <= self.now_ms:
-                reader.tell(TimePassed())
+                reader.notify(TimePassed())
         return True
 
     def make_trouble(self) -> None:
@@ -259,7 +260,7 @@ class Group:
             for split in reader.splits.values():
                 if split.name not in reader.machine.paused and not split.idle:
                     split.idle = True
-                    reader.tell(SplitMoved(split.name, split.watermark_ms, idle=True))
+                    reader.notify(SplitMoved(split.name, split.watermark_ms, idle=True))
                     return
         elif kind == "add" and len(self.all_splits) < 12:
             split = Split(f"s{len(self.all_splits)}", [[self.random.randrange(1000)]])
@@ -306,7 +307,7 @@ def test_all_is_read_without_waiting_for_a_clock_and_nobody_reads_beyond_the_bou
 def test_all_is_read_though_splits_fall_silent_readers_fail_and_splits_come(
     by_rows: bool, seed: int, splits: list[list[Batches]], drift_ms: int, disorder_ms: int
 ) -> None:
-    """Then a vote may fall that a reader knows of only later: it never passes what it was told."""
+    """Then a vote may fall that a reader knows of only later: it never passes what was announced to it."""
     group = Group(seed, splits, drift_ms, disorder_ms, by_rows)
     group.strict = False
     group.run(troubles=25)

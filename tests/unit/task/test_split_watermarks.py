@@ -50,9 +50,9 @@ class Machine:
         *,
         held: bool = False,
         bounded: bool = False,
-        tells_votes: bool = False,
+        reports_votes: bool = False,
     ) -> None:
-        self.machine = SplitWatermarks(strategy, held=held, bounded=bounded, tells_votes=tells_votes)
+        self.machine = SplitWatermarks(strategy, held=held, bounded=bounded, reports_votes=reports_votes)
 
     def __call__(self, event: Event, now_ms: int = 0) -> list[Action]:
         actions = self.machine.handle(event, now_ms)
@@ -102,7 +102,7 @@ def test_a_finished_split_holds_nobody_back(two: Machine) -> None:
     assert two(SplitFinished("b")) == []
 
 
-def test_a_split_that_starts_behind_holds_the_watermark_but_does_not_move_it_back(two: Machine) -> None:
+def test_a_split_that_starts_late_holds_the_watermark_but_does_not_move_it_back(two: Machine) -> None:
     two(RowsEmitted("a", 100))
     two(RowsEmitted("b", 100))
 
@@ -269,14 +269,14 @@ def test_rows_of_an_unknown_split_are_our_bug(two: Machine, event: Event) -> Non
     [RowsEmitted("a", 1), WatermarkEmitted("a", 1), IdleMarked("a"), SplitAdded("c"), InputEnded()],
     ids=lambda event: type(event).__name__,
 )
-def test_nothing_is_read_behind_the_end(two: Machine, event: Event) -> None:
+def test_nothing_is_read_after_the_end(two: Machine, event: Event) -> None:
     two(InputEnded())
 
     with pytest.raises(InvalidTransitionError, match="is ended and cannot take"):
         two(event)
 
 
-def test_what_comes_late_behind_the_end_is_ignored(two: Machine) -> None:
+def test_what_comes_late_after_the_end_is_ignored(two: Machine) -> None:
     two(InputEnded())
 
     for event in (
@@ -324,7 +324,7 @@ def test_unassigned_work_that_may_be_at_any_time_holds_the_watermark_where_it_is
 @pytest.mark.parametrize(
     "first", [TimePassed(), SplitAdded("a"), Blocked(), SplitPaused("a")], ids=lambda event: type(event).__name__
 )
-def test_a_held_reader_is_waited_for_from_its_first_event_on_until_it_is_told_what_is_unassigned(first: Event) -> None:
+def test_a_held_reader_is_waited_for_from_its_first_event_on_until_it_learns_what_is_unassigned(first: Event) -> None:
     machine = Machine(held=True)
     assert machine(first) == [EmitActive()]
     machine(SplitAdded("a"))
@@ -349,8 +349,8 @@ def test_a_held_reader_without_a_split_or_unassigned_work_becomes_idle() -> None
     machine(TimePassed())
     assert machine(UnassignedChanged(None)) == [EmitIdle()]
 
-    told_at_once = Machine(held=True)
-    assert told_at_once(UnassignedChanged(None)) == []  # nobody waits for it yet
+    notified_at_once = Machine(held=True)
+    assert notified_at_once(UnassignedChanged(None)) == []  # nobody waits for it yet
 
 
 def test_a_bounded_reader_keeps_its_place_until_it_ends_once_it_has_no_split() -> None:
@@ -373,13 +373,13 @@ def test_a_bounded_reader_is_waited_for_from_its_first_event_on() -> None:
     assert machine(TimePassed()) == [EmitActive()]
 
 
-def test_a_held_reader_that_ends_before_it_is_told_still_emits_its_final_watermark() -> None:
+def test_a_held_reader_that_ends_before_it_is_notified_still_emits_its_final_watermark() -> None:
     machine = Machine(held=True)
     assert machine(InputEnded()) == [EmitActive(), EmitWatermark(MAX_WATERMARK_MS)]
 
 
-def test_votes_are_told_whenever_they_change_behind_what_is_emitted() -> None:
-    machine = Machine(tells_votes=True)
+def test_votes_are_reported_whenever_they_change_after_what_is_emitted() -> None:
+    machine = Machine(reports_votes=True)
     assert machine(SplitAdded("a")) == [EmitActive()]  # whoever adds it knows that it has none yet
     machine(SplitAdded("b"))
 
@@ -483,7 +483,7 @@ def test_every_history_of_five_events_agrees_with_the_model() -> None:
     assert compared > 100_000
 
 
-def test_every_history_with_unassigned_work_agrees_with_the_model_and_all_votes_are_told() -> None:
+def test_every_history_with_unassigned_work_agrees_with_the_model_and_all_votes_are_reported() -> None:
     alphabet: tuple[Event, ...] = (
         *(SplitAdded("a"), RowsEmitted("a", 20), RowsEmitted("a", 40), IdleMarked("a"), SplitFinished("a")),
         *(SplitAdded("b"), RowsEmitted("b", 30)),
@@ -491,11 +491,11 @@ def test_every_history_with_unassigned_work_agrees_with_the_model_and_all_votes_
     )
     compared = 0
     for history in itertools.product(alphabet, repeat=5):
-        machine, model = Machine(held=True, tells_votes=True), Model()
+        machine, model = Machine(held=True, reports_votes=True), Model()
         model.unassigned = [None]
         emitted: int | None = None
         idle = True
-        told: dict[str, tuple[int | None, bool]] = {}
+        reported: dict[str, tuple[int | None, bool]] = {}
         for event in history:
             if isinstance(event, RowsEmitted | IdleMarked) and event.split_id not in model.splits:
                 break
@@ -505,16 +505,16 @@ def test_every_history_with_unassigned_work_agrees_with_the_model_and_all_votes_
                         assert emitted is None or timestamp_ms > emitted, history
                         emitted = timestamp_ms
                     case SplitVoteChanged(split_id, watermark_ms, is_idle):
-                        assert told[split_id] != (watermark_ms, is_idle), history
-                        told[split_id] = (watermark_ms, is_idle)
+                        assert reported[split_id] != (watermark_ms, is_idle), history
+                        reported[split_id] = (watermark_ms, is_idle)
                     case _:
                         idle = isinstance(action, EmitIdle)
             if isinstance(event, SplitAdded):
-                told.setdefault(event.split_id, (None, False))
+                reported.setdefault(event.split_id, (None, False))
             if isinstance(event, SplitFinished):
-                told.pop(event.split_id, None)
+                reported.pop(event.split_id, None)
             assert (emitted, idle) == model.handle(event), history
-            assert told == model.splits, history
+            assert reported == model.splits, history
             compared += 1
     assert compared > 100_000
 
@@ -534,7 +534,7 @@ class Made(msgspec.Struct, frozen=True):
 
     held: bool
     bounded: bool
-    tells_votes: bool
+    reports_votes: bool
 
 
 class AnyReader:
@@ -546,7 +546,7 @@ class AnyReader:
     def handle(self, event: Event | Made, now_ms: int) -> list[Action]:
         if isinstance(event, Made):
             self.machine = SplitWatermarks(
-                STRATEGY, held=event.held, bounded=event.bounded, tells_votes=event.tells_votes
+                STRATEGY, held=event.held, bounded=event.bounded, reports_votes=event.reports_votes
             )
             return []
         assert self.machine is not None

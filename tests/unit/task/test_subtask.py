@@ -1,4 +1,4 @@
-"""A subtask's life: the table first, then what exactly-once hangs on, told as short stories."""
+"""A subtask's life: the table first, then what exactly-once hangs on, as short stories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headgate.protocol.state import (
     SubtaskState,
 )
 from headgate.task import subtask
-from headgate.task.subtask import LetterCame, SubtaskMachine
+from headgate.task.subtask import MessageReceived, SubtaskMachine
 from tests.machines import explore
 
 A, B = SplitState("a", b"at 3"), SplitState("b", b"at 5")
@@ -32,28 +32,28 @@ def machine(*, reassigns: bool = False) -> SubtaskMachine:
     return SubtaskMachine(SubtaskId(0, 1), sources={"s": reassigns}, host="h")
 
 
-def deploy(execution: int = 1, **reader: tuple[SplitState, ...] | tuple[FinishedSplit, ...]) -> LetterCame:
+def deploy(execution: int = 1, **reader: tuple[SplitState, ...] | tuple[FinishedSplit, ...]) -> MessageReceived:
     restore = SubtaskState(readers={"s": ReaderState(**reader)}) if reader else None  # type: ignore[arg-type]
-    return LetterCame(msg.Deploy(stage=0, execution=execution, parallelism=2, restore=restore))
+    return MessageReceived(msg.Deploy(stage=0, execution=execution, parallelism=2, restore=restore))
 
 
-def suspended(execution: int = 1, splits: tuple[SplitState, ...] = ()) -> LetterCame:
+def suspended(execution: int = 1, splits: tuple[SplitState, ...] = ()) -> MessageReceived:
     restored = SubtaskState(readers={"s": ReaderState(splits=splits)})
-    return LetterCame(
+    return MessageReceived(
         msg.Deploy(stage=0, execution=execution, parallelism=2, restore=restored, checkpoint_id=7, suspended=True)
     )
 
 
-def trigger(checkpoint_id: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> LetterCame:
-    return LetterCame(msg.TriggerCheckpoint(stage=0, execution=1, checkpoint_id=checkpoint_id, kind=kind))
+def trigger(checkpoint_id: int, kind: CheckpointKind = CheckpointKind.CHECKPOINT) -> MessageReceived:
+    return MessageReceived(msg.TriggerCheckpoint(stage=0, execution=1, checkpoint_id=checkpoint_id, kind=kind))
 
 
-def assign(number: int, *splits: SplitState) -> LetterCame:
-    return LetterCame(msg.AssignSplits(stage=0, execution=1, source="s", number=number, splits=splits))
+def assign(number: int, *splits: SplitState) -> MessageReceived:
+    return MessageReceived(msg.AssignSplits(stage=0, execution=1, source="s", number=number, splits=splits))
 
 
-def completed(checkpoint_id: int, known: int) -> LetterCame:
-    return LetterCame(
+def completed(checkpoint_id: int, known: int) -> MessageReceived:
+    return MessageReceived(
         msg.CheckpointCompleted(stage=0, execution=1, checkpoint_id=checkpoint_id, finished_known={"s": known})
     )
 
@@ -62,8 +62,8 @@ def snapshot(checkpoint_id: int, *splits: SplitState) -> subtask.SnapshotMade:
     return subtask.SnapshotMade(checkpoint_id, {"s": splits}, {"sink": OperatorState(committables=(b"c",))})
 
 
-def aborted(checkpoint_id: int) -> LetterCame:
-    return LetterCame(msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=checkpoint_id))
+def aborted(checkpoint_id: int) -> MessageReceived:
+    return MessageReceived(msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=checkpoint_id))
 
 
 def running(*, reassigns: bool = False) -> SubtaskMachine:
@@ -74,13 +74,13 @@ def running(*, reassigns: bool = False) -> SubtaskMachine:
 
 
 def posted(actions: list[subtask.Action]) -> list[msg.FromSlot]:
-    return [action.letter for action in actions if isinstance(action, subtask.Post)]
+    return [action.message for action in actions if isinstance(action, subtask.Post)]
 
 
 def acknowledged(actions: list[subtask.Action]) -> SubtaskState:
-    letter = posted(actions)[0]
-    assert isinstance(letter, msg.CheckpointAcknowledged)
-    return letter.state
+    message = posted(actions)[0]
+    assert isinstance(message, msg.CheckpointAcknowledged)
+    return message.state
 
 
 def events(of: SubtaskMachine) -> Iterator[subtask.Event]:
@@ -92,7 +92,7 @@ def events(of: SubtaskMachine) -> Iterator[subtask.Event]:
         yield deploy(execution + 1, splits=(A,), finished=(FinishedSplit("z", 9),))
         yield suspended(execution + 1)
         yield suspended(execution + 1, splits=(A,))
-    yield LetterCame(msg.CancelSubtask(**about))
+    yield MessageReceived(msg.CancelSubtask(**about))
     yield subtask.OperatorsOpened()
     yield subtask.RequestMade("s")
     yield subtask.EventMade("s", b"")
@@ -100,18 +100,18 @@ def events(of: SubtaskMachine) -> Iterator[subtask.Event]:
     yield subtask.AllInputEnded()
     yield subtask.SomethingFailed(ERROR)
     for number in (1, 2):
-        yield LetterCame(msg.AssignSplits(source="s", number=number, splits=(B,), **about))
+        yield MessageReceived(msg.AssignSplits(source="s", number=number, splits=(B,), **about))
         for kind in (CheckpointKind.CHECKPOINT, CheckpointKind.SUSPEND, CheckpointKind.DRAIN):
-            yield LetterCame(msg.TriggerCheckpoint(checkpoint_id=number, kind=kind, **about))
+            yield MessageReceived(msg.TriggerCheckpoint(checkpoint_id=number, kind=kind, **about))
         yield snapshot(number)
         yield subtask.SnapshotFailed(number, "disk full")
-        yield LetterCame(msg.CheckpointCompleted(checkpoint_id=number, finished_known={"s": 1}, **about))
-        yield LetterCame(msg.CheckpointAborted(checkpoint_id=number, **about))
-    yield LetterCame(msg.NoMoreSplits(source="s", **about))
-    yield LetterCame(msg.EventToReader(source="s", payload=b"", **about))
-    yield LetterCame(msg.ReportSource(source="s", incarnation=2, **about))
-    yield LetterCame(msg.AlignmentAnnounced(source="s", max_watermark_ms=30, others_ms=20, **about))
-    yield LetterCame(msg.UnassignedWork(source="s", event_time_ms=5, **about))
+        yield MessageReceived(msg.CheckpointCompleted(checkpoint_id=number, finished_known={"s": 1}, **about))
+        yield MessageReceived(msg.CheckpointAborted(checkpoint_id=number, **about))
+    yield MessageReceived(msg.NoMoreSplits(source="s", **about))
+    yield MessageReceived(msg.EventToReader(source="s", payload=b"", **about))
+    yield MessageReceived(msg.ReportSource(source="s", incarnation=2, **about))
+    yield MessageReceived(msg.AlignmentAnnounced(source="s", max_watermark_ms=30, others_ms=20, **about))
+    yield MessageReceived(msg.UnassignedWork(source="s", event_time_ms=5, **about))
     yield subtask.WatermarkFound("s", 7, "a")
 
 
@@ -159,11 +159,11 @@ def test_a_registration_precedes_running_and_a_request_made_at_the_start_follows
     made.handle(deploy(), 0)
     assert made.handle(subtask.RequestMade("s"), 0) == []
 
-    letters = posted(made.handle(subtask.OperatorsOpened(), 0))
-    assert [type(each) for each in letters] == [msg.ReaderRegistered, msg.SubtaskRunning, msg.SplitRequested]
+    messages = posted(made.handle(subtask.OperatorsOpened(), 0))
+    assert [type(each) for each in messages] == [msg.ReaderRegistered, msg.SubtaskRunning, msg.SplitRequested]
 
 
-def test_what_is_deployed_behind_the_last_checkpoint_is_there_and_never_reads() -> None:
+def test_what_is_deployed_after_the_last_checkpoint_is_there_and_never_reads() -> None:
     made = machine()
     made.handle(suspended(splits=(A,)), 0)
     assert made.handle(subtask.OperatorsOpened(), 0) == [
@@ -209,7 +209,7 @@ def test_ends_at_the_barrier_belong_to_the_checkpoint_and_later_ones_do_not() ->
     assert state.readers["s"].finished == (FinishedSplit("a", 1),)
 
 
-def test_the_end_of_input_behind_the_barrier_is_not_in_the_checkpoint() -> None:
+def test_the_end_of_input_after_the_barrier_is_not_in_the_checkpoint() -> None:
     made = running()
     made.handle(trigger(1), 0)
     made.handle(subtask.AllInputEnded(), 0)
@@ -234,13 +234,15 @@ def test_finished_splits_stay_in_the_state_until_a_complete_checkpoint_knows_the
     assert acknowledged(made.handle(snapshot(3), 0)).readers["s"].finished == ()
 
 
-def test_restored_ends_are_told_again_with_new_numbers() -> None:
+def test_restored_ends_are_reported_again_with_new_numbers() -> None:
     made = machine()
     made.handle(deploy(finished=(FinishedSplit("y", 7), FinishedSplit("z", 9))), 0)
 
-    letters = posted(made.handle(subtask.OperatorsOpened(), 0))
-    told = msg.SplitsFinished(stage=0, execution=1, source="s", finished=(FinishedSplit("y", 1), FinishedSplit("z", 2)))
-    assert letters[1] == told
+    messages = posted(made.handle(subtask.OperatorsOpened(), 0))
+    reported = msg.SplitsFinished(
+        stage=0, execution=1, source="s", finished=(FinishedSplit("y", 1), FinishedSplit("z", 2))
+    )
+    assert messages[1] == reported
     later = posted(made.handle(subtask.SplitsEnded("s", ("a",)), 0))[0]
     assert isinstance(later, msg.SplitsFinished)
     assert later.finished == (FinishedSplit("a", 3),)
@@ -252,7 +254,7 @@ def test_what_a_restored_source_coordinator_asks_is_answered() -> None:
     made.handle(subtask.SplitsEnded("s", ("a",)), 0)
     made.handle(subtask.RequestMade("s"), 0)
 
-    report = LetterCame(msg.ReportSource(stage=0, execution=1, source="s", incarnation=2))
+    report = MessageReceived(msg.ReportSource(stage=0, execution=1, source="s", incarnation=2))
     expected = msg.SourceReported(
         stage=0,
         execution=1,
@@ -295,7 +297,7 @@ def test_a_savepoint_to_stop_at_holds_the_reading_until_it_fails() -> None:
     assert made.state == "running"
 
 
-def test_a_drained_subtask_keeps_splits_that_come_behind_the_barrier() -> None:
+def test_a_drained_subtask_keeps_splits_that_come_after_the_barrier() -> None:
     made = running()
     assert made.handle(trigger(1, CheckpointKind.DRAIN), 0) == [subtask.TakeSnapshot(1, drain=True, suspend=False)]
 
@@ -318,7 +320,7 @@ def test_a_newer_execution_ends_the_older_one_first_and_restores_its_own_state()
     state = {"sink": OperatorState(items=(InlineState(b"i"),))}
     newer = msg.Deploy(stage=0, execution=2, parallelism=2, restore=SubtaskState(operators=state), checkpoint_id=5)
 
-    assert made.handle(LetterCame(newer), 0) == [subtask.CloseAll(), subtask.OpenOperators(2, state)]
+    assert made.handle(MessageReceived(newer), 0) == [subtask.CloseAll(), subtask.OpenOperators(2, state)]
     assert made.handle(snapshot(1), 0) == []
     assert made.handle(assign(1, A), 0) == []  # of the older execution
 
@@ -334,13 +336,13 @@ def test_a_failed_subtask_says_so_once_and_ignores_what_is_late() -> None:
     assert made.handle(subtask.SomethingFailed(ERROR), 0) == []
     assert made.handle(snapshot(1), 0) == []
     assert made.handle(assign(1, A), 0) == []
-    assert made.handle(LetterCame(msg.CancelSubtask(stage=0, execution=1)), 0) == []
+    assert made.handle(MessageReceived(msg.CancelSubtask(stage=0, execution=1)), 0) == []
 
 
 def test_what_concerns_event_time_passes_through() -> None:
     made, about = running(), {"stage": 0, "execution": 1}
-    announced = LetterCame(msg.AlignmentAnnounced(source="s", max_watermark_ms=30, others_ms=20, **about))
-    unassigned = LetterCame(msg.UnassignedWork(source="s", event_time_ms=None, **about))
+    announced = MessageReceived(msg.AlignmentAnnounced(source="s", max_watermark_ms=30, others_ms=20, **about))
+    unassigned = MessageReceived(msg.UnassignedWork(source="s", event_time_ms=None, **about))
 
     assert made.handle(announced, 0) == [subtask.Announce("s", 30, 20)]
     assert made.handle(unassigned, 0) == [subtask.SetUnassigned("s", None)]

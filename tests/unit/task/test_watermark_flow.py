@@ -6,62 +6,62 @@ from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.watermark_flow import WatermarkFlow
 
 
-def told(flow: WatermarkFlow) -> tuple[int | None, bool]:
+def output_of(flow: WatermarkFlow) -> tuple[int | None, bool]:
     return flow.watermark_ms, flow.is_idle
 
 
-def test_an_input_that_is_told_to_all_is_not_idle_alone() -> None:
+def test_a_broadcast_input_is_not_idle_alone() -> None:
     """It wakes with the others, though it may be heard of last: its rows would be late."""
-    flow = WatermarkFlow(["a", "b"], told_to_all=["a", "b"])
+    flow = WatermarkFlow(["a", "b"], broadcast=["a", "b"])
     for uid in ("a", "b"):
         flow.on_watermark(uid, 10)
         flow.on_idle(uid)
-    assert told(flow) == (None, True)
+    assert output_of(flow) == (None, True)
     flow.on_active("a")
     flow.on_watermark("a", 500)
-    assert told(flow) == (10, False)
+    assert output_of(flow) == (10, False)
     flow.on_active("b")
     flow.on_watermark("b", 500)
-    assert told(flow) == (500, False)
+    assert output_of(flow) == (500, False)
 
 
-def test_nor_does_it_stay_idle_when_another_one_that_is_told_to_all_has_ended() -> None:
+def test_nor_does_it_stay_idle_when_another_broadcast_one_has_ended() -> None:
     """All readers have, then: it is about to."""
-    flow = WatermarkFlow(["a", "b"], told_to_all=["a", "b"])
+    flow = WatermarkFlow(["a", "b"], broadcast=["a", "b"])
     flow.on_watermark("b", 10)
     flow.on_idle("b")
     flow.on_watermark("a", MAX_WATERMARK_MS)
-    assert told(flow) == (10, False)
+    assert output_of(flow) == (10, False)
     flow.on_watermark("b", MAX_WATERMARK_MS)
-    assert told(flow) == (MAX_WATERMARK_MS, False)
+    assert output_of(flow) == (MAX_WATERMARK_MS, False)
 
 
-def test_what_only_one_producer_tells_may_be_idle_alone() -> None:
+def test_what_only_one_producer_sends_may_be_idle_alone() -> None:
     """Its reader has nothing to read, and others have."""
-    flow = WatermarkFlow(["all", "own"], told_to_all=["all"])
+    flow = WatermarkFlow(["all", "own"], broadcast=["all"])
     flow.on_watermark("all", 10)
     flow.on_watermark("own", 5)
-    assert told(flow) == (5, False)
+    assert output_of(flow) == (5, False)
     flow.on_idle("own")
-    assert told(flow) == (10, False)
+    assert output_of(flow) == (10, False)
     flow.on_idle("all")
-    assert told(flow) == (None, True)
+    assert output_of(flow) == (None, True)
     flow.on_active("own")
     flow.on_watermark("own", 50)
-    assert told(flow) == (10, False)
+    assert output_of(flow) == (10, False)
     flow.on_active("all")
     flow.on_watermark("all", 70)
-    assert told(flow) == (50, False)
+    assert output_of(flow) == (50, False)
     flow.on_watermark("own", MAX_WATERMARK_MS)
-    assert told(flow) == (70, False)
+    assert output_of(flow) == (70, False)
     flow.on_idle("all")
-    assert told(flow) == (None, True)
+    assert output_of(flow) == (None, True)
 
 
-def test_an_input_that_has_told_nothing_holds_the_others() -> None:
+def test_an_input_that_has_sent_nothing_holds_the_others() -> None:
     flow = WatermarkFlow(["a", "b"])
     flow.on_active("a")
     flow.on_watermark("a", 10)
-    assert told(flow) == (None, False)
+    assert output_of(flow) == (None, False)
     flow.on_idle("b")
-    assert told(flow) == (10, False)
+    assert output_of(flow) == (10, False)

@@ -19,14 +19,14 @@ from headgate.task.watermark_valve import (
     EndInput,
     MarkActive,
     MarkIdle,
-    ProducerTold,
+    ProducerEvent,
+    ProducerEventReceived,
     ProducerWatermark,
-    Told,
     WatermarkValve,
 )
 from tests.machines import explore
 
-TOLD: tuple[Told, ...] = (
+EVENTS: tuple[ProducerEvent, ...] = (
     WatermarkPassed(1),
     WatermarkPassed(2),
     WatermarkPassed(MAX_WATERMARK_MS),
@@ -48,7 +48,7 @@ class AnyValve:
     def __init__(self) -> None:
         self.valve: WatermarkValve | None = None
 
-    def handle(self, event: ProducerTold | Started, now_ms: int) -> list[watermark_valve.Action]:
+    def handle(self, event: ProducerEventReceived | Started, now_ms: int) -> list[watermark_valve.Action]:
         if isinstance(event, Started):
             self.valve = WatermarkValve("x", (0, 1, 2), idle_together=event.idle_together)
             return []
@@ -60,13 +60,13 @@ class AnyValve:
             self.valve.check()
 
 
-def events(machine: AnyValve) -> Iterator[ProducerTold | Started]:
+def events(machine: AnyValve) -> Iterator[ProducerEventReceived | Started]:
     if machine.valve is None:
         yield from (Started(False), Started(True))
         return
     for producer in machine.valve._producers:
-        for each in TOLD:
-            yield ProducerTold(producer, each)
+        for each in EVENTS:
+            yield ProducerEventReceived(producer, each)
 
 
 def test_the_table_is_what_the_valve_does() -> None:
@@ -76,21 +76,21 @@ def test_the_table_is_what_the_valve_does() -> None:
         events,
         steps=steps_of(WatermarkValve.TRANSITIONS),
         state=lambda machine, _: None if machine.valve is None else machine.valve.state,
-        name=lambda machine, told: "" if machine.valve is None else machine.valve.kind_of(told).__name__,
+        name=lambda machine, reported: "" if machine.valve is None else machine.valve.kind_of(reported).__name__,
         depth=12,
     )
 
 
 def test_the_table_of_a_producer_is_what_it_does() -> None:
-    explore(ProducerWatermark, lambda producer: () if producer.state == "ended" else TOLD)
+    explore(ProducerWatermark, lambda producer: () if producer.state == "ended" else EVENTS)
 
 
 def test_an_unknown_producer_is_refused_with_the_history() -> None:
-    """Nobody tells anything after its end."""
+    """Nobody reports anything after its end."""
     valve = WatermarkValve("x", [0, 1])
-    valve.handle(ProducerTold(0, ProducerEnded()), 5)
+    valve.handle(ProducerEventReceived(0, ProducerEnded()), 5)
     with pytest.raises(InvalidTransitionError, match="has ended") as refused:
-        valve.handle(ProducerTold(0, ProducerIdle()), 6)
+        valve.handle(ProducerEventReceived(0, ProducerIdle()), 6)
     assert refused.value.facts["history"]
 
 
@@ -104,16 +104,18 @@ def vote_of(watermarks: dict[int, int], idle: dict[int, bool], *, together: bool
 
 
 @pytest.mark.parametrize("together", [False, True])
-@given(told=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(TOLD)), max_size=30))
-def test_the_watermark_is_the_minimum_of_those_that_vote(told: list[tuple[int, Told]], together: bool) -> None:
-    """Whatever comes in whatever order: what was told is the highest minimum so far, idle and ended are told once."""
+@given(reported=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(EVENTS)), max_size=30))
+def test_the_watermark_is_the_minimum_of_those_that_vote(
+    reported: list[tuple[int, ProducerEvent]], together: bool
+) -> None:
+    """In whatever order: what was reported is the highest minimum so far; idle and ended are reported once."""
     valve = WatermarkValve("x", range(4), idle_together=together)
     watermarks, idle = dict.fromkeys(range(4), MIN_WATERMARK_MS), dict.fromkeys(range(4), False)
     known, is_idle = MIN_WATERMARK_MS, False
-    for producer, event in told:
+    for producer, event in reported:
         if producer not in watermarks:
             continue
-        actions = valve.handle(ProducerTold(producer, event), 0)
+        actions = valve.handle(ProducerEventReceived(producer, event), 0)
         valve.check()
         if isinstance(event, ProducerEnded):
             del watermarks[producer], idle[producer]
@@ -137,24 +139,24 @@ def test_the_watermark_is_the_minimum_of_those_that_vote(told: list[tuple[int, T
 def test_the_final_watermark_does_not_pass_an_idle_producer() -> None:
     """An idle one may be about to send the last of its windows: what fired by the final watermark would take none."""
     valve = WatermarkValve("x", [0, 1])
-    valve.handle(ProducerTold(1, WatermarkPassed(5)), 0)
-    valve.handle(ProducerTold(1, ProducerIdle()), 0)
-    assert valve.handle(ProducerTold(0, WatermarkPassed(7)), 0) == [AdvanceWatermark("x", 7)]
-    assert valve.handle(ProducerTold(0, WatermarkPassed(MAX_WATERMARK_MS)), 0) == [MarkIdle("x")]
-    assert valve.handle(ProducerTold(0, ProducerEnded()), 0) == []
-    assert valve.handle(ProducerTold(1, ProducerActive()), 0) == [MarkActive("x")]
-    assert valve.handle(ProducerTold(1, WatermarkPassed(MAX_WATERMARK_MS)), 0) == [
+    valve.handle(ProducerEventReceived(1, WatermarkPassed(5)), 0)
+    valve.handle(ProducerEventReceived(1, ProducerIdle()), 0)
+    assert valve.handle(ProducerEventReceived(0, WatermarkPassed(7)), 0) == [AdvanceWatermark("x", 7)]
+    assert valve.handle(ProducerEventReceived(0, WatermarkPassed(MAX_WATERMARK_MS)), 0) == [MarkIdle("x")]
+    assert valve.handle(ProducerEventReceived(0, ProducerEnded()), 0) == []
+    assert valve.handle(ProducerEventReceived(1, ProducerActive()), 0) == [MarkActive("x")]
+    assert valve.handle(ProducerEventReceived(1, WatermarkPassed(MAX_WATERMARK_MS)), 0) == [
         AdvanceWatermark("x", MAX_WATERMARK_MS)
     ]
-    assert valve.handle(ProducerTold(1, ProducerEnded()), 0) == [EndInput("x")]
+    assert valve.handle(ProducerEventReceived(1, ProducerEnded()), 0) == [EndInput("x")]
 
 
 def test_one_that_is_idle_before_the_others_is_waited_for_if_they_are_idle_together() -> None:
-    """Two behind one exchange: the one that wakes first must not let the other's windows come late."""
+    """Two downstream of one exchange: the one that wakes first must not let the other's windows come late."""
     valve = WatermarkValve("x", [0, 1], idle_together=True)
     for producer in (0, 1):
-        valve.handle(ProducerTold(producer, WatermarkPassed(5)), 0)
-        valve.handle(ProducerTold(producer, ProducerIdle()), 0)
+        valve.handle(ProducerEventReceived(producer, WatermarkPassed(5)), 0)
+        valve.handle(ProducerEventReceived(producer, ProducerIdle()), 0)
     assert valve.state == "idle"
-    assert valve.handle(ProducerTold(0, WatermarkPassed(50)), 0) == [MarkActive("x")]
-    assert valve.handle(ProducerTold(1, WatermarkPassed(50)), 0) == [AdvanceWatermark("x", 50)]
+    assert valve.handle(ProducerEventReceived(0, WatermarkPassed(50)), 0) == [MarkActive("x")]
+    assert valve.handle(ProducerEventReceived(1, WatermarkPassed(50)), 0) == [AdvanceWatermark("x", 50)]

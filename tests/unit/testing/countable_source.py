@@ -64,12 +64,12 @@ class RangeReader(SplitReader[Range]):
     def _read(self, split: Range) -> FetchedBatch[Range]:
         if split.position >= split.stop:
             return FetchedBatch(split=split, finished=True)
-        behind = min(split.position + 3, split.stop)
-        rows = list(range(split.position, behind))
+        after = min(split.position + 3, split.stop)
+        rows = list(range(split.position, after))
         if self.bug == "other rows each time":
             rows[0] = time.monotonic_ns()
-        shown = behind - 1 if self.bug == "position of the last row" else behind
-        self.splits.append(msgspec.structs.replace(split, position=behind))
+        shown = after - 1 if self.bug == "position of the last row" else after
+        self.splits.append(msgspec.structs.replace(split, position=after))
         self.batches += 1
         column = pa.array(rows, pa.int64())
         if self.bug == "another schema in the second batch" and self.batches == 2:
@@ -222,10 +222,10 @@ class Numbers(Source[Range, State]):
             return [PlannedRange(split=split) for split in splits]
         split = splits[0]
         stop = min(split.position + (limits.max_rows or 4), split.stop)
-        behind = stop - 1 if self.bug == "ranges overlap" and stop < split.stop and stop - split.position > 1 else stop
+        after = stop - 1 if self.bug == "ranges overlap" and stop < split.stop and stop - split.position > 1 else stop
         return [
             PlannedRange(
                 split=msgspec.structs.replace(split, stop=stop),
-                rest=None if stop == split.stop else msgspec.structs.replace(split, position=behind),
+                rest=None if stop == split.stop else msgspec.structs.replace(split, position=after),
             )
         ]

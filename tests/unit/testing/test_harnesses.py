@@ -26,7 +26,7 @@ from headgate.testing import (
 )
 
 
-def test_a_virtual_clock_moves_only_when_told() -> None:
+def test_a_virtual_clock_moves_only_when_asked() -> None:
     clock = VirtualClock(5)
     clock.advance(10)
     clock.advance_to(3)

@@ -1,4 +1,4 @@
-"""Both ends of a channel in one slot, without a socket: what they are told, in which order, and what never follows."""
+"""Both ends of a channel in one slot, without a socket: their calls, in which order, and what never follows."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_answer_to_an_element_reaches_the_producer_and_its_answer_the_consume
     assert ends.calls[2:] == [1, rows] * 2000 + [1]
 
 
-def test_whoever_closes_is_told_nothing() -> None:
+def test_whoever_closes_is_not_notified() -> None:
     producer_closes, consumer_closes = Ends(), Ends()
     for ends in (producer_closes, consumer_closes):
         ends.offered.attach(ends.consumer)
@@ -171,7 +171,7 @@ def test_a_channel_has_one_consumer_and_none_when_it_is_over() -> None:
 
 
 def test_a_consumer_that_leaves_while_it_gets_its_producer() -> None:
-    """The producer is connected to nobody for a moment, and told so."""
+    """The producer is connected to nobody for a moment, and notified of it."""
     for leave in (LocalConsumer.close, lambda consumer: consumer.give_up("too late")):
         ends = Ends()
         leave(ends.consumer)
@@ -192,7 +192,7 @@ def test_giving_up_is_for_those_who_wait() -> None:
     assert not connected.calls
 
 
-def test_an_end_that_fails_is_told_nothing_more_and_the_other_is() -> None:
+def test_an_end_that_fails_is_not_notified_again_and_the_other_is() -> None:
     for failing, expected in ((ProducerIdle(), ("producer broken", "broken")), (7, ("consumer broken", "broken"))):
         ends = Ends()
         ends.offered.attach(ends.consumer)

@@ -1,4 +1,4 @@
-"""What the two ends say beside letters cannot be taken for one."""
+"""What the two ends say beside messages cannot be taken for one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headgate.transport.sockets import parse_peer
 
 
 @pytest.mark.parametrize("frame", [WELCOME, GOODBYE])
-def test_no_frame_is_a_letter(frame: bytes) -> None:
+def test_no_frame_is_a_message(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode(frame)
-    letter = encode(Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat()))
-    assert letter[0] != frame[0] and letter[0] >= 0x80
+    message = encode(Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat()))
+    assert message[0] != frame[0] and message[0] >= 0x80
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_the_whole_range_of_bigint_does_not_overflow() -> None:
     assert wide.min() < -(1 << 62) and wide.max() > 1 << 62
 
 
-def test_sequences_count_and_start_again_behind_max() -> None:
+def test_sequences_count_and_start_again_after_max() -> None:
     assert column(pa.int8(), 5, kind="sequence", min=3, max=5).to_pylist() == [3, 4, 5, 3, 4]
     assert column(pa.int64(), 4, kind="sequence", cardinality=2).to_pylist() == [0, 1, 0, 1]
     assert column(pa.string(), 3, kind="sequence", min=9).to_pylist() == ["9", "10", "11"]

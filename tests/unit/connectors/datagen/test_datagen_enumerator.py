@@ -56,12 +56,12 @@ def test_the_earliest_rows_that_nobody_has_are_known_and_only_become_later() -> 
     harness.start()
     harness.register_reader(0)
     harness.register_reader(1)
-    told = []
+    reported = []
     while 0 not in harness.no_more_splits:
-        told.append(unassigned())
+        reported.append(unassigned())
         harness.request_split(0)
     # Rows 0 and 1, then rows 2,000,000 and 2,000,001, each of two partitions: a row is a millisecond.
-    assert told == [7000, 7001, 2_007_000, 2_007_001, 4_007_000, 4_007_001, None]
+    assert reported == [7000, 7001, 2_007_000, 2_007_001, 4_007_000, 4_007_001, None]
 
 
 def test_what_a_failed_reader_had_is_the_earliest_again() -> None:

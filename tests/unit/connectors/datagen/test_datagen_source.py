@@ -117,7 +117,7 @@ def test_the_next_event_time_of_each_split_that_has_a_row_due() -> None:
     assert made.next_event_times([partition(0, 5), partition(1, 5, stop=5)]) == {}
 
 
-def test_event_times_that_are_drawn_are_not_told() -> None:
+def test_event_times_that_are_drawn_are_not_reported() -> None:
     assert source().next_event_times([partition(0, 0, stop=5)]) is None
     drawn = source(eventTimeColumn="At", **{"fields.at.kind": "random"})
     assert drawn.next_event_times([partition(0, 0, stop=5)]) is None
@@ -149,7 +149,7 @@ def test_a_plan_has_all_rows_before_an_event_time_and_no_other(
     assert following is not None
     before_ms = min(time_ms for time_ms in following.values() if time_ms is not None) + drift_ms
     plan = made.plan_ranges(splits, PlanLimits(before_event_time_ms=before_ms), START_MS)
-    assert plan, "the split that is furthest behind is always read on"
+    assert plan, "the split that lags most is always read on"
     generator = RowGenerator(pa.schema([("timestamp", pa.timestamp("us"))]), made.options, made._pace, start_ms * 1000)
     taken = {each.split.split_id: each.split.stop for each in plan}
     for split in splits:

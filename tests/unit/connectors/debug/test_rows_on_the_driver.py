@@ -91,7 +91,7 @@ def test_console_prints_the_first_rows_of_a_checkpoint(capsys: pytest.CaptureFix
     )
 
 
-def test_console_writes_where_it_is_told() -> None:
+def test_console_writes_where_it_is_configured() -> None:
     out = io.StringIO()
     writer = ConsoleSink({"truncate": "false"}).create_writer(context(), SCHEMA, [])
     writer.write(rows(1))

@@ -46,9 +46,9 @@ def test_reading_goes_on_at_any_position(case, tmp_path):
     path.write_bytes(content(table()))
     whole = table().to_pylist()
     before = []
-    for batch, behind in cursor_of(split_of(path), options, block_bytes=40):
+    for batch, after in cursor_of(split_of(path), options, block_bytes=40):
         before += [] if batch is None else batch.to_pylist()
-        stored = SPLIT_SERIALIZER.deserialize(SPLIT_SERIALIZER.serialize(behind))
+        stored = SPLIT_SERIALIZER.deserialize(SPLIT_SERIALIZER.serialize(after))
         assert before + rows_of(cursor_of(stored, options, block_bytes=64)) == whole
     assert before == whole
 
@@ -61,14 +61,14 @@ def test_every_row_of_a_batch_has_a_position_where_positions_are_rows(case, tmp_
     whole = table().to_pylist()
     emitted = 0
     cursor = cursor_of(split_of(path), options, block_bytes=40)
-    for batch, behind in cursor:
+    for batch, after in cursor:
         rows = 0 if batch is None else batch.num_rows
         are_lines = case in ("csv", "csv-crlf", "csv-gzip", "json", "json-bzip2")
         assert (cursor.position_at is None) == (are_lines or not rows)
         for number in [] if cursor.position_at is None else range(rows):
             stored = SPLIT_SERIALIZER.deserialize(SPLIT_SERIALIZER.serialize(cursor.position_at(number)))
             assert rows_of(cursor_of(stored, options)) == whole[emitted + number :]
-        assert cursor.position_at is None or cursor.position_at(rows) == behind
+        assert cursor.position_at is None or cursor.position_at(rows) == after
         emitted += rows
     assert emitted == len(whole)
 
@@ -105,9 +105,9 @@ def test_lines_are_the_same_whatever_the_splits_blocks_and_restores(
         while not finished:
             finished = True
             cursor = cursor_of(split, {"fileFormat": "text"}, TEXT, block_bytes=block_bytes)
-            for steps, (batch, behind) in enumerate(cursor, 1):
+            for steps, (batch, after) in enumerate(cursor, 1):
                 found += [] if batch is None else batch.column(0).to_pylist()
-                split = behind
+                split = after
                 if steps == restore_every:
                     cursor.close()
                     finished = False
@@ -153,10 +153,10 @@ def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path, name):
     assert error.value.path == str(path)
 
 
-def test_a_truncated_gzip_file_is_an_error_behind_the_last_whole_block(tmp_path):
+def test_a_truncated_gzip_file_is_an_error_after_the_last_whole_block(tmp_path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(csv_bytes(table(rows=5000)))[:-2000])
-    with pytest.raises(BadDataError, match=r"a\.csv\.gz cannot be read behind byte"):
+    with pytest.raises(BadDataError, match=r"a\.csv\.gz cannot be read after byte"):
         rows_of(cursor_of(split_of(path), CASES["csv"][0], block_bytes=1000))
 
 
@@ -165,13 +165,13 @@ def test_a_truncated_bulk_file_is_an_error_that_names_it(tmp_path, case):
     options, name, content = CASES[case]
     path = tmp_path / name
     path.write_bytes(content(table())[:-20])
-    with pytest.raises(BadDataError, match=f"{name} is no complete") as error:
+    with pytest.raises(BadDataError, match=f"{name} is not a complete") as error:
         rows_of(cursor_of(split_of(path), options))
     assert error.value.byte_offset == 0
 
 
 @pytest.mark.parametrize("case", ["parquet", "orc", "arrow", "csv-gzip"])
-def test_damaged_files_are_skipped_if_told_to(tmp_path, case, caplog):
+def test_damaged_files_are_skipped_if_allowed(tmp_path, case, caplog):
     options, name, content = CASES[case]
     path = tmp_path / name
     path.write_bytes(content(table())[:-20])
@@ -286,10 +286,10 @@ def test_an_empty_document_has_no_rows(tmp_path):
     assert rows_of(cursor_of(split_of(path), CASES["json-multiline"][0])) in ([], [{"id": None, "name": None}])
 
 
-def test_remaining_tells_bytes_and_file(tmp_path):
+def test_remaining_reports_bytes_and_file(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(csv_bytes(table()))
-    left = [behind.remaining().bytes for _, behind in cursor_of(split_of(path), CASES["csv"][0], block_bytes=40)]
+    left = [after.remaining().bytes for _, after in cursor_of(split_of(path), CASES["csv"][0], block_bytes=40)]
     assert left == sorted(left, reverse=True)
     assert left[-1] == 0
     assert split_of(path).remaining().file == str(path)

@@ -378,11 +378,11 @@ def test_files_go_out_in_the_order_of_event_time_and_what_is_left_is_never_passe
     harness.run_next_call()
     assert (unassigned_s(harness), held(harness)) == ("any", []), "the footers are not read yet"
     harness.run_next_call()
-    told = []
+    reported = []
     for subtask in (0, 1, 0, 1):
-        told.append(unassigned_s(harness))
+        reported.append(unassigned_s(harness))
         harness.request_split(subtask)
-    assert told == [100, 200, 300, 400]
+    assert reported == [100, 200, 300, 400]
     assert unassigned_s(harness) is None
     assert [held(harness, 0), held(harness, 1)] == [["a", "c"], ["b", "d"]]
     harness.request_split(0)
@@ -416,11 +416,11 @@ def test_pieces_of_a_file_go_out_in_their_own_time(put_times, harness_of):
     harness = harness_of(bounded=True, splitSize=str((size + 1) // 2), **IN_TIME)
     harness.run_next_call()
     harness.run_next_call()
-    told = []
+    reported = []
     for _ in range(3):
-        told.append(unassigned_s(harness))
+        reported.append(unassigned_s(harness))
         harness.request_split(0)
-    assert told == [0, 300, 600]
+    assert reported == [0, 300, 600]
     assert held(harness) == ["day", "noon", "day"]
     assert unassigned_s(harness) is None
 
@@ -539,7 +539,7 @@ def test_a_look_that_cannot_succeed_fails_the_enumerator(put_times, harness_of):
         harness.finish_call(look)
 
 
-def test_files_that_do_not_tell_their_times_go_out_as_ever_and_hold_nobody(put, harness_of):
+def test_files_with_unknown_times_go_out_as_ever_and_hold_nobody(put, harness_of):
     put("b", 1)
     put("a", 2)
     schema = pa.schema([("id", pa.timestamp("us")), ("name", pa.string())])

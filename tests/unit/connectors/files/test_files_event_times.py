@@ -1,4 +1,4 @@
-"""When rows of files are, without reading them: what statistics and folders tell, and what is planned by it."""
+"""When rows of files are, without reading them: what statistics and folders show, and what is planned by it."""
 
 import datetime
 import io
@@ -116,10 +116,10 @@ def test_a_footer_is_read_once(tmp_path):
         (AT, None, DAY_MS - 14 * HOUR_MS),  # in Kiribati the day begins then
     ],
 )
-def test_folders_tell_the_event_time_of_all_their_rows(tmp_path, column, zone, expected):
+def test_folders_show_the_event_time_of_all_their_rows(tmp_path, column, zone, expected):
     file = status(tmp_path / "a", partitions=(("at", "1970-01-02"),))
     times = event_times(has_footers=False, zone=zone, column=column)
-    assert times.can_tell(file)
+    assert times.can_know(file)
     assert times.look_at([file])[0].earliest == (expected,)
 
 
@@ -127,7 +127,7 @@ def test_folders_without_a_time_hold_nobody_and_those_that_cannot_be_read_hold_a
     times = event_times(has_footers=False)
     files = [status(tmp_path / "a", partitions=(("at", text),)) for text in (None, "noon")]
     assert [each.earliest for each in times.look_at(files)] == [(MAX_WATERMARK_MS,), (MIN_WATERMARK_MS,)]
-    assert not times.can_tell(status(tmp_path / "b", partitions=(("city", "Rome"),)))
+    assert not times.can_know(status(tmp_path / "b", partitions=(("city", "Rome"),)))
 
 
 # -- plans ---------------------------------------------------------------------------------------------------------
@@ -208,14 +208,14 @@ def test_the_next_event_time_is_that_of_the_row_group_that_is_next(tmp_path):
     source = source_of(tmp_path)
     (split,) = splits_of(source)
     assert isinstance(source, SupportsEventTimeSeek)
-    behind = [msgspec.structs.replace(split, unit=unit, position=0) for unit in (0, 1, 2)]
-    assert [source.next_event_times([each])[split.split_id] for each in behind] == [5, 1, 1]
+    after = [msgspec.structs.replace(split, unit=unit, position=0) for unit in (0, 1, 2)]
+    assert [source.next_event_times([each])[split.split_id] for each in after] == [5, 1, 1]
     assert source.plan_ranges([split], PlanLimits(before_event_time_ms=5), 0) == []
     (planned,) = source.plan_ranges([split], PlanLimits(before_event_time_ms=6), 0)
-    assert (planned.split, planned.rest) == (split, None)  # nothing behind its first row group is too late
+    assert (planned.split, planned.rest) == (split, None)  # nothing after its first row group is too late
 
 
-def test_files_that_do_not_tell_are_planned_as_ever(tmp_path):
+def test_files_with_unknown_times_are_planned_as_ever(tmp_path):
     (tmp_path / "a.csv").write_bytes(csv_bytes(table()))
     source = source_of(tmp_path, fileFormat="csv", header="true")
     splits = splits_of(source)
@@ -229,8 +229,8 @@ def test_without_an_event_time_column_nothing_is_known(tmp_path):
     assert source.next_event_times(splits_of(source)) is None
 
 
-def test_whether_event_times_are_told_can_be_asked_at_any_time(tmp_path):
-    """A planner asks before there is an enumerator, and a source that travels to a task leaves behind what it knows."""
+def test_whether_event_times_are_known_can_be_asked_at_any_time(tmp_path):
+    """A planner asks before there is an enumerator, and a source that travels to a task leaves out what it knows."""
     (tmp_path / "a.parquet").write_bytes(parquet([1_000]))
     source = source_of(tmp_path)
     assert source.next_event_times([]) == {}

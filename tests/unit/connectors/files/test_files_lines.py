@@ -56,10 +56,10 @@ def test_ranges_of_any_size_hold_each_line_once(data, separator, range_bytes, bl
     for start in range(0, len(data), range_bytes):
         begin = cutter.line_start(start) if can_be_cut(separator) else start
         stop = len(data) if start + range_bytes >= len(data) else cutter.line_start(start + range_bytes)
-        for block, behind in cutter.blocks(begin, stop):
+        for block, after in cutter.blocks(begin, stop):
             found += block
-            assert behind in ends
-            assert len(found) == behind
+            assert after in ends
+            assert len(found) == after
     assert found == data
 
 
@@ -116,9 +116,9 @@ def test_what_was_appended_after_listing_is_not_read():
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_first_line_skips_byte_order_mark_and_blank_lines(stream):
     cutter = cutter_of(b"\xef\xbb\xbf\r\n\n a,b \r\n1,2\n", stream=stream)
-    header, behind = cutter.first_line(lambda line: bool(line.strip()))
+    header, after = cutter.first_line(lambda line: bool(line.strip()))
     assert header == b" a,b "
-    assert [bytes(block) for block, _ in cutter.blocks(behind, None if stream else 17)] == [b"1,2\n"]
+    assert [bytes(block) for block, _ in cutter.blocks(after, None if stream else 17)] == [b"1,2\n"]
 
 
 def test_a_file_without_a_header_has_an_empty_one():

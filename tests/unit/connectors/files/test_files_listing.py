@@ -8,7 +8,7 @@ from headgate.errors import OptionError
 
 
 class OtherFileSystem(pa_fs.SubTreeFileSystem):
-    """Local files behind the interface of any file system, so that the listing for remote ones runs."""
+    """Local files through the interface of any file system, so that the listing for remote ones runs."""
 
 
 @pytest.fixture(params=["local", "other"])

@@ -1,4 +1,4 @@
-"""A source of the partitions of a dict: Kafka's enumerator and plans, with no broker behind them."""
+"""A source of the partitions of a dict: Kafka's enumerator and plans, without a broker."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def register(harness: Harness, reports: Mapping[int, Sequence[KafkaSplit]] | Non
 
 
 def pull(harness: Harness) -> None:
-    """Let the readers of a bounded read ask in turn, until each was told that nothing follows."""
+    """Let the readers of a bounded read ask in turn, until each was notified that there are no more splits."""
     while asking := sorted(harness.readers.keys() - harness.no_more_splits):
         for subtask in asking:
             harness.request_split(subtask)

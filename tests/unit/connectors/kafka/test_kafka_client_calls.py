@@ -1,4 +1,4 @@
-"""Calls that may never return are not waited for longer than they said."""
+"""Calls that may never return are not waited for longer than their time-outs."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ class Runtime(RuleBasedStateMachine):
         self.owners: dict[str, int] = {}
 
     def _deliver(self) -> None:
-        for subtask, letter in self.harness.outbox:
-            assert isinstance(letter, list)
-            self.since[subtask].update((split.split_id, split) for split in letter)
+        for subtask, message in self.harness.outbox:
+            assert isinstance(message, list)
+            self.since[subtask].update((split.split_id, split) for split in message)
         self.harness.outbox.clear()
         self.shared_out = self.shared_out or len(self.harness.readers) == self.harness.parallelism
 
@@ -217,9 +217,9 @@ class BoundedRuntime(RuleBasedStateMachine):
         self.done: dict[int, set[str]] = {subtask: set() for subtask in range(parallelism)}
 
     def _deliver(self) -> None:
-        for subtask, letter in self.harness.outbox:
-            if isinstance(letter, list):
-                self.since[subtask].update((split.split_id, split) for split in letter)
+        for subtask, message in self.harness.outbox:
+            if isinstance(message, list):
+                self.since[subtask].update((split.split_id, split) for split in message)
         self.harness.outbox.clear()
 
     @rule()

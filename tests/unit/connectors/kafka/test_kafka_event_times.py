@@ -84,13 +84,13 @@ def test_a_look_ends_where_the_partition_did_when_it_was_asked_for() -> None:
 
 
 def test_an_end_before_that_one_is_waited_past() -> None:
-    """A follower, or the last stable offset, may be behind."""
+    """A follower, or the last stable offset, may lag."""
     walk = _Walk(TimeStamps(), {A: 5}, {A: 20}, 100, 50)
     assert walk.note(Consumed([], [at_end(12), at_end(99, B)])) == []
     assert walk.left == {A: 5}
 
 
-def test_a_look_ends_behind_as_many_records_as_it_may_have() -> None:
+def test_a_look_ends_after_as_many_records_as_it_may_have() -> None:
     walk = _Walk(TimeStamps(), {A: 5}, {A: 20}, 100, 3)
     assert walk.note(Consumed([records([5, 8], [1, 1])], [])) == []
     assert walk.note(Consumed([records([11, 13], [1, 1])], [])) == [A]
@@ -144,4 +144,4 @@ def test_where_a_plan_ended_is_known_to_the_next_one_and_to_no_other_topic() -> 
     known = _Known("first", 5, NextRecord(6, 10), NextRecord(9, 100))
     assert (at(5), at(6), at(9), at(9, "second"), at(5, "second")) == (known.record, None, known.too_late, None, None)
     known = _Known("first", 5, NextRecord(6, 10), NextRecord(9, None))
-    assert at(9) is None, "it ended behind what was looked at: what follows is not known"
+    assert at(9) is None, "it ended after what was looked at: what follows is not known"

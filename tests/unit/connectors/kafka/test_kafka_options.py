@@ -18,7 +18,7 @@ TP = TopicPartition
 
 
 def parsed(**raw: str) -> Options:
-    """Return checked options, as Spark hands them over: names in lower case."""
+    """Return checked options, as Spark passes them: names in lower case."""
     options = Options.parse("headgate.kafka", OPTION_SPECS, {name.lower(): value for name, value in raw.items()})
     check(options)
     return options

@@ -1,4 +1,4 @@
-"""How both planners of Spark's door drive the enumerator of `headgate.kafka`: batches, streams, restarts."""
+"""How both planners for Spark drive the enumerator of `headgate.kafka`: batches, streams, restarts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_available_now_reads_up_to_what_was_there_and_a_later_run_goes_on() -> N
 
 
 def test_a_topic_dropped_while_it_had_a_stop_leaves_nothing_and_is_new_when_it_is_named_again() -> None:
-    """What lay behind the stop of an ``AvailableNow`` run stood in the offsets for ever, and met the next split."""
+    """What followed the stop of an ``AvailableNow`` run stood in the offsets for ever, and met the next split."""
     cluster = Cluster(rides=[10], trips=[10])
 
     def started(subscribe: str, now: bool = False) -> StreamPlanner:

@@ -40,7 +40,7 @@ def sizes(planned: Plan) -> dict[str, int]:
     return {each.split.split_id: each.split.remaining().rows or 0 for each in planned}
 
 
-def test_a_range_is_what_is_there_and_the_rest_begins_behind_it() -> None:
+def test_a_range_is_what_is_there_and_the_rest_begins_after_it() -> None:
     (planned,) = plan([split(0, 5), split(1, 7)], available(9, 7))
     assert planned.split == split(0, 5, 9)
     assert planned.rest == split(0, 9)
@@ -139,7 +139,7 @@ def test_with_leave_to_lose_data_the_read_goes_on(
 
 @pytest.mark.parametrize("position", [3, 12])
 def test_a_range_up_to_a_stop_ends_where_its_topic_is_another_one(position: int) -> None:
-    """What stands behind an AvailableNow target meets the new topic in a later run."""
+    """What follows an AvailableNow target meets the new topic in a later run."""
     there = available(9, earliest={0: 0}, topic_id="second")
     (planned,) = plan([split(0, position, 20)], there, fail=False)
     assert (planned.split, planned.rest) == (split(0, position, position), None)
@@ -151,7 +151,7 @@ def test_a_topic_made_again_and_still_empty_is_recorded_at_once() -> None:
     assert (planned.split, planned.rest) == (split(0, 0, 0, "second"), split(0, 0, None, "second"))
 
 
-def test_behind_an_open_transaction_nothing_is_lost_and_nothing_is_read() -> None:
+def test_after_an_open_transaction_nothing_is_lost_and_nothing_is_read() -> None:
     """With ``read_committed`` the latest offset is where the first open transaction begins."""
     at = TopicPartition("rides", 0)
     waits = KafkaSplit(split_id="rides-0", topic="rides", partition=0, position=8)
@@ -220,7 +220,7 @@ def test_alignment_changes_nothing_about_lost_data() -> None:
     assert (planned.split, planned.rest) == (split(0, 10, 15), split(0, 15))
 
 
-def test_what_can_be_read_now_begins_behind_what_was_lost() -> None:
+def test_what_can_be_read_now_begins_after_what_was_lost() -> None:
     there = available(100, 100, earliest={0: 10})
     splits = [split(0, 5), split(0, 5, 8), split(1, 100), split(1, 99), split(1, 7, 7), split(2, 0)]
     assert readable(splits, there) == [split(0, 10), split(1, 99)]

@@ -1,4 +1,4 @@
-"""The reader of a continuous query tells a consumer group where it is, and never at the query's cost."""
+"""The reader of a continuous query reports its position to a consumer group, and never at the query's cost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_completed_checkpoint_s_positions_are_committed_and_no_later_ones() ->
         reader.snapshot_state(checkpoint)
     reader.at(40)
     reader.notify_checkpoint_complete(2)
-    reader.notify_checkpoint_complete(2)  # told again: nothing to do
+    reader.notify_checkpoint_complete(2)  # reported again: nothing to do
     assert reader.committed == [20]
 
 

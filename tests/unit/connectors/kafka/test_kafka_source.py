@@ -96,7 +96,7 @@ def test_a_partition_that_is_new_to_the_planner_is_asked_for_at_once() -> None:
     assert stops(planning, 1, other) == [9]
 
 
-def test_a_position_behind_the_end_is_looked_into_at_once() -> None:
+def test_a_position_after_the_end_is_looked_into_at_once() -> None:
     """A topic that was made again is found by its id before anything of it is planned."""
     answers = Answers()
     planning = source(answers)
@@ -145,5 +145,5 @@ def test_what_is_no_event_time_is_not_known_and_no_broker_is_asked_for_it(option
 
 
 def test_a_split_that_has_nothing_new_has_no_next_record() -> None:
-    behind = msgspec.structs.replace(SPLIT, position=9)
-    assert source(Answers(), eventTimeColumn="timestamp").next_event_times([behind]) == {}
+    after = msgspec.structs.replace(SPLIT, position=9)
+    assert source(Answers(), eventTimeColumn="timestamp").next_event_times([after]) == {}

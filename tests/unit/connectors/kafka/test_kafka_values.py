@@ -153,7 +153,7 @@ def test_one_bad_value_among_many_is_the_only_one_read_alone(monkeypatch: pytest
 
 def test_the_error_of_failfast_says_where_the_value_is() -> None:
     with pytest.raises(
-        BadDataError, match=r"offset 42 of partition 3 of the topic 'flights' is no JSON.*'bad'"
+        BadDataError, match=r"offset 42 of partition 3 of the topic 'flights' is not a JSON.*'bad'"
     ) as caught:
         make(mode="FAILFAST").decode(records_of([GOOD, GOOD, b"bad", b"worse"], first_offset=40))
     assert caught.value.facts == {"topic": "flights", "partition": 3, "offset": 42}

@@ -209,7 +209,7 @@ def test_a_bounded_read_without_shards_ends_after_a_restore_too():
     assert restored.no_more_splits == {0}
 
 
-def test_children_follow_a_parent_whose_end_is_told_before_it_is_assigned_again():
+def test_children_follow_a_parent_whose_end_is_reported_before_it_is_assigned_again():
     """A restored enumerator's state may be older than the assignment and the end of a shard."""
     stream = source(Shard("0", is_open=False), Shard("1", ("0",)))
     enumerator = harness(stream)
@@ -224,7 +224,7 @@ def test_children_follow_a_parent_whose_end_is_told_before_it_is_assigned_again(
     assert b'"finished":["0"]' in restored.snapshot()
 
 
-def test_an_end_told_after_a_restore_is_undone_if_the_shard_is_given_back():
+def test_an_end_reported_after_a_restore_is_undone_if_the_shard_is_given_back():
     stream = source(Shard("0", is_open=False), Shard("1", ("0",)))
     enumerator = harness(stream)
     enumerator.run_due_calls()

@@ -220,7 +220,7 @@ def test_splits_that_come_back_are_assigned_again() -> None:
 
 @pytest.mark.parametrize("listed_on", [False, True])
 def test_a_finished_split_that_comes_back_is_known_again(listed_on: bool) -> None:
-    """Its reader failed, and had finished it behind the last checkpoint."""
+    """Its reader failed, and had finished it after the last checkpoint."""
     user_class = of(Finite, {"a": [1, 1]})
     harness = drive(user_class)
     harness.start()

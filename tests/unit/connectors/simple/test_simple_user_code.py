@@ -1,4 +1,4 @@
-"""What the author of a `SimpleSource` may do wrong, and how it is said."""
+"""What the author of a `SimpleSource` may do wrong, and the errors."""
 
 import datetime
 import decimal
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.simple import adapt
-from headgate.connectors.simple.user_code import SimpleOptions, UserSource, conform
+from headgate.connectors.simple.user_code import SimpleOptions, UserSource, cast_to_schema
 from headgate.errors import ConnectorContractError, OptionError, SourceUnavailableError, UserFunctionError
 from headgate.source import OptionSpec
 from headgate.source.options import integer
@@ -48,7 +48,7 @@ def test_positions_are_what_json_gives_back() -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (BATCH, r"Demo\.read of split 'a' yielded RecordBatch behind position 'p'.*pairs of a pyarrow.RecordBatch"),
+        (BATCH, r"Demo\.read of split 'a' yielded RecordBatch after position 'p'.*pairs of a pyarrow.RecordBatch"),
         ((BATCH,), "yielded tuple"),
         ((BATCH, 1, 2), "yielded tuple"),
         ((pa.table({"symbol": ["a"], "n": [1]}), 1), "a pair of Table and int"),
@@ -60,7 +60,7 @@ def test_positions_are_what_json_gives_back() -> None:
         ((BATCH, float("nan")), "JSON cannot hold"),
         ((BATCH, "\ud800"), "JSON cannot hold"),
         ((BATCH, {"at": decimal.Decimal(1)}), "JSON cannot hold"),
-        ((BATCH, "p"), "the position 'p' again behind 1 further rows"),
+        ((BATCH, "p"), "the position 'p' again after 1 further rows"),
         ((pa.record_batch({"symbol": ["a"]}), 1), "the columns are symbol; the schema declares symbol, n"),
         ((pa.record_batch({"symbol": ["a"], "n": [1], "m": [1]}), 1), "the columns are symbol, n, m"),
         ((pa.record_batch([["a"], [1], [2]], names=["symbol", "n", "n"]), 1), "the columns are symbol, n, n"),
@@ -77,7 +77,7 @@ def test_a_wrong_item_is_named(item: Any, message: str) -> None:
 def test_every_batch_is_checked_and_not_the_first_only() -> None:
     read = user(read=items((BATCH, 1), (pa.record_batch({"other": [1]}), 2))).read("a", None)
     assert next(read)[1] == 1
-    with pytest.raises(ConnectorContractError, match="behind position 1 in which the columns are other"):
+    with pytest.raises(ConnectorContractError, match="after position 1 in which the columns are other"):
         next(read)
 
 
@@ -227,9 +227,9 @@ def test_columns_are_put_in_order_and_cast_within_their_kind() -> None:
             "at": pa.array([at], pa.timestamp("ns")),
         }
     )
-    conformed = conform(batch, schema)
-    assert conformed.schema == schema
-    (row,) = conformed.to_pylist()
+    cast = cast_to_schema(batch, schema)
+    assert cast.schema == schema
+    (row,) = cast.to_pylist()
     assert row["at"] == at.replace(tzinfo=datetime.UTC)
     assert (row["n"], row["s"], row["x"], row["nothing"], row["tags"]) == (1, "a", 0.5, None, ["a"])
 
@@ -237,12 +237,12 @@ def test_columns_are_put_in_order_and_cast_within_their_kind() -> None:
 def test_a_value_that_does_not_fit_its_column_is_an_error() -> None:
     batch = pa.record_batch({"n": pa.array([300], pa.int64())})
     with pytest.raises(ValueError, match="the values do not fit"):
-        conform(batch, pa.schema([("n", pa.int8())]))
+        cast_to_schema(batch, pa.schema([("n", pa.int8())]))
 
 
 def test_nulls_where_none_are_allowed_are_an_error() -> None:
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
     with pytest.raises(ValueError, match="'n' has nulls; the schema declares it NOT NULL"):
-        conform(pa.record_batch({"n": pa.array([None], pa.int64())}), schema)
+        cast_to_schema(pa.record_batch({"n": pa.array([None], pa.int64())}), schema)
     with pytest.raises(ValueError, match="NOT NULL"):
-        conform(pa.record_batch([pa.array([None], pa.int64())], schema=schema), schema)
+        cast_to_schema(pa.record_batch([pa.array([None], pa.int64())], schema=schema), schema)

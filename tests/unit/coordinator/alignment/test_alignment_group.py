@@ -1,4 +1,4 @@
-"""An alignment group as its driver sees it: bounds, who is told and when, who is waited for, and who is warned of."""
+"""An alignment group as its driver sees it: bounds, who is notified and when, who is waited for, and warnings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Group:
         self.now_ms = 0
 
     def __call__(self, *events: Event) -> list[Action]:
-        """Tell events and return what follows from the last."""
+        """Handle events and return what follows from the last."""
         actions: list[Action] = []
         for event in events:
             actions = self.machine.handle(event, self.now_ms)
@@ -44,7 +44,7 @@ class Group:
         return actions
 
     def bounds(self, *events: Event) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return who is told which bound and which minimum of the others."""
+        """Return who receives which bound and which minimum of the others."""
         return {
             (each.source, each.subtask): (each.max_watermark_ms, each.others_ms)
             for each in self(*events)
@@ -71,7 +71,7 @@ def group_at(*watermarks_ms: int | None, drift_ms: int = 10) -> Group:
 # -- the bound ------------------------------------------------------------------------------------------------------
 
 
-def test_the_bound_is_the_lowest_watermark_and_the_drift_and_each_is_told_the_lowest_of_the_others() -> None:
+def test_the_bound_is_the_lowest_watermark_and_the_drift_and_each_receives_the_lowest_of_the_others() -> None:
     group = group_at(100, 200, 300)
     assert group.bounds(reported(0, 150)) == {("a", 0): (160, 200), ("a", 1): (160, 150), ("a", 2): (160, 150)}
     assert group.bounds(reported(0, 400)) == {("a", 0): (210, 200), ("a", 1): (210, 300), ("a", 2): (210, 200)}
@@ -92,7 +92,7 @@ def test_sources_of_a_group_may_have_different_drifts() -> None:
     assert group.bounds(reported(0, 70, "b")) == {("a", 0): (80, 70), ("b", 0): (1070, 500)}
 
 
-def test_a_newcomer_is_told_the_bound_at_once() -> None:
+def test_a_newcomer_receives_the_bound_at_once() -> None:
     group = group_at(100, 200)
     group(ReaderLost("a", 1))
     assert group(joined(1)) == [Announce("a", 1, 110, 100)]
@@ -129,7 +129,7 @@ def test_the_bound_saturates() -> None:
     assert group.bounds(joined(0)) == {("a", 0): (MAX_WATERMARK_MS, MAX_WATERMARK_MS)}
 
 
-def test_who_holds_the_minimum_hears_when_the_others_fall_behind_what_it_was_told() -> None:
+def test_who_holds_the_minimum_hears_when_the_others_fall_below_what_it_received() -> None:
     """It goes by its own progress and by the others as it knows them: it would run ahead of them."""
     group = group_at(100, 500)
     assert group(reported(1, 120)) == [Announce("a", 0, 110, 120)]
@@ -172,7 +172,7 @@ def test_a_reader_that_is_back_without_a_split_holds_nobody() -> None:
     assert group.bounds(reported(0, None)) == {("a", 0): (210, 200), ("a", 1): (210, MAX_WATERMARK_MS)}
 
 
-def test_who_is_away_is_told_nothing_and_gets_the_newest_bound_when_it_is_back() -> None:
+def test_who_is_away_receives_nothing_and_gets_the_newest_bound_when_it_is_back() -> None:
     group = group_at(100, 200)
     group(ReaderLost("a", 1))
     assert list(group.bounds(reported(0, 150))) == [("a", 0)]
@@ -190,20 +190,20 @@ def test_other_queries_take_part_through_their_minimum() -> None:
 
 
 def two_queries(*watermarks_ms: int) -> list[Group]:
-    """Return two queries of one reader each that tell each other what they share."""
+    """Return two queries of one reader each that exchange what they share."""
     queries = [Group(1, a=10), Group(1, a=10)]
     for number, watermark_ms in enumerate(watermarks_ms):
-        tell(queries, number, joined(0))
-        tell(queries, number, reported(0, watermark_ms))
+        notify(queries, number, joined(0))
+        notify(queries, number, reported(0, watermark_ms))
     return queries
 
 
-def tell(queries: list[Group], number: int, event: Event) -> dict[int, int]:
-    """Tell one of two queries something, and the other what it shares; return the bounds announced in each."""
+def notify(queries: list[Group], number: int, event: Event) -> dict[int, int]:
+    """Pass one of two queries an event, and the other what it shares; return the bounds announced in each."""
     bounds: dict[int, int] = {}
     for action in queries[number](event):
         if isinstance(action, ShareMinimum):
-            bounds |= tell(queries, 1 - number, OthersMoved(action.watermark_ms))
+            bounds |= notify(queries, 1 - number, OthersMoved(action.watermark_ms))
         elif isinstance(action, Announce):
             bounds[number] = action.max_watermark_ms
     return bounds
@@ -212,9 +212,9 @@ def tell(queries: list[Group], number: int, event: Event) -> dict[int, int]:
 def test_two_queries_wait_for_each_other() -> None:
     queries = two_queries(100, 500)
     assert [query.machine.minimum_ms for query in queries] == [100, 100]
-    assert tell(queries, 0, reported(0, 450)) == {0: 460, 1: 460}
-    assert tell(queries, 0, reported(0, 800)) == {0: 510, 1: 510}
-    assert tell(queries, 1, reported(0, 790)) == {0: 800, 1: 800}
+    assert notify(queries, 0, reported(0, 450)) == {0: 460, 1: 460}
+    assert notify(queries, 0, reported(0, 800)) == {0: 510, 1: 510}
+    assert notify(queries, 1, reported(0, 790)) == {0: 800, 1: 800}
 
 
 def test_when_one_of_two_queries_stops_the_other_reads_on() -> None:
@@ -228,7 +228,7 @@ def test_when_one_of_two_queries_stops_the_other_reads_on() -> None:
 
 
 def test_with_thousands_of_readers_a_rise_is_announced_a_little_later_and_in_one_go() -> None:
-    """Each of them is the slowest in turn: every move to everybody would be a hundred million letters."""
+    """Each of them is the slowest in turn: every move to everybody would be a hundred million messages."""
     count = 10_000
     group = AlignmentGroup("g", {"a": 1_000}, parallelism=count)
     for subtask in range(count):
@@ -354,12 +354,12 @@ def test_the_table_is_what_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_in_any_order_everybody_is_told_the_truth_in_the_end(seed: int) -> None:
+def test_in_any_order_everybody_receives_the_truth_in_the_end(seed: int) -> None:
     """The shortest way to a wrong bound is a heap that forgot somebody: `check` compares with all votes each time."""
     chosen = random.Random(seed)
     parallelism = chosen.choice([1, 2, 3, 60])
     group = Group(parallelism, a=10, b=25)
-    told: dict[tuple[str, int], Announce] = {}
+    announced: dict[tuple[str, int], Announce] = {}
     here: set[tuple[str, int]] = set()
     votes: list[int | None] = [None, MIN_WATERMARK_MS, MAX_WATERMARK_MS, *range(0, 100, 9)]
     for _ in range(400):
@@ -377,15 +377,17 @@ def test_in_any_order_everybody_is_told_the_truth_in_the_end(seed: int) -> None:
         if isinstance(event, ReaderLost):
             here.discard((source, subtask))
         group.now_ms += chosen.choice([0, 0, 1, 7])
-        told |= {(each.source, each.subtask): each for each in group(event) if isinstance(each, Announce)}
+        announced |= {(each.source, each.subtask): each for each in group(event) if isinstance(each, Announce)}
     late = [(source, subtask) for source in "ab" for subtask in range(parallelism) if (source, subtask) not in here]
     for key in late:
-        told |= {(each.source, each.subtask): each for each in group(ReaderJoined(*key)) if isinstance(each, Announce)}
+        announced |= {
+            (each.source, each.subtask): each for each in group(ReaderJoined(*key)) if isinstance(each, Announce)
+        }
     group.now_ms += 1_000
-    told |= {(each.source, each.subtask): each for each in group(TimePassed()) if isinstance(each, Announce)}
+    announced |= {(each.source, each.subtask): each for each in group(TimePassed()) if isinstance(each, Announce)}
     minimum_ms = group.machine.minimum_ms
-    assert told.keys() == here.union(late)
-    for key in told:
+    assert announced.keys() == here.union(late)
+    for key in announced:
         drift_ms = {"a": 10, "b": 25}[key[0]]
         expected = MAX_WATERMARK_MS if minimum_ms is None else min(MAX_WATERMARK_MS, minimum_ms + drift_ms)
-        assert told[key].max_watermark_ms == expected
+        assert announced[key].max_watermark_ms == expected

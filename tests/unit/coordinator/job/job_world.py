@@ -1,6 +1,6 @@
 """A query in small: the job's master, its slots and subtasks back to back, a toy source, Spark, a store and a sink.
 
-Never: run anything by itself, or answer out of order where there is a stream, a thread or a queue; between those the
+Never: run anything on its own, or answer out of order where there is a stream, a thread or a queue; between those the
 seed decides who is next. Rows count once they are committed, as at a sink that knows its epochs.
 """
 
@@ -45,7 +45,7 @@ Row = tuple[str, int]
 
 
 class Task:
-    """What is behind a subtask: a reader that emits a row a turn, and a sink writer that stages rows."""
+    """What a subtask runs: a reader that emits a row a turn, and a sink writer that stages rows."""
 
     def __init__(self, process: Process, number: int) -> None:
         self.process = process
@@ -63,9 +63,9 @@ class Task:
 
     def opened(self, opening: object) -> None:
         if opening is self.opening:  # else it was closed meanwhile
-            self.tell(sub.OperatorsOpened())
+            self.notify(sub.OperatorsOpened())
 
-    def tell(self, event: sub.Event) -> None:
+    def notify(self, event: sub.Event) -> None:
         if self.process.dead:
             return
         for action in self.machine.handle(event, self.process.world.now_ms):
@@ -73,12 +73,12 @@ class Task:
         self.machine.check()
 
     def later(self, event: sub.Event) -> None:
-        self.process.world.soon(("task", self.process.key), lambda: self.tell(event))
+        self.process.world.soon(("task", self.process.key), lambda: self.notify(event))
 
     def carry_out(self, action: sub.Action) -> None:
         match action:
-            case sub.Post(letter=letter):
-                self.process.tell(slt.LetterPosted(letter))
+            case sub.Post(message=message):
+                self.process.notify(slt.MessagePosted(message))
             case sub.OpenOperators():
                 opening = self.opening = object()
                 self.process.world.soon(("task", self.process.key), lambda: self.opened(opening))
@@ -87,7 +87,7 @@ class Task:
                 for each in splits:
                     assert each.split_id not in self.held, f"{each.split_id} twice"
                     self.held[each.split_id] = SPLITS.deserialize(each.data)
-            case sub.TellNoMoreSplits():
+            case sub.NotifyNoMoreSplits():
                 self.no_more = True
             case sub.StartReading() | sub.ResumeReading():
                 self.reading = True
@@ -118,13 +118,13 @@ class Task:
                 self.held[split_id] = msgspec.structs.replace(split, position=split.position + 1)
             else:
                 del self.held[split_id]
-                self.tell(sub.SplitsEnded(UID, (split_id,)))
+                self.notify(sub.SplitsEnded(UID, (split_id,)))
         elif self.no_more:
             self.ended = True
-            self.tell(sub.AllInputEnded())
+            self.notify(sub.AllInputEnded())
         elif not self.asked and not self.process.world.reassigns:
             self.asked = True
-            self.tell(sub.RequestMade(UID))
+            self.notify(sub.RequestMade(UID))
 
 
 class Process:
@@ -138,9 +138,9 @@ class Process:
         self.backlog: list[slt.Event] = []
         self.connections: dict[int, int] = {}  # its number of a connection: the coordinator's
         self.task = Task(self, slot)
-        self.tell(slt.SlotStarted())
+        self.notify(slt.SlotStarted())
 
-    def tell(self, event: slt.Event) -> None:
+    def notify(self, event: slt.Event) -> None:
         if self.silent:
             self.backlog.append(event)
         if self.dead or self.silent:
@@ -154,7 +154,7 @@ class Process:
         self.silent = False
         backlog, self.backlog = self.backlog, []
         for event in backlog:
-            self.tell(event)
+            self.notify(event)
 
     def carry_out(self, action: slt.Action) -> None:
         match action:
@@ -162,10 +162,10 @@ class Process:
                 self.connections[connection] = self.world.connect(self, connection)
             case slt.SendEnvelope(connection=connection, envelope=envelope):
                 self.world.send(self.connections[connection], envelope)
-            case slt.Deliver(letter=AlignmentAnnounced() | UnassignedWork() as letter):
-                self.world.event_time_letters.append((self.key[0], letter))  # for outputs, which are not modelled
-            case slt.Deliver(letter=letter):
-                self.task.tell(sub.LetterCame(letter))  # type: ignore[arg-type]
+            case slt.Deliver(message=AlignmentAnnounced() | UnassignedWork() as message):
+                self.world.event_time_messages.append((self.key[0], message))  # for outputs, which are not modelled
+            case slt.Deliver(message=message):
+                self.task.notify(sub.MessageReceived(message))  # type: ignore[arg-type]
             case slt.ExitSlot(reason=reason):
                 self.dead = True
                 self.world.soon(("spark",), lambda: self.world.exited(self, reason))
@@ -219,7 +219,7 @@ class World:
         self.stored: dict[int, Manifest] = {}
         self.emitted: Counter[int] = Counter()
         self.logged: list[str] = []
-        self.event_time_letters: list[tuple[int, AlignmentAnnounced | UnassignedWork]] = []  # by slot, in order
+        self.event_time_messages: list[tuple[int, AlignmentAnnounced | UnassignedWork]] = []  # by slot, in order
         self.answers: dict[int, cp.AnswerRequest] = {}
         self.error: ErrorReport | None = None
         self.over = False
@@ -234,11 +234,11 @@ class World:
         )
         fitting = None if restored is None else restore(restored, plan)
         self.master = JobMaster(plan, options, fitting, random.Random(seed))
-        self.tell(sch.QueryStarted())
+        self.notify(sch.QueryStarted())
 
     # The coordinator.
 
-    def tell(self, event: job.Event) -> None:
+    def notify(self, event: job.Event) -> None:
         for action in self.master.handle(event, self.now_ms):
             self.carry_out(action)
         self.master.check()
@@ -252,7 +252,7 @@ class World:
             case job.Transmit(connection=connection, envelope=envelope):
                 self.soon(("down", connection), lambda: self.deliver(connection, envelope))
             case job.CloseConnection(connection=connection):
-                self.soon(("down", connection), lambda: self.break_connection(connection, tell_master=False))
+                self.soon(("down", connection), lambda: self.break_connection(connection, notify_master=False))
             case job.ForSource(action=order):
                 self.for_source(order)
             case sch.SubmitJob(submission=submission):
@@ -280,22 +280,22 @@ class World:
 
     def write(self, order: cp.WriteManifest) -> None:
         if self.fail_manifest:
-            self.tell(cp.ManifestWriteFailed(order.checkpoint_id, "planned"))
+            self.notify(cp.ManifestWriteFailed(order.checkpoint_id, "planned"))
             return
         self.stored[order.checkpoint_id] = order.manifest
-        self.tell(cp.ManifestWritten(order.checkpoint_id, 1))
+        self.notify(cp.ManifestWritten(order.checkpoint_id, 1))
 
     def delete(self, checkpoint_id: int) -> None:
         self.stored.pop(checkpoint_id, None)
 
     def commit(self, order: cp.Commit) -> None:
         if self.fail_commit:
-            self.tell(cp.CommitFailed(order.epoch, "planned"))
+            self.notify(cp.CommitFailed(order.epoch, "planned"))
             return
         rows = Counter(tuple(row) for each in order.committables.get(SINK, ()) for row in msgspec.json.decode(each))
         assert self.committed.get(order.epoch, rows) == rows, f"epoch {order.epoch} was committed otherwise"
         self.committed[order.epoch] = rows
-        self.tell(cp.Committed(order.epoch, {}))
+        self.notify(cp.Committed(order.epoch, {}))
 
     # The source.
 
@@ -308,7 +308,7 @@ class World:
 
     def hear(self, events: Iterable[src.Event]) -> None:
         for event in events:
-            self.soon(("said",), lambda event=event: self.tell(job.FromSource(UID, event)))  # type: ignore[misc]
+            self.soon(("reported",), lambda event=event: self.notify(job.FromSource(UID, event)))  # type: ignore[misc]
 
     def on_enumerator(self, order: src.Action) -> None:
         match order:
@@ -352,7 +352,7 @@ class World:
     def connect(self, process: Process, connection: int) -> int:
         self.opened += 1
         self.connections[self.opened] = (process, connection)
-        self.soon(("down", self.opened), lambda: process.tell(slt.StreamOpened(connection)))
+        self.soon(("down", self.opened), lambda: process.notify(slt.StreamOpened(connection)))
         return self.opened
 
     def send(self, connection: int, envelope: Envelope) -> None:
@@ -361,20 +361,20 @@ class World:
 
     def receive(self, connection: int, envelope: Envelope) -> None:
         if connection in self.connections:
-            self.tell(job.LetterReceived(connection, envelope))
+            self.notify(job.SlotMessageReceived(connection, envelope))
 
     def deliver(self, connection: int, envelope: Envelope) -> None:
         if connection in self.connections:
             process, own = self.connections[connection]
-            process.tell(slt.EnvelopeReceived(own, envelope))
+            process.notify(slt.EnvelopeReceived(own, envelope))
 
-    def break_connection(self, connection: int, *, tell_master: bool = True) -> None:
+    def break_connection(self, connection: int, *, notify_master: bool = True) -> None:
         """Break a connection; what is under way on it is lost."""
         process, own = self.connections.pop(connection, (None, 0))
         if process is not None:
-            self.soon(("down", connection), lambda: process.tell(slt.StreamBroken(own)))
-            if tell_master:
-                self.soon(("up", connection), lambda: self.tell(job.ConnectionClosed(connection)))
+            self.soon(("down", connection), lambda: process.notify(slt.StreamBroken(own)))
+            if notify_master:
+                self.soon(("up", connection), lambda: self.notify(job.ConnectionClosed(connection)))
 
     def cut(self, slot: int) -> None:
         """Break a slot's connection."""
@@ -442,7 +442,7 @@ class World:
             process.dead = True
             self.drop_connections(process)
         self.processes.clear()
-        self.soon(("spark-listener",), lambda: self.tell(sch.JobEnded(submission, error)))
+        self.soon(("spark-listener",), lambda: self.notify(sch.JobEnded(submission, error)))
 
     # Time.
 
@@ -471,7 +471,7 @@ class World:
                     process.task.turn()
             due_ms = self.master.next_time_ms()
             if due_ms is not None and due_ms <= self.now_ms:
-                self.tell(job.TimePassed())
+                self.notify(job.TimePassed())
             self.settle()
         if self.over:
             self.settle()
@@ -479,7 +479,7 @@ class World:
     def wake(self, process: Process) -> None:
         due_ms = process.machine.next_time_ms()
         if due_ms is not None and due_ms <= self.now_ms:
-            process.tell(slt.SlotTimePassed())
+            process.notify(slt.SlotTimePassed())
 
     # What must hold.
 

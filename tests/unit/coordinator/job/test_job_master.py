@@ -20,10 +20,10 @@ from headgate.coordinator.job.job_events import (
     Event,
     ForSource,
     FromSource,
-    LetterReceived,
     Log,
     ShowProgress,
     ShowSource,
+    SlotMessageReceived,
     StopRequested,
     TimePassed,
     Transmit,
@@ -92,10 +92,10 @@ class Master:
 
     def register(self, connection: int, slot: int = 0, attempt: int = 0, now_ms: int = 0) -> list[Action]:
         session = self.sessions[connection] = Session(run=1, slot=slot, attempt=attempt)
-        return self(LetterReceived(connection, session.send_uncounted(msg.RegisterSlot(host=f"h{slot}"))), now_ms)
+        return self(SlotMessageReceived(connection, session.send_uncounted(msg.RegisterSlot(host=f"h{slot}"))), now_ms)
 
-    def hear(self, connection: int, letter: msg.FromSlot, now_ms: int = 0) -> list[Action]:
-        return self(LetterReceived(connection, self.sessions[connection].send(letter)), now_ms)
+    def hear(self, connection: int, message: msg.FromSlot, now_ms: int = 0) -> list[Action]:
+        return self(SlotMessageReceived(connection, self.sessions[connection].send(message)), now_ms)
 
     def run(self) -> list[Action]:
         """Start, let all slots come on connections 1 and up, and all subtasks run; return the last actions."""
@@ -114,11 +114,11 @@ class Master:
             self.hear(connection, came, now_ms)
         return self.hear(connection, msg.SubtaskRunning(stage=0, execution=execution), now_ms)
 
-    def said(self, incarnation_event: src.Event, source: str = "a", now_ms: int = 0) -> list[Action]:
+    def from_source(self, incarnation_event: src.Event, source: str = "a", now_ms: int = 0) -> list[Action]:
         return self(FromSource(source, incarnation_event), now_ms)
 
 
-def letters(actions: list[Action]) -> list[tuple[int, msg.Message]]:
+def messages(actions: list[Action]) -> list[tuple[int, msg.Message]]:
     """Return what is sent, by connection."""
     return [(each.connection, each.envelope.message) for each in actions if isinstance(each, Transmit)]
 
@@ -161,7 +161,7 @@ def test_a_slot_is_accepted_and_its_subtask_deployed_on_the_same_stream() -> Non
     master = Master()
     master(sch.QueryStarted())
 
-    assert letters(master.register(7)) == [
+    assert messages(master.register(7)) == [
         (7, msg.SlotAccepted()),
         (7, msg.Deploy(stage=0, execution=1, parallelism=1)),
     ]
@@ -173,7 +173,7 @@ def test_a_subtask_is_deployed_with_its_part_of_the_restored_checkpoint() -> Non
     master(sch.QueryStarted())
     master.register(1, 0)
 
-    assert letters(master.register(2, 1))[-2:] == [
+    assert messages(master.register(2, 1))[-2:] == [
         (1, msg.Deploy(stage=0, execution=1, parallelism=2, restore=SubtaskState(), checkpoint_id=9)),
         (2, msg.Deploy(stage=0, execution=1, parallelism=2, restore=state, checkpoint_id=9)),
     ]
@@ -190,7 +190,7 @@ def test_a_slot_of_another_run_or_of_none_is_refused(run: int, slot: int) -> Non
     master(sch.QueryStarted())
     envelope = Session(run=run, slot=slot, attempt=0).send_uncounted(msg.RegisterSlot(host="h"))
 
-    actions = master(LetterReceived(1, envelope))
+    actions = master(SlotMessageReceived(1, envelope))
     assert kinds(actions) == ["Log", "SlotFenced", "CloseConnection"]
     assert isinstance(actions[1], Transmit)
     assert (actions[1].envelope.run, actions[1].envelope.slot) == (run, slot)
@@ -201,7 +201,9 @@ def test_whoever_does_not_register_first_is_shut_out() -> None:
     master(sch.QueryStarted())
     stranger = Session(run=1, slot=0, attempt=0)
 
-    assert master(LetterReceived(1, stranger.send(msg.SubtaskRunning(stage=0, execution=1)))) == [CloseConnection(1)]
+    assert master(SlotMessageReceived(1, stranger.send(msg.SubtaskRunning(stage=0, execution=1)))) == [
+        CloseConnection(1)
+    ]
 
 
 def test_a_newer_attempt_fences_the_older_on_its_own_connection() -> None:
@@ -212,17 +214,17 @@ def test_a_newer_attempt_fences_the_older_on_its_own_connection() -> None:
     reason = "its process died or Spark gave it up: attempt 1 of slot 0 is there"
     assert actions[0] == Log("warning", f"Fenced attempt 0 of slot 0: {reason}.")
     assert kinds(actions) == ["Log", "SlotFenced", "CloseConnection", "SlotAccepted", "Log", "ForgetReader"]
-    assert [connection for connection, _ in letters(actions)] == [1, 2]
+    assert [connection for connection, _ in messages(actions)] == [1, 2]
 
 
-def test_letters_of_a_zombie_are_not_heard() -> None:
+def test_messages_of_a_zombie_are_not_heard() -> None:
     master = Master()
     master.run()
     zombie = master.sessions[1]
     master.register(2, attempt=1, now_ms=1_000)
 
-    assert master(LetterReceived(1, zombie.send(msg.InputEnded(stage=0, execution=1)))) == [CloseConnection(1)]
-    assert kinds(master(LetterReceived(3, zombie.send_uncounted(msg.RegisterSlot(host="h"))))) == [
+    assert master(SlotMessageReceived(1, zombie.send(msg.InputEnded(stage=0, execution=1)))) == [CloseConnection(1)]
+    assert kinds(master(SlotMessageReceived(3, zombie.send_uncounted(msg.RegisterSlot(host="h"))))) == [
         "Log", "SlotFenced", "CloseConnection",
     ]  # fmt: skip
 
@@ -231,10 +233,10 @@ def test_what_a_broken_connection_lost_is_sent_again_on_the_next() -> None:
     master = Master()
     master(sch.QueryStarted())
     lost = master.sessions[1] = Session(run=1, slot=0, attempt=0)
-    master(LetterReceived(1, lost.send_uncounted(msg.RegisterSlot(host="h"))))
+    master(SlotMessageReceived(1, lost.send_uncounted(msg.RegisterSlot(host="h"))))
     master(ConnectionClosed(1), 100)
 
-    assert letters(master.register(2, now_ms=200)) == [
+    assert messages(master.register(2, now_ms=200)) == [
         (2, msg.SlotAccepted()),
         (2, msg.Deploy(stage=0, execution=1, parallelism=1)),
     ]
@@ -246,7 +248,7 @@ def test_a_second_connection_of_an_attempt_replaces_the_first() -> None:
     master.run()
     session = master.sessions[1]
 
-    actions = master(LetterReceived(2, session.send_uncounted(msg.RegisterSlot(host="h"))), 100)
+    actions = master(SlotMessageReceived(2, session.send_uncounted(msg.RegisterSlot(host="h"))), 100)
     assert kinds(actions)[:2] == ["CloseConnection", "SlotAccepted"]
     assert master(ConnectionClosed(1), 200) == []
 
@@ -262,20 +264,20 @@ def test_heartbeats_go_out_four_times_in_a_timeout_and_say_what_came() -> None:
     assert (actions[0].envelope.number, actions[0].envelope.received) == (0, 3)
 
 
-def test_letters_of_an_older_execution_are_ignored() -> None:
+def test_messages_of_an_older_execution_are_ignored() -> None:
     master = Master()
     master.run()
     progress = msg.SubtaskProgress(stage=0, execution=1, rows_in={"a": 3})
     assert master.hear(1, progress) == [ShowProgress(0, progress)]
 
-    for letter in (
+    for message in (
         msg.SubtaskProgress(stage=0, execution=2),
         msg.SplitRequested(stage=0, execution=2, source="a", host="h"),
         msg.SubtaskRunning(stage=0, execution=2),
         msg.InputEnded(stage=0, execution=2),
         msg.SubtaskFailed(stage=0, execution=2, error=FAILED),
     ):
-        assert master.hear(1, letter) == []
+        assert master.hear(1, message) == []
 
 
 # Sources and checkpoints.
@@ -287,20 +289,20 @@ def test_a_pull_goes_to_the_enumerator_and_its_answer_to_the_reader() -> None:
     asked = msg.SplitRequested(stage=0, execution=1, source="a", host="h0")
     assert kinds(master.hear(1, asked)) == ["HandleSplitRequest"]
 
-    logged = master.said(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)}))
+    logged = master.from_source(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)}))
     assert kinds(logged) == ["AppendLog"]
     assert isinstance(logged[0], ForSource) and isinstance(logged[0].action, src.AppendLog)
     given = msg.AssignSplits(stage=0, execution=1, source="a", number=1, splits=(SplitState("x", b"1"),))
-    assert letters(master.said(src.LogAppended(logged[0].action.number))) == [(1, given)]
+    assert messages(master.from_source(src.LogAppended(logged[0].action.number))) == [(1, given)]
 
 
 def checkpoint(master: Master, checkpoint_id: int, now_ms: int) -> list[Action]:
     """Take a checkpoint up to its manifest; return the actions of the last acknowledgement."""
     assert set(kinds(master(TimePassed(), now_ms))) >= {"SnapshotEnumerator"}
     for uid in master.sources:
-        for action in master.said(src.EnumeratorSnapshotted(1, checkpoint_id, b"s"), uid, now_ms):
+        for action in master.from_source(src.EnumeratorSnapshotted(1, checkpoint_id, b"s"), uid, now_ms):
             if isinstance(action, ForSource) and isinstance(action.action, src.AppendLog):
-                master.said(src.LogAppended(action.action.number), uid, now_ms)
+                master.from_source(src.LogAppended(action.action.number), uid, now_ms)
     actions: list[Action] = []
     for connection in range(1, master.parallelism + 1):
         acknowledged = msg.CheckpointAcknowledged(
@@ -315,11 +317,11 @@ def test_a_checkpoint_goes_from_the_sources_to_the_barriers_to_the_manifest_to_t
     master.run()
 
     assert kinds(master(TimePassed(), 100)) == ["SnapshotEnumerator", "SnapshotEnumerator"]
-    assert "TriggerCheckpoint" not in kinds(master.said(src.EnumeratorSnapshotted(1, 1, b"s"), "a", 110))
-    barriers = master.said(src.EnumeratorSnapshotted(1, 1, b"s"), "b", 120)
-    barriers += master.said(src.LogAppended(1), "a", 120) + master.said(src.LogAppended(1), "b", 120)
+    assert "TriggerCheckpoint" not in kinds(master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), "a", 110))
+    barriers = master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), "b", 120)
+    barriers += master.from_source(src.LogAppended(1), "a", 120) + master.from_source(src.LogAppended(1), "b", 120)
     barrier = msg.TriggerCheckpoint(stage=0, execution=1, checkpoint_id=1)
-    assert letters(barriers) == [(1, barrier), (2, barrier)]
+    assert messages(barriers) == [(1, barrier), (2, barrier)]
     acknowledged = msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState())
     assert kinds(master.hear(1, acknowledged, 130)) == []
     assert kinds(master.hear(2, acknowledged, 140)) == ["WriteManifest"]
@@ -332,28 +334,28 @@ def test_a_checkpoint_goes_from_the_sources_to_the_barriers_to_the_manifest_to_t
     assert (status.state, status.completed_checkpoint, status.epoch) == ("running", 1, 1)
 
 
-def test_an_assignment_made_behind_the_snapshot_follows_the_barrier() -> None:
+def test_an_assignment_made_after_the_snapshot_follows_the_barrier() -> None:
     master = Master()
     master.run()
     master(TimePassed(), 100)
-    master.said(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=110)
-    logged = master.said(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)}), now_ms=110)
+    master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=110)
+    logged = master.from_source(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)}), now_ms=110)
     assert isinstance(logged[0], ForSource) and isinstance(logged[0].action, src.AppendLog)
 
-    sent = master.said(src.LogAppended(logged[0].action.number), now_ms=120)
+    sent = master.from_source(src.LogAppended(logged[0].action.number), now_ms=120)
     assert kinds(sent) == ["TriggerCheckpoint", "AssignSplits"]
 
 
 def test_when_one_source_cannot_take_part_the_others_hear_that_the_checkpoint_is_put_off() -> None:
     master = Master(1, "a", "b")
     master.run()
-    master.said(src.EnumeratorFailed(1, FAILED), "a", 50)
+    master.from_source(src.EnumeratorFailed(1, FAILED), "a", 50)
 
     actions = master(TimePassed(), 100)
-    assert "SnapshotEnumerator" in kinds(actions) and letters(actions) == []  # no barrier was out
+    assert "SnapshotEnumerator" in kinds(actions) and messages(actions) == []  # no barrier was out
     (logged,) = (action for action in actions if isinstance(action, Log))
     assert (logged.level, logged.text[:24]) == ("info", "Checkpoint 1 is put off:")
-    assert master.said(src.EnumeratorSnapshotted(1, 1, b"s"), "b", 110) == []
+    assert master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), "b", 110) == []
     assert kinds(master(TimePassed(), 300)) == ["Log", "SnapshotEnumerator"]  # they are asked anew
 
 
@@ -362,7 +364,7 @@ def test_a_checkpoint_that_the_end_of_the_query_cuts_off_is_no_warning() -> None
     master = Master()
     master.run()
     master(TimePassed(), 100)
-    master.said(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=110)
+    master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=110)
     logged = [action for action in master(StopRequested(), 120) if isinstance(action, Log)]
     assert [(each.level, each.text[:24]) for each in logged] == [("info", "Checkpoint 1 is given up")]
 
@@ -382,7 +384,7 @@ def test_what_only_the_user_can_mend_in_an_enumerator_ends_the_query_the_first_t
     master(sch.QueryStarted())
     mistyped = ErrorReport(error_type="OptionError", message="ridez does not exist", final=True)
 
-    actions = master.said(src.EnumeratorFailed(1, mistyped), now_ms=5)
+    actions = master.from_source(src.EnumeratorFailed(1, mistyped), now_ms=5)
     assert sch.FailQuery(mistyped) in actions
     assert not [
         action for action in actions if isinstance(action, ForSource) and "Start" in type(action.action).__name__
@@ -394,25 +396,25 @@ def test_a_call_of_an_enumerator_that_takes_long_is_shown_and_logged() -> None:
     master = Master(1)
     master(sch.QueryStarted())
     busy = src.EnumeratorBusy(1, (src.BusyCall("add_reader", 12_000),))
-    master.said(busy, now_ms=12_000)
+    master.from_source(busy, now_ms=12_000)
     assert "add_reader" in master.machine.status().sources["a"].troubles[0]
-    shown = master.said(src.EnumeratorBusy(1, ()), now_ms=13_000)
+    shown = master.from_source(src.EnumeratorBusy(1, ()), now_ms=13_000)
     assert shown == [ShowSource("a", ())]
 
 
-def test_what_is_deployed_behind_the_last_checkpoint_reads_nothing() -> None:
+def test_what_is_deployed_after_the_last_checkpoint_reads_nothing() -> None:
     master = Master()
     master.run()
     master(cp.CheckpointRequested(1, CheckpointKind.SUSPEND), 50)
     master(TimePassed(), 50)
-    logged = master.said(src.EnumeratorSnapshotted(1, 1, encode_source_state(SourceState(b"s"))), now_ms=60)
+    logged = master.from_source(src.EnumeratorSnapshotted(1, 1, encode_source_state(SourceState(b"s"))), now_ms=60)
     assert isinstance(logged[0], ForSource) and isinstance(logged[0].action, src.AppendLog)
-    master.said(src.LogAppended(logged[0].action.number), now_ms=60)
+    master.from_source(src.LogAppended(logged[0].action.number), now_ms=60)
     master.hear(1, msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState()), 70)
     master(cp.ManifestWritten(1, 10), 80)
 
     master(cp.CommitFailed(1, "broker away"), 90)
-    (deploy,) = (letter for _, letter in letters(master(TimePassed(), 5_000)) if isinstance(letter, msg.Deploy))
+    (deploy,) = (message for _, message in messages(master(TimePassed(), 5_000)) if isinstance(message, msg.Deploy))
     assert (deploy.execution, deploy.checkpoint_id, deploy.suspended) == (2, 1, True)
 
 
@@ -423,7 +425,7 @@ def test_a_failure_aborts_the_checkpoint_before_splits_go_back() -> None:
 
     actions = master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
     assert kinds(actions) == ["Log", "Log", "CheckpointAborted", "ForgetReader"]
-    assert letters(actions) == [(1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1))]
+    assert messages(actions) == [(1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1))]
 
 
 def test_a_failed_subtask_is_deployed_from_the_last_checkpoint_when_all_sources_have_its_splits() -> None:
@@ -434,20 +436,20 @@ def test_a_failed_subtask_is_deployed_from_the_last_checkpoint_when_all_sources_
     master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
 
     for uid in ("a", "b"):
-        assert "AddSplitsBack" in kinds(master.said(src.ReaderForgotten(1, 1), uid, 210))
+        assert "AddSplitsBack" in kinds(master.from_source(src.ReaderForgotten(1, 1), uid, 210))
     assert kinds(master(TimePassed(), 300)) == []
-    assert "Deploy" not in kinds(master.said(src.SplitsTakenBack(1, 1), "a", 310))
+    assert "Deploy" not in kinds(master.from_source(src.SplitsTakenBack(1, 1), "a", 310))
     deploy = msg.Deploy(stage=0, execution=2, parallelism=2, restore=SubtaskState(), checkpoint_id=1)
-    assert letters(master.said(src.SplitsTakenBack(1, 1), "b", 320)) == [(2, deploy)]
+    assert messages(master.from_source(src.SplitsTakenBack(1, 1), "b", 320)) == [(2, deploy)]
     assert [each.execution for each in master.machine.status().subtasks] == [1, 2]
 
 
 def test_a_source_without_a_log_restores_everything() -> None:
     master = Master(2)
     master.run()
-    master.said(src.EnumeratorFailed(1, FAILED), now_ms=200)
+    master.from_source(src.EnumeratorFailed(1, FAILED), now_ms=200)
 
-    actions = master.said(src.LogLoaded(None, "it is gone", 2), now_ms=210)
+    actions = master.from_source(src.LogLoaded(None, "it is gone", 2), now_ms=210)
     assert kinds(actions) == ["StopEnumerator", "Log", "CancelSubtask", "CancelSubtask"]
     assert kinds(master(TimePassed(), 310))[-5:] == [
         "DropLog", "AppendLog", "StartEnumerator", "Deploy", "Deploy",
@@ -459,13 +461,13 @@ def test_a_global_failover_voids_a_reset_that_was_under_way() -> None:
     master = Master(2)
     master.run()
     master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
-    master.said(src.EnumeratorFailed(1, FAILED), now_ms=200)
-    master.said(src.LogLoaded(None, "it is gone", 2), now_ms=210)
+    master.from_source(src.EnumeratorFailed(1, FAILED), now_ms=200)
+    master.from_source(src.LogLoaded(None, "it is gone", 2), now_ms=210)
 
     assert kinds(master(TimePassed(), 300))[-2:] == ["Deploy", "Deploy"]
 
 
-def test_readers_ends_in_the_restored_checkpoint_are_told_to_the_enumerator_again() -> None:
+def test_readers_ends_in_the_restored_checkpoint_are_reported_to_the_enumerator_again() -> None:
     ended = SubtaskState(readers={"a": ReaderState(finished=(FinishedSplit("x", 4),))})
     master = Master(restored=manifest(9, ended))
 
@@ -499,7 +501,7 @@ def test_when_the_query_is_over_nothing_is_done_any_more() -> None:
     master(sch.JobEnded(0, None), 80)
 
     register = zombie.send_uncounted(msg.RegisterSlot(host="h"))
-    assert master(LetterReceived(2, register), 90) == [CloseConnection(2)]
+    assert master(SlotMessageReceived(2, register), 90) == [CloseConnection(2)]
     assert master(cp.CheckpointRequested(7, CheckpointKind.CHECKPOINT), 90) == [
         cp.AnswerRequest(7, None, "the query ended")
     ]
@@ -517,7 +519,7 @@ def test_the_end_of_a_job_is_heard_once() -> None:
     assert master(sch.JobEnded(0, KILLED), 210) == []
 
 
-def test_a_slot_that_comes_late_is_told_to_end_once() -> None:
+def test_a_slot_that_comes_late_is_shut_down_once() -> None:
     master = Master()
     master.run()
     master(StopRequested(), 60)

@@ -1,4 +1,4 @@
-"""What the one door routes for event time: alignment groups, other queries, warnings, and unassigned work."""
+"""What `JobMaster.handle` routes for event time: alignment groups, other queries, warnings, and unassigned work."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_events import (
     ForSource,
-    LetterReceived,
     Log,
     OthersMoved,
     ShareMinimum,
+    SlotMessageReceived,
     StopRequested,
     TimePassed,
 )
@@ -21,7 +21,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.state import SplitState
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkAlignment
 from tests.unit.coordinator.job.job_world import FAILED, World
-from tests.unit.coordinator.job.test_job_master import Master, kinds, letters, options
+from tests.unit.coordinator.job.test_job_master import Master, kinds, messages, options
 from tests.unit.coordinator.sources.toy_sources import PushedToySource, ToySource, ToySplit
 
 NARROW = WatermarkAlignment(group="g", max_drift_ms=10)
@@ -49,10 +49,10 @@ def report(
     slowest: str | None = None,
 ) -> list[Any]:
     slowest = f"of {connection}" if slowest is None else slowest
-    letter = msg.WatermarkReported(
+    message = msg.WatermarkReported(
         stage=0, execution=execution, source=source, watermark_ms=watermark_ms, slowest=slowest
     )
-    return master.hear(connection, letter)
+    return master.hear(connection, message)
 
 
 def announced(max_watermark_ms: int, others_ms: int, *, source: str = "a", execution: int = 1) -> msg.Message:
@@ -64,19 +64,19 @@ def announced(max_watermark_ms: int, others_ms: int, *, source: str = "a", execu
 # -- alignment ------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_is_told_the_bound_when_it_registers() -> None:
+def test_a_reader_receives_the_bound_when_it_registers() -> None:
     master = Master(1, "a", groups={"a": NARROW})
     master(sch.QueryStarted())
     master.register(1)
     came = msg.ReaderRegistered(stage=0, execution=1, source="a", host="h")
-    assert letters(master.hear(1, came)) == [(1, announced(MIN_WATERMARK_MS + 10, MAX_WATERMARK_MS))]
+    assert messages(master.hear(1, came)) == [(1, announced(MIN_WATERMARK_MS + 10, MAX_WATERMARK_MS))]
     assert kinds(master.hear(1, msg.SubtaskRunning(stage=0, execution=1))) == ["Log"]
 
 
 def test_a_report_that_moves_the_minimum_is_announced_to_all_readers_on_their_streams() -> None:
     master = aligned()
     report(master, 1, 100)
-    assert letters(report(master, 2, 40)) == [(1, announced(50, 40)), (2, announced(50, 100))]
+    assert messages(report(master, 2, 40)) == [(1, announced(50, 40)), (2, announced(50, 100))]
     assert report(master, 1, 300) == []
 
 
@@ -89,7 +89,7 @@ def test_reports_of_an_older_execution_are_ignored() -> None:
 def test_sources_of_one_group_are_aligned_with_one_another() -> None:
     master = aligned(1, a=NARROW, b=WIDE)
     report(master, 1, 100)
-    assert letters(report(master, 1, 40, source="b")) == [
+    assert messages(report(master, 1, 40, source="b")) == [
         (1, announced(50, 40)),
         (1, announced(1_040, 100, source="b")),
     ]
@@ -99,16 +99,16 @@ def test_groups_and_sources_without_one_are_none_of_each_others_business() -> No
     other = WatermarkAlignment(group="other", max_drift_ms=10)
     master = Master(1, "a", "b", "c", groups={"a": NARROW, "b": other})
     master.run()
-    assert letters(report(master, 1, 100)) == [(1, announced(110, MAX_WATERMARK_MS))]
-    assert letters(report(master, 1, 40, source="b")) == [(1, announced(50, MAX_WATERMARK_MS, source="b"))]
+    assert messages(report(master, 1, 100)) == [(1, announced(110, MAX_WATERMARK_MS))]
+    assert messages(report(master, 1, 40, source="b")) == [(1, announced(50, MAX_WATERMARK_MS, source="b"))]
 
 
 def redeployed(master: Master) -> None:
     """Let the second subtask fail and be deployed again, in execution 2."""
     master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
-    master.said(src.ReaderForgotten(1, 1), now_ms=210)
+    master.from_source(src.ReaderForgotten(1, 1), now_ms=210)
     master(TimePassed(), 400)
-    assert "Deploy" in kinds(master.said(src.SplitsTakenBack(1, 1), now_ms=400))
+    assert "Deploy" in kinds(master.from_source(src.SplitsTakenBack(1, 1), now_ms=400))
 
 
 def test_a_failed_reader_keeps_its_vote_until_its_next_execution_reports() -> None:
@@ -116,13 +116,13 @@ def test_a_failed_reader_keeps_its_vote_until_its_next_execution_reports() -> No
     report(master, 1, 100)
     report(master, 2, 40)
     master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
-    assert report(master, 2, 900) == [], "a letter of the execution that failed"
-    master.said(src.ReaderForgotten(1, 1), now_ms=210)
+    assert report(master, 2, 900) == [], "a message of the execution that failed"
+    master.from_source(src.ReaderForgotten(1, 1), now_ms=210)
     master(TimePassed(), 400)
-    master.said(src.SplitsTakenBack(1, 1), now_ms=400)
+    master.from_source(src.SplitsTakenBack(1, 1), now_ms=400)
     came = msg.ReaderRegistered(stage=0, execution=2, source="a", host="h")
-    assert letters(master.hear(2, came, 410)) == [(2, announced(50, 100, execution=2))]
-    assert letters(report(master, 2, 30, execution=2)) == [
+    assert messages(master.hear(2, came, 410)) == [(2, announced(50, 100, execution=2))]
+    assert messages(report(master, 2, 30, execution=2)) == [
         (1, announced(40, 30)),
         (2, announced(40, 100, execution=2)),
     ]
@@ -134,24 +134,24 @@ def test_a_report_that_comes_before_the_registration_counts() -> None:
     report(master, 1, 100)
     report(master, 2, 40)
     redeployed(master)
-    assert (2, announced(30, 100, execution=2)) in letters(report(master, 2, 20, execution=2))
+    assert (2, announced(30, 100, execution=2)) in messages(report(master, 2, 20, execution=2))
     assert report(master, 2, 21, execution=2)[:1] != [], "it is not lost any longer"
     came = msg.ReaderRegistered(stage=0, execution=2, source="a", host="h")
-    assert letters(master.hear(2, came, 410)) == [(2, announced(31, 100, execution=2))]
+    assert messages(master.hear(2, came, 410)) == [(2, announced(31, 100, execution=2))]
 
 
 def test_after_everything_was_restored_the_votes_stand_until_readers_report_again() -> None:
     master = aligned()
     report(master, 1, 100)
     report(master, 2, 40)
-    master.said(src.EnumeratorFailed(1, FAILED), now_ms=200)
-    master.said(src.LogLoaded(None, "it is gone", 2), now_ms=210)
+    master.from_source(src.EnumeratorFailed(1, FAILED), now_ms=200)
+    master.from_source(src.LogLoaded(None, "it is gone", 2), now_ms=210)
     master(TimePassed(), 310)
     for connection in (1, 2):
         came = msg.ReaderRegistered(stage=0, execution=2, source="a", host="h")
         others_ms = 40 if connection == 1 else 100
-        assert letters(master.hear(connection, came, 320)) == [(connection, announced(50, others_ms, execution=2))]
-    assert letters(report(master, 2, 20, execution=2)) == [
+        assert messages(master.hear(connection, came, 320)) == [(connection, announced(50, others_ms, execution=2))]
+    assert messages(report(master, 2, 20, execution=2)) == [
         (1, announced(30, 20, execution=2)),
         (2, announced(30, 100, execution=2)),
     ]
@@ -160,9 +160,9 @@ def test_after_everything_was_restored_the_votes_stand_until_readers_report_agai
 def test_other_queries_hear_our_minimum_and_we_theirs() -> None:
     master = aligned(1)
     assert report(master, 1, 100)[-1] == ShareMinimum("g", 100)
-    assert letters(master(OthersMoved("g", 60))) == [(1, announced(70, 60))]
+    assert messages(master(OthersMoved("g", 60))) == [(1, announced(70, 60))]
     assert ShareMinimum("g", 120) in report(master, 1, 120)
-    assert letters(master(OthersMoved("g", None))) == [(1, announced(130, MAX_WATERMARK_MS))]
+    assert messages(master(OthersMoved("g", None))) == [(1, announced(130, MAX_WATERMARK_MS))]
 
 
 def test_when_the_query_ends_nobody_waits_for_it_while_its_slots_end() -> None:
@@ -181,9 +181,9 @@ def test_after_the_end_other_queries_are_not_heard() -> None:
 
 
 def warnings(master: Master, now_ms: int) -> list[str]:
-    """Let time pass for slots that live; return what is said of alignment."""
+    """Let time pass for slots that live; return what is logged about alignment."""
     for connection, session in master.sessions.items():
-        master(LetterReceived(connection, session.send_uncounted(msg.SlotHeartbeat())), now_ms)
+        master(SlotMessageReceived(connection, session.send_uncounted(msg.SlotHeartbeat())), now_ms)
     return [
         each.text
         for each in master(TimePassed(), now_ms)
@@ -211,7 +211,7 @@ def test_a_reader_that_holds_the_group_back_without_a_split_is_named() -> None:
     report(master, 1, 100, slowest="")
     report(master, 2, 110)
     (text,) = [text for now_ms in range(1_000, 61_000, 1_000) for text in warnings(master, now_ms)]
-    who = "Reader 0 of the source 'a', which has not said yet how far it is or waits for its next split, has held"
+    who = "Reader 0 of the source 'a', which has not reported yet how far it is or waits for its next split, has held"
     assert text.startswith(who)
 
 
@@ -220,8 +220,8 @@ def test_a_paused_split_in_a_readers_figures_is_somebody_who_waits() -> None:
     report(master, 1, 100)
     waiting = {"a": {"x": msg.SplitEventTime(watermark_ms=100), "y": msg.SplitEventTime(watermark_ms=111, paused=True)}}
     master.hear(1, msg.SubtaskProgress(stage=0, execution=1, event_times=waiting))
-    said = [text for now_ms in range(0, 61_000, 1_000) for text in warnings(master, now_ms)]
-    assert len(said) == 1
+    texts = [text for now_ms in range(0, 61_000, 1_000) for text in warnings(master, now_ms)]
+    assert len(texts) == 1
 
 
 def test_the_time_of_a_warning_is_waited_for() -> None:
@@ -245,25 +245,25 @@ def appended(actions: list[Any]) -> src.LogAppended:
     return src.LogAppended(number)
 
 
-def test_unassigned_work_goes_out_behind_the_assignment_it_follows_from() -> None:
+def test_unassigned_work_goes_out_after_the_assignment_it_follows_from() -> None:
     master = Master(2)
     master.run()
-    master.said(src.LogAppended(1))
+    master.from_source(src.LogAppended(1))
     for event in (src.UnassignedChanged(1, 5), src.ReaderAdded(1, 0)):
-        actions = master.said(event)
-    told = msg.UnassignedWork(stage=0, execution=1, source="a", event_time_ms=5)
-    assert letters(actions) == [(1, told)], "the enumerator has not seen the other one yet"
-    assert letters(master.said(src.ReaderAdded(1, 1))) == [(2, told)]
-    done = appended(master.said(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)})))
-    assert master.said(src.UnassignedChanged(1, 9)) == []
-    assert [(to, type(letter).__name__) for to, letter in letters(master.said(done))] == [
+        actions = master.from_source(event)
+    reported = msg.UnassignedWork(stage=0, execution=1, source="a", event_time_ms=5)
+    assert messages(actions) == [(1, reported)], "the enumerator has not seen the other one yet"
+    assert messages(master.from_source(src.ReaderAdded(1, 1))) == [(2, reported)]
+    done = appended(master.from_source(src.SplitsAssigned(1, {0: (SplitState("x", b"1"),)})))
+    assert master.from_source(src.UnassignedChanged(1, 9)) == []
+    assert [(to, type(message).__name__) for to, message in messages(master.from_source(done))] == [
         (1, "AssignSplits"), (1, "UnassignedWork"), (2, "UnassignedWork"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("source", [ToySource, PushedToySource])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_fails_every_execution_of_a_reader_is_told_in_the_end_that_nothing_holds_it(
+def test_whatever_fails_every_execution_of_a_reader_learns_in_the_end_that_nothing_holds_it(
     source: type[ToySource], seed: int
 ) -> None:
     query = World(
@@ -276,9 +276,9 @@ def test_whatever_fails_every_execution_of_a_reader_is_told_in_the_end_that_noth
     query.pass_time(60_000)
     assert query.over and query.error is None
     last = {
-        (slot, letter.execution): letter.event_time_ms
-        for slot, letter in query.event_time_letters
-        if isinstance(letter, msg.UnassignedWork)
+        (slot, message.execution): message.event_time_ms
+        for slot, message in query.event_time_messages
+        if isinstance(message, msg.UnassignedWork)
     }
     assert last.keys() >= {(slot, execution) for slot, execution in enumerate(query.executions())}
     newest = {slot: last[slot, execution] for slot, execution in enumerate(query.executions())}

@@ -1,4 +1,4 @@
-"""The one door, with stages that exchanges connect: barriers, restarts of what is connected, and who is told where."""
+"""The job master with stages that exchanges connect: barriers, restarts of what is connected, and addresses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from headgate.coordinator.job.job_events import (
     Event,
     ForSource,
     FromSource,
-    LetterReceived,
     Log,
+    SlotMessageReceived,
     TimePassed,
     Transmit,
 )
@@ -72,8 +72,8 @@ class Master:
         self.machine.check()
         for action in actions:
             if isinstance(action, Transmit) and action.connection in self.sessions:
-                for letter in self.sessions[action.connection].receive(action.envelope):
-                    self.got[self.slot_on[action.connection]].append(letter)
+                for message in self.sessions[action.connection].receive(action.envelope):
+                    self.got[self.slot_on[action.connection]].append(message)
             elif isinstance(action, Log):
                 self.logged.append(action.text)
             elif isinstance(action, ForSource):
@@ -90,10 +90,10 @@ class Master:
         session = self.sessions.get(connection) or Session(run=1, slot=slot, attempt=attempt)
         self.sessions[connection], self.slot_on[connection] = session, slot
         about = msg.RegisterSlot(host=f"h{slot}", data_address=f"h{slot}:{attempt}")
-        self(LetterReceived(connection, session.send_uncounted(about)), now_ms)
+        self(SlotMessageReceived(connection, session.send_uncounted(about)), now_ms)
 
-    def hear(self, connection: int, letter: msg.FromSlot, now_ms: int = 0) -> list[Action]:
-        return self(LetterReceived(connection, self.sessions[connection].send(letter)), now_ms)
+    def hear(self, connection: int, message: msg.FromSlot, now_ms: int = 0) -> list[Action]:
+        return self(SlotMessageReceived(connection, self.sessions[connection].send(message)), now_ms)
 
     def run(self, execution: int = 1, now_ms: int = 0, connections: tuple[int, ...] = (1, 2)) -> None:
         """Let all subtasks of all slots run."""
@@ -112,7 +112,7 @@ class Master:
     def of(self, kind: type[Any], slot: int | None = None) -> list[Any]:
         """Return what slots got of a kind, and forget all that they got."""
         slots = [slot] if slot is not None else [0, 1]
-        found = [letter for each in slots for letter in self.got[each] if isinstance(letter, kind)]
+        found = [message for each in slots for message in self.got[each] if isinstance(message, kind)]
         for each in slots:
             self.got[each].clear()
         return found
@@ -135,11 +135,11 @@ def manifest(*channels: ChannelState, channels_parallelism: int) -> Manifest:
     )  # fmt: skip
 
 
-# Who is told where the others are.
+# Who is notified where the others are.
 
 
-def test_all_are_told_where_all_are_when_all_are_deployed() -> None:
-    """Behind its deployment, on the same stream; both ends of an exchange."""
+def test_all_learn_where_all_are_when_all_are_deployed() -> None:
+    """After its deployment, on the same stream; both ends of an exchange."""
     master = Master()
     master(sch.QueryStarted())
     master.register(1, 0)
@@ -157,7 +157,7 @@ def test_all_are_told_where_all_are_when_all_are_deployed() -> None:
 
 
 def test_a_slot_that_comes_back_gets_what_it_missed() -> None:
-    """Its stream was gone when all were told: no letter is made anew, none is lost."""
+    """Its stream was gone when all were notified: no message is made anew, none is lost."""
     master = Master()
     master(sch.QueryStarted())
     master.register(1, 0)
@@ -189,11 +189,11 @@ def test_whatever_fails_restarts_all_that_exchanges_connect_in_place() -> None:
         and "since exchanges connect them; slots that live stay" in master.logged[-1]
     )
     master(TimePassed(), 1_100)
-    letters = [each for slot in (0, 1) for each in master.got[slot] if isinstance(each, msg.Deploy | msg.SlotsLocated)]
-    assert {(type(each), each.execution, each.generation) for each in letters} == {
+    messages = [each for slot in (0, 1) for each in master.got[slot] if isinstance(each, msg.Deploy | msg.SlotsLocated)]
+    assert {(type(each), each.execution, each.generation) for each in messages} == {
         (msg.Deploy, 2, 2), (msg.SlotsLocated, 2, 2),
     }  # fmt: skip
-    assert len(letters) == 8
+    assert len(messages) == 8
     master.run(2, 1_200)
     assert master.machine.status().state == "running"
 
@@ -202,11 +202,11 @@ def test_slots_do_not_stay_when_the_job_is_submitted_again() -> None:
     master = Master()
     master.start()
     master(sch.JobEnded(0, BROKEN), 1_000)
-    (told,) = (each for each in master.logged if "subtasks 0, 1 restart" in each)
-    assert told.endswith("They are all, since exchanges connect them.")
+    (reported,) = (each for each in master.logged if "subtasks 0, 1 restart" in each)
+    assert reported.endswith("They are all, since exchanges connect them.")
 
 
-def test_a_slot_that_dies_is_waited_for_before_anybody_is_told() -> None:
+def test_a_slot_that_dies_is_waited_for_before_anybody_is_notified() -> None:
     """The others are deployed and wait; the new process has another address."""
     master = Master()
     master.start()
@@ -241,8 +241,8 @@ def test_with_forward_exchanges_only_a_slot_restarts_alone() -> None:
     master(FromSource("a", src.SplitsTakenBack(1, 1)), 1_020)
     master(TimePassed(), 1_200)
     assert master.of(object, 0) == []
-    letters = master.got[1][1:]
-    assert letters == [
+    messages = master.got[1][1:]
+    assert messages == [
         msg.Deploy(stage=0, execution=2, parallelism=2, generation=2),
         msg.Deploy(stage=1, execution=2, parallelism=2, generation=2),
         msg.SlotsLocated(stage=0, execution=2, generation=2, addresses={1: "h1:0"}),
@@ -282,7 +282,7 @@ def test_time_outs_count_once_all_that_was_recovered_is_processed() -> None:
 
     def beat(now_ms: int) -> None:
         for connection, session in master.sessions.items():
-            master(LetterReceived(connection, session.send_uncounted(msg.SlotHeartbeat())), now_ms)
+            master(SlotMessageReceived(connection, session.send_uncounted(msg.SlotHeartbeat())), now_ms)
 
     for number, recovered in ((1, False), (2, True)):
         begins_ms = number * late_ms * 2
@@ -319,7 +319,7 @@ def snapshot(master: Master, kind: CheckpointKind, location: str, now_ms: int) -
 def test_barriers_go_to_the_sources_and_pass_rows_unless_it_is_a_savepoint(
     kind: CheckpointKind, location: str, unaligned: bool
 ) -> None:
-    """To all others they come through their channels; that it is over is told to all."""
+    """To all others they come through their channels; that it is over is sent to all."""
     master = Master(alignment_timeout_ms=50)
     master.start()
     master.of(object)

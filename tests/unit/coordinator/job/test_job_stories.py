@@ -31,7 +31,7 @@ def world(
 
 
 def assert_exactly_once(query: World, stop: int = 20) -> None:
-    """Assert that the query ended by itself and committed each row once."""
+    """Assert that the query ended on its own and committed each row once."""
     assert query.over and query.error is None, query.logged[-5:]
     assert query.rows == Counter({(f"s{number}", position): 1 for number in range(6) for position in range(stop)})
     assert sorted(query.committed) == list(range(1, len(query.committed) + 1))
@@ -130,8 +130,8 @@ def test_an_enumerator_that_dies_at_any_moment_of_a_checkpoint_restarts_nobody_a
     for steps in range(24):
         query = world(source, seed=steps, stop=60)
         query.pass_time(70)
-        query.tell(cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "savepoints/x"))
-        query.tell(TimePassed())
+        query.notify(cp.CheckpointRequested(1, CheckpointKind.SAVEPOINT, "savepoints/x"))
+        query.notify(TimePassed())
         assert query.master.status().pending_checkpoint is not None
         query.step(steps)
         query.crash_enumerator()
@@ -180,7 +180,7 @@ def test_the_first_checkpoint_after_a_restart_comes_early() -> None:
 def test_a_suspended_query_goes_on_from_its_savepoint_at_once() -> None:
     query = world()
     query.pass_time(100)
-    query.tell(cp.CheckpointRequested(1, CheckpointKind.SUSPEND, "savepoints/x"))
+    query.notify(cp.CheckpointRequested(1, CheckpointKind.SUSPEND, "savepoints/x"))
     query.pass_time(20_000)
     savepoint = query.answers[1].checkpoint_id
     assert query.over and query.error is None and savepoint is not None
@@ -194,19 +194,19 @@ def test_a_suspended_query_goes_on_from_its_savepoint_at_once() -> None:
 
 @pytest.mark.parametrize("what", ["a commit fails", "a worker is killed"])
 @pytest.mark.parametrize("kind", [CheckpointKind.SUSPEND, CheckpointKind.DRAIN])
-def test_behind_the_last_checkpoint_nothing_is_emitted_whoever_starts_again(
+def test_after_the_last_checkpoint_nothing_is_emitted_whoever_starts_again(
     kind: CheckpointKind, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = world(stop=1_000)
     query.pass_time(100)
     slow: list[cp.Commit] = []
     monkeypatch.setattr(query, "commit", slow.append)
-    query.tell(cp.CheckpointRequested(1, kind, "savepoints/x"))
+    query.notify(cp.CheckpointRequested(1, kind, "savepoints/x"))
     while 1 not in query.answers or not slow:
         query.pass_time(10)
     emitted = query.emitted.copy()
     if what == "a commit fails":
-        query.tell(cp.CommitFailed(slow.pop().epoch, "planned"))
+        query.notify(cp.CommitFailed(slow.pop().epoch, "planned"))
     else:
         query.kill(1)
     query.pass_time(5_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.checkpoint.channel_assignment import ExchangePlan
-from headgate.coordinator.job.job_plan import JobPlan
+from headgate.coordinator.job.job_plan import JobPlan, SourcePlan
 from headgate.coordinator.job.regions import Regions
 from headgate.protocol.messages import SubtaskId
 
@@ -37,3 +37,27 @@ def test_each_deployment_of_a_region_is_another_generation() -> None:
     assert made.generation(0) == 1, "it is being deployed"
     made.forget(0)
     assert (made.generation(0), made.generation(1)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("reassigns", "first", "moving"),
+    [(False, "hash", set()), (True, "hash", {"first"}), (True, "forward", {"first", "second"})],
+)
+def test_rows_may_come_from_another_producer_after_any_restart_where_splits_are_reassigned(
+    reassigns: bool, first: str, moving: set[str]
+) -> None:
+    """What a stage sends by key it sends to the same subtask, whoever reads; ``forward`` ones follow their readers."""
+    plan = JobPlan(
+        sources={"a": SourcePlan(name="a", reassigns_on_recovery=reassigns)},
+        stages=(("a",), ("b",), ("c",), ("d",)),
+        parallelism=2,
+        max_parallelism=4,
+        query_id="q",
+        run=1,
+        exchanges={
+            "third": ExchangePlan(kind="hash", producer_stage=2, consumer_stage=3),
+            "second": ExchangePlan(kind="hash", producer_stage=1, consumer_stage=2),
+            "first": ExchangePlan(kind=first, producer_stage=0, consumer_stage=1),
+        },
+    )
+    assert plan.moving_exchanges == moving

@@ -84,9 +84,9 @@ class Traced(JobMaster):
         self._note("groups")
         super()._notify_group(group, event)
 
-    def _send(self, slot: int, letter: Any) -> None:
+    def _send(self, slot: int, message: Any) -> None:
         self._note("slots")
-        super()._send(slot, letter)
+        super()._send(slot, message)
 
 
 def test_nothing_goes_where_the_table_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,7 +336,7 @@ def test_a_job_that_ends_without_an_error_is_submitted_again() -> None:
 
 
 @pytest.mark.parametrize("event", [JobEnded(0, KILLED), broke(0, execution=1), started(0, execution=1)])
-def test_what_is_over_is_not_told_here(event: Event) -> None:
+def test_what_is_over_is_not_reported_here(event: Event) -> None:
     machine = Machine()
     machine.run()
     machine(JobEnded(0, KILLED), 1_000)
@@ -410,7 +410,7 @@ def test_tasks_that_do_not_end_are_cancelled_and_in_the_end_left_alone() -> None
     assert machine(SchedulerTimePassed(), 21_000)[-1] == QueryOver()
 
 
-def test_a_slot_that_comes_when_the_query_ends_is_told_to_end() -> None:
+def test_a_slot_that_comes_when_the_query_ends_is_shut_down() -> None:
     machine = Machine()
     machine.run()
     machine(QueryEnding(), 1_000)

@@ -1,9 +1,9 @@
 """A source's coordinator, its real runner, a log, a checkpoint coordinator and readers in small: steps in any order.
 
-Never: run anything by itself. Every step is one thing that may happen next; FIFO is kept where there is a stream, a
+Never: run anything on its own. Every step is one thing that may happen next; FIFO is kept where there is a stream, a
 thread or a queue, and nowhere else. What readers emit counts once a checkpoint is complete, as at a sink.
 
-A reader's watermark is that of its splits and of the unassigned work that it was told of: none that comes is before it.
+A reader's watermark is that of its splits and of the unassigned work that it knows of: none that comes is before it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Reader:
             self.held[split.split_id] = split
             time_ms, watermark_ms = event_time_of(split.split_id), self.watermark_ms
             if time_ms is not None and watermark_ms is not None and self.world.keeps_times:
-                assert time_ms >= watermark_ms, f"{split} comes to reader {self.subtask} behind {watermark_ms}"
+                assert time_ms >= watermark_ms, f"{split} comes to reader {self.subtask} after {watermark_ms}"
 
     def see(self) -> None:
         """Let the watermark go as far as it may."""
@@ -140,25 +140,25 @@ class Reader:
             self.finish([split_id])
         return True
 
-    def take(self, letter: Any) -> None:
+    def take(self, message: Any) -> None:
         self.see()
-        match letter:
+        match message:
             case msg.UnassignedWork():
-                assert self.work is None or self.work.event_time_ms != letter.event_time_ms, "it knows that"
-                self.work = letter
+                assert self.work is None or self.work.event_time_ms != message.event_time_ms, "it knows that"
+                self.work = message
             case msg.AssignSplits():
-                if letter.number > self.highest:
-                    assert letter.number == self.highest + 1, f"reader {self.subtask} missed an assignment"
+                if message.number > self.highest:
+                    assert message.number == self.highest + 1, f"reader {self.subtask} missed an assignment"
                     assert not self.ended, "splits after the promise that nothing follows"
-                    self.highest, self.requested = letter.number, False
-                    self.add(letter.splits)
+                    self.highest, self.requested = message.number, False
+                    self.add(message.splits)
             case msg.NoMoreSplits():
                 self.ended, self.requested = True, False
             case msg.ReportSource():
                 self.post(
                     msg.SourceReported,
                     host="host",
-                    incarnation=letter.incarnation,
+                    incarnation=message.incarnation,
                     highest_number=self.highest,
                     finished=tuple(self.finished),
                     request_pending=self.requested,
@@ -166,11 +166,11 @@ class Reader:
                     held=tuple(self.held),
                 )
             case Barrier():
-                self.outbox.append(Acknowledged(letter.checkpoint_id, self.state(), len(self.rows)))
+                self.outbox.append(Acknowledged(message.checkpoint_id, self.state(), len(self.rows)))
             case Completed():
-                self.finished = [each for each in self.finished if each.number > letter.finished_known]
+                self.finished = [each for each in self.finished if each.number > message.finished_known]
             case _:
-                raise AssertionError(letter)
+                raise AssertionError(message)
 
     def state(self) -> ReaderState:
         splits = tuple(SplitState(each.split_id, SPLITS.serialize(each)) for each in self.held.values())
@@ -219,13 +219,13 @@ class World:
     def restore(self) -> None:
         self.runner: run.EnumeratorRunner | None = None
         self.calls: deque[Any] = deque()
-        self.said: deque[src.Event] = deque()
+        self.reported: deque[src.Event] = deque()
         self.log_orders: deque[Any] = deque()
         self.work: list[tuple[run.EnumeratorRunner, run.SlowWork]] = []
         self.readers: dict[int, Reader] = {}
         self.pending: Checkpoint | None = None
         finished = [each.split_id for part in self.completed.readers.values() for each in part.state.finished]
-        self.tell(src.SourceStarted(self.completed.checkpoint_id, self.completed.state, tuple(finished)))
+        self.notify(src.SourceStarted(self.completed.checkpoint_id, self.completed.state, tuple(finished)))
         for subtask, state in enumerate(self.dealt()):
             self.deploy(subtask, state)
 
@@ -247,7 +247,7 @@ class World:
 
     # Events and actions.
 
-    def tell(self, event: src.Event) -> None:
+    def notify(self, event: src.Event) -> None:
         again: list[msg.ErrorReport] = []
         for action in self.machine.handle(event, 0):
             self.carry_out(action, again)
@@ -265,9 +265,9 @@ class World:
                 self.runner = None
             case src.AppendLog() | src.DropLog() | src.LoadLog():
                 self.log_orders.append(action)
-            case src.SendToReader(subtask=subtask, letter=letter):
+            case src.SendToReader(subtask=subtask, message=message):
                 if subtask in self.readers:  # else it is lost with the slot
-                    self.readers[subtask].inbox.append(letter)
+                    self.readers[subtask].inbox.append(message)
             case src.EnumeratorStateReady():
                 assert self.pending is not None and self.pending.checkpoint_id == action.checkpoint_id
                 self.pending.state, self.pending.finished_known = action.state, dict(action.finished_known)
@@ -301,10 +301,10 @@ class World:
                     assigned=order.assigned,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
-                self.said.extend(runner.reported(runner.start()))
+                self.reported.extend(runner.reported(runner.start()))
             case src.CallEnumerator(call=call, incarnation=incarnation):
                 if self.runner is not None and self.runner.incarnation == incarnation:
-                    self.said.extend(self.runner.reported(self.runner.call(call)))
+                    self.reported.extend(self.runner.reported(self.runner.call(call)))
         return True
 
     def step_work(self) -> bool:
@@ -312,16 +312,16 @@ class World:
             return False
         runner, work = self.work.pop(0)
         if runner is self.runner:
-            self.said.extend(runner.reported(runner.finish(work, work.work(), None)))
+            self.reported.extend(runner.reported(runner.finish(work, work.work(), None)))
         return True
 
     def step_hear(self) -> bool:
-        if not self.said:
+        if not self.reported:
             return False
-        event = self.said.popleft()
+        event = self.reported.popleft()
         if isinstance(event, src.EnumeratorFailed):
             self.failures.append(event.error.message)
-        self.tell(event)
+        self.notify(event)
         return True
 
     def step_log(self, fails: bool = False) -> bool:
@@ -331,18 +331,18 @@ class World:
         match order:
             case src.AppendLog(segment=segment, number=number, records=records):
                 if fails:
-                    self.tell(src.LogAppendFailed(number, "planned"))
+                    self.notify(src.LogAppendFailed(number, "planned"))
                     return True
                 first = number - len(records) + 1
                 self.machine_log.extend((segment, first + at, record) for at, record in enumerate(records))
-                self.tell(src.LogAppended(number))
+                self.notify(src.LogAppended(number))
             case src.DropLog(before_segment=before):
                 self.machine_log = [each for each in self.machine_log if before is not None and each[0] >= before]
             case src.LoadLog():
                 kept = [each for each in self.machine_log if each[0] >= order.from_segment]
                 whole = bool(kept) and kept[-1][1] == order.through and not fails
                 records = tuple(record for _, _, record in kept) if whole else None
-                self.tell(src.LogLoaded(records, "planned", order.incarnation))
+                self.notify(src.LogLoaded(records, "planned", order.incarnation))
         return True
 
     def step_to_reader(self, subtask: int) -> bool:
@@ -361,8 +361,8 @@ class World:
                 reader.running = True
             case Acknowledged() as part:
                 self.acknowledge(subtask, part)
-            case letter:
-                self.tell(src.FromReader(subtask, letter))
+            case message:
+                self.notify(src.FromReader(subtask, message))
         return True
 
     def step_read(self, subtask: int) -> bool:
@@ -375,7 +375,7 @@ class World:
             return False
         self.checkpoints += 1
         self.pending = Checkpoint(self.checkpoints, readers={})
-        self.tell(src.CheckpointStarted(self.checkpoints))
+        self.notify(src.CheckpointStarted(self.checkpoints))
         return True
 
     def step_barriers(self) -> bool:
@@ -385,14 +385,14 @@ class World:
         self.pending.is_sent = True
         for reader in self.readers.values():
             reader.inbox.append(Barrier(self.pending.checkpoint_id))
-        self.tell(src.BarriersSent(self.pending.checkpoint_id))
+        self.notify(src.BarriersSent(self.pending.checkpoint_id))
         return True
 
     def step_abort(self) -> bool:
         if self.pending is None:
             return False
         aborted, self.pending = self.pending, None
-        self.tell(src.SourceCheckpointAborted(aborted.checkpoint_id))
+        self.notify(src.SourceCheckpointAborted(aborted.checkpoint_id))
         return True
 
     def acknowledge(self, subtask: int, part: Acknowledged) -> None:
@@ -408,14 +408,14 @@ class World:
             del reader.rows[: acknowledged.rows]
             reader.inbox.append(Completed(self.completed.finished_known.get(each, 0)))
         self.check_completed()
-        self.tell(src.SourceCheckpointCompleted(self.completed.checkpoint_id))
+        self.notify(src.SourceCheckpointCompleted(self.completed.checkpoint_id))
 
     def step_fail_reader(self, subtask: int) -> bool:
         if subtask not in self.readers:
             return False
         del self.readers[subtask]
         self.step_abort()
-        self.tell(src.ReaderFailed(subtask, self.completed.checkpoint_id))
+        self.notify(src.ReaderFailed(subtask, self.completed.checkpoint_id))
         return True
 
     def step_crash(self) -> bool:
@@ -424,7 +424,7 @@ class World:
             return False
         self.runner.failed = True
         report = msg.ErrorReport(error_type="OSError", message="planned")
-        self.said.append(src.EnumeratorFailed(self.runner.incarnation, report))
+        self.reported.append(src.EnumeratorFailed(self.runner.incarnation, report))
         return True
 
     # What must hold.

@@ -146,16 +146,16 @@ def bounded(*times: object) -> tuple[EnumeratorRunner, list[SlowWork]]:
     return runner(source)
 
 
-def test_what_is_unassigned_is_said_behind_what_was_assigned_and_only_when_it_changed() -> None:
+def test_what_is_unassigned_is_reported_after_what_was_assigned_and_only_when_it_changed() -> None:
     made, work = bounded(MIN_WATERMARK_MS, MIN_WATERMARK_MS, 70, 70, None)
     assert made.start() == [src.EnumeratorStarted(3), src.UnassignedChanged(3, MIN_WATERMARK_MS)]
     assert made.call(src.HandleSplitRequest(0, "h")) == []
     _, changed = made.finish(work[0], [], None)
     assert changed == src.UnassignedChanged(3, 70)
     assert made.call(src.SnapshotEnumerator(1))[1:] == []
-    assigned, told, added = made.reported(made.call(src.AddReader(0, "h")))
+    assigned, reported, added = made.reported(made.call(src.AddReader(0, "h")))
     assert assigned == src.SplitsAssigned(3, {0: (stored(A),)})
-    assert (told, added) == (src.UnassignedChanged(3, None), src.ReaderAdded(3, 0)), "a newcomer hears this first"
+    assert (reported, added) == (src.UnassignedChanged(3, None), src.ReaderAdded(3, 0)), "a newcomer hears this first"
 
 
 def test_a_source_that_knows_nothing_says_so_once() -> None:
@@ -173,7 +173,7 @@ def test_what_is_no_time_fails_the_enumerator_and_not_the_driver(time: object) -
         raise pickle.loads(made.reported(made.start())[-1].error.pickled)  # type: ignore[union-attr, arg-type]
 
 
-def test_slow_work_is_handed_out_and_a_changed_state_is_told_once() -> None:
+def test_slow_work_is_handed_out_and_a_changed_state_is_reported_once() -> None:
     made, work = runner(ToySource([A, B]))
     assert made.reported(made.start())[0] == src.EnumeratorStarted(3)
     (found,) = work
@@ -183,7 +183,7 @@ def test_slow_work_is_handed_out_and_a_changed_state_is_told_once() -> None:
     assert made.reported(made.finish(found, found.work(), None)) == []
 
 
-def test_a_snapshot_stands_behind_what_was_assigned_before_it() -> None:
+def test_a_snapshot_comes_after_what_was_assigned_before_it() -> None:
     made, _ = runner(ToySource([A, B]), state_of(A, B))
     made.start()
     made.call(src.AddReader(0, "h"))
@@ -329,7 +329,7 @@ def test_a_state_that_cannot_be_serialised_fails_it_where_it_is_serialised() -> 
     assert isinstance(failed, src.EnumeratorFailed)
 
 
-def test_an_error_that_cannot_be_pickled_is_told_all_the_same() -> None:
+def test_an_error_that_cannot_be_pickled_is_reported_all_the_same() -> None:
     def raising(of: Scripted) -> None:
         raise ValueError(lambda: None)
 
@@ -373,7 +373,7 @@ class Listing(Scripted):
         pass
 
 
-def test_slow_work_that_failed_is_tried_again_soon_then_less_often_and_its_failures_are_told() -> None:
+def test_slow_work_that_failed_is_tried_again_soon_then_less_often_and_its_failures_are_reported() -> None:
     source = ToySource([])
     source.enumerator = Listing
     made, handed_out = runner(source)

@@ -41,8 +41,8 @@ def machine(**options: Any) -> SourceCoordinator:
 
 
 def registered(subtask: int = 0, execution: int = 1, reported: tuple[SplitState, ...] = ()) -> src.FromReader:
-    letter = msg.ReaderRegistered(stage=0, execution=execution, source="uid", host="h", reported_splits=reported)
-    return src.FromReader(subtask, letter)
+    message = msg.ReaderRegistered(stage=0, execution=execution, source="uid", host="h", reported_splits=reported)
+    return src.FromReader(subtask, message)
 
 
 def requested(subtask: int = 0, execution: int = 1) -> src.FromReader:
@@ -59,10 +59,10 @@ def finished(*split_ids: str, subtask: int = 0) -> src.FromReader:
 
 
 def reported(incarnation: int, highest_number: int = 0, subtask: int = 0, **more: Any) -> src.FromReader:
-    letter = msg.SourceReported(
+    message = msg.SourceReported(
         stage=0, execution=1, source="uid", host="h", incarnation=incarnation, highest_number=highest_number, **more
     )
-    return src.FromReader(subtask, letter)
+    return src.FromReader(subtask, message)
 
 
 def kind(of: SourceCoordinator, event: src.Event) -> str:
@@ -154,7 +154,16 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
     yield src.SourceCheckpointCompleted(of._completed)
 
 
-@pytest.mark.timeout(1200)  # a minute of a core, which other tests may want as well
+WITH_WORK_UNASSIGNED = (
+    src.SourceStarted(),
+    registered(),
+    src.ReaderAdded(1, 0),
+    src.UnassignedChanged(1, 7),
+    src.LogAppended(1),
+)
+"""A reader that is notified of what no reader has: those who join, fail and wait beside it are as well."""
+
+
 def test_the_table_is_what_the_machine_does() -> None:
     explore(
         lambda: machine(parallelism=50, reassigns_on_recovery=True, stuck_timeout_ms=1500),
@@ -162,6 +171,7 @@ def test_the_table_is_what_the_machine_does() -> None:
         depth=7,
         limit=9000,
         ignore=("_watch", "_recoveries", "_quiet_until_ms", "incarnation"),
+        begin_with=[WITH_WORK_UNASSIGNED],
     )
 
 
@@ -169,25 +179,27 @@ def test_no_watermark_passes_what_a_reader_that_is_away_may_report() -> None:
     """A split that it had may come to any reader: also to one that heard that nothing is unassigned."""
     made = machine(reassigns_on_recovery=True)
 
-    def told(event: src.Event) -> dict[int, int | None]:
+    def announced(event: src.Event) -> dict[int, int | None]:
         actions = [*made.handle(event, 0), *made.handle(src.LogAppended(made._log.number), 0)]
         sent = [each for each in actions if isinstance(each, src.SendToReader)]
-        return {each.subtask: each.letter.event_time_ms for each in sent if isinstance(each.letter, msg.UnassignedWork)}
+        return {
+            each.subtask: each.message.event_time_ms for each in sent if isinstance(each.message, msg.UnassignedWork)
+        }
 
     made.handle(src.SourceStarted(1, encode_source_state(SourceState(b"s", ()))), 0)
     made.handle(registered(), 0)
-    assert told(src.UnassignedChanged(1, None)) == {}
-    assert told(src.ReaderAdded(1, 0)) == {0: MIN_WATERMARK_MS}
+    assert announced(src.UnassignedChanged(1, None)) == {}
+    assert announced(src.ReaderAdded(1, 0)) == {0: MIN_WATERMARK_MS}
     made.handle(registered(1, reported=(A,)), 0)
-    assert told(src.UnassignedChanged(1, 7)) == {}
-    assert told(src.ReaderAdded(1, 1)) == {0: 7, 1: 7}
-    assert told(src.ReaderFailed(1, 1)) == {0: MIN_WATERMARK_MS}
-    assert told(src.UnassignedChanged(1, 9)) == {}
-    told(src.ReaderForgotten(1, 1))
-    told(src.SplitsTakenBack(1, 1))
-    told(registered(1, execution=2, reported=(A,)))
-    assert told(src.ReaderFailed(1, 1)) == {}
-    assert told(src.ReaderAdded(1, 1)) == {}, "of the execution that failed meanwhile"
+    assert announced(src.UnassignedChanged(1, 7)) == {}
+    assert announced(src.ReaderAdded(1, 1)) == {0: 7, 1: 7}
+    assert announced(src.ReaderFailed(1, 1)) == {0: MIN_WATERMARK_MS}
+    assert announced(src.UnassignedChanged(1, 9)) == {}
+    announced(src.ReaderForgotten(1, 1))
+    announced(src.SplitsTakenBack(1, 1))
+    announced(registered(1, execution=2, reported=(A,)))
+    assert announced(src.ReaderFailed(1, 1)) == {}
+    assert announced(src.ReaderAdded(1, 1)) == {}, "of the execution that failed meanwhile"
 
 
 def test_an_event_without_a_row_is_refused_with_what_was_before() -> None:
@@ -252,7 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.settle()
-            assert set(self.world.failures) <= {"planned"}, "an enumerator was told something impossible"
+            assert set(self.world.failures) <= {"planned"}, "an enumerator received something impossible"
 
 
 TestAnyOrder = AnyOrder.TestCase
@@ -285,7 +297,7 @@ def run_schedule(seed: int) -> None:
         )  # fmt: skip
         step()
     world.settle()
-    assert set(world.failures) <= {"planned"}, "an enumerator was told something impossible"
+    assert set(world.failures) <= {"planned"}, "an enumerator received something impossible"
 
 
 # -- assignments and the log ----------------------------------------------------------------------------------------
@@ -300,7 +312,7 @@ def running(**options: Any) -> SourceCoordinator:
     return made
 
 
-def told(made: SourceCoordinator, *happened: src.Event) -> list[Any]:
+def handled(made: SourceCoordinator, *happened: src.Event) -> list[Any]:
     actions: list[Any] = []
     for event in happened:
         actions = made.handle(event, 0)
@@ -308,67 +320,67 @@ def told(made: SourceCoordinator, *happened: src.Event) -> list[Any]:
     return actions
 
 
-def assign_letter(*splits: SplitState, number: int = 1) -> msg.AssignSplits:
+def assign_message(*splits: SplitState, number: int = 1) -> msg.AssignSplits:
     return msg.AssignSplits(stage=0, execution=1, source="uid", number=number, splits=splits)
 
 
 def test_an_assignment_is_logged_before_it_is_sent() -> None:
     made = running()
-    assert told(made, src.SplitsAssigned(1, {0: (A,), 1: (B,)})) == [
+    assert handled(made, src.SplitsAssigned(1, {0: (A,), 1: (B,)})) == [
         src.AppendLog(0, 3, (AssignedRecord(0, 1, 1, (A,)), AssignedRecord(1, 1, 1, (B,))))
     ]
-    assert told(made, src.LogAppended(2)) == []
-    assert told(made, src.LogAppended(3)) == [
-        src.SendToReader(0, assign_letter(A)),
-        src.SendToReader(1, assign_letter(B)),
+    assert handled(made, src.LogAppended(2)) == []
+    assert handled(made, src.LogAppended(3)) == [
+        src.SendToReader(0, assign_message(A)),
+        src.SendToReader(1, assign_message(B)),
     ]
 
 
 def test_the_state_for_a_checkpoint_waits_for_what_was_assigned_before_and_holds_back_what_follows() -> None:
     made = running()
-    told(made, src.CheckpointStarted(1), src.SplitsAssigned(1, {0: (A,)}))
-    (append,) = told(made, src.EnumeratorSnapshotted(1, 1, b"s"))
+    handled(made, src.CheckpointStarted(1), src.SplitsAssigned(1, {0: (A,)}))
+    (append,) = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
     assert append == src.AppendLog(1, 3, (StateRecord(encode_source_state(SourceState(b"s")), 1),))
-    told(made, src.SplitsAssigned(1, {1: (B,)}))
-    sent, ready = told(made, src.LogAppended(4))
-    assert sent == src.SendToReader(0, assign_letter(A))
+    handled(made, src.SplitsAssigned(1, {1: (B,)}))
+    sent, ready = handled(made, src.LogAppended(4))
+    assert sent == src.SendToReader(0, assign_message(A))
     assert isinstance(ready, src.EnumeratorStateReady)
     assert decode_source_state(ready.state).enumerator == b"s"
-    assert told(made, src.BarriersSent(1)) == [src.SendToReader(1, assign_letter(B))]
+    assert handled(made, src.BarriersSent(1)) == [src.SendToReader(1, assign_message(B))]
 
 
 @pytest.mark.parametrize("over", [src.BarriersSent, src.SourceCheckpointAborted])
 def test_what_is_held_back_goes_when_a_checkpoint_is_aborted_too(over: Any) -> None:
     made = running()
-    told(made, src.CheckpointStarted(1), src.EnumeratorSnapshotted(1, 1, b"s"), src.EventSent(1, 0, b"e"))
-    assert told(made, src.LogAppended(2)) == []
-    (sent,) = told(made, over(1))
-    assert sent.letter.payload == b"e"
-    assert told(made, src.CheckpointStarted(2)) == [src.CallEnumerator(1, src.SnapshotEnumerator(2))]
+    handled(made, src.CheckpointStarted(1), src.EnumeratorSnapshotted(1, 1, b"s"), src.EventSent(1, 0, b"e"))
+    assert handled(made, src.LogAppended(2)) == []
+    (sent,) = handled(made, over(1))
+    assert sent.message.payload == b"e"
+    assert handled(made, src.CheckpointStarted(2)) == [src.CallEnumerator(1, src.SnapshotEnumerator(2))]
 
 
 def test_a_state_that_comes_after_its_checkpoint_was_aborted_says_nothing() -> None:
     made = running()
-    told(made, src.CheckpointStarted(1), src.SourceCheckpointAborted(1))
-    assert told(made, src.EnumeratorSnapshotted(1, 1, b"s")) == []
+    handled(made, src.CheckpointStarted(1), src.SourceCheckpointAborted(1))
+    assert handled(made, src.EnumeratorSnapshotted(1, 1, b"s")) == []
 
 
 def test_without_a_log_assignments_go_on_until_the_enumerator_fails() -> None:
     made = running()
-    told(made, src.SplitsAssigned(1, {0: (A,)}))
-    assert told(made, src.LogAppendFailed(2, "full")) == [src.SendToReader(0, assign_letter(A))]
-    assert told(made, src.SplitsAssigned(1, {0: (B,)})) == [src.SendToReader(0, assign_letter(B, number=2))]
-    stop, failover = told(made, src.EnumeratorFailed(1, ERROR))
+    handled(made, src.SplitsAssigned(1, {0: (A,)}))
+    assert handled(made, src.LogAppendFailed(2, "full")) == [src.SendToReader(0, assign_message(A))]
+    assert handled(made, src.SplitsAssigned(1, {0: (B,)})) == [src.SendToReader(0, assign_message(B, number=2))]
+    stop, failover = handled(made, src.EnumeratorFailed(1, ERROR))
     assert (stop, failover) == (src.StopEnumerator(1), src.RequestGlobalFailover(ERROR))
 
 
 def test_a_snapshot_makes_the_log_whole_again_once_its_checkpoint_is_complete() -> None:
     made = running()
-    told(made, src.LogAppendFailed(1, "full"), src.CheckpointStarted(1))
-    append, _ = told(made, src.EnumeratorSnapshotted(1, 1, b"s"))
+    handled(made, src.LogAppendFailed(1, "full"), src.CheckpointStarted(1))
+    append, _ = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
     assert isinstance(append, src.AppendLog)
-    told(made, src.LogAppended(append.number), src.BarriersSent(1), src.SourceCheckpointCompleted(1))
-    assert told(made, src.EnumeratorFailed(1, ERROR)) == [src.LoadLog(1, append.number, 2)]
+    handled(made, src.LogAppended(append.number), src.BarriersSent(1), src.SourceCheckpointCompleted(1))
+    assert handled(made, src.EnumeratorFailed(1, ERROR)) == [src.LoadLog(1, append.number, 2)]
 
 
 # -- a reader fails -------------------------------------------------------------------------------------------------
@@ -376,57 +388,57 @@ def test_a_snapshot_makes_the_log_whole_again_once_its_checkpoint_is_complete() 
 
 def test_a_failed_reader_is_forgotten_then_its_splits_go_back_and_then_it_may_come_again() -> None:
     made = running()
-    told(made, src.SplitsAssigned(1, {0: (A,)}), src.LogAppended(2))
-    assert told(made, src.ReaderFailed(0, 0)) == [src.CallEnumerator(1, src.ForgetReader(0))]
+    handled(made, src.SplitsAssigned(1, {0: (A,)}), src.LogAppended(2))
+    assert handled(made, src.ReaderFailed(0, 0)) == [src.CallEnumerator(1, src.ForgetReader(0))]
     # Was under way when it was forgotten; the other's pull is served meanwhile.
-    assert [type(each) for each in told(made, src.SplitsAssigned(1, {0: (B,)}))] == [src.AppendLog]
-    assert told(made, src.LogAppended(3)) == []
-    assert told(made, requested(1)) == [src.CallEnumerator(1, src.HandleSplitRequest(1, "h"))]
-    assert told(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, (A, B)))]
-    append, reset = told(made, src.SplitsTakenBack(1, 0))
+    assert [type(each) for each in handled(made, src.SplitsAssigned(1, {0: (B,)}))] == [src.AppendLog]
+    assert handled(made, src.LogAppended(3)) == []
+    assert handled(made, requested(1)) == [src.CallEnumerator(1, src.HandleSplitRequest(1, "h"))]
+    assert handled(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, (A, B)))]
+    append, reset = handled(made, src.SplitsTakenBack(1, 0))
     assert isinstance(append, src.AppendLog)
     assert reset == src.ReaderReset(0)
-    assert told(made, registered(execution=3)) == [src.CallEnumerator(1, src.AddReader(0, "h"))]
+    assert handled(made, registered(execution=3)) == [src.CallEnumerator(1, src.AddReader(0, "h"))]
 
 
 def test_what_a_completed_checkpoint_holds_does_not_go_back() -> None:
     made = running()
-    told(made, src.SplitsAssigned(1, {0: (A,)}), src.CheckpointStarted(1), src.EnumeratorSnapshotted(1, 1, b"s"))
-    told(made, src.LogAppended(3), src.BarriersSent(1), src.SplitsAssigned(1, {0: (B,)}))
-    assert told(made, src.SourceCheckpointCompleted(1)) == [
+    handled(made, src.SplitsAssigned(1, {0: (A,)}), src.CheckpointStarted(1), src.EnumeratorSnapshotted(1, 1, b"s"))
+    handled(made, src.LogAppended(3), src.BarriersSent(1), src.SplitsAssigned(1, {0: (B,)}))
+    assert handled(made, src.SourceCheckpointCompleted(1)) == [
         src.DropLog(1),
         src.CallEnumerator(1, src.NotifyEnumerator(1)),
     ]
-    told(made, src.ReaderFailed(0, 1))
-    assert told(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, (B,)))]
+    handled(made, src.ReaderFailed(0, 1))
+    assert handled(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, (B,)))]
 
 
 def test_with_event_time_splits_of_a_failed_reader_wait_for_it() -> None:
     made = running(keeps_subtask=True)
-    told(made, src.SplitsAssigned(1, {0: (A,)}), src.LogAppended(2), src.ReaderFailed(0, 0))
-    assert told(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, ()))]
-    told(made, src.SplitsTakenBack(1, 0))
-    assert told(made, src.CheckpointStarted(1)) == [src.CheckpointRefused(1, "splits wait for the readers [0]")]
-    append, add = told(made, registered(execution=3))
+    handled(made, src.SplitsAssigned(1, {0: (A,)}), src.LogAppended(2), src.ReaderFailed(0, 0))
+    assert handled(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, ()))]
+    handled(made, src.SplitsTakenBack(1, 0))
+    assert handled(made, src.CheckpointStarted(1)) == [src.CheckpointRefused(1, "splits wait for the readers [0]")]
+    append, add = handled(made, registered(execution=3))
     assert append == src.AppendLog(0, 4, (AssignedRecord(0, 3, 1, (A,)),))
     assert add == src.CallEnumerator(1, src.AddReader(0, "h", held=("a",)))
 
 
 def test_a_reader_that_never_came_has_nothing_to_give_back() -> None:
     made = machine()
-    told(made, src.SourceStarted())
-    assert told(made, src.ReaderFailed(1, 0)) == [src.ReaderReset(1)]
+    handled(made, src.SourceStarted())
+    assert handled(made, src.ReaderFailed(1, 0)) == [src.ReaderReset(1)]
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_knows_the_ends_told_before_its_snapshot_was_ordered() -> None:
+def test_a_checkpoint_knows_the_ends_reported_before_its_snapshot_was_ordered() -> None:
     """FLINK-37627: the rest stay in the reader's state."""
     made = running()
-    told(made, finished("a", "b"), src.LogAppended(2), src.CheckpointStarted(1))
-    told(made, finished("a", "b", "c"), src.LogAppended(3))
-    ready = told(made, src.EnumeratorSnapshotted(1, 1, b"s"))[-1]
+    handled(made, finished("a", "b"), src.LogAppended(2), src.CheckpointStarted(1))
+    handled(made, finished("a", "b", "c"), src.LogAppended(3))
+    ready = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))[-1]
     assert ready.finished_known == {0: 2}
 
 
@@ -434,11 +446,11 @@ def test_a_checkpoint_knows_the_ends_told_before_its_snapshot_was_ordered() -> N
 
 
 def recovered(made: SourceCoordinator, *records: Any) -> list[src.Action]:
-    told(made, src.EnumeratorFailed(1, ERROR))
-    return told(made, src.LogLoaded((StateRecord(None, 0), *records), "", 2))
+    handled(made, src.EnumeratorFailed(1, ERROR))
+    return handled(made, src.LogLoaded((StateRecord(None, 0), *records), "", 2))
 
 
-def test_a_restored_enumerator_hears_of_readers_when_they_have_said_what_they_have() -> None:
+def test_a_restored_enumerator_hears_of_readers_when_they_have_reported_what_they_have() -> None:
     made = running()
     report = msg.ReportSource(stage=0, execution=1, source="uid", incarnation=2)
     assert recovered(made) == [
@@ -446,9 +458,9 @@ def test_a_restored_enumerator_hears_of_readers_when_they_have_said_what_they_ha
         src.SendToReader(0, report),
         src.SendToReader(1, report),
     ]
-    refused = told(made, src.CheckpointStarted(1))
-    assert refused == [src.CheckpointRefused(1, "reader 0 has not said yet what it has")]
-    assert told(made, reported(2, request_pending=True)) == [
+    refused = handled(made, src.CheckpointStarted(1))
+    assert refused == [src.CheckpointRefused(1, "reader 0 has not reported yet what it has")]
+    assert handled(made, reported(2, request_pending=True)) == [
         src.CallEnumerator(2, src.AddReader(0, "h")),
         src.CallEnumerator(2, src.HandleSplitRequest(0, "h")),
     ]
@@ -458,9 +470,9 @@ def test_what_is_logged_and_did_not_arrive_is_sent_again() -> None:
     made = running()
     logged = [AssignedRecord(0, 1, 1, (A,)), AssignedRecord(0, 1, 2, (B,)), NoMoreSplitsRecord(0)]
     recovered(made, *logged)
-    assert told(made, reported(2, 1, held=("a",))) == [
+    assert handled(made, reported(2, 1, held=("a",))) == [
         src.CallEnumerator(2, src.AddReader(0, "h", held=("a", "b"))),
-        src.SendToReader(0, assign_letter(B, number=2)),
+        src.SendToReader(0, assign_message(B, number=2)),
         src.SendToReader(0, msg.NoMoreSplits(stage=0, execution=1, source="uid")),
     ]
 
@@ -468,54 +480,54 @@ def test_what_is_logged_and_did_not_arrive_is_sent_again() -> None:
 def test_what_a_reader_has_is_not_assigned_twice_and_its_request_is_asked_again() -> None:
     made = running()
     recovered(made, AssignedRecord(0, 1, 1, (A,)))
-    told(made, reported(2, 1, request_pending=True))
-    assert told(made, src.SplitsAssigned(2, {0: (A,)})) == [src.CallEnumerator(2, src.HandleSplitRequest(0, "h"))]
-    (append,) = told(made, src.SplitsAssigned(2, {0: (B,)}))
+    handled(made, reported(2, 1, request_pending=True))
+    assert handled(made, src.SplitsAssigned(2, {0: (A,)})) == [src.CallEnumerator(2, src.HandleSplitRequest(0, "h"))]
+    (append,) = handled(made, src.SplitsAssigned(2, {0: (B,)}))
     assert append.records == (AssignedRecord(0, 1, 2, (B,)),)
 
 
 def test_an_event_is_logged_before_it_is_handled_and_again_after_a_state_that_does_not_know_it() -> None:
     made = running()
-    append, call = told(made, sent_event(b"1"))
+    append, call = handled(made, sent_event(b"1"))
     assert append.records == (SourceEventRecord(0, b"1"),)
     assert call == src.CallEnumerator(1, src.HandleSourceEvent(0, b"1"))
-    told(made, src.CheckpointStarted(1), sent_event(b"2"), src.SourceEventHandled(1, 0))
-    (append,) = told(made, src.EnumeratorSnapshotted(1, 1, b"s"))
+    handled(made, src.CheckpointStarted(1), sent_event(b"2"), src.SourceEventHandled(1, 0))
+    (append,) = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
     assert append.records[1:] == (SourceEventRecord(0, b"2"),), "the snapshot was ordered before it came"
     with pytest.raises(InvalidTransitionError, match="no event of that reader"):
-        told(made, src.SourceEventHandled(1, 1))
+        handled(made, src.SourceEventHandled(1, 1))
 
 
 def test_a_restored_enumerator_gets_the_events_that_its_state_does_not_know_once_their_reader_is_back() -> None:
     made = running()
-    told(made, src.EnumeratorFailed(1, ERROR))
-    (append,) = told(made, sent_event(b"2"))
+    handled(made, src.EnumeratorFailed(1, ERROR))
+    (append,) = handled(made, sent_event(b"2"))
     assert append.records == (SourceEventRecord(0, b"2"),)
-    told(made, src.LogLoaded((StateRecord(None, 0), SourceEventRecord(0, b"1")), "", 2), sent_event(b"3"))
-    assert told(made, reported(2)) == [
+    handled(made, src.LogLoaded((StateRecord(None, 0), SourceEventRecord(0, b"1")), "", 2), sent_event(b"3"))
+    assert handled(made, reported(2)) == [
         src.CallEnumerator(2, src.AddReader(0, "h")),
         *(src.CallEnumerator(2, src.HandleSourceEvent(0, payload)) for payload in (b"1", b"2", b"3")),
     ]
 
 
-def test_ends_told_in_between_are_told_again() -> None:
+def test_ends_reported_in_between_are_reported_again() -> None:
     made = running()
     ends = (FinishedSplit("a", 1),)
     _, notify, *_ = recovered(made, AssignedRecord(0, 1, 1, (A,)), FinishedRecord(0, ends))
     assert notify == src.CallEnumerator(2, src.NotifySplitsFinished(("a",)))
-    assert src.CallEnumerator(2, src.NotifySplitsFinished(("a",))) in told(made, reported(2, 1, finished=ends))
+    assert src.CallEnumerator(2, src.NotifySplitsFinished(("a",))) in handled(made, reported(2, 1, finished=ends))
 
 
 def test_a_checkpoint_says_which_splits_of_a_restored_enumerator_are_with_readers() -> None:
     made = running()
     recovered(made, AssignedRecord(0, 1, 1, (A,)))
-    told(made, reported(2, 1), reported(2, 0, subtask=1), src.CheckpointStarted(1))
-    ready = told(made, src.EnumeratorSnapshotted(2, 1, b"s"))[-1]
+    handled(made, reported(2, 1), reported(2, 0, subtask=1), src.CheckpointStarted(1))
+    ready = handled(made, src.EnumeratorSnapshotted(2, 1, b"s"))[-1]
     assert decode_source_state(ready.state) == SourceState(b"s", ("a",))
     again = machine()
-    told(again, src.SourceStarted(1, ready.state), registered())
-    told(again, requested())
-    assert told(again, src.SplitsAssigned(1, {0: (A,)})) == [src.CallEnumerator(1, src.HandleSplitRequest(0, "h"))]
+    handled(again, src.SourceStarted(1, ready.state), registered())
+    handled(again, requested())
+    assert handled(again, src.SplitsAssigned(1, {0: (A,)})) == [src.CallEnumerator(1, src.HandleSplitRequest(0, "h"))]
 
 
 @pytest.mark.parametrize(
@@ -523,29 +535,29 @@ def test_a_checkpoint_says_which_splits_of_a_restored_enumerator_are_with_reader
 )
 def test_an_unusable_log_is_a_global_failover(records: Any) -> None:
     made = running()
-    told(made, src.EnumeratorFailed(1, ERROR))
-    stop, failover = told(made, src.LogLoaded(records, "", 2))
+    handled(made, src.EnumeratorFailed(1, ERROR))
+    stop, failover = handled(made, src.LogLoaded(records, "", 2))
     assert stop == src.StopEnumerator(2)
     assert "write-ahead log cannot be used" in failover.error.message
-    assert told(made, src.CheckpointStarted(1))[0].checkpoint_id == 1
+    assert handled(made, src.CheckpointStarted(1))[0].checkpoint_id == 1
     assert made.state == "failed"
 
 
 def test_an_enumerator_that_fails_again_and_again_is_a_global_failover() -> None:
     made = running()
     for incarnation in (1, 2, 3):
-        told(
+        handled(
             made, src.EnumeratorFailed(incarnation, ERROR), src.LogLoaded((StateRecord(None, 0),), "", incarnation + 1)
         )
-    assert told(made, src.EnumeratorFailed(4, ERROR))[-1] == src.RequestGlobalFailover(ERROR)
+    assert handled(made, src.EnumeratorFailed(4, ERROR))[-1] == src.RequestGlobalFailover(ERROR)
 
 
 def test_splits_after_the_promise_of_an_enumerator_before_are_a_global_failover() -> None:
     made = running()
     recovered(made, NoMoreSplitsRecord(0))
-    told(made, reported(2, 0))
-    failover = told(made, src.SplitsAssigned(2, {0: (A,)}))[-1]
-    assert "nothing follows" in failover.error.message
+    handled(made, reported(2, 0))
+    failover = handled(made, src.SplitsAssigned(2, {0: (A,)}))[-1]
+    assert "there are no more splits" in failover.error.message
 
 
 def busy(seconds: float, name: str = "add_reader", **of_it: Any) -> src.EnumeratorBusy:
@@ -554,8 +566,8 @@ def busy(seconds: float, name: str = "add_reader", **of_it: Any) -> src.Enumerat
 
 def test_a_method_that_does_not_return_is_warned_of_and_then_the_enumerator_is_restored() -> None:
     made = running(stuck_timeout_ms=6000)
-    told(made, src.ReaderFailed(1, 0))
-    warnings = {second: told(made, busy(second)) for second in range(1, 7)}
+    handled(made, src.ReaderFailed(1, 0))
+    warnings = {second: handled(made, busy(second)) for second in range(1, 7)}
     assert [second for second, actions in warnings.items() if actions] == [2, 4]
     (warning,) = warnings[4]
     assert warning.text == (
@@ -563,44 +575,46 @@ def test_a_method_that_does_not_return_is_warned_of_and_then_the_enumerator_is_r
         "failed readers [1] are not restarted until it does"
     )
     assert made.troubles() == (warning.text.replace("4 s", "6 s"),)
-    assert told(made, busy(7)) == [src.LoadLog(0, 1, 2)]
+    assert handled(made, busy(7)) == [src.LoadLog(0, 1, 2)]
     assert made.troubles() == ()
-    restored = told(made, src.LogLoaded((StateRecord(None, 0),), "", 2))
+    restored = handled(made, src.LogLoaded((StateRecord(None, 0),), "", 2))
     assert src.CallEnumerator(2, src.ForgetReader(1)) in restored, "the reader that failed meanwhile gets on"
 
 
 def test_a_method_that_never_returns_ends_in_a_global_failover_with_its_name() -> None:
     made = running(stuck_timeout_ms=1000)
-    told(made, src.LogAppendFailed(1, "full"))
-    failover = told(made, busy(1.5, "snapshot_state"))[-1]
+    handled(made, src.LogAppendFailed(1, "full"))
+    failover = handled(made, busy(1.5, "snapshot_state"))[-1]
     assert failover.error.error_type == "ConnectorContractError"
     assert "snapshot_state of the source 'uid' has not returned for 1 s (task.stuck.timeout)" in failover.error.message
 
 
 def test_slow_work_may_take_longer_and_is_shown_and_restarted_too() -> None:
     made = running(stuck_timeout_ms=3000)
-    slow = [told(made, busy(second, "Pages.splits", is_slow_work=True)) for second in range(1, 61)]
+    slow = [handled(made, busy(second, "Pages.splits", is_slow_work=True)) for second in range(1, 61)]
     warned = [second for second, actions in enumerate(slow, 1) if actions]
     assert warned == [3, 6, 12, 24, 48]
     assert "no new splits are found meanwhile; what is assigned is read on" in made.troubles()[0]
-    assert told(made, busy(61, "Pages.splits", is_slow_work=True)) == [src.LoadLog(0, 1, 2)]
+    assert handled(made, busy(61, "Pages.splits", is_slow_work=True)) == [src.LoadLog(0, 1, 2)]
 
 
 def test_a_process_that_was_stopped_and_a_call_that_returned_are_not_stuck() -> None:
     made = running(stuck_timeout_ms=6000)
-    told(made, busy(1))
-    assert [type(action) for action in told(made, busy(3600))] == [src.WarnOfEnumerator]
+    handled(made, busy(1))
+    assert [type(action) for action in handled(made, busy(3600))] == [src.WarnOfEnumerator]
     for _ in range(20):
-        assert told(made, busy(1)) == [], "another call of the same name each time"
-    told(made, busy(1), src.EnumeratorBusy(1, ()))
+        assert handled(made, busy(1)) == [], "another call of the same name each time"
+    handled(made, busy(1), src.EnumeratorBusy(1, ()))
     assert made.troubles() == ()
 
 
 def test_failing_discovery_is_shown_until_it_succeeds() -> None:
     made = running()
-    told(made, src.SlowWorkTried(1, "Pages.splits", 1, "OSError: away"), src.SlowWorkTried(1, "Pages.splits", 2, "no"))
+    handled(
+        made, src.SlowWorkTried(1, "Pages.splits", 1, "OSError: away"), src.SlowWorkTried(1, "Pages.splits", 2, "no")
+    )
     assert made.troubles() == ("Pages.splits failed 2 times in a row and is tried again: no",)
-    told(made, src.SlowWorkTried(1, "Pages.splits", 0))
+    handled(made, src.SlowWorkTried(1, "Pages.splits", 0))
     assert made.troubles() == ()
 
 
@@ -628,22 +642,22 @@ def test_other_bytes_are_refused() -> None:
 
 
 def test_a_state_taken_before_a_report_was_heard_of_does_not_swallow_it() -> None:
-    """FLINK-40469's window, inside of the coordinator: the report is logged again behind that state."""
+    """FLINK-40469's window, inside of the coordinator: the report is logged again after that state."""
     made = machine(reassigns_on_recovery=True)
-    told(made, src.SourceStarted())
-    told(made, registered(reported=(A,)))
-    (append,) = told(made, src.EnumeratorStateChanged(1, b"older"))
+    handled(made, src.SourceStarted())
+    handled(made, registered(reported=(A,)))
+    (append,) = handled(made, src.EnumeratorStateChanged(1, b"older"))
     assert append.records[1:] == (RegisteredRecord(0, 1, (A,)),)
-    told(made, src.ReaderAdded(1, 0))
-    (append,) = told(made, src.EnumeratorStateChanged(1, b"newer"))
+    handled(made, src.ReaderAdded(1, 0))
+    (append,) = handled(made, src.EnumeratorStateChanged(1, b"newer"))
     assert append.records[1:] == ()
 
 
 def test_what_another_reader_was_given_since_is_no_part_of_a_report() -> None:
     """FLIP-537, section 3: reader 0 reports what reader 1 has by now."""
     made = running(reassigns_on_recovery=True)
-    told(made, src.SplitsAssigned(1, {1: (B,)}), src.ReaderFailed(0, 0), src.ReaderForgotten(1, 0))
-    told(made, src.SplitsTakenBack(1, 0))
-    assert told(made, registered(execution=3, reported=(A, B)))[-1] == src.CallEnumerator(
+    handled(made, src.SplitsAssigned(1, {1: (B,)}), src.ReaderFailed(0, 0), src.ReaderForgotten(1, 0))
+    handled(made, src.SplitsTakenBack(1, 0))
+    assert handled(made, registered(execution=3, reported=(A, B)))[-1] == src.CallEnumerator(
         1, src.AddReader(0, "h", (A,))
     )

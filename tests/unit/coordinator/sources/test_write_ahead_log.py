@@ -102,7 +102,7 @@ def test_a_missing_end_a_gap_and_a_changed_byte_make_it_unusable(tmp_path: Path)
     first.chmod(0o644)
 
 
-def test_a_folder_that_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_or_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a file where the folder should be")
     failed = log_in(tmp_path).carry_out(src.AppendLog(0, 1, ALL[:1]))
     assert isinstance(failed, src.LogAppendFailed)

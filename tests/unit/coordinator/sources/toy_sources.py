@@ -1,4 +1,4 @@
-"""Two small sources, strict about what they are told: one is pulled, the other pushes and has FLIP-537's marker.
+"""Two small sources, strict about the calls they get: one is pulled, the other pushes and has FLIP-537's marker.
 
 Never: forgive. A split that comes back though it never left, or is known twice, is an `AssertionError`.
 """

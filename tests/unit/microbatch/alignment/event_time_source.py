@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.microbatch.alignment import group_membership as machine
 from headgate.microbatch.alignment.group_membership import GroupMembership
-from headgate.microbatch.alignment.letters import Standing, Vote
+from headgate.microbatch.alignment.messages import Standing, Vote
 from headgate.source import PlanLimits, PlannedRange
 from tests.unit.microbatch.counting_source import CountingSource, RangeSplit, World
 
@@ -33,7 +33,7 @@ class Times(World):
 
 
 class LearningSource(CountingSource):
-    """Is asked for ranges, and cannot tell what is in them."""
+    """Is asked for ranges, and does not know what is in them."""
 
     world: Times
 
@@ -78,21 +78,21 @@ class VagueSource(SeekingSource):
     slack = 5000
 
 
-class Seat:
+class ScriptedMember:
     """A member of a group whose host is in the same thread, on a clock that the test moves."""
 
     def __init__(
-        self, meeting: GroupMembership, name: str, clock: Callable[[], int], while_waiting: Callable[[], None]
+        self, membership: GroupMembership, name: str, clock: Callable[[], int], while_waiting: Callable[[], None]
     ) -> None:
-        self._meeting, self.name, self._clock, self._while_waiting = meeting, name, clock, while_waiting
+        self._membership, self.name, self._clock, self._while_waiting = membership, name, clock, while_waiting
         self._vote = Vote(None)
         self._seen = 0
         self.waited = 0
         self._say(machine.MemberJoined(member=name, group="g"))
 
     def _say(self, event: machine.Event) -> Standing:
-        (action,) = self._meeting.handle(event, self._clock())
-        self._meeting.check()
+        (action,) = self._membership.handle(event, self._clock())
+        self._membership.check()
         assert isinstance(action, machine.Answer)
         return action.standing
 
@@ -108,7 +108,7 @@ class Seat:
         return self._say(machine.VoteCast(member=self.name, vote=self._vote))
 
     def report(self, event_times: dict[str, int]) -> None:
-        self._meeting.handle(machine.EventTimesReported(member=self.name, event_times=event_times), self._clock())
+        self._membership.handle(machine.EventTimesReported(member=self.name, event_times=event_times), self._clock())
 
     def leave(self) -> None:
-        self._meeting.handle(machine.MemberLeft(member=self.name), self._clock())
+        self._membership.handle(machine.MemberLeft(member=self.name), self._clock())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from event_time_source import LearningSource, Seat, SeekingSource, Times, VagueSource
+from event_time_source import LearningSource, ScriptedMember, SeekingSource, Times, VagueSource
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,10 +36,12 @@ class Stream:
 
     def open(self) -> None:
         """Start, or start again in a new process."""
-        self.seat = Seat(self.query.meeting, self.name, lambda: self.query.now_ms, self.query.while_waiting)
+        self.member = ScriptedMember(
+            self.query.membership, self.name, lambda: self.query.now_ms, self.query.while_waiting
+        )
         source = self.kind(self.options, self.world)
         alignment = WatermarkAlignment(group="g", max_drift_ms=DRIFT_MS)
-        self.plans = AlignedPlans(source, alignment, self.idle_timeout_ms, self.seat)
+        self.plans = AlignedPlans(source, alignment, self.idle_timeout_ms, self.member)
         self.planner = StreamPlanner(source, source.schema(), alignment=self.plans)
 
     def unread(self) -> list[int]:
@@ -60,9 +62,9 @@ class Query:
     """What Spark does with the sources of one query, in its order; its watermark is the highest time less a delay."""
 
     def __init__(
-        self, meeting: GroupMembership | None = None, while_waiting: Callable[[], None] = lambda: None
+        self, membership: GroupMembership | None = None, while_waiting: Callable[[], None] = lambda: None
     ) -> None:
-        self.meeting = meeting or GroupMembership((), 0)
+        self.membership = membership or GroupMembership((), 0)
         self.while_waiting = while_waiting
         self.now_ms = 0
         self.streams: list[Stream] = []
@@ -93,7 +95,7 @@ class Query:
                 name: max(stream.times_of([each for each in rows if each[0] == name]), default=None) for name, _ in rows
             }
             if stream.reports:
-                stream.seat.report({name: time for name, time in seen.items() if time is not None})
+                stream.member.report({name: time for name, time in seen.items() if time is not None})
             stream.rows += rows
             stream.start = json.loads(json.dumps(end))
             times += stream.times_of(rows)
@@ -290,7 +292,7 @@ def test_a_restart_in_the_middle_goes_on_aligned(kind: type[LearningSource]) -> 
         for _ in range(2 if kind is SeekingSource else 8):
             query.batch(PlanLimits(max_rows=3))
         for stream in query.streams:
-            stream.seat.leave()
+            stream.member.leave()
         for stream in query.streams:
             stream.open()
     query.freeze()
@@ -329,11 +331,11 @@ def test_a_file_is_not_begun_while_another_waits_for_the_group(monkeypatch: pyte
     monkeypatch.setattr(RangeSplit, "remaining", lambda split: Remaining(file=split.split_id))
     query = Query()
     ahead = query.add(Times(f0=hour(0, step_ms=40), f1=hour(2000)), LearningSource, finite="true")
-    behind = query.add(Times(a=hour(0)), LearningSource)
+    after = query.add(Times(a=hour(0)), LearningSource)
     query.freeze()
     while not any(name == "f1" for name, _ in ahead.rows):
         assert query.batch(PlanLimits(max_rows=5))
-    assert len(behind.rows) == 50, "until then f0 was held back, again and again"
+    assert len(after.rows) == 50, "until then f0 was held back, again and again"
     query.run_to_the_end(PlanLimits(max_rows=5))
     assert query.has_read_everything()
 
@@ -366,7 +368,7 @@ def test_reports_never_change_a_plan_that_stands_in_an_offset() -> None:
     stream = query.add(Times(a=hour(0), b=hour(1000)), LearningSource)
     end = stream.planner.plan(stream.start, PlanLimits(max_rows=7), 0)
     before = stream.planner.tasks(stream.start, end, 0)
-    stream.seat.report({"a": 10**9, "b": -(10**9)})
+    stream.member.report({"a": 10**9, "b": -(10**9)})
     assert stream.planner.tasks(stream.start, end, 0) == before
     stream.open()
     assert stream.planner.tasks(stream.start, end, 0) == before
@@ -380,26 +382,26 @@ def test_a_lower_bound_that_is_far_too_low_delays_nobody_for_ever() -> None:
     assert query.has_read_everything()
 
 
-def test_a_query_that_is_held_by_another_one_waits_for_it_and_ends_behind_it() -> None:
-    meeting = GroupMembership((), 0)
-    behind = Query(meeting)
-    behind.add(Times(a=hour(0)))
-    ahead = Query(meeting, while_waiting=lambda: behind.batch())
+def test_a_query_that_is_held_by_another_one_waits_for_it_and_ends_after_it() -> None:
+    membership = GroupMembership((), 0)
+    after = Query(membership)
+    after.add(Times(a=hour(0)))
+    ahead = Query(membership, while_waiting=lambda: after.batch())
     ahead.add(Times(a=hour(2000)))
-    behind.freeze()
+    after.freeze()
     ahead.freeze()
-    behind.batch()
+    after.batch()
     ahead.run_to_the_end()
-    assert ahead.has_read_everything() and behind.has_read_everything()
-    assert ahead.empty_batches <= len(behind.batches), "the other one's progress bounds the empty batches"
+    assert ahead.has_read_everything() and after.has_read_everything()
+    assert ahead.empty_batches <= len(after.batches), "the other one's progress bounds the empty batches"
 
 
 def test_a_query_under_available_now_passes_one_that_does_not_move(caplog: pytest.LogCaptureFixture) -> None:
-    meeting = GroupMembership((), 0)
-    stuck = Query(meeting)
+    membership = GroupMembership((), 0)
+    stuck = Query(membership)
     stuck.add(Times(a=hour(0, 5, 1000)))
     stuck.batch()
-    query = Query(meeting)
+    query = Query(membership)
     query.add(Times(a=hour(100_000)))
     query.add(Times(a=hour(100_500)))
     query.freeze()
@@ -408,19 +410,19 @@ def test_a_query_under_available_now_passes_one_that_does_not_move(caplog: pytes
     assert query.has_read_everything()
     assert query.late(DRIFT_MS) == [], "the sources of the query itself stay aligned"
     assert "goes on without" in caplog.text
-    assert sum(stream.seat.waited for stream in query.streams) <= 2
+    assert sum(stream.member.waited for stream in query.streams) <= 2
 
 
 def test_a_query_that_stopped_holds_nobody() -> None:
-    meeting = GroupMembership((), 0)
-    stopped = Query(meeting)
+    membership = GroupMembership((), 0)
+    stopped = Query(membership)
     stopped.add(Times(a=hour(0)))
     stopped.batch()
-    query = Query(meeting)
+    query = Query(membership)
     query.add(Times(a=hour(100_000)))
     query.batch()
     assert not query.batch(), "held"
-    stopped.streams[0].seat.leave()
+    stopped.streams[0].member.leave()
     assert query.batch()
 
 
@@ -476,7 +478,7 @@ def test_available_now_reads_everything_and_ends_whatever_splits_gaps_targets_an
     for _ in range(data.draw(st.integers(0, 3))):
         query.batch(limits)  # before: an ordinary run, then a restart
         for stream in query.streams:
-            stream.seat.leave()
+            stream.member.leave()
         for stream in query.streams:
             stream.open()
     query.freeze()
@@ -505,8 +507,8 @@ def test_seeking_sources_drop_nothing_with_a_watermark_of_drift_and_disorder(dat
         if not query.batch(limits):
             break
         if query.batches[-1]:
-            # A vote may have moved within the round, to what is next behind the plans before it.
-            behind = [time for stream in query.streams for time in stream.unread()]
-            assert max(query.batches[-1]) < max(min(nexts), min(behind, default=max(nexts))) + DRIFT_MS
+            # A vote may have moved within the round, to what is next after the plans before it.
+            after = [time for stream in query.streams for time in stream.unread()]
+            assert max(query.batches[-1]) < max(min(nexts), min(after, default=max(nexts))) + DRIFT_MS
     assert query.has_read_everything()
     assert query.late(DRIFT_MS + 40) == []

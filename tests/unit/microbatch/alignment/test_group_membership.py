@@ -19,12 +19,12 @@ from headgate.microbatch.alignment.group_membership import (
     TimePassed,
     VoteCast,
 )
-from headgate.microbatch.alignment.letters import Standing, Vote
+from headgate.microbatch.alignment.messages import Standing, Vote
 from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.machines import Later, explore
 
 
-def tell(machine: GroupMembership, event: group_membership.Event, now_ms: int = 0) -> Standing:
+def notify(machine: GroupMembership, event: group_membership.Event, now_ms: int = 0) -> Standing:
     (action,) = machine.handle(event, now_ms)
     assert isinstance(action, Answer)
     return action.standing
@@ -51,66 +51,66 @@ def test_the_table_is_what_the_machine_does() -> None:
 
 def test_until_it_votes_a_member_may_have_anything() -> None:
     machine = GroupMembership((), 0)
-    tell(machine, MemberJoined(member="a", group="g"))
-    assert tell(machine, MemberJoined(member="b", group="g")).others == {"a": Vote(MIN_WATERMARK_MS)}
-    tell(machine, VoteCast(member="a", vote=Vote(7, 1, "x")))
-    assert tell(machine, Renewed(member="b")).others == {"a": Vote(7, 1, "x")}
+    notify(machine, MemberJoined(member="a", group="g"))
+    assert notify(machine, MemberJoined(member="b", group="g")).others == {"a": Vote(MIN_WATERMARK_MS)}
+    notify(machine, VoteCast(member="a", vote=Vote(7, 1, "x")))
+    assert notify(machine, Renewed(member="b")).others == {"a": Vote(7, 1, "x")}
 
 
 def test_groups_do_not_see_each_other() -> None:
     machine = GroupMembership((), 0)
-    tell(machine, MemberJoined(member="a", group="g"))
-    assert tell(machine, MemberJoined(member="b", group="h")).others == {}
+    notify(machine, MemberJoined(member="a", group="g"))
+    assert notify(machine, MemberJoined(member="b", group="h")).others == {}
 
 
 def test_a_member_that_left_or_whose_lease_ran_out_holds_nobody() -> None:
     machine = GroupMembership((), 0)
     for name in "abc":
-        tell(machine, MemberJoined(member=name, group="g"))
+        notify(machine, MemberJoined(member=name, group="g"))
     machine.handle(MemberLeft(member="a"), 0)
     for now_ms in range(0, LEASE_MS, 1000):
-        assert tell(machine, Renewed(member="b"), now_ms).others.keys() == {"c"}
-    assert tell(machine, Renewed(member="b"), LEASE_MS + 1).others == {}
+        assert notify(machine, Renewed(member="b"), now_ms).others.keys() == {"c"}
+    assert notify(machine, Renewed(member="b"), LEASE_MS + 1).others == {}
 
 
 def test_while_the_host_stood_still_nobody_s_lease_ran_out() -> None:
     machine = GroupMembership((), 0)
     for name in "ab":
-        tell(machine, MemberJoined(member=name, group="g"))
-    tell(machine, VoteCast(member="a", vote=Vote(7)))
+        notify(machine, MemberJoined(member=name, group="g"))
+    notify(machine, VoteCast(member="a", vote=Vote(7)))
     late_ms = 10 * LEASE_MS
-    assert tell(machine, Renewed(member="b"), late_ms).others == {"a": Vote(7)}
+    assert notify(machine, Renewed(member="b"), late_ms).others == {"a": Vote(7)}
     for now_ms in range(late_ms, late_ms + LEASE_MS, 1000):
-        assert tell(machine, Renewed(member="b"), now_ms).others == {"a": Vote(7)}
-    assert tell(machine, Renewed(member="b"), late_ms + LEASE_MS + 1).others == {}, "it hangs, and the host does not"
+        assert notify(machine, Renewed(member="b"), now_ms).others == {"a": Vote(7)}
+    assert notify(machine, Renewed(member="b"), late_ms + LEASE_MS + 1).others == {}, "it hangs, and the host does not"
 
 
 def test_a_busy_planner_that_renews_keeps_its_vote() -> None:
     machine = GroupMembership((), 0)
-    tell(machine, MemberJoined(member="a", group="g"))
-    tell(machine, VoteCast(member="a", vote=Vote(7)))
+    notify(machine, MemberJoined(member="a", group="g"))
+    notify(machine, VoteCast(member="a", vote=Vote(7)))
     for now_ms in range(0, 600_000, 1000):
-        tell(machine, Renewed(member="a"), now_ms)
-    assert tell(machine, MemberJoined(member="b", group="g"), 600_000).others == {"a": Vote(7)}
+        notify(machine, Renewed(member="a"), now_ms)
+    assert notify(machine, MemberJoined(member="b", group="g"), 600_000).others == {"a": Vote(7)}
 
 
 def test_members_of_a_dead_host_are_waited_for_until_they_are_back_but_not_for_ever() -> None:
     machine = GroupMembership(["old", "hanging"], 0)
-    others = tell(machine, MemberJoined(member="a", group="g")).others
+    others = notify(machine, MemberJoined(member="a", group="g")).others
     assert others == dict.fromkeys(["old", "hanging"], Vote(MIN_WATERMARK_MS))
-    tell(machine, MemberJoined(member="old", group="other"), 10)
+    notify(machine, MemberJoined(member="old", group="other"), 10)
     for now_ms in range(10, LEASE_MS, 1000):
-        assert tell(machine, Renewed(member="a"), now_ms).others.keys() == {"hanging"}
-    assert tell(machine, Renewed(member="a"), LEASE_MS + 1).others == {}
+        assert notify(machine, Renewed(member="a"), now_ms).others.keys() == {"hanging"}
+    assert notify(machine, Renewed(member="a"), LEASE_MS + 1).others == {}
 
 
 def test_reports_are_given_until_their_number_comes_back() -> None:
     machine = GroupMembership((), 0)
-    tell(machine, MemberJoined(member="a", group="g"))
+    notify(machine, MemberJoined(member="a", group="g"))
     machine.handle(EventTimesReported(member="a", event_times={"s": 5, "t": 1}), 0)
     machine.handle(EventTimesReported(member="a", event_times={"s": 3}), 0)
-    standing = tell(machine, VoteCast(member="a", vote=Vote(None)))
+    standing = notify(machine, VoteCast(member="a", vote=Vote(None)))
     assert (standing.event_times, standing.seen) == ({"s": 5, "t": 1}, 2)
-    again = tell(machine, VoteCast(member="a", vote=Vote(None)))
+    again = notify(machine, VoteCast(member="a", vote=Vote(None)))
     assert again.event_times == standing.event_times, "the first answer may have been lost"
-    assert tell(machine, VoteCast(member="a", vote=Vote(None, seen=2))).event_times == {}
+    assert notify(machine, VoteCast(member="a", vote=Vote(None, seen=2))).event_times == {}

@@ -50,18 +50,18 @@ class Scripted(StatefulProcessor):
         self.list = handle.getListState("list", LONG, self.ttl_ms)
         self.map = handle.getMapState("map", NAME, LONG, self.ttl_ms)
 
-    def _told(self, key: Any, told: Any) -> Iterator[Row]:
-        if told is not None:
-            yield Row(user=key[0], told=repr(told))
+    def _result(self, key: Any, result: Any) -> Iterator[Row]:
+        if result is not None:
+            yield Row(user=key[0], result=repr(result))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         """Call the function for rows."""
-        return self._told(key, self.rows(self, key[0], list(rows), timerValues) if self.rows else None)
+        return self._result(key, self.rows(self, key[0], list(rows), timerValues) if self.rows else None)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Call the function for timers."""
         at_ms = expiredTimerInfo.getExpiryTimeInMs()
-        return self._told(key, self.timer(self, key[0], at_ms, timerValues) if self.timer else at_ms)
+        return self._result(key, self.timer(self, key[0], at_ms, timerValues) if self.timer else at_ms)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         """Call the function for the initial state."""

@@ -23,7 +23,7 @@ def events(*rows: tuple[str | None, int, int]) -> pa.RecordBatch:
 
 
 def definition(output: list[tuple[str, pa.DataType]], **facts: Any) -> Definition:
-    """Return what is said of a processor over `INPUT`, keyed by user."""
+    """Return the definition of a processor over `INPUT`, keyed by user."""
     return Definition(**{"keys": ("user",), "input": INPUT, "output": pa.schema(output), **facts})
 
 
@@ -46,7 +46,7 @@ class StatefulRun:
     def __init__(
         self,
         processor: Any,
-        said: Definition,
+        definition: Definition,
         *,
         restored: Sequence[RestoredChunk] = (),
         subtask: int = 0,
@@ -58,7 +58,7 @@ class StatefulRun:
         self.now_ms = now_ms
         self.emitted: list[pa.RecordBatch] = []
         self.late: list[pa.RecordBatch] = []
-        self.operator = TransformWithState(processor, said, clock_ms=lambda: self.now_ms)
+        self.operator = TransformWithState(processor, definition, clock_ms=lambda: self.now_ms)
         self.operator.on_late = self.late.append
         self.context = OperatorContext(
             uid="stateful", subtask=subtask, parallelism=parallelism, execution=execution, **context

@@ -12,7 +12,7 @@ from headgate.operators.transform_with_state.state_rows import Kind, compact, ro
 
 def tracked(store: KeyedStore) -> int:
     """Return how many objects of the cells the collector would look at again, after a few times."""
-    for _ in range(4):  # what holds untracked objects only is untracked behind them
+    for _ in range(4):  # what holds untracked objects only is untracked after them
         gc.collect()
     cells = list(store.cells.values())
     held = [each for cell in cells for each in (cell, cell.slots, *cell.slots)]

@@ -18,15 +18,15 @@ from stateful_runs import INPUT, StatefulRun, Uploads, as_restored, definition, 
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import RestoredChunk
-from headgate.operators.transform_with_state import runs, transform_with_state
+from headgate.operators.transform_with_state import sorted_runs, transform_with_state
 from headgate.operators.transform_with_state.state_rows import SCHEMA, ChunkHeader, read_chunk, write_chunk
 
-TOLD = definition([("user", pa.string()), ("told", pa.string())], time_mode="eventtime", event_time="at")
+RESULT = definition([("user", pa.string()), ("result", pa.string())], time_mode="eventtime", event_time="at")
 GOLDEN = Path(__file__).parents[3] / "golden" / "transform-with-state-v1.arrows"
 
 
 def add_all(p: Any, user: Any, rows: Any, times: Any) -> Any:
-    """Put rows into every state; negative amounts take away; tell the state."""
+    """Put rows into every state; negative amounts take away; emit the state."""
     for row in rows:
         amount = row.amount
         if amount == 0:
@@ -45,8 +45,8 @@ def add_all(p: Any, user: Any, rows: Any, times: Any) -> Any:
     return state_of(p)
 
 
-def told(stateful: StatefulRun, *users: str) -> dict[str, str]:
-    """Return the state of keys, as the processor tells it."""
+def result(stateful: StatefulRun, *users: str) -> dict[str, str]:
+    """Return the state of keys, as the processor emits it."""
     probe = stateful.operator._processor.rows  # type: ignore[attr-defined]
     stateful.operator._processor.rows = lambda p, user, rows, times: state_of(p)  # type: ignore[attr-defined]
     found = dict(stateful.rows(*((user, 0, 10**9) for user in users)))
@@ -66,8 +66,8 @@ STEP = st.one_of(
 @given(st.lists(STEP, max_size=25))
 def test_any_life_with_restores_is_one_without(life: list[Any]) -> None:
     """Whatever happens to states, whenever snapshots are taken, restored and rescaled: keys have the state they had."""
-    model = StatefulRun(Scripted(add_all), TOLD)
-    parts = [StatefulRun(Scripted(add_all), TOLD)]
+    model = StatefulRun(Scripted(add_all), RESULT)
+    parts = [StatefulRun(Scripted(add_all), RESULT)]
     execution = 0
     for step in life:
         if step == "lost":  # a checkpoint that nobody stored
@@ -80,7 +80,7 @@ def test_any_life_with_restores_is_one_without(life: list[Any]) -> None:
             contexts = [{"subtask": n, "parallelism": parallelism} for n in range(parallelism)]
             parts = [
                 StatefulRun(
-                    Scripted(add_all), TOLD, execution=execution,
+                    Scripted(add_all), RESULT, execution=execution,
                     restored=for_subtask(chunks, parts[0].context_with(**context)), **context,
                 )
                 for context in contexts
@@ -94,11 +94,11 @@ def test_any_life_with_restores_is_one_without(life: list[Any]) -> None:
                 if (own := [each for each in rows if subtask_of_user(each[0], len(parts)) == n])
                 for row in part.rows(*own)
             )
-    assert told(model, *USERS) == {
+    assert result(model, *USERS) == {
         user: text
         for n, part in enumerate(parts)
         if (own := [user for user in USERS if subtask_of_user(user, len(parts)) == n])
-        for user, text in told(part, *own).items()
+        for user, text in result(part, *own).items()
     }
 
 
@@ -109,26 +109,26 @@ def subtask_of_user(user: str, parallelism: int) -> int:
 
 
 def test_much_state_is_restored_in_steps_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = StatefulRun(Scripted(add_all), TOLD)
+    before = StatefulRun(Scripted(add_all), RESULT)
     users = [f"user {number}" for number in range(300)]
     before.rows(*((user, number, 10**9) for number, user in enumerate(users)))
     chunks = before.snapshot()
     monkeypatch.setattr(transform_with_state, "_ROWS_AT_ONCE", 7)
     monkeypatch.setattr(transform_with_state, "_ROWS_OF_GROUPS", 40)
     for whole in (True, False):
-        restored = StatefulRun(Scripted(add_all), TOLD)
+        restored = StatefulRun(Scripted(add_all), RESULT)
         largest, steps = 0, 0
         held = 0
         for _ in restored.operator.restore_in_steps(as_restored(chunks, whole=whole)):
             cells = len(restored.operator._store.cells) if steps > 1 else 0
             largest, held, steps = max(largest, cells - held), cells, steps + 1
         assert (held, largest <= 7, steps > 300 // 7) == (len(before.operator._store.cells), True, True)
-        assert told(restored, *users) == told(before, *users)
+        assert result(restored, *users) == result(before, *users)
 
 
 def test_one_percent_of_the_keys_is_a_few_percent_of_the_bytes() -> None:
     """What changed is uploaded, and nothing else; chunks of before keep their names."""
-    stateful = StatefulRun(Scripted(add_all), TOLD)
+    stateful = StatefulRun(Scripted(add_all), RESULT)
     users = [f"user-{number}" for number in range(5_000)]
     stateful.batch(many(users, 7))
     uploads = Uploads()
@@ -140,7 +140,7 @@ def test_one_percent_of_the_keys_is_a_few_percent_of_the_bytes() -> None:
 
 def test_chunks_are_few_and_rows_are_not_stored_over_and_over() -> None:
     """After many checkpoints: some runs, about as many bytes as a few times the state, and the right state."""
-    stateful = StatefulRun(Scripted(add_all), TOLD)
+    stateful = StatefulRun(Scripted(add_all), RESULT)
     users = [f"user-{number}" for number in range(2_000)]
     stateful.batch(many(users, 1))
     uploads = Uploads()
@@ -153,14 +153,14 @@ def test_chunks_are_few_and_rows_are_not_stored_over_and_over() -> None:
     assert largest <= 10
     assert uploaded < everything * 8
     chunks = stateful.snapshot()
-    restored = StatefulRun(Scripted(add_all), TOLD, restored=as_restored(chunks), execution=1)
-    assert told(restored, *users) == told(stateful, *users)
+    restored = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(chunks), execution=1)
+    assert result(restored, *users) == result(stateful, *users)
     assert [each.chunk_id for each in restored.snapshot()] == [each.chunk_id for each in chunks], "nothing is uploaded"
 
 
 def test_hot_keys_do_not_make_the_lowest_run_be_stored_again() -> None:
     """Rows that replace one another are one when runs become one."""
-    stateful = StatefulRun(Scripted(lambda p, user, rows, times: p.value.update((rows[0].amount,))), TOLD)
+    stateful = StatefulRun(Scripted(lambda p, user, rows, times: p.value.update((rows[0].amount,))), RESULT)
     stateful.batch(many([f"user-{number}" for number in range(2_000)], 1))
     uploads = Uploads()
     uploads.upload(stateful.snapshot())
@@ -178,21 +178,21 @@ def many(users: list[str], amount: int) -> pa.RecordBatch:
 
 def test_a_snapshot_stays_as_it_was() -> None:
     """It may be stored long after the operator went on."""
-    stateful = StatefulRun(Scripted(add_all), TOLD)
+    stateful = StatefulRun(Scripted(add_all), RESULT)
     stateful.rows(("a", 1, 10**9), ("b", 2, 10**9))
-    before = told(stateful, "a", "b")
+    before = result(stateful, "a", "b")
     chunks = stateful.snapshot()
     stateful.rows(("a", 0, 10**9), ("b", 9, 10**9), ("c", 9, 10**9))
     stateful.snapshot()
     stateful.watermark(10**9)
-    restored = StatefulRun(Scripted(add_all), TOLD, restored=as_restored(chunks), execution=1)
-    assert told(restored, "a", "b") == before
+    restored = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(chunks), execution=1)
+    assert result(restored, "a", "b") == before
 
 
 def test_large_runs_wait_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind their upload they take no memory, and can be uploaded and merged again; with the last name they go."""
-    monkeypatch.setattr(runs, "SPILL_BYTES", 1 << 14)
-    stateful = StatefulRun(Scripted(add_all), TOLD, spill_folder=str(tmp_path / "spill"))
+    """After their upload they take no memory, and can be uploaded and merged again; with the last name they go."""
+    monkeypatch.setattr(sorted_runs, "SPILL_BYTES", 1 << 14)
+    stateful = StatefulRun(Scripted(add_all), RESULT, spill_folder=str(tmp_path / "spill"))
     users = [f"user-{number}" for number in range(300)]
     stateful.batch(many(users, 1))
     (chunk,) = stateful.snapshot()
@@ -203,15 +203,15 @@ def test_large_runs_wait_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stateful.batch(many(users, 3))
     (merged,) = stateful.snapshot()
     merged.serialize()
-    restored = StatefulRun(Scripted(add_all), TOLD, restored=as_restored([merged]), execution=1)
-    assert told(restored, "user-7") == told(stateful, "user-7")
+    restored = StatefulRun(Scripted(add_all), RESULT, restored=as_restored([merged]), execution=1)
+    assert result(restored, "user-7") == result(stateful, "user-7")
     del chunk, first
     assert len(list((tmp_path / "spill").iterdir())) == 1
 
 
 def test_timers_and_times_to_live_are_restored() -> None:
     """They go on where they were; what expired meanwhile is gone."""
-    ttl = definition([("user", pa.string()), ("told", pa.string())], time_mode="processingtime")
+    ttl = definition([("user", pa.string()), ("result", pa.string())], time_mode="processingtime")
 
     def keep(p: Any, user: str, rows: Any, times: Any) -> None:
         p.value.update((rows[0].amount,))
@@ -228,7 +228,7 @@ def test_timers_and_times_to_live_are_restored() -> None:
     assert restored.operator.due_ms() == 1_007_000
     assert restored.time(1_011_000) == [("a", "1007000")]
     assert restored.operator.due_ms() == 1_013_000
-    assert told(restored, "a", "b") == {
+    assert result(restored, "a", "b") == {
         "a": "(None, [], [], [])",
         "b": "((2,), [(2,)], [(('x',), (2,))], [1013000])",
     }
@@ -238,15 +238,15 @@ def test_what_was_late_is_late_after_a_restore() -> None:
     """The watermark up to which timers fired is kept for each key group, and does not go back."""
     chunks = []
     for subtask, watermark in ((0, 1000), (1, 5000)):
-        part = StatefulRun(Scripted(add_all), TOLD, subtask=subtask, parallelism=2)
+        part = StatefulRun(Scripted(add_all), RESULT, subtask=subtask, parallelism=2)
         part.watermark(watermark)
         chunks += part.snapshot()
-    one = StatefulRun(Scripted(add_all), TOLD, restored=as_restored(chunks), execution=1)
+    one = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(chunks), execution=1)
     of = {n: next(user for user in USERS if subtask_of_user(user, 2) == n) for n in (0, 1)}
     one.rows((of[0], 1, 999), (of[0], 2, 1000), (of[1], 1, 4999), (of[1], 2, 5000))
     assert one.operator.late_rows == 2
     one.watermark(500)
-    again = StatefulRun(Scripted(add_all), TOLD, restored=as_restored(one.snapshot()), execution=2)
+    again = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(one.snapshot()), execution=2)
     again.rows((of[0], 1, 999), (of[1], 1, 4999), (of[1], 2, 5000))
     assert again.operator.late_rows == 2
     again.watermark(6000)
@@ -257,7 +257,7 @@ def test_what_was_late_is_late_after_a_restore() -> None:
 def test_the_initial_state_is_given_once() -> None:
     """At the first start, to the subtask of each key; not after a restore, at whatever parallelism."""
     state = pa.table({"user": USERS, "amount": range(len(USERS))})
-    said = msgspec.structs.replace(TOLD, initial_state=state)
+    defined = msgspec.structs.replace(RESULT, initial_state=state)
 
     def initial(p: Any, user: str, row: Any, times: Any) -> None:
         p.value.update((row.amount,))
@@ -266,27 +266,27 @@ def test_the_initial_state_is_given_once() -> None:
 
     def deploy(subtask: int, parallelism: int, restored: Any, execution: int) -> StatefulRun:
         return StatefulRun(
-            Scripted(initial=initial), said, restored=restored, subtask=subtask, parallelism=parallelism,
+            Scripted(initial=initial), defined, restored=restored, subtask=subtask, parallelism=parallelism,
             execution=execution,
         )  # fmt: skip
 
     parts = [deploy(n, 3, (), 0) for n in range(3)]
     assert sum(len(part.operator._store.cells) for part in parts) == len(USERS)
-    assert told(parts[subtask_of_user("user-4", 3)], "user-4") == {"user-4": "((4,), [(0,)], [], [500])"}
+    assert result(parts[subtask_of_user("user-4", 3)], "user-4") == {"user-4": "((4,), [(0,)], [], [500])"}
     chunks = [chunk for part in parts for chunk in part.snapshot()]
     one = deploy(0, 1, as_restored(chunks), 1)
-    assert set(told(one, *USERS).values()) == {f"(({n},), [(0,)], [], [500])" for n in range(len(USERS))}
+    assert set(result(one, *USERS).values()) == {f"(({n},), [(0,)], [], [500])" for n in range(len(USERS))}
     again = deploy(0, 1, as_restored(deploy(0, 1, (), 0).snapshot()), 1)
-    assert told(again, "user-1") == {"user-1": "((1,), [(0,)], [], [500])"}
+    assert result(again, "user-1") == {"user-1": "((1,), [(0,)], [], [500])"}
 
 
 def test_new_key_groups_get_their_initial_state() -> None:
     """A checkpoint from before the operator was in the query holds nothing of it."""
-    said = msgspec.structs.replace(TOLD, initial_state=pa.table({"user": USERS, "amount": range(len(USERS))}))
-    without = StatefulRun(Scripted(), TOLD)
+    defined = msgspec.structs.replace(RESULT, initial_state=pa.table({"user": USERS, "amount": range(len(USERS))}))
+    without = StatefulRun(Scripted(), RESULT)
     initial = lambda p, user, row, times: p.value.update((row.amount,))  # noqa: E731
-    restored = StatefulRun(Scripted(initial=initial), said, restored=as_restored(without.snapshot()), execution=1)
-    assert not restored.operator._store.cells, "that checkpoint was behind the first start"
+    restored = StatefulRun(Scripted(initial=initial), defined, restored=as_restored(without.snapshot()), execution=1)
+    assert not restored.operator._store.cells, "that checkpoint was after the first start"
 
 
 class Other(Scripted):
@@ -310,38 +310,38 @@ class Other(Scripted):
 )  # fmt: skip
 def test_a_state_that_changed_is_refused(init: Any, says: str) -> None:
     """The error names the state, and both declarations."""
-    chunks = StatefulRun(Scripted(add_all), TOLD).snapshot()
+    chunks = StatefulRun(Scripted(add_all), RESULT).snapshot()
     with pytest.raises(StoredStateError, match=says):
-        StatefulRun(Other(initial=init), TOLD, restored=as_restored(chunks))
+        StatefulRun(Other(initial=init), RESULT, restored=as_restored(chunks))
 
 
 def test_other_keys_are_refused() -> None:
     """State of keys that there are no more cannot be found."""
-    chunks = StatefulRun(Scripted(add_all), TOLD).snapshot()
+    chunks = StatefulRun(Scripted(add_all), RESULT).snapshot()
     with pytest.raises(StoredStateError, match=r"other keys: user string; the query now groups by amount long"):
-        StatefulRun(Scripted(add_all), msgspec.structs.replace(TOLD, keys=("amount",)), restored=as_restored(chunks))
+        StatefulRun(Scripted(add_all), msgspec.structs.replace(RESULT, keys=("amount",)), restored=as_restored(chunks))
 
 
 def test_a_state_that_is_not_declared_is_kept_until_it_is_deleted() -> None:
     """It is there when it is declared again; deleteIfExists throws it away for good."""
-    stateful = StatefulRun(Scripted(add_all), TOLD)
+    stateful = StatefulRun(Scripted(add_all), RESULT)
     stateful.rows(("a", 1, 10**9))
     chunks = as_restored(stateful.snapshot())
 
     def init(handle: Any) -> None:
         handle.getListState("new", columns(name=StringType()))
 
-    other = StatefulRun(Other(initial=init), TOLD, restored=chunks, execution=1)
-    back = StatefulRun(Scripted(), TOLD, restored=as_restored(other.snapshot(), whole=False), execution=2)
-    assert told(back, "a") == {"a": "((1,), [(1,)], [(('1',), (1,))], [1000])"}
+    other = StatefulRun(Other(initial=init), RESULT, restored=chunks, execution=1)
+    back = StatefulRun(Scripted(), RESULT, restored=as_restored(other.snapshot(), whole=False), execution=2)
+    assert result(back, "a") == {"a": "((1,), [(1,)], [(('1',), (1,))], [1000])"}
 
     def delete(handle: Any) -> None:
         handle.deleteIfExists("map")
         handle.deleteIfExists("never")
 
-    other = StatefulRun(Other(initial=delete), TOLD, restored=chunks, execution=1)
-    back = StatefulRun(Scripted(), TOLD, restored=as_restored(other.snapshot()), execution=2)
-    assert told(back, "a") == {"a": "((1,), [(1,)], [], [1000])"}
+    other = StatefulRun(Other(initial=delete), RESULT, restored=chunks, execution=1)
+    back = StatefulRun(Scripted(), RESULT, restored=as_restored(other.snapshot()), execution=2)
+    assert result(back, "a") == {"a": "((1,), [(1,)], [], [1000])"}
 
 
 def test_bytes_that_are_no_chunk_are_refused() -> None:
@@ -360,8 +360,8 @@ def test_version_1_is_read() -> None:
     """A chunk that was stored by the first release."""
     data = GOLDEN.read_bytes()
     chunk = RestoredChunk(chunk_id="golden", whole=True, read=lambda: data)
-    restored = StatefulRun(Scripted(), TOLD, restored=[chunk])
-    assert told(restored, "user-1", "user-2") == {
+    restored = StatefulRun(Scripted(), RESULT, restored=[chunk])
+    assert result(restored, "user-1", "user-2") == {
         "user-1": "((11,), [(1,), (11,)], [(('1',), (11,))], [1000, 11000])",
         "user-2": "((2,), [(2,)], [(('2',), (2,))], [2000])",
     }

@@ -15,30 +15,32 @@ from stateful_runs import INPUT, StatefulRun, definition, events
 from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.transform_with_state.row_codec import MisfitValueError
 
-TOLD = [("user", pa.string()), ("told", pa.string())]
+RESULT = [("user", pa.string()), ("result", pa.string())]
 
 
 def run(processor: Any, time_mode: str = "eventtime", **facts: Any) -> StatefulRun:
-    """Return a deployment of a processor that yields (user, told)."""
+    """Return a deployment of a processor that yields (user, result)."""
     context = {name: facts.pop(name) for name in ("now_ms", "parallelism", "subtask") if name in facts}
-    return StatefulRun(processor, definition(TOLD, time_mode=time_mode, **facts), **context)
+    return StatefulRun(processor, definition(RESULT, time_mode=time_mode, **facts), **context)
 
 
 def test_each_key_gets_its_rows_in_their_order() -> None:
     """One call for each key of a batch, null among them, in the order of their first rows."""
     stateful = run(Scripted(lambda p, user, rows, times: [row.amount for row in rows]))
-    told = stateful.rows(("b", 1, 0), (None, 2, 0), ("a", 3, 0), ("b", 4, 0), (None, 5, 0), ("b", 0, 0))
-    assert told == [("b", "[1, 4, 0]"), (None, "[2, 5]"), ("a", "[3]")]
+    result = stateful.rows(("b", 1, 0), (None, 2, 0), ("a", 3, 0), ("b", 4, 0), (None, 5, 0), ("b", 0, 0))
+    assert result == [("b", "[1, 4, 0]"), (None, "[2, 5]"), ("a", "[3]")]
 
 
 def test_a_row_has_all_columns_by_name() -> None:
     """Rows are PySpark's, timestamps in the session's time zone."""
-    said = definition(TOLD)
+    made = definition(RESULT)
     stateful = StatefulRun(
-        Scripted(lambda p, user, rows, times: (type(rows[0]).__name__, rows[0].asDict())), said, time_zone="Asia/Tokyo"
+        Scripted(lambda p, user, rows, times: (type(rows[0]).__name__, rows[0].asDict())),
+        made,
+        time_zone="Asia/Tokyo",
     )
-    ((_, told),) = stateful.rows(("a", 7, 0))
-    assert told.startswith("('Row', {'user': 'a', 'amount': 7, 'at': datetime.datetime(1970, 1, 1, 9, 0")
+    ((_, result),) = stateful.rows(("a", 7, 0))
+    assert result.startswith("('Row', {'user': 'a', 'amount': 7, 'at': datetime.datetime(1970, 1, 1, 9, 0")
 
 
 def test_keys_of_several_columns_with_nulls_and_nans() -> None:
@@ -50,14 +52,14 @@ def test_keys_of_several_columns_with_nulls_and_nans() -> None:
         return p.value.get()[0]
 
     stateful = run(Scripted(count), keys=("x", "y"), input=schema, time_mode="none")
-    stateful.operator._flavor._schema = pa.schema([("user", pa.float64()), ("told", pa.string())])
+    stateful.operator._flavor._schema = pa.schema([("user", pa.float64()), ("result", pa.string())])
     batch = pa.record_batch([pa.array([0.0, -0.0, float("nan"), None]), pa.array(["a", "a", "b", None])], schema=schema)
-    assert [told for _, told in stateful.batch(batch)] == ["2", "1", "1"]
+    assert [result for _, result in stateful.batch(batch)] == ["2", "1", "1"]
     nan = pa.array([0xFFF8000000000001], pa.uint64()).view(pa.float64())
     batch = pa.record_batch(
         [pa.concat_arrays([nan, pa.array([-0.0, None])]), pa.array(["b", "a", None])], schema=schema
     )
-    assert [told for _, told in stateful.batch(batch)] == ["2", "3", "2"]
+    assert [result for _, result in stateful.batch(batch)] == ["2", "3", "2"]
 
 
 def test_states_keep_what_was_stored() -> None:
@@ -76,17 +78,17 @@ def test_states_keep_what_was_stored() -> None:
         lambda p: (*state_of(p)[:3], p.value.exists(), p.list.exists(), p.map.exists()),
     ]  # fmt: skip
     stateful = run(Scripted(lambda p, user, rows, times: steps[rows[0].amount](p)))
-    told = [stateful.rows(("a", step, 0))[0][1] for step in range(len(steps))]
-    assert told[0] == "(False, None, False, [], False, None, False, [])"
-    assert told[2] == "(True, (1,), True, [(1,)], True, Row(n=1), True, [(1,)])"
-    assert told[4] == "((None,), [(1,), (2,), (None,)], [(('x',), (1,)), (('y',), (None,))])"
-    assert told[6] == "((None,), [(9,)], [(('y',), (None,))])"
-    assert told[8] == "(None, [], [], False, False, False)"
+    result = [stateful.rows(("a", step, 0))[0][1] for step in range(len(steps))]
+    assert result[0] == "(False, None, False, [], False, None, False, [])"
+    assert result[2] == "(True, (1,), True, [(1,)], True, Row(n=1), True, [(1,)])"
+    assert result[4] == "((None,), [(1,), (2,), (None,)], [(('x',), (1,)), (('y',), (None,))])"
+    assert result[6] == "((None,), [(9,)], [(('y',), (None,))])"
+    assert result[8] == "(None, [], [], False, False, False)"
     assert not stateful.operator._store.cells, "a key of which nothing is known is forgotten"
 
 
 def test_what_is_stored_does_not_change_with_the_users_object() -> None:
-    """A list that is changed behind the call that stored it is stored as it was."""
+    """A list that is changed after the call that stored it is stored as it was."""
     from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
     class Keeps(Scripted):
@@ -135,8 +137,8 @@ def test_deleted_timers_do_not_fire() -> None:
     assert stateful.watermark(1000) == [("a", "200")]
 
 
-def test_a_timer_for_the_past_fires_behind_what_comes_next() -> None:
-    """As in Spark: behind the rows; one that a timer registers, at the next call, so that a round always ends."""
+def test_a_timer_for_the_past_fires_after_what_comes_next() -> None:
+    """As in Spark: after the rows; one that a timer registers, at the next call, so that a round always ends."""
     stateful = run(
         Scripted(
             lambda p, user, rows, times: p.handle.registerTimer(10),
@@ -181,7 +183,7 @@ def test_without_time_there_are_no_timers() -> None:
 
 
 def test_what_is_past_its_time_to_live_is_gone() -> None:
-    """Values, items and entries live as long as said behind their last update, and are then forgotten."""
+    """Values, items and entries live as long as configured after their last update, and are then forgotten."""
 
     def rows(p: Scripted, user: str, rows: Any, times: Any) -> Any:
         if rows[0].amount:
@@ -225,7 +227,7 @@ def test_late_rows_are_counted_and_given_away() -> None:
     assert [row["amount"] for late in stateful.late for row in late.to_pylist()] == [1, 3]
 
 
-def test_output_must_not_be_late_for_who_comes_behind() -> None:
+def test_output_must_not_be_late_downstream() -> None:
     """With eventTimeColumnName a row before the watermark that others know is an error, one at it is not."""
 
     class Shifted(Scripted):
@@ -238,9 +240,9 @@ def test_output_must_not_be_late_for_who_comes_behind() -> None:
 
             yield Row(user=key[0], at=datetime.datetime.fromtimestamp(1, datetime.UTC))
 
-    said = definition([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))], time_mode="eventtime",
+    defined = definition([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))], time_mode="eventtime",
                       output_event_time="at")  # fmt: skip
-    stateful = StatefulRun(Shifted(), said)
+    stateful = StatefulRun(Shifted(), defined)
     assert stateful.operator.event_time_column == "at"
     stateful.watermark(1000)
     stateful.rows(("a", 0, 1000))
@@ -254,7 +256,7 @@ def test_output_must_not_be_late_for_who_comes_behind() -> None:
     [
         (lambda key: None, r"handleInputRows returned NoneType; it must return an iterator of pyspark.sql.Row"),
         (lambda key: [(1, 2)], r"handleInputRows yielded tuple without names"),
-        (lambda key: [Row(user=1.5, told="")], r"does not fit outputStructType \(user: string, told: string\)"),
+        (lambda key: [Row(user=1.5, result="")], r"does not fit outputStructType \(user: string, result: string\)"),
     ],
 )
 def test_output_that_does_not_fit_is_an_error(output: Any, says: str) -> None:
@@ -335,7 +337,7 @@ def test_states_are_declared_in_init_only() -> None:
 
 def test_a_schema_that_is_text_comes_from_the_driver() -> None:
     """What the driver did not see cannot be read in a slot."""
-    stateful = definition(TOLD, schemas={"n long": LONG.json()})
+    stateful = definition(RESULT, schemas={"n long": LONG.json()})
 
     class Text(Scripted):
         def init(self, handle: Any) -> None:
@@ -344,7 +346,7 @@ def test_a_schema_that_is_text_comes_from_the_driver() -> None:
     run_ = StatefulRun(Text(lambda p, user, rows, times: p.value.update((1,)) or p.value.get()), stateful)
     assert run_.rows(("a", 0, 0)) == [("a", "(1,)")]
     with pytest.raises(OptionError, match="only the driver can read a schema that is text"):
-        StatefulRun(Text(), definition(TOLD))
+        StatefulRun(Text(), definition(RESULT))
 
 
 def test_pandas_frames() -> None:
@@ -360,8 +362,8 @@ def test_pandas_frames() -> None:
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
             yield 1
 
-    said = definition([("user", pa.string()), ("total", pa.int64())], pandas=True, time_mode="eventtime")
-    stateful = StatefulRun(Frames(), said)
+    defined = definition([("user", pa.string()), ("total", pa.int64())], pandas=True, time_mode="eventtime")
+    stateful = StatefulRun(Frames(), defined)
     assert stateful.rows(("b", 1, 0), ("a", 2, 0), ("b", 3, 0)) == [("b", 4), ("a", 2)]
 
 
@@ -370,7 +372,7 @@ def test_much_output_comes_in_batches() -> None:
 
     class Many(Scripted):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-            yield from (Row(user=key[0], told="") for _ in range(10_000))
+            yield from (Row(user=key[0], result="") for _ in range(10_000))
 
     stateful = run(Many())
     stateful.operator.process(events(("a", 0, 0), ("b", 0, 0), ("c", 0, 0)), "s", stateful._emit)

@@ -51,7 +51,7 @@ def test_rows_without_a_gap_between_are_one_session(tmp_path: Path) -> None:
 
 
 def test_a_session_fires_once_when_the_watermark_is_at_its_end(tmp_path: Path) -> None:
-    """A row of the same key behind that begins another, though it would have touched."""
+    """A later row of the same key begins another, though it would have touched."""
     world = subtasks(tmp_path)
     world.process(batch((0, 1, 1), (4, 1, 2), (4, 2, 3)))
     world.watermark(8_999)
@@ -65,7 +65,7 @@ def test_a_session_fires_once_when_the_watermark_is_at_its_end(tmp_path: Path) -
 
 
 def test_a_late_row_is_taken_by_a_session_that_has_not_fired(tmp_path: Path) -> None:
-    """Also by way of another late row; else it is counted and handed over."""
+    """Also by way of another late row; else it is counted and passed on."""
     world = subtasks(tmp_path)
     world.process(batch((10, 1, 1), (10, 2, 1)))
     world.watermark(12_000)

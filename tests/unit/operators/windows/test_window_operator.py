@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headgate.errors import CorruptStateError, OptionError, UnsupportedVersionError
 from headgate.functions import avg, collect_list, count, first, last, sum, window
 from headgate.operators.operator import RestoredChunk
-from headgate.operators.windows import runs
+from headgate.operators.windows import sorted_runs
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.protocol.operator_context import OperatorContext
 from tests.unit.operators.windows.window_world import EPOCH, TIMESTAMP, Subtasks, made
@@ -117,7 +117,7 @@ def test_update_emits_what_changed_before_each_barrier_and_when_it_fires(tmp_pat
 
 
 def test_update_of_sliding_windows(tmp_path: Path) -> None:
-    """Every window with a row that came is told."""
+    """Every window with a row that came is reported."""
     world = subtasks(tmp_path, window("at", "10 seconds", "5 seconds"), mode="update")
     world.process(batch((7, 1, 1)))
     world.checkpoint()
@@ -127,12 +127,12 @@ def test_update_of_sliding_windows(tmp_path: Path) -> None:
 # Restores.
 
 
-def test_a_row_that_was_late_is_late_behind_a_rescale(tmp_path: Path) -> None:
+def test_a_row_that_was_late_is_late_after_a_rescale(tmp_path: Path) -> None:
     """Each key group keeps how far it has fired; no window fires twice, and no row in time is dropped."""
     keys = range(20)
     world = subtasks(tmp_path, parallelism=2)
     world.process(batch(*((1, key, 1) for key in keys)))
-    world.watermark(10_000, subtask=0)  # the barrier comes when one subtask's watermark is behind the other's
+    world.watermark(10_000, subtask=0)  # the barrier comes when one subtask's watermark lags the other's
     fired = {row["k"] for row in world.rows()}
     assert 0 < len(fired) < len(keys)
     world.restore(world.checkpoint(), 1)
@@ -155,7 +155,7 @@ def test_parts_from_before_a_rescale_are_of_fewer_key_groups(tmp_path: Path) -> 
     assert sorted((row["k"], row["sum(v)"]) for row in world.finish()) == [(key, 1) for key in keys]
 
 
-def test_sliding_windows_fire_once_behind_a_rescale(tmp_path: Path) -> None:
+def test_sliding_windows_fire_once_after_a_rescale(tmp_path: Path) -> None:
     """Rows that windows share are still there when some of these have fired for some of the keys."""
     keys = range(20)
     world = subtasks(tmp_path, window("at", "10 seconds", "5 seconds"), parallelism=2)
@@ -253,7 +253,7 @@ def test_what_has_fired_is_not_stored_again(tmp_path: Path) -> None:
 
 def test_large_state_is_stored_in_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that none of them needs much memory."""
-    monkeypatch.setattr(runs, "PART_BYTES", 100_000)
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 100_000)
     world = subtasks(tmp_path)
     process(world, many(np.arange(50_000), 1))
     states = world.checkpoint()

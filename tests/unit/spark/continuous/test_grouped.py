@@ -45,7 +45,7 @@ def rides() -> ContinuousStream:
 
 
 def plan(stream: ContinuousStream) -> list[tuple[str, list[str]]]:
-    """Return the operators behind the source, and their columns."""
+    """Return the operators after the source, and their columns."""
     return [(node.uid, list(node.operator.schema.names)) for node in definition(stream).graph.operators]
 
 
@@ -137,7 +137,7 @@ def test_output_modes_and_late_rows() -> None:
 
 
 def test_windows_without_a_watermark_have_updates_only() -> None:
-    """As in Spark: a changed group is told, and no window ends."""
+    """As in Spark: a changed group is emitted, and no window ends."""
     stream = numbers(RIDES).groupBy(TEN).agg(count())
     made = stream.writeStream.format("memory").outputMode("update").definition()
     assert [each.uid for each in made.sources.values()] == ["datagen"]
@@ -157,20 +157,20 @@ class Silent(StatefulProcessor):  # type: ignore[misc]
 
 
 def test_late_rows_of_a_processor() -> None:
-    """With event time there are some; without, those of the windows behind it are kept."""
+    """With event time there are some; without, those of the windows after it are kept."""
 
     def silent(mode: str) -> ContinuousStream:
-        said = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))])
-        return rides().groupBy("user").transformWithState(Silent(), said, "update", mode)
+        schema = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+        return rides().groupBy("user").transformWithState(Silent(), schema, "update", mode)
 
     made = silent("EventTime").writeStream.format("memory").outputMode("update").lateRows("noop").definition()
     assert made.late_rows is not None
     assert (made.late_rows.uid, made.late_rows.schema.names) == (made.graph.operators[-1].uid, list(rides().columns))
     with pytest.raises(OptionError, match="no row is late"):
         late(silent("None")).lateRows("noop")
-    behind = silent("None").groupBy(TEN).agg(count()).writeStream.format("memory").lateRows("noop").definition()
-    assert behind.late_rows is not None
-    assert behind.late_rows.uid == behind.graph.operators[-1].uid
+    after = silent("None").groupBy(TEN).agg(count()).writeStream.format("memory").lateRows("noop").definition()
+    assert after.late_rows is not None
+    assert after.late_rows.uid == after.graph.operators[-1].uid
 
 
 def late(stream: ContinuousStream, mode: str = "append") -> Any:
@@ -182,20 +182,20 @@ WRONG: dict[str, tuple[str, Any]] = {
     "no window": ("groupBy has 0 windows", lambda: rides().groupBy("user").agg(count())),
     "two windows": ("groupBy has 2 windows", lambda: rides().groupBy(TEN, TEN.alias("w")).agg(count())),
     "nothing to compute": ("at least one aggregate", lambda: rides().groupBy(TEN).agg()),
-    "no aggregate": ("is no aggregate", lambda: rides().groupBy(TEN).agg(col("amount"))),  # type: ignore[arg-type]
+    "no aggregate": ("is not an aggregate", lambda: rides().groupBy(TEN).agg(col("amount"))),  # type: ignore[arg-type]
     "key": ("no column 'usr'", lambda: rides().groupBy(TEN, "usr").agg(count())),
     "argument": ("no column 'x'", lambda: rides().groupBy(TEN).agg(sum("x"))),
     "no column": ("A column or its name", lambda: rides().groupBy(TEN, 5)),  # type: ignore[arg-type]
     "event time": ("must be a timestamp", lambda: rides().groupBy(window("user", "1 hour")).agg(count())),
     "sum of texts": ("there is no sum of string", lambda: rides().groupBy(TEN).agg(sum("user"))),
     "names": ("'user' stands more than once", lambda: rides().groupBy(TEN, "user").agg(count().alias("user"))),
-    "key of a struct": ("a key is no struct", lambda: rides().groupBy(TEN, struct("user").alias("s")).agg(count())),
+    "key of a struct": ("neither a struct nor", lambda: rides().groupBy(TEN, struct("user").alias("s")).agg(count())),
     "aggregate elsewhere": ("A column or its name", lambda: rides().select(sum("amount"))),  # type: ignore[arg-type]
     "complete": ("has 'append' and 'update'", lambda: late(rides().groupBy(TEN).agg(count()), "complete")),
     "update of sessions": (
         "session windows", lambda: late(rides().groupBy(session_window("at", "1 hour")).agg(count()), "update"),
     ),
-    "update twice": ("behind an aggregation", lambda: late(TWICE.groupBy(TEN).agg(sum("n")), "update")),
+    "update twice": ("after an aggregation", lambda: late(TWICE.groupBy(TEN).agg(sum("n")), "update")),
     "late rows of none": ("has no windows and no transform", lambda: late(rides()).lateRows("noop")),
     "late rows' sink": ("'path'", lambda: late(TWICE).lateRows("parquet").format("memory").definition()),
     "no watermark": (
@@ -220,19 +220,19 @@ def test_what_is_wrong_is_refused_where_it_stands(name: str) -> None:
         build()
 
 
-def test_who_stands_behind_exchanges_is_idle_together_with_its_neighbours() -> None:
-    """Not behind nothing but a forward one of a source's: that tells each what one reader is."""
+def test_who_is_downstream_of_exchanges_is_idle_together_with_its_neighbours() -> None:
+    """Except after only a forward exchange of a source: each consumer has the state of one reader."""
     rows = rides()
     first = rows.groupBy(TEN, "user").agg(count().alias("rides"))
     second = first.groupBy(window("window.end", "1 hour").alias("hour")).agg(count().alias("users"))
     graph = definition(second).graph
     assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
-    assert all(map(graph.is_told_to_all, graph.exchanges))
+    assert all(map(graph.is_broadcast, graph.exchanges))
 
     both = rows.select("user").union(rows.select("user").repartition()).repartition()
     graph = definition(both).graph
     assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
-    assert [each.exchange_kind for uid, each in graph.exchanges.items() if not graph.is_told_to_all(uid)] == ["forward"]
+    assert [each.exchange_kind for uid, each in graph.exchanges.items() if not graph.is_broadcast(uid)] == ["forward"]
 
 
 def test_the_short_forms_of_spark() -> None:
@@ -247,7 +247,7 @@ def test_the_short_forms_of_spark() -> None:
         grouped.sum()
 
 
-def test_what_the_state_is_of_is_told_for_checkpoints() -> None:
+def test_what_the_state_is_of_is_recorded_for_checkpoints() -> None:
     """Names of the output say nothing of it; everything else does."""
     amounts = rides().groupBy(TEN, "user").agg(sum("amount"), approx_count_distinct("note", rsd=0.1))
     keyed, of = "by user string", "sum(amount) of int64, approx_count_distinct(note) of string, rsd=0.1"
@@ -279,8 +279,8 @@ def test_rows_that_skip_several_stages_are_forwarded_through_each() -> None:
     assert len(definition(twice).graph.stages) == len(graph.stages) == last.number + 1 == 3
 
 
-def test_windows_of_the_watermark_s_column_however_it_is_said() -> None:
-    """Behind operators that leave it alone, too, and of what an operator made, which is its own affair."""
+def test_windows_of_the_watermark_s_column_however_it_is_written() -> None:
+    """After operators that leave it alone, too, and of what an operator made, which is its own affair."""
     nested = pa.schema([("at", pa.timestamp("us")), ("p", pa.struct([("at", pa.timestamp("us"))]))])
     timed = numbers(nested).withWatermark("at", "5 seconds")
     twice = rides().groupBy(TEN, "user").agg(count()).select("window", "user")
@@ -297,10 +297,10 @@ def test_windows_of_the_watermark_s_column_however_it_is_said() -> None:
         definition(stream.groupBy(window(time, "1 hour")).count())
 
 
-def test_a_watermark_behind_other_operators_is_of_the_source_s_column() -> None:
+def test_a_watermark_after_other_operators_is_of_the_source_s_column() -> None:
     """Or of what an operator made of it."""
-    behind = numbers(RIDES).withColumn("z", lit(1)).drop("user").withWatermark("at", "5 seconds")
-    (source,) = definition(behind).graph.sources
+    after = numbers(RIDES).withColumn("z", lit(1)).drop("user").withWatermark("at", "5 seconds")
+    (source,) = definition(after).graph.sources
     assert source.watermark_strategy is not None and source.watermark_strategy.event_time_column == "at"
     made = numbers(RIDES).withColumn("at", col("local").cast("timestamp")).withWatermark("at", "5 seconds")
     assert definition(made).graph.event_time_operator("datagen") is not None
@@ -309,5 +309,5 @@ def test_a_watermark_behind_other_operators_is_of_the_source_s_column() -> None:
 def test_a_set_of_values_has_one_text_in_every_run() -> None:
     """It may be part of a column's name, and of what checkpoints know of state."""
     names = {"d", "b", "a", "c"}
-    said = [sum(when(col("user").isin(each), 1)) for each in (names, frozenset(names), ["a", "b", "c", "d"])]
-    assert len({each.text for each in said}) == 1 and "user, a, b, c, d" in said[0].text
+    sums = [sum(when(col("user").isin(each), 1)) for each in (names, frozenset(names), ["a", "b", "c", "d"])]
+    assert len({each.text for each in sums}) == 1 and "user, a, b, c, d" in sums[0].text

@@ -40,7 +40,7 @@ Caused by: java.io.EOFException
 
 
 @pytest.mark.parametrize(
-    ("said", "essence"),
+    ("text", "essence"),
     [
         (FAILED.format(raised="HeadgateError: Slot 1, attempt 0, ends: fenced."),
          "headgate.errors.HeadgateError: Slot 1, attempt 0, ends: fenced."),
@@ -54,8 +54,8 @@ Caused by: java.io.EOFException
     ],
     ids=["an error of the slot", "a killed worker", "the session ended", "a lost executor", "nothing", "very much"],
 )  # fmt: skip
-def test_the_line_that_says_what_happened(said: str, essence: str) -> None:
-    assert _essence(RuntimeError(said)) == essence
+def test_the_line_that_says_what_happened(text: str, essence: str) -> None:
+    assert _essence(RuntimeError(text)) == essence
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_python_that_is_not_there_is_final_and_named() -> None:
 
 
 def test_another_python_than_the_drivers_is_final() -> None:
-    said = (
+    text = (
         "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
     )
-    assert _report(RuntimeError(f"Traceback:\n{said}")).final
+    assert _report(RuntimeError(f"Traceback:\n{text}")).final
 
 
 class NoJvm:

@@ -71,7 +71,7 @@ def test_who_sees_the_end_of_a_query_finds_its_location_free(tmp_path: Path, mon
     assert ContinuousQueryManager().active == []
 
 
-def test_a_listener_is_told_once_however_often_it_is_added() -> None:
+def test_a_listener_is_notified_once_however_often_it_is_added() -> None:
     streams, added = ContinuousQueryManager(), cast(Any, object())
     streams.removeListener(added)
     streams.addListener(added)

@@ -48,7 +48,7 @@ def committed(to: PythonSinkWriter, checkpoint_id: int) -> list[list[int]]:
     return [_loaded(each).numbers for each in state.committables]
 
 
-def test_a_call_spans_an_epoch_and_rows_behind_the_barrier_go_to_the_next() -> None:
+def test_a_call_spans_an_epoch_and_rows_after_the_barrier_go_to_the_next() -> None:
     to = writer(collect)
     to.write(rows(1, 2))
     to.write(rows(3))
@@ -94,7 +94,7 @@ def test_an_error_surfaces_before_the_barrier() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_waits_for_room_is_told_of_it_or_of_the_error(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_room_learns_of_it_or_of_the_error(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.spark.continuous.python_data_source._QUEUE_BYTES", 20)
     go_on = threading.Event()
 
@@ -111,7 +111,7 @@ def test_who_waits_for_room_is_told_of_it_or_of_the_error(fails: bool, monkeypat
     room = to.ready()
     assert room is not None
     assert not room.done()
-    # Another epoch's rows wait behind the first call as well, and their call may never come.
+    # Another epoch's rows wait after the first call as well, and their call may never come.
     barrier = to.prepare_commit(1, final=False)
     for number in range(5, 10):
         to.write(rows(number))
@@ -168,7 +168,7 @@ def test_another_thing_than_a_message_is_refused() -> None:
     to.close()
 
 
-def test_rows_have_the_types_that_spark_would_hand_over() -> None:
+def test_rows_have_the_types_that_spark_would_pass() -> None:
     seen: list[pa.Schema] = []
     to = writer(lambda batches: (seen.extend(batch.schema for batch in batches), Wrote([]))[1])
     to.write(pa.record_batch({"n": pa.array([1], pa.int64()).dictionary_encode()}))

@@ -51,16 +51,16 @@ def rows(event_time: str | None = "at") -> PlanNode:
     )  # fmt: skip
 
 
-def build(node: PlanNode | None = None, by: Any = None, **said: Any) -> PlanNode:
+def build(node: PlanNode | None = None, by: Any = None, **given: Any) -> PlanNode:
     """Return the node of a processor."""
     arguments = {
         "processor": Nothing(), "output": OUTPUT, "output_mode": "append", "time_mode": "EventTime",
-        "initial_state": None, "event_time_column": "", "pandas": False, **said,
+        "initial_state": None, "event_time_column": "", "pandas": False, **given,
     }  # fmt: skip
     return stateful_node(node or rows(), [col("user")] if by is None else by, "UTC", **arguments)
 
 
-def test_the_processor_stands_behind_an_exchange_by_its_keys() -> None:
+def test_the_processor_is_downstream_of_an_exchange_by_its_keys() -> None:
     """With the columns of the rows as they are."""
     node = build(initial_state=pa.table({"user": ["a"], "n": [1]}))
     assert isinstance(node.of, TransformWithState) and node.schema == OUTPUT
@@ -80,11 +80,11 @@ def test_keys_that_are_expressions_become_columns() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"processor": Nothing}, "is no StatefulProcessor"),
+        ({"processor": Nothing}, "is not a StatefulProcessor"),
         ({"output_mode": "complete"}, "outputMode is 'complete'; it can be append or update"),
         ({"time_mode": "Event"}, "timeMode is 'Event'; it can be None, ProcessingTime, EventTime"),
         ({"by": []}, "group by one or more columns"),
-        ({"by": [col("user"), col("user")]}, "user stands twice"),
+        ({"by": [col("user"), col("user")]}, "duplicate key user"),
         ({"by": [col("none")]}, "There is no column 'none'"),
         ({"node": rows(None)}, "timeMode EventTime needs a watermark"),
         ({"event_time_column": "user"}, "it must be a timestamp of outputStructType"),

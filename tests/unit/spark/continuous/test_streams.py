@@ -190,19 +190,19 @@ def test_a_watermark_on_a_column_that_a_function_made_keeps_the_source_s_options
     assert made.graph.event_time_operator("datagen") == made.graph.output == "datagen.2.with-watermark"
 
 
-def test_alignment_joins_sources_by_branch_or_behind_their_union() -> None:
+def test_alignment_joins_sources_by_branch_or_after_their_union() -> None:
     left, right = numbers().withWatermark("at", "1 second"), numbers(eventTimeColumn="at")
     function_made = numbers().mapInArrow(doubled, TIMED).withWatermark("at", "2 seconds")
     group = WatermarkAlignment(group="rides", max_drift_ms=60_000)
     apart = left.withWatermarkAlignment("rides", "1 minute").union(right)
     assert [each.watermark_strategy.alignment for each in definition(apart).graph.sources] == [group, None]  # type: ignore[union-attr]
-    behind = left.union(right).union(function_made).withWatermarkAlignment("rides", "1 minute")
-    strategies = [each.watermark_strategy for each in definition(behind).graph.sources]
+    after = left.union(right).union(function_made).withWatermarkAlignment("rides", "1 minute")
+    strategies = [each.watermark_strategy for each in definition(after).graph.sources]
     assert [each and each.alignment for each in strategies] == [group] * 3
     assert [each and each.max_out_of_orderness_ms for each in strategies] == [1000, 0, 2000]
 
 
-def test_a_column_of_a_union_is_found_behind_it_for_each_of_its_sources() -> None:
+def test_a_column_of_a_union_is_found_after_it_for_each_of_its_sources() -> None:
     idle = numbers(**{"scan.watermark.idle-timeout": "30 seconds"})
     made = definition(idle.union(numbers()).withWatermark("at", "1 second"))
     assert {made.graph.event_time_operator(uid) for uid in made.sources} == {made.graph.output}
@@ -288,7 +288,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "name": ("cannot be used", lambda: numbers().name("a/b")),
     "name twice": ("names 'x' more than once", lambda: definition(numbers().name("x").union(numbers().name("x")))),
     "watermark": ("must be a timestamp", lambda: numbers().withWatermark("n", "5 seconds")),
-    "delay": ("'soon' is no interval", lambda: numbers().withWatermark("at", "soon")),
+    "delay": ("'soon' is not a valid interval", lambda: numbers().withWatermark("at", "soon")),
     "alignment": ("needs sources whose event time", lambda: numbers().withWatermarkAlignment("g", "1 minute")),
     "alignment of a union": (
         "that of 'datagen' is not",
@@ -298,7 +298,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "event time": ("must be a timestamp", lambda: numbers(eventTimeColumn="n")),
     "output mode": ("only 'append'", lambda: numbers().writeStream.outputMode("update")),
     "trigger": ("streams.read", lambda: numbers().writeStream.trigger(availableNow=True)),
-    "trigger text": ("no interval", lambda: numbers().writeStream.trigger(continuous="often")),
+    "trigger text": ("not a valid interval", lambda: numbers().writeStream.trigger(continuous="often")),
     "trigger zero": ("above zero", lambda: numbers().writeStream.trigger(continuous="0 seconds")),
     "query name": ("not empty", lambda: numbers().writeStream.queryName(" ")),
     "query option": ("did you mean|Did you mean", lambda: definition(numbers(), checkpointlocaton="x")),

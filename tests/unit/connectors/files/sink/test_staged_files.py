@@ -29,7 +29,7 @@ def test_another_version_is_refused() -> None:
         decode_staged(b'{"version":2,"something":"else"}')
 
 
-def test_names_tell_who_staged_and_never_come_twice() -> None:
+def test_names_show_who_staged_and_never_come_twice() -> None:
     context = OperatorContext(uid="s", subtask=1, parallelism=2, run=3, attempt=7, execution=2, query_id="q")
     first, zombie = StagedNames(context, "json.gz"), StagedNames(context, "json.gz")
     names = [first.next(), first.next(), zombie.next()]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.connectors.kafka.sink import publication
-from headgate.connectors.kafka.sink.publication import (
+from headgate.connectors.kafka.sink import publication_retries as publication
+from headgate.connectors.kafka.sink.publication_retries import (
     AGAIN_MS,
     AttemptFailed,
     AttemptSucceeded,

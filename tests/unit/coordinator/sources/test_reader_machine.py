@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headgate.coordinator.sources import reader as rd
+from headgate.coordinator.sources import reader_machine as rd
 from headgate.coordinator.sources import source_events as src
-from headgate.coordinator.sources.reader import ReaderMachine, Shared
+from headgate.coordinator.sources.reader_machine import ReaderMachine, Shared
 from headgate.errors import InvalidTransitionError
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState

@@ -1,10 +1,10 @@
-"""When a query is said to fall behind, and that the text names what is slow."""
+"""When a query is reported to be too slow, and that the text names what is slow."""
 
 from __future__ import annotations
 
 import pytest
 
-from headgate.monitor.falling_behind import GROWING, falling_behind
+from headgate.monitor.growing_lag import GROWING, growing_lag
 from headgate.monitor.progress import ProgressReporter, QueryIdentity
 from headgate.protocol.messages import SubtaskProgress
 
@@ -27,11 +27,11 @@ class Query:
         self.now_ms += 1000
         self.busy_ms += 10 * busy_percent
         for subtask, busy_ms in enumerate([0, self.busy_ms]):
-            letter = SubtaskProgress(
+            message = SubtaskProgress(
                 stage=0, execution=1,
                 busy_ms={"parse": self.now_ms // 10, "map": busy_ms},
             )  # fmt: skip
-            self.reporter.take(subtask, letter, self.now_ms)
+            self.reporter.take(subtask, message, self.now_ms)
         if lag is not None:
             self.reporter.take_lag("kafka", {name: lag})
         return next(iter(self.reporter.report(self.now_ms)[1]), None)
@@ -42,7 +42,7 @@ def test_a_growing_lag_and_a_busy_operator_make_a_warning_once() -> None:
     warnings = [query.report(1000 * step, 95) for step in range(1, 10)]
     assert [text is not None for text in warnings] == [step == GROWING for step in range(1, 10)]
     assert warnings[GROWING - 1] == (
-        "The query 'rides' falls behind its source kafka[rides]: rowsBehind grew from 0 to 4,000 in the last 4 "
+        "The query 'rides' cannot keep up with its source kafka[rides]: rowsBehind grew from 0 to 4,000 in the last 4 "
         "reports. The slowest is stage 0, where 'map' is busy 95 % of the time in subtask 1. Make it faster, or start "
         "the query again at a higher parallelism."
     )
@@ -66,12 +66,12 @@ def test_a_lag_that_grows_while_everything_is_idle_is_not_the_querys_fault() -> 
     assert not any(query.report(1000 * step, 60) for step in range(1, 10))
 
 
-def test_sources_that_tell_no_lag() -> None:
+def test_sources_that_report_no_lag() -> None:
     query = Query()
     assert not any(query.report(None, 95) for _ in range(10))
 
 
-def test_a_source_that_tells_time_instead_of_rows() -> None:
+def test_a_source_that_reports_time_instead_of_rows() -> None:
     query = Query()
     assert query.report(0, 95, "millisBehindLatest") is None
     texts = [query.report(1000 * step, 95, "millisBehindLatest") for step in range(1, 6)]
@@ -79,7 +79,7 @@ def test_a_source_that_tells_time_instead_of_rows() -> None:
 
 
 def test_too_few_reports_say_nothing() -> None:
-    assert falling_behind([]) is None
+    assert growing_lag([]) is None
     query = Query()
     query.report(1, 100)
-    assert falling_behind(query.reporter.recent) is None
+    assert growing_lag(query.reporter.recent) is None

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import SourceError
-from headgate.readers import HandOverQueue
+from headgate.readers import ElementQueue
 from headgate.source import FetchedBatch, Split
 
 
@@ -21,7 +21,7 @@ def fetched(split_id: str, rows: int = 0) -> FetchedBatch[Split]:
 class Putter:
     """A thread that puts batches one after the other and counts those that got through."""
 
-    def __init__(self, queue: HandOverQueue[Split], *batches: FetchedBatch[Split]) -> None:
+    def __init__(self, queue: ElementQueue[Split], *batches: FetchedBatch[Split]) -> None:
         self.queue = queue
         self.batches = batches
         self.put = 0
@@ -50,7 +50,7 @@ class Putter:
 
 
 def test_batches_come_out_in_the_order_they_went_in() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     batches = [fetched("a", 1), fetched("b", 1), fetched("a", 2)]
     for each in batches:
         queue.put(each)
@@ -64,7 +64,7 @@ def test_batches_come_out_in_the_order_they_went_in() -> None:
 
 
 def test_a_put_beyond_the_bound_waits_until_the_task_takes() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     putter = Putter(queue, fetched("a", 64), fetched("a", 64))  # 512 bytes each
     assert putter.is_blocked_at(1)
 
@@ -74,7 +74,7 @@ def test_a_put_beyond_the_bound_waits_until_the_task_takes() -> None:
 
 
 def test_a_batch_larger_than_the_bound_passes_alone() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(100)
+    queue: ElementQueue[Split] = ElementQueue(100)
     large = fetched("a", 1000)
     putter = Putter(queue, fetched("a", 1), large)
     assert putter.is_blocked_at(1)
@@ -86,7 +86,7 @@ def test_a_batch_larger_than_the_bound_passes_alone() -> None:
 
 
 def test_a_slice_counts_with_the_parent_that_it_keeps_alive() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(4096)
+    queue: ElementQueue[Split] = ElementQueue(4096)
     parents = [pa.record_batch([pa.array(range(400), pa.int64())], names=["n"]) for _ in range(2)]
     slices = [FetchedBatch(split=Split(split_id="a"), batch=parent.slice(0, 1)) for parent in parents]
 
@@ -96,7 +96,7 @@ def test_a_slice_counts_with_the_parent_that_it_keeps_alive() -> None:
 
 
 def test_slices_of_one_parent_count_it_once() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(4096)
+    queue: ElementQueue[Split] = ElementQueue(4096)
     parent = pa.record_batch([pa.array(range(400), pa.int64())], names=["n"])
 
     for start in range(0, 400, 100):
@@ -112,7 +112,7 @@ def test_a_buffer_inside_a_larger_one_counts_as_the_larger_one() -> None:
     parent = pa.record_batch([pa.array(range(400), pa.int64())] * 2, names=["n", "m"])
     message = parent.serialize()
     received = pa.ipc.read_record_batch(message, parent.schema).select(["n"])
-    queue: HandOverQueue[Split] = HandOverQueue(4096)
+    queue: ElementQueue[Split] = ElementQueue(4096)
 
     queue.put(FetchedBatch(split=Split(split_id="a"), batch=received))
 
@@ -121,7 +121,7 @@ def test_a_buffer_inside_a_larger_one_counts_as_the_larger_one() -> None:
 
 def test_dictionaries_count() -> None:
     column = pa.array(["x" * 1000] * 3).dictionary_encode()
-    queue: HandOverQueue[Split] = HandOverQueue(4096)
+    queue: ElementQueue[Split] = ElementQueue(4096)
 
     queue.put(FetchedBatch(split=Split(split_id="a"), batch=pa.record_batch([column], names=["n"])))
 
@@ -129,7 +129,7 @@ def test_dictionaries_count() -> None:
 
 
 def test_a_paused_split_at_the_front_does_not_stop_the_others() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     first, second = fetched("fast", 100), fetched("slow", 100)
     queue.put(first)
     putter = Putter(queue, second)
@@ -143,7 +143,7 @@ def test_a_paused_split_at_the_front_does_not_stop_the_others() -> None:
 
 
 def test_a_put_of_a_paused_split_does_not_wait() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(100)
+    queue: ElementQueue[Split] = ElementQueue(100)
     queue.put(fetched("slow", 10))
     putter = Putter(queue, fetched("fast", 100))
     assert putter.is_blocked_at(0)
@@ -154,7 +154,7 @@ def test_a_put_of_a_paused_split_does_not_wait() -> None:
 
 
 def test_a_resumed_split_comes_out_complete_and_in_order() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(10_000)
+    queue: ElementQueue[Split] = ElementQueue(10_000)
     batches = [fetched("a", rows) for rows in (1, 2, 3)]
     queue.put(batches[0])
     queue.put(fetched("b", 4))
@@ -172,7 +172,7 @@ def test_a_resumed_split_comes_out_complete_and_in_order() -> None:
 
 @pytest.mark.parametrize("paused_first", [True, False])
 def test_a_held_slice_does_not_keep_its_parent_alive(paused_first: bool) -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(10**6)
+    queue: ElementQueue[Split] = ElementQueue(10**6)
     parent = pa.record_batch([pa.array(range(100_000), pa.int64())], names=["n"])
     part = FetchedBatch(split=Split(split_id="a"), batch=parent.slice(70, 3))
     for pausing in (paused_first, not paused_first):
@@ -189,7 +189,7 @@ def test_a_held_slice_does_not_keep_its_parent_alive(paused_first: bool) -> None
 
 
 def test_available_is_done_when_something_is_ready_and_else_completed_by_the_next_put() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     waiting = queue.available()
     assert not waiting.done()
     assert queue.available() is waiting
@@ -203,7 +203,7 @@ def test_available_is_done_when_something_is_ready_and_else_completed_by_the_nex
 
 
 def test_a_put_of_a_paused_split_does_not_call_the_task() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     queue.pause_or_resume(["a"], [])
     waiting = queue.available()
 
@@ -215,7 +215,7 @@ def test_a_put_of_a_paused_split_does_not_call_the_task() -> None:
 
 
 def test_a_cancelled_future_harms_nobody() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     queue.available().cancel()
 
     assert queue.put(fetched("a", 1))
@@ -223,7 +223,7 @@ def test_a_cancelled_future_harms_nobody() -> None:
 
 
 def test_no_wake_up_is_lost_between_threads() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(100)
+    queue: ElementQueue[Split] = ElementQueue(100)
     count = 20_000
     putters = [Putter(queue, *([fetched(name)] * count)) for name in "ab"]
     taken = 0
@@ -238,7 +238,7 @@ def test_no_wake_up_is_lost_between_threads() -> None:
 
 
 def test_the_first_error_is_raised_at_once_and_again() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(1000)
+    queue: ElementQueue[Split] = ElementQueue(1000)
     queue.put(fetched("a", 1))
     waiting = queue.available()
     queue.fail(SourceError("first"))
@@ -252,7 +252,7 @@ def test_the_first_error_is_raised_at_once_and_again() -> None:
 
 
 def test_closing_frees_a_blocked_put() -> None:
-    queue: HandOverQueue[Split] = HandOverQueue(100)
+    queue: ElementQueue[Split] = ElementQueue(100)
     queue.put(fetched("a", 10))
     putter = Putter(queue, fetched("a", 100))
     assert putter.is_blocked_at(0)

@@ -15,7 +15,7 @@ STRATEGY = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=100
 
 
 def let_pass(output: StreamingOutput, to_ms: int) -> None:
-    """Let time pass as the task does: the output is told at least as often as it wants."""
+    """Let time pass as the task does: the output gets the time at least as often as it wants."""
     for at_ms in range(output._now_ms + 250, to_ms, 250):
         output.advance_time(at_ms)
     output.advance_time(to_ms)
@@ -116,7 +116,7 @@ def test_a_reader_may_emit_without_outputs_per_split() -> None:
     assert log.events == ["active", ("", 1), 4000, 7000, "idle"]
 
 
-def test_silence_is_found_by_the_time_that_the_task_tells() -> None:
+def test_silence_is_found_by_the_time_that_the_task_passes() -> None:
     log = Log()
     output = StreamingOutput(schema(), STRATEGY, log, 50_000)
     assert output.timer_period_ms == 250
@@ -130,7 +130,7 @@ def test_silence_is_found_by_the_time_that_the_task_tells() -> None:
 
 
 def test_time_in_which_the_task_stood_still_is_no_silence() -> None:
-    """A process that was stopped, a long letter: what arrived meanwhile has not been asked for yet."""
+    """A process that was stopped, a long message: what arrived meanwhile has not been asked for yet."""
     log = Log()
     output = StreamingOutput(schema(), STRATEGY, log, 0)
     output.create_output_for_split("a").emit_batch(batch(5000))
