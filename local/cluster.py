@@ -122,7 +122,7 @@ class Cluster:
     # What can happen to a network.
 
     def cut(self, host: str) -> None:
-        """Pull the cable of a host: nothing reaches it, and nobody is told."""
+        """Pull the cable of a host: nothing reaches it, and nobody is notified."""
         _ip("-n", self._net, "link", "set", host, "down")
 
     def heal(self, host: str) -> None:

@@ -1,6 +1,6 @@
 """A Kafka broker of one's own on loopback: ``./run kafka`` for a person, `Broker` for tests and benches.
 
-Never: leave a process behind (it is stopped by its process id), or touch a folder that it was not given.
+Never: leave a process running (it is stopped by its process id), or touch a folder that it was not given.
 
 The recipe: one node that is broker and controller (KRaft), formatted with a cluster id of its own. Listeners beside the
 plain one: ``SASL`` (SASL/PLAIN), ``TLS`` (TLS, with certificates that `Certificates` made), ``SASL_TLS`` (both).
@@ -281,7 +281,7 @@ def main() -> None:
         print(f"run: Kafka listens on {broker.plain}; its data is in {folder}. Ctrl-C ends it.", flush=True)
         assert broker.process is not None
         broker.process.wait()
-        raise SystemExit(f"The broker ended by itself. The end of {broker.log}:\n{broker.log.read_text()[-2000:]}")
+        raise SystemExit(f"The broker ended on its own. The end of {broker.log}:\n{broker.log.read_text()[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Kinesis and S3 of one's own on loopback: moto's server in a process, and a proxy that makes it fail on command.
 
-Never: leave a process behind (it is stopped by its process id), or ask a real AWS.
+Never: leave a process running (it is stopped by its process id), or ask a real AWS.
 
 moto is not Kinesis in three ways that a reader meets, which the server process mends before it starts: a closed shard
 never ends (the iterator goes on for ever); records go to closed shards, and those of a shard that is split or merged
@@ -267,11 +267,11 @@ def _mend_moto() -> None:
     get_records = models.KinesisBackend.get_records
 
     def get_records_to_an_end(self: Any, stream_arn: str | None, shard_iterator: str, limit: int | None) -> Any:
-        iterator, records, behind_ms = get_records(self, stream_arn, shard_iterator, limit)
+        iterator, records, lag_ms = get_records(self, stream_arn, shard_iterator, limit)
         stream_name, shard_id, last = models.decompose_shard_iterator(iterator)
         shard = self.describe_stream(stream_arn, stream_name).get_shard(shard_id)
         is_over = not shard.is_open and int(last) >= shard.get_max_sequence_number()
-        return None if is_over else iterator, records, behind_ms
+        return None if is_over else iterator, records, lag_ms
 
     def shard_for_key(self: Any, partition_key: str, explicit_hash_key: str) -> Any:
         key = int(explicit_hash_key) if explicit_hash_key else None

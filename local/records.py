@@ -1,4 +1,4 @@
-"""Makes the columns that a Kafka decoder hands over, of values written in a test.
+"""Makes the columns that a Kafka decoder returns, of values written in a test.
 
 Never: ask a broker.
 """

@@ -1,6 +1,6 @@
 """Makes, fills and deletes topics, for tests and benches.
 
-Never: return before the broker has what it was told.
+Never: return before the broker has what it was sent.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def produce(address: str, topic: str, messages: Iterable[Message], **config: str
             failed.append(str(error))
             return
         partition, offset = message.partition() or 0, message.offset() or 0
-        if offset <= written.get(partition, -1):  # what was refused is sent once more, behind what was on its way
+        if offset <= written.get(partition, -1):  # what was refused is sent once more, after what was on its way
             failed.append(f"offset {offset} of partition {partition} was written after {written[partition]}")
         written[partition] = offset
 

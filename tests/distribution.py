@@ -30,7 +30,7 @@ LONGEST = (
     "tests/real/test_event_time_stream.py",
     "tests/real/test_kafka_split_reader.py",
     "tests/real/test_kafka_split_losses.py",
-    "tests/real/test_doors.py",
+    "tests/real/test_entry_points.py",
     "tests/real/test_kafka_security.py",
     "tests/real/test_continuous_failover.py::test_without_retries_of_tasks",
     "tests/real/test_kafka_sink.py",

@@ -4,12 +4,12 @@ Usage, in ``tests/unit/<package>/test_<module>.py``::
 
     from tests.machines import Later, explore
 
-    def events(machine: DoorMachine) -> Iterator[door.Event | Later]:
-        yield door.KnobTurned()                    # what may happen next; look at the machine to name ids that fit
-        yield Later(door.TimePassed(), by_ms=500)  # the same, after some time
+    def events(machine: TurnstileMachine) -> Iterator[turnstile.Event | Later]:
+        yield turnstile.CoinInserted()                 # what may happen next; look at the machine to name ids that fit
+        yield Later(turnstile.TimePassed(), by_ms=500)  # the same, after some time
 
     def test_the_table_is_what_the_machine_does() -> None:
-        explore(DoorMachine, events, depth=7)
+        explore(TurnstileMachine, events, depth=7)
 
 What is asserted, after every step, with what led there in the message:
 
@@ -25,7 +25,8 @@ steps led to, which finds rare rows soon (``depth`` counts the way on which a ma
 ``steps``: the table, where it is not all of the machine's own. ``state``: how the state is called, where
 ``machine.state_of`` does not say it: a function of the machine and the event (None: this step is not for this table).
 ``name``: what the event is called in the table, a function of the same two. ``limit``: how many different machines are
-visited at most. ``ignore``: names of attributes that do not make a machine a different one (counters); ``_history``
+visited at most. ``begin_with``: events one after the other to machines that are visited first, where what is rare
+happens. ``ignore``: names of attributes that do not make a machine a different one (counters); ``_history``
 always is.
 """
 
@@ -35,7 +36,7 @@ import copy
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from types import FunctionType
 from typing import Any, TypeVar
@@ -103,6 +104,7 @@ def explore(
     limit: int = 20_000,
     ignore: Collection[str] = (),
     now_ms: int = 0,
+    begin_with: Iterable[Sequence[Any]] = (),
 ) -> int:
     """Visit all machines that are reachable, assert what the module says, and return how many there were."""
     made = make()
@@ -121,6 +123,13 @@ def explore(
     first = _Node(made, now_ms, 0)
     seen = {key_of(first.machine, ignored)}
     queue = [(0, 0, first)]
+    for beginning in begin_with:
+        node = first
+        for event in beginning:
+            node = _Node(copy_of(node.machine), now_ms, node.depth + 1, node, event)
+            _step(node, state, name, pairs, met)
+        seen.add(key_of(node.machine, ignored))
+        queue.append((0, len(queue), node))
     visited = 0
     while queue and (search.exhaustive or visited < ENOUGH or unmet):
         _, _, node = heapq.heappop(queue)
@@ -162,23 +171,23 @@ def _step(
     except InvalidTransitionError as error:
         if before.whole_key is None:
             before.whole_key = key_of(before.machine, set())
-        assert key_of(machine, set()) == before.whole_key, f"a rejected event left a trace: {_told(after)}"
-        assert "history" in error.facts, f"the error has no history: {_told(after)}"
+        assert key_of(machine, set()) == before.whole_key, f"a rejected event left a trace: {_trace_of(after)}"
+        assert "history" in error.facts, f"the error has no history: {_trace_of(after)}"
         return 0
     except Exception as error:
-        error.add_note(_told(after))
+        error.add_note(_trace_of(after))
         raise
     try:
         machine.check()
     except AssertionError as error:
-        error.add_note(_told(after))
+        error.add_note(_trace_of(after))
         raise
     if was is None:
         return _OF_NO_TABLE
     now = state(machine, event)
     ordered = frozenset(type(action).__name__ for action in actions)
     fitting = [row for row in pairs.get((was, called, str(now)), ()) if row.allows(ordered)]
-    assert fitting, f"no row for: {was} | {called} | {now} | {', '.join(sorted(ordered))}{_told(after)}"
+    assert fitting, f"no row for: {was} | {called} | {now} | {', '.join(sorted(ordered))}{_trace_of(after)}"
     for row in fitting:
         met.setdefault(row, Counter())[ordered] += 1
     return min(met[row][ordered] for row in fitting)
@@ -199,7 +208,7 @@ def _unmet(rows: list[Step], met: dict[Step, Counter[frozenset[str]]]) -> list[s
     return unmet
 
 
-def _told(node: _Node) -> str:
+def _trace_of(node: _Node) -> str:
     return "\n" + "\n".join(node.trace())
 
 

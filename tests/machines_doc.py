@@ -26,7 +26,7 @@ A machine has one entry point, `handle(event, now_ms) -> list[Action]`. A row sa
 next state is this, and these actions are ordered.
 
 - A cell with several states stands for a row each; `same` is the state itself.
-- An action with a question mark is ordered at times. Words after an event's name only tell rows apart.
+- An action with a question mark is ordered at times. Words after an event's name only distinguish rows.
 - A pair of a state and an event without a row is an `InvalidTransitionError`, and leaves the machine as it was.
 - A diagram shows what leads from one state to another.
 

@@ -7,7 +7,6 @@ A test that searches asserts the same of each seed, example and machine, in both
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -30,8 +29,3 @@ def rotating(size: int, of: int) -> range:
     """Return so many seeds of all: those of this commit."""
     first = block() * size % (of - of % size)
     return range(first, first + size)
-
-
-def beginning_with(first: Iterable[int], seeds: Sequence[int]) -> Iterable[int]:
-    """Return these seeds; in an ordinary run some come first."""
-    return seeds if exhaustive else dict.fromkeys([*(each for each in first if each in seeds), *seeds])

@@ -17,9 +17,12 @@ from typing import Any
 from local.jars import class_archive
 
 IMPORTED = "HEADGATE_TESTS_IMPORTED"
-"""The variable that tells Spark's Python processes where `imported_modules` listens."""
+"""The variable with which Spark's Python processes find where `imported_modules` listens."""
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that lives for minutes: the second compiler takes more time than its code saves."""
+ROOM = {"spark.driver.extraJavaOptions": "-Xms800m -Xmn400m"}
+"""Room for what queries of one or two tests allocate: with the few MiB that a heap begins with, collections take a
+tenth of a test's CPU time."""
 MICRO_BATCHES = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager"
@@ -28,6 +31,7 @@ MICRO_BATCHES = {
 own some twenty times a batch, because Hadoop's native library is missing."""
 DEFAULTS = {
     **MICRO_BATCHES,
+    **ROOM,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",

@@ -1,4 +1,4 @@
-"""A driver program on the cluster, as a test sees it: its last state, its result, and what it is told."""
+"""A driver program on the cluster, as a test sees it: its last state, its result, and the commands it gets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Program:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Write a command."""
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
@@ -50,7 +50,7 @@ class Program:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What it said of the query last."""
+        """Its last report of the query."""
         return next((line for line in reversed(self.lines) if "state" in line), {"checkpoint": 0, "hosts": []})
 
     def wait(self, holds: Callable[[], Any], seconds: float = _PATIENCE_S) -> float:

@@ -72,7 +72,7 @@ def test_each_row_once_with_rescales_and_a_killed_slot_and_executor(
     program.flows(3)
     for step in ("rescale 5", "slot", "rescale 2", "executor"):
         if step.startswith("rescale"):
-            program.tell(step)
+            program.send(step)
         else:
             victim = (whole.slots if step == "slot" else whole.executors)(program.state["hosts"][0])[0]
             os.kill(victim, signal.SIGKILL)

@@ -42,11 +42,11 @@ class AlignedRows(headgate.SimpleSource):
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
         path, n = Path(self.options["folder"]) / f"{split_id}.split", position or 0
         while True:
-            told = json.loads(path.read_text())
-            if n < told["rows"]:
+            reported = json.loads(path.read_text())
+            if n < reported["rows"]:
                 n += 1
                 yield rows_of(split_id, [n - 1]), n
-            elif told["finished"]:
+            elif reported["finished"]:
                 return
             else:
                 time.sleep(0.02)
@@ -94,10 +94,10 @@ class Rows:
         folder.mkdir(parents=True, exist_ok=True)
         headgate.register(spark, AlignedRows)
         for split_id, rows in ends.items():
-            self.tell(split_id, rows)
+            self.set_rows(split_id, rows)
 
-    def tell(self, split_id: str, rows: int, *, finished: bool = False) -> None:
-        """Let a split have so many rows, and perhaps end behind them."""
+    def set_rows(self, split_id: str, rows: int, *, finished: bool = False) -> None:
+        """Let a split have so many rows, and perhaps end after them."""
         made = self.folder / f"{split_id}.made"
         made.write_text(json.dumps({"rows": rows, "finished": finished}))
         made.rename(self.folder / f"{split_id}.split")

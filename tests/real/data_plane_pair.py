@@ -62,9 +62,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def hold_timers(plane: DataPlane, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     """Return a list that gets the timers of a plane: each begins to run when it is called."""
     held: list[Callable[[], None]] = []
-    errands = plane._errands
-    do_after = errands.do_after
-    monkeypatch.setattr(errands, "do_after", lambda delay_s, work: held.append(lambda: do_after(delay_s, work)))
+    executor = plane._executor
+    do_after = executor.do_after
+    monkeypatch.setattr(executor, "do_after", lambda delay_s, work: held.append(lambda: do_after(delay_s, work)))
     return held
 
 

@@ -109,7 +109,7 @@ class Running:
         self.folder = folder
         self.splits, self.batches = splits, batches
         streams = headgate.continuous(spark, parallelism=2)
-        reader = streams.read if batches else streams.readStream  # with a number of batches it ends by itself
+        reader = streams.read if batches else streams.readStream  # with a number of batches it ends on its own
         settings = {"splits": splits, "batches": batches or 10**9, "pause": pause, "folder": folder}
         numbers = reader.format(Numbers.name).option("discovery.interval", "200 ms")
         for name, value in settings.items():

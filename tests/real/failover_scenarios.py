@@ -111,7 +111,7 @@ def a_killed_executor(spark: SparkSession, folder: Path) -> None:
     running.until_replaced(0, victim)
     assert running.pid(1) == other
     assert running.executions() == [2, 1]
-    wait_for_the_end_of(victim)  # it would read on as a zombie: nobody else tells it that its executor is gone
+    wait_for_the_end_of(victim)  # it would read on as a zombie: nothing else shows it that its executor is gone
     running.end()
 
 
@@ -345,7 +345,7 @@ def a_stopped_query_leaves_nothing(spark: SparkSession, folder: Path) -> None:
     slots = {running.pid(0), running.pid(1)}
     assert len(listening(here) - ports) == 1
     running.end()
-    # The thread that told of the end has still to end itself.
+    # The thread that reported the end has still to end itself.
     wait_until(lambda: not {each for each in set(threading.enumerate()) - before if each.name.startswith("headgate")})
     wait_until(lambda: listening(here) <= ports and {each.pid for each in here.children()} <= children)
     threads: dict[int, set[str]] = {}

@@ -204,7 +204,7 @@ def union_of_stages(spark: SparkSession, folder: Path) -> None:
 
 
 def union_before_an_exchange(spark: SparkSession, folder: Path) -> None:
-    """A rescale stops who comes behind; rows before a barrier that stays aligned are processed without their room."""
+    """A rescale stops consumers; rows before a barrier that stays aligned are processed without their room."""
     rows = 50_000
     fast = folder / "fast"
     fast.mkdir(parents=True)
@@ -365,7 +365,7 @@ def aligned_only(spark: SparkSession, folder: Path) -> None:
 
 
 class Keyed(headgate.SimpleSource):
-    """Slow rows of every key group, and behind them one buffer of a hundred: one row of each key group."""
+    """Slow rows of every key group, and after them one buffer of a hundred: one row of each key group."""
 
     name = "keyed-example"
     schema = "k bigint, n bigint"
@@ -446,7 +446,7 @@ def the_documents_example(spark: SparkSession, folder: Path) -> None:
 
 
 def _patient(folder: Path) -> Any:
-    """Return a processor that takes its time over the slow rows, until it is told to hurry."""
+    """Return a processor that takes its time over the slow rows, until it is asked to hurry."""
     from pyspark.sql import Row
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -473,7 +473,7 @@ AT = pa.timestamp("us", "UTC")
 class Ticks(headgate.SimpleSource):
     """Numbers with keys and times, a few at a time until a file says that it can hurry; the last ones not before.
 
-    In a hurry it has ten times as many at a time: what is behind the last thing that happens only has to be right.
+    In a hurry it has ten times as many at a time: what follows the last thing that happens only has to be right.
     """
 
     name = "keyed-ticks"

@@ -76,7 +76,7 @@ class Events(headgate.SimpleSource):
 
 
 def read_events(spark: SparkSession, folder: Path, parallelism: int, rows: int) -> ContinuousStream:
-    """Return the rows of `events`, with a watermark that none of them is behind."""
+    """Return the rows of `events`, with a watermark for which none of them is late."""
     headgate.register(spark, Events)
     return (
         headgate.continuous(spark, parallelism=parallelism).read.format(Events.name)
@@ -262,9 +262,9 @@ def window_of_windows(spark: SparkSession, folder: Path) -> None:
 
 
 class Lagging(headgate.SimpleSource):
-    """Two splits with a minute each, and then its end again and again; a third one that pauses behind them.
+    """Two splits with a minute each, and then its end again and again; a third one that pauses after them.
 
-    Those two wait behind their first ten rows for the ten of the third one: who is slow to begin would be late.
+    Those two wait after their first ten rows for the ten of the third one: who is slow to begin would be late.
     """
 
     name = "keyed-lagging"
@@ -293,7 +293,7 @@ class Lagging(headgate.SimpleSource):
 
 
 def late_rows(spark: SparkSession, folder: Path) -> None:
-    """A split that others did not wait for comes behind the watermark: its rows are counted and kept, each once."""
+    """A split that others did not wait for comes after the watermark: its rows are counted and kept, each once."""
     folder.mkdir(parents=True)
     headgate.register(spark, Lagging)
     stream = (
@@ -421,7 +421,7 @@ def little_changes(spark: SparkSession, folder: Path) -> None:
 
 
 def _counting() -> Any:
-    """Return a processor that keeps the same in a value, a list and a map, and tells it when the input ends."""
+    """Return a processor that keeps the same in a value, a list and a map, and emits it when the input ends."""
     from pyspark.sql import Row
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -467,7 +467,7 @@ COUNTED = "k long, rows long, numbers array<long>, thirds array<long>"
 
 
 def stateful_processor(spark: SparkSession, folder: Path) -> None:
-    """Values, lists, maps and timers are exact behind rescales and a kill; the initial state came once."""
+    """Values, lists, maps and timers are exact after rescales and a kill; the initial state came once."""
     rows = 16_000
     folder.mkdir(parents=True)
     initial = pa.table({"k": pa.array(range(100, 130), pa.int64()), "rows": pa.array([1000] * 30, pa.int64())})

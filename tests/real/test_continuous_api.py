@@ -188,7 +188,7 @@ def active_jobs(spark: SparkSession) -> int:
 
 @pytest.mark.parametrize("end", ["input", "stop", "drain", "failure"])
 def test_a_query_that_ends_leaves_nothing(spark: SparkSession, tmp_path: Path, end: str) -> None:
-    """Behind its last checkpoint: no thread, no port, no job of Spark's."""
+    """After its last checkpoint: no thread, no port, no job of Spark's."""
     threads, sockets = own_threads(), listening_sockets()
     function = broken if end == "failure" else unchanged
     stream = numbers(spark, rows=1000 if end == "input" else None).mapInArrow(function, "value long")
@@ -227,7 +227,7 @@ def broken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def test_a_function_that_raises_ends_the_query_and_is_told_of(spark: SparkSession) -> None:
+def test_a_function_that_raises_ends_the_query_and_is_reported(spark: SparkSession) -> None:
     query = (
         numbers(spark, rows=500).mapInArrow(broken, "value long").writeStream.format("memory")
         .option("restart-strategy", "fixed-delay").option("restart-strategy.attempts", 1)
@@ -380,7 +380,7 @@ class Recorder(StreamingQueryListener):
 
 
 def test_progress_and_listeners(spark: SparkSession) -> None:
-    # A query before this one may still tell of its end.
+    # A query before this one may still report its end.
     wait_until(lambda: not any(name.startswith("headgate-listeners") for name in own_threads()))
     streams, recorder = headgate.continuous(spark, parallelism=2).streams, Recorder()
     streams.addListener(recorder)
@@ -417,7 +417,7 @@ def test_progress_and_listeners(spark: SparkSession) -> None:
 def test_tls_and_secrets_of_a_running_query(
     spark: SparkSession, tmp_path: Path, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A slot's letters come through TLS; who has no certificate of ours, or not the query's secret, is refused."""
+    """A slot's messages come through TLS; who has no certificate of ours, or not the query's secret, is refused."""
     query = (
         numbers(spark).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
         .option("transport.tls.enabled", True)
@@ -430,7 +430,7 @@ def test_tls_and_secrets_of_a_running_query(
     assert address.startswith("127.0.0.1:"), "only loopback in local mode"
 
     def knock(secret: str, tls: Any) -> None:
-        ControlClient(address, secret, tls, on_letter=lambda _: None, on_closed=lambda _: None, timeout_s=60)
+        ControlClient(address, secret, tls, on_message=lambda _: None, on_closed=lambda _: None, timeout_s=60)
 
     with caplog.at_level(logging.WARNING), pytest.raises(TransportError) as refused:
         knock("a secret of another query", settings.tls)

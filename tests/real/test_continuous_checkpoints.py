@@ -83,7 +83,7 @@ def has_read(query: headgate.ContinuousQuery, rows: int) -> None:
 
 
 def positions(manifest: Manifest) -> int:
-    """Return how many rows a checkpoint is behind."""
+    """Return how many rows precede a checkpoint."""
     splits = [
         split for subtask in manifest.subtasks[0] for reader in subtask.readers.values() for split in reader.splits
     ]
@@ -127,7 +127,7 @@ def newest_savepoint(folder: Path) -> Manifest:
     return CheckpointStorage(str(folder)).load_savepoint()
 
 
-def test_nothing_is_emitted_behind_a_suspension(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+def test_nothing_is_emitted_after_a_suspension(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     query = place.writer(numbers(spark)).start()
     has_read(query, 500)
     query.stop(savepoint=str(tmp_path / "savepoint"))
@@ -155,14 +155,14 @@ def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, t
 
 
 def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:
-    """After a plain stop, from the newest checkpoint: what was read behind it is read again, and written once."""
+    """After a plain stop, from the newest checkpoint: what was read after it is read again, and written once."""
     ids = set()
     for _ in range(2):
         query = place.writer(place.held(spark)).start()
         ids.add(query.id)
         has_read(query, 300)
         query.checkpoint()
-        has_read(query, query.status["rowsIn"] + 100)  # behind the checkpoint, at least some
+        has_read(query, query.status["rowsIn"] + 100)  # after the checkpoint, at least some
         query.stop()
     place.let_end()
     query = place.writer(place.held(spark)).start()
@@ -198,7 +198,7 @@ def unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def test_a_changed_program_restores_what_has_the_same_name(spark: SparkSession, place: Place) -> None:
-    """Operators are put before and behind; the source is found by its name, so no number comes twice."""
+    """Operators are put before and after; the source is found by its name, so no number comes twice."""
     query = place.writer(place.held(spark).name("in")).start()
     has_read(query, 300)
     query.checkpoint()
@@ -251,7 +251,7 @@ def test_as_many_are_kept_as_the_option_says(spark: SparkSession, place: Place) 
     wait_until(lambda: place.ids() == tuple(taken[-3:]), query)
     query.stop()
     kept = {f"chk-{n}" for n in taken[-3:]}
-    wait_until(lambda: {path.name for path in place.checkpoints.glob("chk-*")} == kept)  # folders go behind manifests
+    wait_until(lambda: {path.name for path in place.checkpoints.glob("chk-*")} == kept)  # folders go after manifests
 
 
 def test_a_live_query_owns_its_location(spark: SparkSession, place: Place) -> None:

@@ -164,7 +164,7 @@ class Topic:
 def test_no_partition_is_read_a_row_too_far(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path, aligned: bool
 ) -> None:
-    """One is two hours behind. One slot reads all, so what is noted is in the order in which it was read."""
+    """One is two hours late. One slot reads all, so what is noted is in the order in which it was read."""
     topic = Topic(spark, kafka, topic_name, tmp_path)
     topic.write(0, 0, 3 * HOUR_MS)
     for partition in range(1, PARTITIONS):
@@ -177,7 +177,7 @@ def test_no_partition_is_read_a_row_too_far(
 def test_partitions_of_two_slots_wait_at_the_very_row(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
-    """A producer is two hours behind; it catches up in two steps, the second of which leaps over an hour."""
+    """A producer is two hours late; it catches up in two steps, the second of which leaps over an hour."""
     topic = Topic(spark, kafka, topic_name, tmp_path)
     topic.write(0, 0, HOUR_MS)
     for partition in range(1, PARTITIONS):
@@ -200,9 +200,9 @@ def test_two_sources_of_a_query_are_one_group(spark: SparkSession, tmp_path: Pat
     aligned = both.withWatermark("at", "0 seconds").withWatermarkAlignment("seconds", f"{DRIFT_S} seconds")
     query = slow.start(aligned)
     settle(query, slow=10, fast=most(10))
-    slow.tell("slow", 20)
+    slow.set_rows("slow", 20)
     settle(query, slow=20, fast=most(20))
-    slow.tell("slow", 21, finished=True)
+    slow.set_rows("slow", 21, finished=True)
     settle(query, slow=21, fast=FAST)
 
 
@@ -212,7 +212,7 @@ def test_two_queries_are_one_group_until_one_is_stopped(spark: SparkSession, tmp
     settle(first, slow=10)
     second = fast.start(fast.aligned(1))
     settle(second, fast=most(10))
-    slow.tell("slow", 20)
+    slow.set_rows("slow", 20)
     settle(second, fast=most(20))
     settle(first, slow=20)
     first.stop()
@@ -227,19 +227,19 @@ def test_a_split_goes_on_when_the_slow_one_finishes(spark: SparkSession, tmp_pat
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
     query = rows.start(rows.aligned(parallelism))
     settle(query, slow=10, fast=most(10))
-    rows.tell("slow", 12, finished=True)
+    rows.set_rows("slow", 12, finished=True)
     settle(query, slow=12, fast=FAST)
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_split_goes_on_when_the_slow_one_is_idle(spark: SparkSession, tmp_path: Path, parallelism: int) -> None:
-    """The idle one is read on when it has rows again, though it is far behind."""
+    """The idle one is read on when it has rows again, though it lags far."""
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
     query = rows.start(rows.aligned(parallelism, **{"scan.watermark.idle-timeout": "700 ms"}))
     settle(query, slow=10, fast=FAST)
-    rows.tell("slow", 20)
+    rows.set_rows("slow", 20)
     settle(query, slow=20, fast=FAST)
-    rows.tell("fast", FAST + 10)
+    rows.set_rows("fast", FAST + 10)
     settle(query, slow=20, fast=FAST + 10)
 
 
@@ -248,11 +248,11 @@ def test_a_split_goes_on_when_the_slow_one_s_subtask_fails(spark: SparkSession, 
     query = rows.start(rows.aligned(2), {"restart-strategy.initial-backoff": "100 ms"})
     settle(query, slow=10, fast=most(10))
     (tmp_path / "raises").write_text("slow")
-    rows.tell("slow", 20)
+    rows.set_rows("slow", 20)
     wait_until(lambda: not (tmp_path / "raises").exists(), query)
     settle(query, slow=20, fast=most(20))
     assert sorted(each["execution"] for each in query.status["subtasks"]) == [1, 2]
-    rows.tell("slow", 30, finished=True)
+    rows.set_rows("slow", 30, finished=True)
     settle(query, slow=30, fast=FAST)
 
 
@@ -275,10 +275,10 @@ def kill_a_worker(spark: SparkSession, folder: Path, victim: str, *, executions:
     query = rows.start(rows.aligned(2))
     settle(query, slow=10, fast=most(10))
     os.kill(pid_of(query, victim), signal.SIGKILL)
-    rows.tell("slow", 20)
+    rows.set_rows("slow", 20)
     settle(query, slow=20, fast=most(20))
     assert sorted(each["execution"] for each in query.status["subtasks"]) == executions
-    rows.tell("slow", 30, finished=True)
+    rows.set_rows("slow", 30, finished=True)
     settle(query, slow=30, fast=FAST)
     query.stop()
 
@@ -294,13 +294,13 @@ def test_a_split_that_waits_in_a_savepoint_goes_on_at_another_parallelism(
     assert query.exception() is None
     had = read(query)
 
-    rows.tell("slow", 20)
+    rows.set_rows("slow", 20)
     query = rows.start(rows.aligned(after), savepoint=tmp_path / "savepoint")
     wait_until(lambda: len(read(query).get("slow", ())) == 10, query)
     wait_until(lambda: len(read(query).get("fast", ())) >= most(20) - most(10), query)
     query.checkpoint()
     check({split: had[split] + numbers for split, numbers in read(query).items()}, slow=20, fast=most(20))
-    rows.tell("slow", 21, finished=True)
+    rows.set_rows("slow", 21, finished=True)
     wait_until(lambda: len(read(query)["fast"]) == FAST - most(10), query)
 
 
@@ -314,8 +314,8 @@ def test_a_query_whose_split_waits_can_be_drained(spark: SparkSession, tmp_path:
     assert query.exception() is None
     had = read(query)
     check(had, slow=10, fast=most(10))
-    rows.tell("slow", 20, finished=True)
-    rows.tell("fast", FAST, finished=True)
+    rows.set_rows("slow", 20, finished=True)
+    rows.set_rows("fast", FAST, finished=True)
     query = rows.start(rows.aligned(2), place)
     wait_until(lambda: sum(map(len, read(query).values())) >= FAST + 20 - 10 - most(10), query)
     query.stop(drain=True)
@@ -326,7 +326,7 @@ def test_a_query_whose_split_waits_can_be_drained(spark: SparkSession, tmp_path:
 def test_an_aligned_query_with_an_end_ends(spark: SparkSession, tmp_path: Path, parallelism: int) -> None:
     rows = Rows(spark, tmp_path)
     for split, end in (("a", 10), ("b", FAST), ("c", 30)):
-        rows.tell(split, end, finished=True)
+        rows.set_rows(split, end, finished=True)
     query = rows.start(rows.aligned(parallelism, bounded=True))
     assert query.awaitTermination(PATIENCE_S)
     check(read(query), a=10, b=FAST, c=30)
@@ -361,7 +361,7 @@ def written(row: int) -> str:
 def test_a_column_that_a_function_made_has_a_watermark_for_each_split(
     spark: SparkSession, tmp_path: Path, parallelism: int
 ) -> None:
-    """The minimum counts; aligned, the fast split waits behind the batch that went too far."""
+    """The minimum counts; aligned, the fast split waits after the batch that went too far."""
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
     made = rows.load(parallelism).mapInArrow(renamed, SCHEMA.replace("at timestamp", "made_at timestamp"))
     made = made.withWatermark("made_at", "2 seconds")
@@ -369,13 +369,13 @@ def test_a_column_that_a_function_made_has_a_watermark_for_each_split(
     settle(query, slow=10, fast=FAST)
     wait_until(lambda: shown(query)["splits"]["fast"]["watermark"] == written(FAST - 3), query)
     wait_until(lambda: query.lastProgress.eventTime.get("watermark") == written(7), query)
-    wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == written(7), query)  # told less often
+    wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == written(7), query)  # reported less often
     query.stop()
 
     aligned = made.withWatermarkAlignment("seconds", f"{DRIFT_S} seconds")
     query = aligned.writeStream.format("memory").trigger(continuous="100 milliseconds").start()
     settle(query, slow=10, fast=most(10))
-    rows.tell("slow", 12, finished=True)
+    rows.set_rows("slow", 12, finished=True)
     settle(query, slow=12, fast=FAST)
 
 
@@ -386,7 +386,7 @@ def test_progress_shows_who_waits_and_how_far_ahead(spark: SparkSession, tmp_pat
     settle(query, slow=10, fast=most(10))
     wait_until(lambda: shown(query)["splits"]["fast"]["watermark"] == written(most(10) - 1), query)
     wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == written(9), query)
-    wait_until(lambda: shown(query)["splits"]["fast"]["paused"], query)  # may be told behind the watermark
+    wait_until(lambda: shown(query)["splits"]["fast"]["paused"], query)  # may be reported after the watermark
     wait_until(lambda: {query.lastProgress.eventTime.get(each) for each in ("watermark", "min")} == {written(9)}, query)
     progress = query.lastProgress
     assert isinstance(progress, StreamingQueryProgress)

@@ -1,4 +1,4 @@
-"""Continuous queries from and to a real broker: each row once, who reads what (FLIP-537), and what Kafka is told."""
+"""Continuous queries from and to a real broker: each row once, who reads what (FLIP-537), and committed offsets."""
 
 from __future__ import annotations
 
@@ -169,11 +169,11 @@ def test_what_kafka_s_tools_and_progress_say(
     assert {"rowsBehind", "maxOffsetsBehindLatest"} <= progress.sources[0].metrics.keys()
     ends = {f"{topic_name}-{partition}": 100 for partition in range(2)}
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         (source,) = query.recentProgress[-1].sources
         return json.loads(source.endOffset) == ends and source.metrics.get("rowsBehind") == "0"
 
-    wait_until(is_told, query)
+    wait_until(is_reported, query)
     assert sum(each.numInputRows for each in query.recentProgress) == query.status["rowsIn"] == 200
 
 

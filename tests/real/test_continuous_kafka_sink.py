@@ -106,7 +106,7 @@ def snapshot(writers: Sequence[SinkWriter], checkpoint_id: int, *, final: bool =
 
 
 def complete(writers: Sequence[SinkWriter], checkpoint_id: int) -> None:
-    """Tell all writers, and wait until they have published."""
+    """Notify all writers, and wait until they have published."""
     for each in writers:
         each.notify_checkpoint_complete(checkpoint_id)
     published(writers)
@@ -441,7 +441,7 @@ def test_staged_rows_are_published_when_the_guarantee_is_changed(query: Query) -
 def test_any_story_of_crashes_zombies_and_rescales_gives_each_row_once(
     query: Query, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """A small model of a query: what is complete is what a restore goes on from; the dead are told late, or never."""
+    """A small model of a query: a restore goes on from what is complete; the dead are notified late, or never."""
     monkeypatch.setattr("headgate.connectors.kafka.sink.sink._PIECE_BYTES", 800)
     monkeypatch.setattr("headgate.connectors.kafka.sink.sink._INLINE_BYTES", 400)
     random = Random(seed)
@@ -452,10 +452,10 @@ def test_any_story_of_crashes_zombies_and_rescales_gives_each_row_once(
             count = random.choice((1, 30))
             random.choice(writers).write(rows(*(f"{n:06}" for n in range(position, position + count))))
             position += count
-        story = random.choice(("all is well", "it fails", "crash before it completes", "crash behind it", "crash late"))
+        story = random.choice(("all is well", "it fails", "crash before it completes", "crash after it", "crash late"))
         if story != "crash before it completes":
             staged = snapshot(writers, checkpoint_id)
-        if story in ("all is well", "crash behind it", "crash late"):
+        if story in ("all is well", "crash after it", "crash late"):
             complete_id, complete_position, items = checkpoint_id, position, staged
         if story in ("all is well", "crash late"):
             for each in writers:
@@ -464,9 +464,9 @@ def test_any_story_of_crashes_zombies_and_rescales_gives_each_row_once(
             dead.append((complete_id, writers))
             writers, position = query.start(random.randrange(1, 4), random.sample(items, len(items))), complete_position
         if dead and random.random() < 0.5:
-            told_id, zombies = random.choice(dead)
+            checkpoint_id, zombies = random.choice(dead)
             for each in zombies:
-                each.notify_checkpoint_complete(told_id)
+                each.notify_checkpoint_complete(checkpoint_id)
         published(writers)
     snapshot(writers, 16, final=True)
     complete(writers, 16)

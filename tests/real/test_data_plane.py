@@ -163,7 +163,7 @@ def test_a_slow_consumer_bounds_what_is_under_way(pair: Pair) -> None:
     assert pair.consumer.elements == [buffer(number) for number in range(200)]
 
 
-def test_a_consumer_that_closes_is_told_nothing_and_its_producer_is(pair: Pair) -> None:
+def test_a_consumer_that_closes_is_not_notified_and_its_producer_is(pair: Pair) -> None:
     _, consuming = pair.both()
     consuming.close()
     wait_until(lambda: bool(pair.producer.errors))
@@ -174,8 +174,8 @@ def test_a_consumer_that_closes_is_told_nothing_and_its_producer_is(pair: Pair) 
     assert not pair.consumer.errors
 
 
-def test_a_producer_that_closes_is_told_nothing_and_its_consumer_is(pair: Pair) -> None:
-    """Behind all that was sent."""
+def test_a_producer_that_closes_is_not_notified_and_its_consumer_is(pair: Pair) -> None:
+    """After all that was sent."""
     producing, consuming = pair.both()
     for number in range(100):
         producing.send(buffer(number))
@@ -191,7 +191,7 @@ def test_a_producer_that_closes_is_told_nothing_and_its_consumer_is(pair: Pair) 
     assert not pair.producer.errors
 
 
-def test_both_close_and_nobody_is_told(pair: Pair) -> None:
+def test_both_close_and_nobody_is_notified(pair: Pair) -> None:
     for number in range(50):
         channel = ChannelId("x", 0, number)
         producer, consumer = Producer(), Consumer()
@@ -228,7 +228,7 @@ def test_a_newer_generation_waits_for_its_offer_and_older_ones_that_wait_are_ref
 
 
 def test_a_newer_offer_replaces_the_older_one(pair: Pair) -> None:
-    """Both ends of the older one are told; the newer generation's consumer gets the newer one's rows only."""
+    """Both ends of the older one are notified; the newer generation's consumer gets the newer one's rows only."""
     old_link, _ = pair.both()
     old_producer, old_consumer = pair.producer, pair.consumer
     new_link = pair.offer(generation=2)
@@ -307,7 +307,7 @@ def test_dictionaries_are_our_bug(far: Pair, type_: pa.DataType) -> None:
 
 
 def test_an_end_that_fails_ends_its_channel(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    """The other end is told; other channels go on."""
+    """The other end is notified; other channels go on."""
 
     def fail(element: Element) -> None:
         raise ValueError("an element that the consumer cannot take")

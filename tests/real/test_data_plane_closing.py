@@ -1,4 +1,4 @@
-"""The data plane's ends: closed, killed, frozen, cut off, over TLS or out of reach; and that nothing stays behind."""
+"""The data plane's ends: closed, killed, frozen, cut off, over TLS or out of reach; and that nothing is left over."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ no_thread_stays, patience = data_plane_pair.no_thread_stays, data_plane_pair.pat
 
 
 def test_closing_the_planes_ends_every_channel_and_thread(far: Pair) -> None:
-    """Who closes is told nothing; the others are told that it is broken."""
+    """Whoever closes is not notified; the others learn that it is broken."""
     producers, consumers = [], []
     for number in range(10):
         channel = ChannelId("x", number, 0)

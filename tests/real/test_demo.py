@@ -24,7 +24,7 @@ out = pathlib.Path(sys.argv[1])
 
 
 class Slow:
-    # What a row takes: much, so that no rescale comes when all is done; nothing behind the last one.
+    # What a row takes: much, so that no rescale comes when all is done; nothing after the last one.
 
     def __init__(self, hurry):
         self.hurry = hurry
@@ -68,7 +68,7 @@ def flights(tmp_path: Path) -> Path:
 
 
 def test_rescaled_under_load_the_totals_are_those_of_spark(java: SparkJava, flights: Path, tmp_path: Path) -> None:
-    """Each rescale takes rows along, and the first checkpoint behind it completes."""
+    """Each rescale takes rows along, and the first checkpoint after it completes."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(flights)]
     done = java.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""A continuous query over day-files in any order, on real Spark: two readers, and no row behind the watermark."""
+"""A continuous query over day-files in any order, on real Spark: two readers, and no late row."""
 
 from __future__ import annotations
 
@@ -108,15 +108,15 @@ def read_slowly(
         .start()
     )
     shown: list[Shown] = []
-    both_told: list[int] = []
+    both_reported: list[int] = []
 
     def all_came() -> bool:
         progress, batches = query.lastProgress, came(log)
-        # Before both readers have told a watermark the lowest one shown is not yet that of both: they tell it with a
-        # checkpoint behind their first batches.
-        if not both_told and len({each["worker"] for each in batches}) == 2:
-            both_told.append(query.checkpoint())
-        if both_told and progress is not None and progress.batchId >= both_told[0]:
+        # Before both readers have reported a watermark the lowest one shown is not yet that of both: they do so with a
+        # checkpoint after their first batches.
+        if not both_reported and len({each["worker"] for each in batches}) == 2:
+            both_reported.append(query.checkpoint())
+        if both_reported and progress is not None and progress.batchId >= both_reported[0]:
             seen = watermark_s(progress)
             if seen is not None:
                 shown.append((time.time(), seen))
@@ -132,12 +132,12 @@ def read_slowly(
 
 
 def late(batches: list[Batch], shown: list[Shown]) -> list[Batch]:
-    """Return the batches with rows behind a watermark that the driver had shown before they came."""
+    """Return the batches with rows below a watermark that the driver had shown before they came."""
     return [each for each in batches if any(each["came"] > at and each["earliest"] < seen for at, seen in shown)]
 
 
 def test_no_row_of_a_hundred_days_is_late(spark: SparkSession, days: Path, tmp_path: Path) -> None:
-    """`withWatermark` alone tells the source which column it is."""
+    """`withWatermark` alone is enough for the source to know which column it is."""
     batches, shown = read_slowly(spark, days, tmp_path, looks=3)
     assert late(batches, shown) == []
     of_workers: dict[int, list[float]] = {}
@@ -150,5 +150,5 @@ def test_no_row_of_a_hundred_days_is_late(spark: SparkSession, days: Path, tmp_p
 
 def test_in_the_order_of_modification_most_days_are(spark: SparkSession, days: Path, tmp_path: Path) -> None:
     """What is tested above is not true by itself: an order that the user asks for wins."""
-    behind = late(*read_slowly(spark, days, tmp_path, looks=1, latestFirst="true"))
-    assert sum(each["rows"] for each in behind) > DAYS * ROWS_A_DAY // 4
+    after = late(*read_slowly(spark, days, tmp_path, looks=1, latestFirst="true"))
+    assert sum(each["rows"] for each in after) > DAYS * ROWS_A_DAY // 4

@@ -88,7 +88,7 @@ def test_files_with_disorder_and_without_event_times(spark: SparkSession, tmp_pa
         for before, row in pairwise([rows[0], *rows]):
             at = float("-inf") if row.at is None else row.at.timestamp()
             if row.at is None:
-                assert (before.file, before.place) == (row.file, row.place - 1), "directly behind its predecessor"
+                assert (before.file, before.place) == (row.file, row.place - 1), "directly after its predecessor"
             highest[row.file] = max(at, highest.get(row.file, at))
             keys.append(highest[row.file])
         assert is_ordered(keys)
@@ -130,7 +130,7 @@ def test_sql_and_filters_see_the_same_rows(spark: SparkSession, tmp_path: Path) 
         ({"eventTimeOrder": "true", "eventTimeColumn": "value"}, "'eventTimeColumn' names a column of type int64"),
     ],
 )
-def test_what_is_wrong_is_said(spark: SparkSession, options: dict[str, str], message: str) -> None:
+def test_what_is_wrong_is_reported(spark: SparkSession, options: dict[str, str], message: str) -> None:
     reader = spark.read.format("headgate.datagen").option("numRows", 10).schema("at timestamp, value bigint")
     with pytest.raises(AnalysisException) as raised:
         reader.options(**options).load().collect()
@@ -145,6 +145,6 @@ def test_in_streams_it_is_an_error_that_names_alignment(spark: SparkSession, tmp
     )  # fmt: skip
     with pytest.raises(StreamingQueryException, match=r"scan\.watermark\.alignment\.group"):
         query.awaitTermination(60)
-    for door in (headgate.continuous(spark, parallelism=1).readStream, headgate.continuous(spark, parallelism=1).read):
+    for entry in (headgate.continuous(spark, parallelism=1).readStream, headgate.continuous(spark, parallelism=1).read):
         with pytest.raises(OptionError, match=r"scan\.watermark\.alignment\.group"):
-            door.format("headgate.datagen").options(numRows=1, **options).load()
+            entry.format("headgate.datagen").options(numRows=1, **options).load()

@@ -23,7 +23,7 @@ ROWS = 30_000
 
 
 class Windows:
-    """Counts rows in windows as a query with a watermark says; keeps what windows said last."""
+    """Counts rows in windows as a query with a watermark does; keeps the last result of windows."""
 
     def __init__(self, work: Path, delay: str, window: str = "250 milliseconds") -> None:
         self.work, self.delay, self.window = work, delay, window
@@ -168,15 +168,15 @@ def test_a_source_that_cannot_seek_learns_from_what_its_tasks_read(spark: SparkS
 
 def test_a_stopped_query_holds_nobody(spark: SparkSession, tmp_path: Path) -> None:
     """A query a day ahead of another one of its group waits, until that one is stopped."""
-    behind, ahead = (Windows(tmp_path / name, "1 minute") for name in ("behind", "ahead"))
+    after, ahead = (Windows(tmp_path / name, "1 minute") for name in ("after", "ahead"))
     options = {"numRows": 10**9, "rowsPerSecond": 1000, **ALIGNED}
-    first = behind.start(generated(spark, 0, **options), processingTime="500 milliseconds")
+    first = after.start(generated(spark, 0, **options), processingTime="500 milliseconds")
     try:
-        until(lambda: behind.counted > 0)
+        until(lambda: after.counted > 0)
         second = ahead.start(generated(spark, 86_400_000, **options), processingTime="500 milliseconds")
         try:
-            counted = behind.counted
-            until(lambda: second.lastProgress is not None and behind.counted > counted + 300)
+            counted = after.counted
+            until(lambda: second.lastProgress is not None and after.counted > counted + 300)
             assert ahead.counted == 0
             first.stop()
             until(lambda: ahead.counted > 0)

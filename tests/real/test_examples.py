@@ -105,7 +105,7 @@ def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_pat
     assert "has 120 large rides" in run(*copy)
     assert "has 120 large rides" in run(*copy)
     shown = run("continuous_kafka.py", kafka.plain, topic_name, f"{topic_name}-at-once")
-    assert "is behind 600 rides" in shown
+    assert "is after 600 rides" in shown
     assert "resumed on 2 slots; 0 rides were new" in shown
     assert "has 120 large rides" in shown
 
@@ -113,7 +113,7 @@ def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_pat
 def test_continuous_windows(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """Suspended and resumed with twice the slots, each window holds its rides once."""
     shown = run("continuous_windows.py", kafka.plain, topic_name, tmp_path / "out")
-    assert "of rides is behind 600 rides" in shown
+    assert "of rides is after 600 rides" in shown
     assert "its watermark is 2026-01-01T00:00:54.900Z" in shown
     assert "active: False, error: None" in shown
     assert "resumed on 2 slots; 600 rides were new" in shown

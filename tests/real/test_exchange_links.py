@@ -1,7 +1,7 @@
 """Both ends of an exchange over real links: two producers and two consumers in two slots, driven by the test.
 
 Half of the channels are within a slot, half of them go over Flight. Each subtask has its mailbox; the test runs their
-letters in turn, so that a consumer is as slow as it says.
+mails in turn, so that a consumer is as slow as it says.
 """
 
 from __future__ import annotations
@@ -106,10 +106,10 @@ class ProducerSubtask:
     def write_until_full(self) -> None:
         while self.output.ready() is None:
             self.write(1000)
-            self.mailbox.run_letters()
+            self.mailbox.run_mail()
 
     def run(self) -> None:
-        self.mailbox.run_letters()
+        self.mailbox.run_mail()
         self.output.on_time()
 
 
@@ -173,7 +173,7 @@ class ConsumerSubtask:
         self.broken.append(error)
 
     def run(self, *, slices: int) -> None:
-        self.mailbox.run_letters()
+        self.mailbox.run_mail()
         self.inputs.on_time()
         for _ in range(slices):
             if not self.inputs.poll(overdraft=False):
@@ -191,7 +191,7 @@ class World:
         self.producers = [ProducerSubtask(slot, self.planes[slot], exchange) for slot in SLOTS]
 
     def run_until(self, condition: Callable[[], bool], *, slices: int = 3) -> None:
-        """Run everyone's letters, and so many slices of each consumer a turn, until it holds."""
+        """Run everyone's mails, and so many slices of each consumer a turn, until it holds."""
         deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, "it did not happen"
@@ -340,7 +340,7 @@ def test_a_barrier_with_a_timeout_passes_when_it_is_over(hashed: World) -> None:
     assert_once_and_in_order(hashed)
 
 
-def test_a_side_that_closes_is_told_to_the_other(hashed: World) -> None:
+def test_a_side_that_closes_is_reported_to_the_other(hashed: World) -> None:
     for producer in hashed.producers:
         producer.write(100)
     hashed.producers[0].output.close()

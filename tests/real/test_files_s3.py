@@ -1,4 +1,4 @@
-"""Files on S3: batch, stream and restart over moto's server, by the address that docs/files.md tells users to write."""
+"""Files on S3: batch, stream and restart over moto's server, by the address that docs/files.md documents."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def test_limits_of_files_hold_and_available_now_reads_all(spark: SparkSession, t
         put(folder, f"{n:03}.csv", range(n * 4, n * 4 + 4))
     query = run(stream(spark, folder, maxFilesPerTrigger=10), tmp_path)
     assert [progress.numInputRows for progress in query.recentProgress if progress.numInputRows] == [40, 40, 20]
-    behind = [json.loads(progress.sources[0].latestOffset)["filesBehind"] for progress in query.recentProgress]
-    assert behind[0] == 15
+    after = [json.loads(progress.sources[0].latestOffset)["filesBehind"] for progress in query.recentProgress]
+    assert after[0] == 15
     assert ids(spark, tmp_path) == list(range(100))
 
 

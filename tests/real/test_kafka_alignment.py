@@ -24,11 +24,11 @@ from local.topics import Message, create_topic, produce
 
 ROWS = 4_000
 """Of each topic of one shape."""
-SPANS_MS = {"burst": 540_000, "behind": 720_000, "silent": 540_000}
-"""So that who is silent is for longer than the drift; and who is behind, by more than the watermark of a query that is
+SPANS_MS = {"burst": 540_000, "lagging": 720_000, "silent": 540_000}
+"""So that the silence is longer than the drift, and the lag more than the watermark of a query that is
 not aligned has room for. About fifteen plans each."""
-BEHIND_MS = 360_000
-"""So that who is behind is by more than the drift: enough where nothing else is asked."""
+LAG_MS = 360_000
+"""So that the lag is more than the drift: enough where nothing else is asked."""
 MOST_OPEN_WINDOWS = -(-(MAX_DRIFT_MS + WATERMARK_MS + WINDOW_MS) // WINDOW_MS)
 """Windows that span drift, delay and one window: what the state may hold where there are no keys."""
 PATIENCE_S = 240
@@ -65,7 +65,7 @@ def json_topic(kafka: Broker) -> tuple[str, int]:
     """
     topic = create_topic(kafka.plain, f"align-json-{uuid.uuid4().hex[:8]}", 4)
     shapes = {shape: Topic(shape, ROWS, SPANS_MS[shape]).event_times() for shape in SHAPES}
-    times = [*(each[0].tolist() for each in shapes.values()), shapes["behind"][1].tolist()]
+    times = [*(each[0].tolist() for each in shapes.values()), shapes["lagging"][1].tolist()]
     produce(
         kafka.plain,
         topic,
@@ -139,7 +139,7 @@ class Windows:
             while self.last_row is not None and self.counted >= self.last_row and query.isActive:
                 time.sleep(0.01)
 
-        # Update mode: what a window said last is what it has by then, whether it is closed or not.
+        # Update mode: the last result of a window is what it has by then, whether it is closed or not.
         writer = self._counted.writeStream.outputMode("update").foreachBatch(keep).trigger(**trigger)
         query = writer.option("checkpointLocation", str(self.folder)).start()
         return query
@@ -158,7 +158,7 @@ class Windows:
         return [each[name] for progress in self.progress for each in progress["stateOperators"]]
 
     @property
-    def told(self) -> int:
+    def dropped_by_spark(self) -> int:
         """What Spark says of dropped rows."""
         return sum(self.of_operators("numRowsDroppedByWatermark"))
 
@@ -177,7 +177,7 @@ def run(folder: Path, **frames: DataFrame) -> dict[str, Windows]:
 
 
 def nothing_is_lost(windows: Windows, rows: int = ROWS) -> None:
-    assert (windows.counted, windows.told) == (rows, 0)
+    assert (windows.counted, windows.dropped_by_spark) == (rows, 0)
     assert max(windows.of_operators("numRowsTotal")) <= MOST_OPEN_WINDOWS
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_dropped_on_any_shape_and_the_state_stays_small(
     for windows in outcome.values():
         nothing_is_lost(windows)
         assert all(each["maxDriftMs"] == MAX_DRIFT_MS for each in windows.figures)
-    some = [each for each in outcome["behind"].figures if each["held"]]
+    some = [each for each in outcome["lagging"].figures if each["held"]]
     assert some, "those ahead were held"
     assert all(each["driftMs"] > 0 for each in some)
     assert any(len(each["splits"]) == 4 for each in some), "until they are read to their ends"
@@ -211,12 +211,12 @@ def test_without_alignment_rows_are_dropped(
     topic, rows = json_topic
     outcome = run(
         tmp_path,
-        stamped=read(spark, kafka, topics["behind"], {"maxOffsetsPerTrigger": ROWS // 20}),
+        stamped=read(spark, kafka, topics["lagging"], {"maxOffsetsPerTrigger": ROWS // 20}),
         parsed=read(spark, kafka, topic, {"valueFormat": "json", "maxOffsetsPerTrigger": rows // 10}),
     )
     stamped, parsed = outcome.values()
     assert stamped.counted < ROWS * 0.97
-    assert stamped.told > 0
+    assert stamped.dropped_by_spark > 0
     assert max(stamped.of_operators("numRowsTotal")) > MOST_OPEN_WINDOWS
     assert parsed.counted < rows
 
@@ -232,13 +232,13 @@ def test_an_event_time_that_is_a_field_of_the_value_is_as_exact(
 def test_two_sources_of_a_query_are_one_group_and_a_stop_in_the_middle_loses_nothing(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
-    """One topic is three minutes ahead of the other, in which a partition is behind."""
-    times = [each.tolist() for each in Topic("behind", ROWS, BEHIND_MS).event_times()]
+    """One topic is three minutes ahead of the other, in which a partition lags."""
+    times = [each.tolist() for each in Topic("lagging", ROWS, LAG_MS).event_times()]
     ahead = [[at_ms + 180_000 for at_ms in each] for each in times[1:]]
     rows = ROWS + sum(map(len, ahead))
     options = aligned()
     frames = []
-    for name, all_ms in (("ahead", ahead), ("behind", times)):
+    for name, all_ms in (("ahead", ahead), ("lagging", times)):
         fill(kafka, create_topic(kafka.plain, f"{topic_name[:60]}-{name}", len(all_ms)), all_ms)
         frames.append(read(spark, kafka, f"{topic_name[:60]}-{name}", options))
     windows = Windows(frames[0].union(frames[1]), tmp_path, last_row=rows * 3 // 4)
@@ -258,7 +258,7 @@ def test_a_partition_that_is_empty_or_begins_later_holds_nobody_and_loses_nothin
 ) -> None:
     """With an ordinary trigger: what is read to its end is idle after a second, and votes again with its next row."""
     create_topic(kafka.plain, topic_name, 6)
-    times = [each.tolist() for each in Topic("behind", ROWS, BEHIND_MS).event_times()]
+    times = [each.tolist() for each in Topic("lagging", ROWS, LAG_MS).event_times()]
     fill(kafka, topic_name, times)
     frame = read(spark, kafka, topic_name, aligned(**{"scan.watermark.idle-timeout": "1 second"}))
     windows = Windows(frame, tmp_path)
@@ -287,7 +287,7 @@ def test_a_partition_at_its_end_holds_the_others_until_it_is_idle(
     until(lambda: going_on.counted == 460, second)
     second.stop()
     until(lambda: waiting.counted > 60, first)
-    assert 60 < waiting.counted <= 60 + 111, "no further than the drift behind the last row of the first one"
+    assert 60 < waiting.counted <= 60 + 111, "no further than the drift after the last row of the first one"
     figures = until(lambda: alignment_of(first), first)
     assert figures["splits"][f"{topic_name}-1"]["held"] and figures["held"] == 1
     assert not figures["splits"][f"{topic_name}-0"]["held"]

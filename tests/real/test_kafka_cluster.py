@@ -1,4 +1,4 @@
-"""Questions to a real broker: what there is, where it begins and ends, and what is said when it does not answer."""
+"""Questions to a real broker: what there is, where it begins and ends, and errors when it does not answer."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_positions_of_a_topic(kafka: Broker, cluster: KafkaCluster, topic_name: 
     assert end(endingOffsets=json.dumps({topic_name: {"0": 3, "1": -1, "2": 0}})) == [3, 1, 0]
 
 
-def test_behind_an_open_transaction_a_query_waits_and_has_lost_nothing(kafka: Broker, topic_name: str) -> None:
+def test_after_an_open_transaction_a_query_waits_and_has_lost_nothing(kafka: Broker, topic_name: str) -> None:
     """Records were read before ``read_committed`` was chosen: the latest offset then lies before the position."""
     from confluent_kafka import Producer
 
@@ -162,15 +162,15 @@ def test_behind_an_open_transaction_a_query_waits_and_has_lost_nothing(kafka: Br
     producer.flush(30)
     options = {"kafka.bootstrap.servers": kafka.plain, "subscribe": topic_name}
     source = KafkaSource(options | {"kafka.isolation.level": "read_committed"})
-    behind = KafkaSplit(split_id=f"{topic_name}-0", topic=topic_name, partition=0, position=3)
-    assert source.plan_ranges([behind], PlanLimits(), 0) == []
+    after = KafkaSplit(split_id=f"{topic_name}-0", topic=topic_name, partition=0, position=3)
+    assert source.plan_ranges([after], PlanLimits(), 0) == []
     with pytest.raises(DataLossError, match="0 to 3"):
-        source.plan_ranges([msgspec.structs.replace(behind, position=4)], PlanLimits(), 1000)
+        source.plan_ranges([msgspec.structs.replace(after, position=4)], PlanLimits(), 1000)
     producer.commit_transaction(30)
     produce(kafka.plain, topic_name, [Message(b"y")])
 
     clock_ms = itertools.count(2000, 1000)
-    become(lambda: [each.split.stop for each in source.plan_ranges([behind], PlanLimits(), next(clock_ms))], [5])
+    become(lambda: [each.split.stop for each in source.plan_ranges([after], PlanLimits(), next(clock_ms))], [5])
     source._disconnect()
 
 
@@ -252,7 +252,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("case", REFUSALS)
 @pytest.mark.parametrize("names", [None, ["x"]], ids=["all", "named"])
-def test_refusals_are_told_at_once(
+def test_refusals_are_reported_at_once(
     kafka: Broker, certificates: Certificates, case: str, names: list[str] | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     listener, given, fix = REFUSALS[case]
@@ -274,7 +274,7 @@ def test_refusals_are_told_at_once(
 @pytest.mark.parametrize(
     ("listener", "protocol"), [("tls", "PLAINTEXT"), ("sasl", "PLAINTEXT"), ("plain", "SSL")], ids=str
 )
-def test_the_wrong_protocol_is_told_soon(kafka: Broker, listener: str, protocol: str) -> None:
+def test_the_wrong_protocol_is_reported_soon(kafka: Broker, listener: str, protocol: str) -> None:
     address = getattr(kafka, listener)
     made = KafkaCluster(client(address, {"security.protocol": protocol, "default.api.timeout.ms": "86400000"}))
     with pytest.raises(SourceUnavailableError, match=rf"another kafka.security.protocol than '{protocol.lower()}'"):
@@ -289,7 +289,7 @@ def test_nobody_answers(
     cluster = KafkaCluster(client(address, {"default.api.timeout.ms": "300"}))
 
     class Clock:
-        """Stands still until the client has said why nobody answers, which on a busy machine takes longer."""
+        """Stands still until the client has reported why nobody answers, which on a busy machine takes longer."""
 
         sleep = staticmethod(time.sleep)
 
@@ -309,13 +309,13 @@ def test_nobody_answers(
 
 def test_closing_ends_a_question_of_another_thread() -> None:
     cluster = KafkaCluster(client("127.0.0.1:1", {"default.api.timeout.ms": "86400000"}))
-    told: list[Exception] = []
+    reported: list[Exception] = []
 
     def ask() -> None:
         try:
             cluster.topics(["x"])
         except SourceUnavailableError as error:
-            told.append(error)
+            reported.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)
     before = librdkafka_threads()
@@ -323,7 +323,7 @@ def test_closing_ends_a_question_of_another_thread() -> None:
     become(lambda: bool(librdkafka_threads() - before), True)
     cluster.close()
     asking.join()
-    assert "when the client was closed" in str(told)
+    assert "when the client was closed" in str(reported)
 
 
 def test_names_that_no_topic_can_have(cluster: KafkaCluster) -> None:

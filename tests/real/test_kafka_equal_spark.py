@@ -210,7 +210,7 @@ def test_aborted_records_are_seen_where_sparks_source_sees_them(
 def test_the_assigner_decides_which_ranges_share_a_task(
     spark: SparkSession, kafka: Broker, topics: tuple[str, str], assigner: str
 ) -> None:
-    """``hash`` spreads each topic by itself, ``round-robin`` all partitions together."""
+    """``hash`` spreads each topic separately, ``round-robin`` all partitions together."""
     rows = (
         spark.read.format("headgate.kafka")
         .options(subscribe=",".join(topics), **{"scan.split-assigner": assigner, "scan.parallelism": "4"})
@@ -292,7 +292,7 @@ WRONG: dict[str, dict[str, object]] = {
     "no JSON": {"assign": "{one}"},
     "a deserializer": {"subscribe": "{one}", "kafka.key.deserializer": "x"},
     "auto.offset.reset": {"subscribe": "{one}", "kafka.auto.offset.reset": "earliest"},
-    "a time stamp behind all": {"subscribe": "{one}", "startingTimestamp": NOON * 2},
+    "a time stamp after all": {"subscribe": "{one}", "startingTimestamp": NOON * 2},
     "minPartitions 0": {"subscribe": "{one}", "minPartitions": "0"},
     "no such topic": {"subscribe": "no-such-topic-anywhere"},
     "an offset out of range": {"subscribe": "{one}", "startingOffsets": '{{"{one}": {{"0": 9999, "1": 0, "2": 0}}}}'},

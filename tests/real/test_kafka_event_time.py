@@ -160,7 +160,7 @@ def test_an_event_time_that_is_a_field_of_the_values(
     assert stops(source, splits, 1050) == {0: 50}
     assert stops(source, splits, 1051) == {0: 51, 1: 1}
     assert stops(source, splits, 1051, max_rows=5) == {0: 11, 1: 1}
-    assert stops(source, [split(topic_name, 1, 2)], 1500) == {1: 4}, "behind an outlier that was read"
+    assert stops(source, [split(topic_name, 1, 2)], 1500) == {1: 4}, "after an outlier that was read"
     assert stops(source, splits, 5000) == {0: 100, 1: 4}
     assert stops(source, splits, MAX_WATERMARK_MS) == {0: 100, 1: 4}
     assert stops(source, splits, 1007) == {}
@@ -172,7 +172,7 @@ def test_an_event_time_that_is_a_field_of_the_values(
 def test_values_without_event_time_are_passed_over_and_hold_nobody(
     kafka: Broker, topic_name: str, sources: list[KafkaSource], mode: str
 ) -> None:
-    """What is wrong with a value is said by the task that reads it, as ``mode`` says."""
+    """A bad value is reported by the task that reads it, as ``mode`` says."""
     create_topic(kafka.plain, topic_name, 2)
     without = values(None, "", "{", '{"n": 1}', '{"At": null}', '{"At": "then"}', "[1]", "\xff")
     produce(kafka.plain, topic_name, [*without, *field(1000), *without, *field(3000, 1001)])
@@ -203,14 +203,14 @@ def test_an_outlier_that_was_read_does_not_hide_where_to_stop(
     assert times(source, split(topic_name, 0, 1)) == {"0": 99_000}
     assert stops(source, [split(topic_name, 0, 1)], 1400) == {}, "its next record is not before the bound"
     assert stops(source, [split(topic_name, 0, 1)], 99_500) == {0: 7}
-    behind = split(topic_name, 0, 2)
-    assert times(source, behind) == {"0": 1001}
-    assert stops(source, [behind], 1400) == {0: 4}
-    assert stops(source, [behind], 1400, max_rows=1) == {0: 3}
-    assert stops(source, [behind], 1600) == {0: 7}
+    after = split(topic_name, 0, 2)
+    assert times(source, after) == {"0": 1001}
+    assert stops(source, [after], 1400) == {0: 4}
+    assert stops(source, [after], 1400, max_rows=1) == {0: 3}
+    assert stops(source, [after], 1600) == {0: 7}
 
 
-def test_what_only_looking_tells_is_looked_at_in_portions(
+def test_what_only_looking_shows_is_looked_at_in_portions(
     kafka: Broker, topic_name: str, sources: list[KafkaSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headgate.connectors.kafka import source as module
@@ -327,7 +327,7 @@ def test_only_what_readers_see_counts_and_markers_do_not_stop_a_plan(
         assert stops(source, [split(topic_name, 0, 8)], 500) == {}
 
 
-def test_a_split_ends_before_a_record_behind_its_stop_whatever_that_one_s_time(
+def test_a_split_ends_before_a_record_after_its_stop_whatever_that_one_s_time(
     kafka: Broker, topic_name: str, sources: list[KafkaSource]
 ) -> None:
     """A target of AvailableNow in front of a marker: were the split held there, the query would never end."""

@@ -1,8 +1,9 @@
-"""SASL/PLAIN and TLS through Spark: they work, what is wrong is said clearly, and no secret is seen anywhere."""
+"""SASL/PLAIN and TLS through Spark: they work, errors are clear, and no secret is seen anywhere."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_secured_listeners_are_read_with_the_options_of_sparks_source(
     assert theirs == 7
 
 
-def test_a_wrong_password_is_said_and_not_shown(
+def test_a_wrong_password_is_reported_and_not_shown(
     spark: SparkSession, secured: dict[str, dict[str, str]], topic_name: str
 ) -> None:
     wrong = {**secured["both"], "kafka.sasl.jaas.config": f'{JAAS} username="{USER}" password="open-sesame-1234";'}
@@ -59,7 +60,7 @@ def test_a_wrong_password_is_said_and_not_shown(
     assert "open-sesame" not in str(caught.value)
 
 
-def test_a_wrong_authority_is_said(
+def test_a_wrong_authority_is_reported(
     spark: SparkSession, secured: dict[str, dict[str, str]], certificates: Certificates, topic_name: str
 ) -> None:
     wrong = {**secured["tls"], "kafka.ssl.truststore.location": str(certificates.other_ca)}
@@ -72,7 +73,7 @@ def test_no_secret_is_seen(
 ) -> None:
     """Not in offsets, progress, plans, errors, logs, or any page of the UI and its interface for programs."""
     # A Java of its own: what that prints is looked at.
-    settings = " ".join(f"--conf {name}={value}" for name, value in DEFAULTS.items())
+    settings = shlex.join(f"--conf={name}={value}" for name, value in DEFAULTS.items())
     for topic in (topic_name, f"{topic_name}-copy"):
         create_topic(kafka.plain, topic)
     done = subprocess.run(

@@ -56,7 +56,7 @@ def test_deleted_records_are_passed_over_if_that_is_allowed(
     begin: int, stop: int, expected: list[int],
 ) -> None:  # fmt: skip
     with reader(client(kafka.plain), fail_on_data_loss=False) as harness:
-        if begin < 10 < stop:  # nothing but silence tells that the rest is missing
+        if begin < 10 < stop:  # nothing but silence shows that the rest is missing
             silence_begins(monkeypatch, lambda: offsets(harness.rows()) == expected)
         harness.add_splits(split(shortened, 0, begin, stop))
         assert offsets(harness.fetch_all()) == expected
@@ -198,7 +198,7 @@ def test_a_stream_whose_brokers_are_gone_fails_in_time(kafka: Broker) -> None:
 
 
 @pytest.mark.parametrize("decoder", ["auto", "plain"])
-def test_a_wrong_password_is_said_and_not_shown(kafka: Broker, decoder: str) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(kafka: Broker, decoder: str) -> None:
     config = client(
         kafka.sasl, security_protocol="sasl_plaintext", sasl_mechanism="PLAIN", sasl_username=USER,
         sasl_password="not-the-pass-word",
@@ -210,7 +210,7 @@ def test_a_wrong_password_is_said_and_not_shown(kafka: Broker, decoder: str) -> 
     assert "not-the-pass-word" not in repr(caught.value) + str(caught.value.facts)
 
 
-def test_a_wrong_authority_is_said(kafka: Broker, certificates: Certificates) -> None:
+def test_a_wrong_authority_is_reported(kafka: Broker, certificates: Certificates) -> None:
     config = client(kafka.tls, security_protocol="ssl", ssl_ca_location=str(certificates.other_ca))
     with reader(config) as harness:
         harness.add_splits(split("any", 0, 0, 10))

@@ -47,7 +47,7 @@ def test_partitions_are_read_to_their_stops(kafka: Broker, four: str, decoder: s
     }  # fmt: skip
 
 
-def test_positions_stand_behind_the_rows(kafka: Broker, four: str) -> None:
+def test_positions_are_after_the_rows(kafka: Broker, four: str) -> None:
     with reader(client(kafka.plain)) as harness:
         harness.add_splits(*(split(four, number, 0, 10_000) for number in range(4)))
         harness.fetch_all()
@@ -232,7 +232,7 @@ def test_positions_of_rows_pass_over_records_that_are_dropped(kafka: Broker, top
 
 
 class Assignments:
-    """Notes what a reader's consumer is told to read, and to read no longer."""
+    """Notes what a reader's consumer is asked to read, and to read no longer."""
 
     def __init__(self, harness: SplitReaderHarness[KafkaSplit], monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[int] = []

@@ -179,7 +179,7 @@ def test_a_deleted_topic_is_data_loss_unless_allowed(stream: Stream, kafka: Brok
 def test_a_topic_that_was_made_again_is_data_loss_unless_allowed(
     stream: Stream, kafka: Broker, topic_name: str, rows_after: int
 ) -> None:
-    """Also where the new topic has as many records: its offsets look right, and its id tells."""
+    """Also where the new topic has as many records: its offsets look right, and its id differs."""
     create_topic(kafka.plain, topic_name)
     send(kafka, topic_name, 1, 2, 3)
     options = {"subscribe": topic_name, "startingOffsets": "earliest"}
@@ -267,8 +267,8 @@ def test_lag_is_in_the_progress(stream: Stream, kafka: Broker, topic_name: str) 
     create_topic(kafka.plain, topic_name)
     send(kafka, topic_name, *range(30))
     query = stream.run(subscribe=topic_name, startingOffsets="earliest", maxOffsetsPerTrigger=10)
-    behind = [json.loads(progress["sources"][0]["latestOffset"]) for progress in query.recentProgress]
-    assert next(each["rowsBehind"] for each in behind if each) == 20
+    after = [json.loads(progress["sources"][0]["latestOffset"]) for progress in query.recentProgress]
+    assert next(each["rowsBehind"] for each in after if each) == 20
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.errors import SourceError
 from headgate.readers import MultiplexedReader, ReaderOptions
 from headgate.source import SourceReaderContext
-from headgate.task.outputs import BatchOutput
+from headgate.task.reader_output import BatchOutput
 from local.kafka import Broker
 from local.topics import Message, create_topic, produce
 

@@ -76,7 +76,7 @@ def test_unbounded_readers_get_children_when_the_parents_are_read(aws: MotoServe
     with SourceHarness(SmallCalls(chosen), **unbounded) as harness:  # type: ignore[arg-type]
         while len(harness.readers[0].finished) < 3:
             harness.step()
-            harness.snapshot()  # which tells the enumerator what is finished
+            harness.snapshot()  # which reports to the enumerator what is finished
         harness.run_until_rows(30)
         order = [split_id for split_id, _ in harness.readers[0].batches]
         whole = harness.rows()

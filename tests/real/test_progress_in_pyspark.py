@@ -29,7 +29,7 @@ def progress_of(rows: int) -> dict[str, Any]:
     reporter.checkpoint_completed(
         CheckpointStatistics(checkpoint_id=7, duration_ms=35, size_bytes=1000, completed_ms=900)
     )
-    letter = SubtaskProgress(
+    message = SubtaskProgress(
         stage=0, execution=1, rows_in={"k": rows}, rows_out={"s": rows}, watermark_ms=1_763_760_000_000,
         splits={"k": 1},
         positions={"k": {"t-0": b'{"v":1,"split_id":"t-0","position":5}'}},
@@ -40,7 +40,7 @@ def progress_of(rows: int) -> dict[str, Any]:
             },
         },
     )  # fmt: skip
-    reporter.take(0, letter, 500)
+    reporter.take(0, message, 500)
     reporter.take_lag("k", {"rowsBehind": 9})
     return reporter.report(1000)[0]
 
@@ -74,7 +74,7 @@ def test_pyspark_parses_a_progress(rows: int) -> None:
 
 
 class Recorder(StreamingQueryListener):
-    """Keeps what it is told, and by whom; may fail at everything."""
+    """Keeps what it receives, and from whom; may fail at everything."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.events: list[Any] = []
@@ -157,7 +157,7 @@ def test_a_listener_that_hangs_does_not_hold_up_the_query() -> None:
 
 
 def test_a_query_shows_who_waits_for_whom(spark: SparkSession) -> None:
-    """One source begins ten minutes of event time behind the other: the one ahead is paused, at the drift."""
+    """One source begins ten minutes of event time before the other: the one ahead is paused, at the drift."""
 
     def rides(begin: str) -> ContinuousStream:
         source = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen")

@@ -51,7 +51,7 @@ def test_an_unknown_command_is_named_and_fails() -> None:
     assert done.stdout == ""
 
 
-def test_kafka_runs_until_ctrl_c_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_kafka_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
     """What ``./run kafka`` starts once everything is set up."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "local.kafka", "--port", str(port), "--folder", str(tmp_path)]

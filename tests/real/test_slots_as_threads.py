@@ -46,7 +46,7 @@ def slot_jobs(spark: SparkSession, query: headgate.ContinuousQuery) -> list[int]
     return [job for run, number in numbers for job in tracker.getJobIdsForGroup(f"headgate-{query.id}-{run}-{number}")]
 
 
-def test_windows_behind_an_exchange_are_what_spark_s_batch_gives(spark: SparkSession, tmp_path: Path) -> None:
+def test_windows_downstream_of_an_exchange_are_what_spark_s_batch_gives(spark: SparkSession, tmp_path: Path) -> None:
     """Files, exactly once; of a session whose two cores are fewer than the slots."""
     options = {"numRows": 20_000, "rowsPerSecond": 1000, "numPartitions": 3, "fields.k.max": 9, "fields.n.max": 99}
     schema, out = "at timestamp, k long, n long", tmp_path / "out"
@@ -228,11 +228,11 @@ def test_a_stateful_processor_and_a_python_data_source(spark: SparkSession, tmp_
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "output"),
     [("", ""), ("spark.stop()\nprint(wait(query))", "DeploymentError: The Spark session was stopped")],
     ids=["without a word", "after its session"],
 )
-def test_a_program_that_ends_while_its_query_runs_ends_well(java: SparkJava, end: str, said: str) -> None:
+def test_a_program_that_ends_while_its_query_runs_ends_well(java: SparkJava, end: str, output: str) -> None:
     program = """
         import time
         from pyspark.sql import SparkSession
@@ -255,5 +255,5 @@ def test_a_program_that_ends_while_its_query_runs_ends_well(java: SparkJava, end
     command = [sys.executable, "-c", textwrap.dedent(program) + end]
     ended = java.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
-    assert "rows came" in ended.stdout and said in ended.stdout
+    assert "rows came" in ended.stdout and output in ended.stdout
     assert "Fatal" not in ended.stderr and "terminate" not in ended.stderr

@@ -42,7 +42,7 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def everything() -> Any:
-    """Return a processor that uses all that there is, and tells what it saw."""
+    """Return a processor that uses all that there is, and emits what it saw."""
     import datetime
     import decimal
 
@@ -61,7 +61,7 @@ def everything() -> Any:
                 "i map<string, double>, j struct<x: int, y: string>, k timestamp_ntz, l string",
             )
 
-        def told(self, key: Any, what: str, value: Any, times: Any) -> Any:
+        def result(self, key: Any, what: str, value: Any, times: Any) -> Any:
             return Row(user=key[0], what=what, value=repr(value), watermark=times.getCurrentWatermarkInMs())
 
         def handleInputRows(self, key: Any, rows: Any, times: Any) -> Any:
@@ -70,30 +70,30 @@ def everything() -> Any:
             if first.amount == -1:
                 for state in (self.total, self.items, self.seen, self.types):
                     state.clear()
-                yield self.told(key, "cleared", [self.total.exists(), self.total.get(), self.items.exists(),
+                yield self.result(key, "cleared", [self.total.exists(), self.total.get(), self.items.exists(),
                                                  list(self.items.get()), self.seen.exists(),
                                                  list(self.seen.keys())], times)  # fmt: skip
                 return
-            yield self.told(key, "rows", [tuple(row) for row in rows], times)
-            yield self.told(key, "names", [list(first.__fields__), type(key).__name__], times)
+            yield self.result(key, "rows", [tuple(row) for row in rows], times)
+            yield self.result(key, "names", [list(first.__fields__), type(key).__name__], times)
             before = self.total.get()
-            yield self.told(key, "total", [self.total.exists(), before], times)
+            yield self.result(key, "total", [self.total.exists(), before], times)
             self.total.update(((before[0] or 0 if before else 0) + sum(row.amount or 0 for row in rows), first.at))
             self.items.appendValue((first.amount, 0.5))
             self.items.appendList([(row.amount, None) for row in rows])
             if len(list(self.items.get())) > 5:
                 self.items.put([(len(rows), 1.5)])
-            yield self.told(key, "items", [self.items.exists(), list(self.items.get())], times)
+            yield self.result(key, "items", [self.items.exists(), list(self.items.get())], times)
             for row in rows:
                 parity = ("odd" if (row.amount or 0) % 2 else "even",)
                 known = self.seen.getValue(parity) if self.seen.containsKey(parity) else (0, None)
                 self.seen.updateValue(parity, (known[0] + 1, Row(amount=row.amount)))
-            yield self.told(key, "seen", [sorted(self.seen.iterator()), sorted(self.seen.keys()),
+            yield self.result(key, "seen", [sorted(self.seen.iterator()), sorted(self.seen.keys()),
                                           sorted(self.seen.values()), self.seen.getValue(("none",)),
                                           self.seen.getValue(("odd",))], times)  # fmt: skip
             if first.amount == 3:
                 self.seen.removeKey(("even",))
-            yield self.told(key, "types", self.types.get(), times)
+            yield self.result(key, "types", self.types.get(), times)
             self.types.update(
                 (
                     True, 7, 0.1, decimal.Decimal("3.14"), datetime.date(2024, 2, 29),
@@ -107,11 +107,11 @@ def everything() -> Any:
             self.handle.registerTimer(at_ms + 4000)
             self.handle.registerTimer(at_ms + 3000)
             self.handle.deleteTimer(at_ms + 3000)
-            yield self.told(key, "timers", sorted(self.handle.listTimers()), times)
+            yield self.result(key, "timers", sorted(self.handle.listTimers()), times)
 
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
             at_ms = expiredTimerInfo.getExpiryTimeInMs()
-            yield self.told(key, "expired", [at_ms, self.total.get(), sorted(self.handle.listTimers())], timerValues)
+            yield self.result(key, "expired", [at_ms, self.total.get(), sorted(self.handle.listTimers())], timerValues)
             if at_ms % 10_000 == 2000:
                 self.handle.registerTimer(at_ms + 20_000)
 
@@ -127,7 +127,7 @@ STEPS = [
     [("a", 3, 9000), ("b", 7, 2999), ("b", 8, 12000), ("a", 10, 4000), ("d", -1, 20000)],
     [("b", -1, 20000), ("a", 6, 21000), ("c", 1, 60000), ("a", 6, 30000), (None, 1, 17000)],
 ]
-"""Rows of (user, amount, milliseconds behind 1,000,000 s); one that is behind the watermark is late."""
+"""Rows of (user, amount, milliseconds after 1,000,000 s); one that is below the watermark is late."""
 OUTPUT = "user string, what string, value string, watermark long"
 
 
@@ -180,11 +180,11 @@ def wait_for_rows(spark: SparkSession, query: Any, rows: int) -> None:
 
 def by_us(processor: Any, steps: list[Any], mode: str, output: str, **facts: Any) -> list[list[tuple[Any, ...]]]:
     """Return what our operator makes of each step and its watermark."""
-    said = Definition(
+    defined = Definition(
         keys=("user",), input=arrow_schema(INPUT), output=arrow_schema(output), time_mode=mode,
         event_time="at" if mode == "eventtime" else None, schemas=_schemas(processor, mode), **facts,
     )  # fmt: skip
-    operator = TransformWithState(processor, said)
+    operator = TransformWithState(processor, defined)
     operator.open(OperatorContext(uid="stateful", subtask=0, parallelism=1), ())
     operator.restore_keyed(())
     emitted: list[pa.RecordBatch] = []
@@ -243,22 +243,22 @@ def mortal() -> Any:
                 self.seen.updateValue((amount,), (((self.seen.getValue((amount,)) or (0,))[0]) + 1,))
             self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1)
             self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 3_600_000)
-            told = [gone, list(self.items.get()), sorted(self.seen.iterator()), list(frame.columns),
+            result = [gone, list(self.items.get()), sorted(self.seen.iterator()), list(frame.columns),
                     str(frame["at"].dtype), [str(each) for each in frame["at"]],
                     timerValues.getCurrentWatermarkInMs()]  # fmt: skip
-            yield pd.DataFrame({"total": [total], "user": [key[0]], "told": [repr(told)]})
+            yield pd.DataFrame({"total": [total], "user": [key[0]], "result": [repr(result)]})
 
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
             early = timerValues.getCurrentProcessingTimeInMs() - expiredTimerInfo.getExpiryTimeInMs()
-            told = [early >= 1, self.total.get(), len(list(self.handle.listTimers()))]
-            yield pd.DataFrame({"user": [key[0]], "told": [repr(told)], "total": [-1]})
+            result = [early >= 1, self.total.get(), len(list(self.handle.listTimers()))]
+            yield pd.DataFrame({"user": [key[0]], "result": [repr(result)], "total": [-1]})
 
     return Mortal()
 
 
 def test_pandas_and_the_clock(rocksdb: SparkSession, tmp_path: Path) -> None:
     """Frames, timers of the clock and a time to live are those of Spark."""
-    steps, output = [STEPS[0], STEPS[1][:2]], "user string, total long, told string"
+    steps, output = [STEPS[0], STEPS[1][:2]], "user string, total long, result string"
     ours = by_us(mortal(), steps, "processingtime", output, pandas=True)
     theirs = by_spark(
         rocksdb, tmp_path, steps,

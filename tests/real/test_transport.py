@@ -1,4 +1,4 @@
-"""The control plane over real sockets: order, secrets, TLS, ends of all kinds, and that no thread stays behind."""
+"""The control plane over real sockets: order, secrets, TLS, ends of all kinds, and that no thread is left over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG_S = 60.0
 """For what happens: a machine that others use as well may take long."""
 
 
-def letter(number: int, text: str = "kafka") -> Envelope:
+def message(number: int, text: str = "kafka") -> Envelope:
     request = SplitRequested(stage=0, execution=1, source=text, host="here")
     return Envelope(run=1, slot=0, attempt=0, number=number, received=0, message=request)
 
@@ -62,7 +62,7 @@ def own_threads() -> list[str]:
 
 
 class Driver:
-    """A server with a record of its calls; it answers each letter with the same letter while ``echo`` is set.
+    """A server with a record of its calls; it answers each message with the same message while ``echo`` is set.
 
     It does not break a connection because the machine is slow, unless ``goodbye_s`` is short.
     """
@@ -71,22 +71,22 @@ class Driver:
         self, port: int = 0, *, secret: str = SECRET, tls: TlsOptions | None = None, goodbye_s: float = LONG_S
     ) -> None:
         self.opened: list[int] = []
-        self.letters: list[tuple[int, Envelope]] = []
+        self.messages: list[tuple[int, Envelope]] = []
         self.closed: list[int] = []
         self.echo = True
         self.server = ControlServer(
             secret, "127.0.0.1", port, tls,
             on_opened=lambda number, peer: self.opened.append(number),
-            on_letter=self.on_letter,
+            on_message=self.on_message,
             on_closed=self.closed.append,
             goodbye_s=goodbye_s,
         )  # fmt: skip
         self.port = int(self.server.address.rpartition(":")[2])
 
-    def on_letter(self, connection: int, envelope: Envelope) -> None:
+    def on_message(self, connection: int, envelope: Envelope) -> None:
         if envelope.number < 0:
-            raise ValueError("a letter that the driver cannot take")
-        self.letters.append((connection, envelope))
+            raise ValueError("a message that the driver cannot take")
+        self.messages.append((connection, envelope))
         if self.echo:
             self.server.send(connection, envelope)
 
@@ -95,10 +95,10 @@ class Slot:
     """A client with a record of its calls."""
 
     def __init__(self, driver: Driver, *, secret: str = SECRET, tls: TlsOptions | None = None) -> None:
-        self.letters: list[Envelope] = []
+        self.messages: list[Envelope] = []
         self.closed: list[TransportError | None] = []
         self.client = ControlClient(
-            driver.server.address, secret, tls, on_letter=self.letters.append, on_closed=self.closed.append,
+            driver.server.address, secret, tls, on_message=self.messages.append, on_closed=self.closed.append,
             timeout_s=LONG_S, goodbye_s=LONG_S,
         )  # fmt: skip
 
@@ -120,35 +120,35 @@ def driver(goodbye_s: float) -> Iterator[Driver]:
 impatient = pytest.mark.parametrize("goodbye_s", [0.5], ids=["impatient"])
 
 
-def test_letters_keep_their_order_both_ways(driver: Driver) -> None:
-    """The driver sends the same letters back while more are coming: neither direction waits for the other."""
+def test_messages_keep_their_order_both_ways(driver: Driver) -> None:
+    """The driver sends the same messages back while more are coming: neither direction waits for the other."""
     slot = Slot(driver)
-    sent = [letter(number) for number in range(1, 10_001)]
+    sent = [message(number) for number in range(1, 10_001)]
     for envelope in sent:
         slot.client.send(envelope)
-    wait_until(lambda: len(slot.letters) == len(sent))
-    assert [envelope for _, envelope in driver.letters] == sent
-    assert slot.letters == sent
+    wait_until(lambda: len(slot.messages) == len(sent))
+    assert [envelope for _, envelope in driver.messages] == sent
+    assert slot.messages == sent
     slot.client.close()
 
 
-def test_a_letter_of_many_megabytes_arrives(driver: Driver) -> None:
-    """A subtask's state may stand in its letter."""
+def test_a_message_of_many_megabytes_arrives(driver: Driver) -> None:
+    """A subtask's state may stand in its message."""
     slot = Slot(driver)
-    large = letter(1, "x" * 40_000_000)
+    large = message(1, "x" * 40_000_000)
     slot.client.send(large)
-    wait_until(lambda: bool(slot.letters))
-    assert slot.letters == [large]
+    wait_until(lambda: bool(slot.messages))
+    assert slot.messages == [large]
     slot.client.close()
 
 
-def test_connections_are_told_apart(driver: Driver) -> None:
+def test_connections_are_distinguished(driver: Driver) -> None:
     slots = [Slot(driver) for _ in range(3)]
     for number, slot in enumerate(slots, start=1):
-        slot.client.send(letter(number))
-    wait_until(lambda: all(slot.letters for slot in slots))
-    assert [slot.letters for slot in slots] == [[letter(1)], [letter(2)], [letter(3)]]
-    assert sorted(connection for connection, _ in driver.letters) == sorted(driver.opened) == [1, 2, 3]
+        slot.client.send(message(number))
+    wait_until(lambda: all(slot.messages for slot in slots))
+    assert [slot.messages for slot in slots] == [[message(1)], [message(2)], [message(3)]]
+    assert sorted(connection for connection, _ in driver.messages) == sorted(driver.opened) == [1, 2, 3]
     for slot in slots:
         slot.client.close()
 
@@ -156,10 +156,10 @@ def test_connections_are_told_apart(driver: Driver) -> None:
 def test_a_client_that_closes_sends_what_is_queued_first(driver: Driver) -> None:
     slot = Slot(driver)
     for number in range(1, 1001):
-        slot.client.send(letter(number))
+        slot.client.send(message(number))
     slot.client.close()
     wait_until(lambda: driver.closed == [1])
-    assert [envelope.number for _, envelope in driver.letters] == list(range(1, 1001))
+    assert [envelope.number for _, envelope in driver.messages] == list(range(1, 1001))
     assert slot.closed == [None]
     slot.client.close()  # a second time changes nothing
 
@@ -168,14 +168,14 @@ def test_a_connection_is_closed_after_what_was_queued_for_it(driver: Driver) -> 
     slot = Slot(driver)
     wait_until(lambda: driver.opened == [1])
     for number in range(1, 1001):
-        driver.server.send(1, letter(number))
+        driver.server.send(1, message(number))
     driver.server.close_connection(1)
-    driver.server.send(1, letter(1001))
+    driver.server.send(1, message(1001))
     wait_until(lambda: bool(slot.closed))
-    assert [envelope.number for envelope in slot.letters] == list(range(1, 1001))
+    assert [envelope.number for envelope in slot.messages] == list(range(1, 1001))
     assert slot.closed == [None]
     wait_until(lambda: driver.closed == [1])
-    driver.server.send(1, letter(1))
+    driver.server.send(1, message(1))
     driver.server.close_connection(1)  # it is gone: nothing happens
 
 
@@ -183,11 +183,11 @@ def test_closing_the_server_ends_all_streams_and_threads() -> None:
     driver = Driver()
     slots = [Slot(driver) for _ in range(4)]
     wait_until(lambda: len(driver.opened) == 4)
-    driver.server.send(1, letter(1))
+    driver.server.send(1, message(1))
     driver.server.close()
-    assert sorted(driver.closed) == [1, 2, 3, 4], "all are told before close returns"
+    assert sorted(driver.closed) == [1, 2, 3, 4], "all are notified before close returns"
     wait_until(lambda: all(slot.closed == [None] for slot in slots))
-    assert sum(len(slot.letters) for slot in slots) == 1
+    assert sum(len(slot.messages) for slot in slots) == 1
     wait_until(lambda: not own_threads())
     with pytest.raises(TransportError):
         Slot(driver)
@@ -221,12 +221,12 @@ def test_a_killed_server_starts_again_on_the_same_port() -> None:
     wait_until(lambda: bool(slot.closed))
     assert slot.closed[0] is not None and slot.closed[0].reason == "broken"
     assert first.closed == [1]
-    slot.client.send(letter(1))  # lost, like all that follows
+    slot.client.send(message(1))  # lost, like all that follows
     slot.client.close()
     second = Driver(first.port)
     again = Slot(second)
-    again.client.send(letter(2))
-    wait_until(lambda: again.letters == [letter(2)])
+    again.client.send(message(2))
+    wait_until(lambda: again.messages == [message(2)])
     again.client.close()
     second.server.close()
     wait_until(lambda: not own_threads())
@@ -267,8 +267,8 @@ def raw_stream(driver: Driver) -> tuple[fl.FlightClient, fl.FlightStreamWriter, 
 
 
 @impatient
-@pytest.mark.parametrize("frame", [b"nonsense", b"\xff" * 1000, encode(letter(1))[:-3], b"\x81\xa3run\x01"])
-def test_what_is_no_letter_closes_the_connection(
+@pytest.mark.parametrize("frame", [b"nonsense", b"\xff" * 1000, encode(message(1))[:-3], b"\x81\xa3run\x01"])
+def test_what_is_no_message_closes_the_connection(
     driver: Driver, frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client does not even say goodbye: its socket is broken after a while. Others go on."""
@@ -277,41 +277,41 @@ def test_what_is_no_letter_closes_the_connection(
     client, writer, _ = raw_stream(driver)
     writer.write_metadata(frame)
     with contextlib.suppress(pa.ArrowException, OSError):  # it may be broken already
-        writer.write_metadata(encode(letter(7)))
+        writer.write_metadata(encode(message(7)))
     wait_until(lambda: driver.closed == [2])
-    assert "are no letter" in caplog.text
-    assert not driver.letters, "nothing behind it is read"
-    other.client.send(letter(1))
-    wait_until(lambda: other.letters == [letter(1)])
+    assert "are not a message" in caplog.text
+    assert not driver.messages, "nothing after it is read"
+    other.client.send(message(1))
+    wait_until(lambda: other.messages == [message(1)])
     other.client.close()
     close_quietly(writer, client)
 
 
-def test_a_driver_that_cannot_take_a_letter_closes_that_connection(
+def test_a_driver_that_cannot_take_a_message_closes_that_connection(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = Slot(driver), Slot(driver)
-    bad.client.send(letter(-1))
+    bad.client.send(message(-1))
     wait_until(lambda: bad.closed == [None])
-    assert "a letter that the driver cannot take" in caplog.text
-    good.client.send(letter(1))
-    wait_until(lambda: good.letters == [letter(1)])
+    assert "a message that the driver cannot take" in caplog.text
+    good.client.send(message(1))
+    wait_until(lambda: good.messages == [message(1)])
     good.client.close()
 
 
-def test_a_slot_that_cannot_take_a_letter_loses_its_connection(
+def test_a_slot_that_cannot_take_a_message_loses_its_connection(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def on_letter(envelope: Envelope) -> None:
-        raise ValueError("a letter that the slot cannot take")
+    def on_message(envelope: Envelope) -> None:
+        raise ValueError("a message that the slot cannot take")
 
     closed: list[TransportError | None] = []
     client = ControlClient(
-        driver.server.address, SECRET, on_letter=on_letter, on_closed=closed.append, timeout_s=LONG_S
+        driver.server.address, SECRET, on_message=on_message, on_closed=closed.append, timeout_s=LONG_S
     )
-    client.send(letter(1))
+    client.send(message(1))
     wait_until(lambda: bool(closed))
-    assert "a letter that the slot cannot take" in str(closed[0])
+    assert "a message that the slot cannot take" in str(closed[0])
     client.close()
     wait_until(lambda: driver.closed == [1])
 
@@ -333,14 +333,14 @@ def test_nobody_closes_an_end_from_its_own_thread() -> None:
     server = ControlServer(
         SECRET, "127.0.0.1",
         on_opened=lambda number, peer: None,
-        on_letter=close_and_answer,
+        on_message=close_and_answer,
         on_closed=lambda number: None,
     )  # fmt: skip
     client = ControlClient(
-        server.address, SECRET, on_letter=lambda envelope: close(client), on_closed=lambda error: None,
+        server.address, SECRET, on_message=lambda envelope: close(client), on_closed=lambda error: None,
         timeout_s=LONG_S,
     )  # fmt: skip
-    client.send(letter(1))
+    client.send(message(1))
     wait_until(lambda: len(errors) == 2)
     client.close()
     server.close()
@@ -352,41 +352,41 @@ def test_a_client_that_does_not_read_holds_up_nobody_else(driver: Driver) -> Non
     driver.echo = False
     client, writer, _ = raw_stream(driver)
     wait_until(lambda: driver.opened == [1])
-    large = letter(1, "x" * 1_000_000)
+    large = message(1, "x" * 1_000_000)
     for _ in range(100):
         driver.server.send(1, large)
     slot = Slot(driver)
     wait_until(lambda: driver.opened == [1, 2])
-    driver.server.send(2, letter(5))
-    wait_until(lambda: slot.letters == [letter(5)])
+    driver.server.send(2, message(5))
+    wait_until(lambda: slot.messages == [message(5)])
     driver.server.close_connection(1)
     wait_until(lambda: driver.closed == [1])
     slot.client.close()
     close_quietly(writer, client)
 
 
-def test_a_slot_that_reads_slowly_gets_every_letter(driver: Driver) -> None:
-    letters: list[int] = []
+def test_a_slot_that_reads_slowly_gets_every_message(driver: Driver) -> None:
+    messages: list[int] = []
 
-    def on_letter(envelope: Envelope) -> None:
+    def on_message(envelope: Envelope) -> None:
         time.sleep(0.0005)
-        letters.append(envelope.number)
+        messages.append(envelope.number)
 
     client = ControlClient(
-        driver.server.address, SECRET, on_letter=on_letter, on_closed=lambda error: None, timeout_s=LONG_S
+        driver.server.address, SECRET, on_message=on_message, on_closed=lambda error: None, timeout_s=LONG_S
     )
     wait_until(lambda: driver.opened == [1])
     for number in range(1, 501):
-        driver.server.send(1, letter(number, "x" * 10_000))
-    wait_until(lambda: len(letters) == 500)
-    assert letters == list(range(1, 501))
+        driver.server.send(1, message(number, "x" * 10_000))
+    wait_until(lambda: len(messages) == 500)
+    assert messages == list(range(1, 501))
     client.close()
 
 
 FROZEN = """
 import sys, time
 from headgate.transport.control_client import ControlClient
-ControlClient(sys.argv[1], sys.argv[2], on_letter=print, on_closed=print, timeout_s=60)
+ControlClient(sys.argv[1], sys.argv[2], on_message=print, on_closed=print, timeout_s=60)
 print("open", flush=True)
 time.sleep(300)
 """
@@ -401,7 +401,7 @@ def test_a_frozen_slot_does_not_keep_the_server_from_closing() -> None:
     try:
         assert process.stdout is not None and process.stdout.readline() == "open\n"
         process.send_signal(signal.SIGSTOP)
-        driver.server.send(1, letter(1))
+        driver.server.send(1, message(1))
         driver.server.close()
         assert driver.closed == [1]
         wait_until(lambda: not own_threads())
@@ -426,10 +426,10 @@ from headgate.protocol.messages import Envelope, SlotHeartbeat
 from headgate.transport.control_client import ControlClient
 from headgate.transport.control_server import ControlServer
 def back(connection, envelope): server.send(connection, envelope)
-server = ControlServer("s", "127.0.0.1", on_opened=lambda *_: None, on_letter=back, on_closed=lambda _: None)
+server = ControlServer("s", "127.0.0.1", on_opened=lambda *_: None, on_message=back, on_closed=lambda _: None)
 busy = threading.Event()
 def again(envelope): busy.set(); client.send(envelope)
-client = ControlClient(server.address, "s", on_letter=again, on_closed=lambda _: None, timeout_s=60)
+client = ControlClient(server.address, "s", on_message=again, on_closed=lambda _: None, timeout_s=60)
 for _ in range(100):
     client.send(Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat()))
 busy.wait()
@@ -437,7 +437,7 @@ busy.wait()
 
 
 def test_a_process_that_closes_nothing_exits_in_good_order() -> None:
-    """Letters are under way in both directions when Python exits: it must not abort."""
+    """Messages are under way in both directions when Python exits: it must not abort."""
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
@@ -462,7 +462,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(TransportError) as raised:
-            ControlClient(address, SECRET, on_letter=print, on_closed=print, timeout_s=0.2)
+            ControlClient(address, SECRET, on_message=print, on_closed=print, timeout_s=0.2)
         assert raised.value.reason == "silent"
         assert address in str(raised.value)
     wait_until(lambda: not own_threads())
@@ -473,7 +473,7 @@ def test_nobody_at_the_address() -> None:
         deaf.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         with pytest.raises(TransportError) as raised:
-            ControlClient(address, SECRET, on_letter=print, on_closed=print, timeout_s=LONG_S)
+            ControlClient(address, SECRET, on_message=print, on_closed=print, timeout_s=LONG_S)
     assert (raised.value.reason, raised.value.address) == ("broken", address)
 
 
@@ -498,12 +498,12 @@ def tls_of(certificates: Certificates, *, other_ca: bool = False) -> TlsOptions:
     return tls
 
 
-def test_letters_over_tls(certificates: Certificates) -> None:
+def test_messages_over_tls(certificates: Certificates) -> None:
     tls = tls_of(certificates)
     driver = Driver(tls=tls)
     slot = Slot(driver, tls=tls)
-    slot.client.send(letter(1))
-    wait_until(lambda: slot.letters == [letter(1)])
+    slot.client.send(message(1))
+    wait_until(lambda: slot.messages == [message(1)])
     slot.client.close()
     with pytest.raises(TransportError) as refused:
         Slot(driver, tls=tls, secret="another")
@@ -538,12 +538,12 @@ def test_a_certificate_without_its_key(certificates: Certificates) -> None:
     assert raised.value.reason == "listen"
 
 
-def test_logging_names_connections_not_letters(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
-    """What is in letters (splits, states, errors) is not for the log."""
+def test_logging_names_connections_not_messages(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in messages (splits, states, errors) is not for the log."""
     with caplog.at_level(logging.DEBUG):
         slot = Slot(driver)
         heartbeat = Envelope(run=1, slot=0, attempt=0, number=0, received=0, message=SlotHeartbeat())
         slot.client.send(heartbeat)
-        wait_until(lambda: slot.letters == [heartbeat])
+        wait_until(lambda: slot.messages == [heartbeat])
         slot.client.close()
     assert "SlotHeartbeat" not in caplog.text

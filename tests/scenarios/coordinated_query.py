@@ -38,7 +38,7 @@ class Reader(msgspec.Struct):
     ended: bool = False
     inbox: deque[Any] = msgspec.field(default_factory=deque)
     taken: list[Any] = []
-    """All letters, in order."""
+    """All messages, in order."""
     is_cut: bool = False
 
 
@@ -100,7 +100,7 @@ class Query:
 
     def _start(self) -> None:
         finished = tuple(each.split_id for ends in self.completed.finished.values() for each in ends)
-        self.tell(src.SourceStarted(self.completed.checkpoint_id, self.completed.state, finished))
+        self.notify(src.SourceStarted(self.completed.checkpoint_id, self.completed.state, finished))
 
     # What the test lets happen.
 
@@ -124,7 +124,7 @@ class Query:
         """Let a reader be lost, and come back once its splits are."""
         del self.readers[subtask]
         self.away.add(subtask)
-        self.tell(src.ReaderFailed(subtask, self.completed.checkpoint_id))
+        self.notify(src.ReaderFailed(subtask, self.completed.checkpoint_id))
         assert subtask in self.resets, "its splits are not back"
         self.resets.remove(subtask)
         if comes_back:
@@ -135,7 +135,7 @@ class Query:
         assert self.runner is not None
         self.runner.failed = True
         report = msg.ErrorReport(error_type="OSError", message=message)
-        self.tell(src.EnumeratorFailed(self.runner.incarnation, report))
+        self.notify(src.EnumeratorFailed(self.runner.incarnation, report))
 
     def request(self, subtask: int) -> None:
         """Let a reader ask for a split."""
@@ -169,7 +169,7 @@ class Query:
         """Let a checkpoint get as far as its barriers; whether it did."""
         self.checkpoints += 1
         self.ready = self.refused = None
-        self.tell(src.CheckpointStarted(self.checkpoints))
+        self.notify(src.CheckpointStarted(self.checkpoints))
         return self.ready is not None
 
     def complete_checkpoint(self) -> None:
@@ -178,11 +178,11 @@ class Query:
         readers = {subtask: tuple(reader.held.values()) for subtask, reader in self.readers.items()}
         finished = {subtask: tuple(reader.finished) for subtask, reader in self.readers.items()}
         self.completed = Checkpoint(self.checkpoints, self.ready.state, readers, finished)
-        self.tell(src.BarriersSent(self.checkpoints))
+        self.notify(src.BarriersSent(self.checkpoints))
         for subtask, number in self.ready.finished_known.items():
             reader = self.readers[subtask]
             reader.finished = [each for each in reader.finished if each.number > number]
-        self.tell(src.SourceCheckpointCompleted(self.checkpoints))
+        self.notify(src.SourceCheckpointCompleted(self.checkpoints))
 
     def checkpoint(self) -> Checkpoint:
         """Take a checkpoint and return it."""
@@ -195,7 +195,7 @@ class Query:
         self.readers[subtask].is_cut = True
 
     def mend(self, subtask: int) -> None:
-        """Let a reader get its letters again."""
+        """Let a reader get its messages again."""
         self.readers[subtask].is_cut = False
         self.deliver(subtask)
 
@@ -222,12 +222,12 @@ class Query:
         return found
 
     def unassigned(self) -> dict[int, Any]:
-        """Return what each reader was told last of unassigned work; those that were told nothing are missing."""
-        told = {
-            subtask: [letter.event_time_ms for letter in reader.taken if isinstance(letter, msg.UnassignedWork)]
+        """Return what each reader received last about unassigned work; those that received nothing are missing."""
+        reported = {
+            subtask: [message.event_time_ms for message in reader.taken if isinstance(message, msg.UnassignedWork)]
             for subtask, reader in sorted(self.readers.items())
         }
-        return {subtask: times[-1] for subtask, times in told.items() if times}
+        return {subtask: times[-1] for subtask, times in reported.items() if times}
 
     def dealt(self, subtask: int) -> tuple[SplitState, ...]:
         """Return what a reader finds in the last completed checkpoint."""
@@ -239,7 +239,7 @@ class Query:
 
     # What follows.
 
-    def tell(self, event: src.Event) -> None:
+    def notify(self, event: src.Event) -> None:
         self._events.append(event)
         if self._is_busy:
             return
@@ -260,7 +260,7 @@ class Query:
         for event in runner.reported(outputs):
             if isinstance(event, src.EnumeratorFailed):
                 self.failures.append(event.error.message)
-            self.tell(event)
+            self.notify(event)
 
     def carry_out(self, action: src.Action) -> None:
         match action:
@@ -289,17 +289,17 @@ class Query:
             case src.AppendLog(segment=segment, number=number, records=records):
                 if self.log_works:
                     self.log.extend((segment, record) for record in records)
-                    self.tell(src.LogAppended(number))
+                    self.notify(src.LogAppended(number))
                 else:
-                    self.tell(src.LogAppendFailed(number, "the disk is full"))
+                    self.notify(src.LogAppendFailed(number, "the disk is full"))
             case src.DropLog(before_segment=before):
                 self.log = [each for each in self.log if before is not None and each[0] >= before]
             case src.LoadLog(from_segment=segment, incarnation=incarnation):
                 records = tuple(record for at, record in self.log if at >= segment)
-                self.tell(src.LogLoaded(records if self.log_works else None, "lost", incarnation))
-            case src.SendToReader(subtask=subtask, letter=letter):
+                self.notify(src.LogLoaded(records if self.log_works else None, "lost", incarnation))
+            case src.SendToReader(subtask=subtask, message=message):
                 if subtask in self.readers:
-                    self.readers[subtask].inbox.append(letter)
+                    self.readers[subtask].inbox.append(message)
                     self.deliver(subtask)
             case src.EnumeratorStateReady():
                 self.ready = action
@@ -317,16 +317,16 @@ class Query:
         while reader.inbox and not reader.is_cut:
             self.take(subtask, reader, reader.inbox.popleft())
 
-    def take(self, subtask: int, reader: Reader, letter: Any) -> None:
-        reader.taken.append(letter)
-        match letter:
+    def take(self, subtask: int, reader: Reader, message: Any) -> None:
+        reader.taken.append(message)
+        match message:
             case msg.UnassignedWork():
                 pass
             case msg.AssignSplits():
-                if letter.number > reader.highest:
-                    assert letter.number == reader.highest + 1
-                    reader.highest, reader.requested = letter.number, False
-                    for split in letter.splits:
+                if message.number > reader.highest:
+                    assert message.number == reader.highest + 1
+                    reader.highest, reader.requested = message.number, False
+                    for split in message.splits:
                         assert split.split_id not in reader.held, f"{split.split_id} came twice"
                         reader.held[split.split_id] = split
             case msg.NoMoreSplits():
@@ -344,11 +344,11 @@ class Query:
                     held=tuple(reader.held),
                 )
             case _:
-                raise AssertionError(letter)
+                raise AssertionError(message)
 
     def post(self, subtask: int, kind: Any, **fields: Any) -> None:
-        letter = kind(stage=0, execution=self.readers[subtask].execution, source=UID, **fields)
-        self.tell(src.FromReader(subtask, letter))
+        message = kind(stage=0, execution=self.readers[subtask].execution, source=UID, **fields)
+        self.notify(src.FromReader(subtask, message))
 
 
 def pulled(*split_ids: str, parallelism: int = 2, **options: Any) -> Query:

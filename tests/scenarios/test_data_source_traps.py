@@ -79,8 +79,8 @@ def test_a_batch_holds_a_thousand_files_unless_there_is_a_place_for_more(tmp_pat
 # -- 3: offsets are compared as text -----------------------------------------------------------------------------
 
 
-class Letters(SimpleSource):
-    name = "letters"
+class Alphabet(SimpleSource):
+    name = "alphabet"
     schema = "n bigint"
 
     def splits(self) -> list[str]:
@@ -97,7 +97,7 @@ class Letters(SimpleSource):
 def quiet_source(kind: str, tmp_path: Path) -> Source[Any, Any]:
     if kind == "files":
         return FilesSource(folder_of(tmp_path, 3))
-    return DatagenSource({"numRows": "3"}, VirtualClock(0)) if kind == "generated" else adapt(Letters)({})
+    return DatagenSource({"numRows": "3"}, VirtualClock(0)) if kind == "generated" else adapt(Alphabet)({})
 
 
 def backwards(value: Any) -> Any:
@@ -152,7 +152,7 @@ print(*(shim.DefaultSource.name() for shim in shims))
 
 
 class Untouchable(SimpleSource):
-    """Its author's code fails wherever it is called, as it does while the system behind it is down."""
+    """Its author's code fails wherever it is called, as it does while its system is down."""
 
     name = "untouchable"
     schema = "n bigint"
@@ -168,7 +168,7 @@ class Untouchable(SimpleSource):
 
 
 def test_making_and_sending_readers_calls_nothing_of_the_source() -> None:
-    """An error there is hidden by Spark behind another, and the first offset is asked for often."""
+    """Spark hides an error there with another, and the first offset is asked for often."""
     source = data_source_for(Untouchable)({})
     source.schema()
     batch, stream = source.reader(COLUMNS), source.streamReader(COLUMNS)
@@ -329,6 +329,6 @@ except DeploymentError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert [line.count("pip install 'headgate[kafka]'") for line in said] == [1, 0, 1]
-    assert [line.count("pip install 'headgate[kinesis]'") for line in said] == [0, 1, 0]
+    lines = done.stdout.splitlines()
+    assert [line.count("pip install 'headgate[kafka]'") for line in lines] == [1, 0, 1]
+    assert [line.count("pip install 'headgate[kinesis]'") for line in lines] == [0, 1, 0]

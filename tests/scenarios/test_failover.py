@@ -40,7 +40,7 @@ def suspended(source: type[ToySource], parallelism: int, after_ms: int, seed: in
     """Return a query that was suspended after some time, and its savepoint."""
     query = world(source, parallelism, seed=seed)
     query.pass_time(after_ms)
-    query.tell(CheckpointRequested(1, CheckpointKind.SUSPEND, "savepoints/x"))
+    query.notify(CheckpointRequested(1, CheckpointKind.SUSPEND, "savepoints/x"))
     query.pass_time(10_000)
     savepoint = query.answers[1].checkpoint_id
     assert query.over and savepoint is not None

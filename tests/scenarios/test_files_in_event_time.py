@@ -1,8 +1,8 @@
 """A hundred files of a day each, written in any order, read by two readers: no row is late.
 
-The real enumerator, split readers and watermark machines; who does what next is drawn from a seed, and letters from the
-enumerator to its readers take any time, in order. A row is *late* if the watermark over both readers had passed it when
-it was emitted.
+The real enumerator, split readers and watermark machines; who does what next is drawn from a seed, and messages from
+the enumerator to its readers take any time, in order. A row is *late* if the watermark over both readers had passed it
+when it was emitted.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Reader:
         self.splits = SplitReaderHarness(reader.split_reader_factory(), timeout_ms=0)
         strategy = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=DISORDER_MS)
         self.machine = wm.SplitWatermarks(strategy, held=True)
-        self.letters: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
         self.watermark_ms: int | None = None
         self.idle = False
         self.has_asked = self.has_ended = False
 
-    def tell(self, event: wm.Event) -> None:
+    def notify(self, event: wm.Event) -> None:
         for action in self.machine.handle(event, 0):
             match action:
                 case wm.EmitWatermark(timestamp_ms=timestamp_ms):
@@ -79,15 +79,15 @@ class Reader:
                     self.idle = False
 
     def receive(self) -> None:
-        match self.letters.popleft():
+        match self.messages.popleft():
             case "no more splits":
                 self.has_ended = True
-                self.tell(wm.InputEnded())
+                self.notify(wm.InputEnded())
             case ("unassigned", event_time_ms):
-                self.tell(wm.UnassignedChanged(event_time_ms))
+                self.notify(wm.UnassignedChanged(event_time_ms))
             case split:
                 self.has_asked = False
-                self.tell(wm.SplitAdded(split.split_id))
+                self.notify(wm.SplitAdded(split.split_id))
                 self.splits.add_splits(split)
 
     def fetch(self) -> list[pa.RecordBatch]:
@@ -96,14 +96,14 @@ class Reader:
             if fetched.batch is not None:
                 batches.append(fetched.batch)
                 highest = max(millis(fetched.batch))
-                self.tell(wm.RowsEmitted(fetched.split.split_id, highest))
+                self.notify(wm.RowsEmitted(fetched.split.split_id, highest))
             if fetched.finished:
-                self.tell(wm.SplitFinished(fetched.split.split_id))
+                self.notify(wm.SplitFinished(fetched.split.split_id))
         return batches
 
 
 class Query:
-    """An enumerator, two readers, the letters between them, and the watermark over both readers."""
+    """An enumerator, two readers, the messages between them, and the watermark over both readers."""
 
     def __init__(
         self, folder: Path, seed: int, boundedness: Boundedness, *, holds: bool = True, **options: str
@@ -112,8 +112,8 @@ class Query:
         self.source = FilesSource({"path": str(folder), "fileFormat": "parquet", **options})
         self.enumerator = EnumeratorHarness(self.source, schema=SCHEMA, boundedness=boundedness, parallelism=READERS)
         self.readers = [Reader(self.source, subtask) for subtask in range(READERS)]
-        self.holds = holds  # else nobody is told of unassigned work
-        self.told: Any = "nothing"
+        self.holds = holds  # else nobody is notified of unassigned work
+        self.reported: Any = "nothing"
         self.watermark_ms: int | None = None
         self.watermarks_seen: list[int] = []
         self.ids: list[int] = []
@@ -126,20 +126,20 @@ class Query:
         """Call the enumerator and send out what it says: assignments first, then what is unassigned."""
         call()
         outbox, self.enumerator.outbox = self.enumerator.outbox, []
-        for subtask, letter in outbox:
-            self.readers[subtask].letters += letter if isinstance(letter, list) else ["no more splits"]
+        for subtask, message in outbox:
+            self.readers[subtask].messages += message if isinstance(message, list) else ["no more splits"]
         unassigned = self.enumerator.enumerator.unassigned_event_time_ms() if self.holds else None
-        if unassigned != self.told:
-            self.told = unassigned
+        if unassigned != self.reported:
+            self.reported = unassigned
             for reader in self.readers:
-                if not reader.has_ended and "no more splits" not in reader.letters:
-                    reader.letters.append(("unassigned", unassigned))
+                if not reader.has_ended and "no more splits" not in reader.messages:
+                    reader.messages.append(("unassigned", unassigned))
 
     def step(self) -> None:
         """Let somebody do one thing that can be done."""
         choices: list[Any] = []
         for subtask, reader in enumerate(self.readers):
-            if reader.letters:
+            if reader.messages:
                 choices.append(reader.receive)
             if reader.splits.splits:
                 choices += [lambda reader=reader: self.emit(reader)] * self.rng.choice([1, 1, 8])

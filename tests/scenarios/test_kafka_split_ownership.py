@@ -341,7 +341,7 @@ def test_a_start_position_is_resolved_once() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])
 def test_a_bounded_read_ends_after_any_restore(parallelism: int) -> None:
-    """FLINK-31006: nothing new was found, and no-more-splits was never said."""
+    """FLINK-31006: nothing new was found, and no-more-splits was never sent."""
     cluster = Cluster(topic=[5, 6, 0])
     fresh = begin(cluster, 2, BOUNDED, startingOffsets="earliest")
     after_discovery = begin(cluster, 2, BOUNDED, startingOffsets="earliest")

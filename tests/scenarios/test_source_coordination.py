@@ -44,7 +44,7 @@ def pending(query: Query) -> list[str]:
     assert query.begin_checkpoint(), query.refused
     assert query.ready is not None
     state = query.source.state_serializer.deserialize(decode_source_state(query.ready.state).enumerator)
-    query.tell(src.SourceCheckpointAborted(query.checkpoints))
+    query.notify(src.SourceCheckpointAborted(query.checkpoints))
     splits = state.unassigned if hasattr(state, "unassigned") else state.pending
     return sorted(split.split_id for split in splits)
 
@@ -203,7 +203,7 @@ def test_section_4_what_a_failed_reader_was_given_waits_for_it(assigner: str) ->
 
 
 def test_section_5_a_registration_comes_before_the_first_snapshot() -> None:
-    """What is reported is in the state even where the checkpoint is ordered right behind it."""
+    """What is reported is in the state even where the checkpoint is ordered right after it."""
     cluster = Cluster(topic=[5, 6, 7])
     checkpoint = kafka(cluster, 1).checkpoint()
     query = kafka(cluster, 3, checkpoint, register=False)
@@ -298,7 +298,7 @@ def test_an_end_between_the_snapshot_of_coordinator_and_reader_is_not_lost() -> 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_a_bounded_query_ends_after_any_restore(parallelism: int) -> None:
-    """FLINK-31006: nothing new was found, and no-more-splits was never said."""
+    """FLINK-31006: nothing new was found, and no-more-splits was never sent."""
     cluster = Cluster(topic=[5, 6])
     source = PartitionsSource(cluster, {"startingOffsets": "earliest"})
     query = Query(source, 2, BOUNDED)
@@ -383,7 +383,7 @@ def test_what_a_reader_of_a_bounded_read_of_kafka_gives_back_goes_to_whoever_ask
 def test_an_impossible_transition_is_an_error_with_what_was_before() -> None:
     """FLINK-39073: invalid transitions went unnoticed."""
     query = pulled("a")
-    letter = msg.ReaderRegistered(stage=0, execution=9, source="source", host="h")
+    message = msg.ReaderRegistered(stage=0, execution=9, source="source", host="h")
     with pytest.raises(InvalidTransitionError) as raised:
-        query.machine.handle(src.FromReader(0, letter), 0)
+        query.machine.handle(src.FromReader(0, message), 0)
     assert "0 ms: running ReaderRegistered -> running" in raised.value.history

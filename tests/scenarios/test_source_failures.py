@@ -94,7 +94,7 @@ def test_a_restored_enumerator_gives_no_split_away_that_a_reader_has_or_has_read
     assert query.readers[0].ended
 
 
-def test_an_end_in_between_is_told_to_the_restored_enumerator() -> None:
+def test_an_end_in_between_is_reported_to_the_restored_enumerator() -> None:
     source = ToySource([ToySplit(split_id="parent", child="child")])
     query = Query(source, 1, BOUNDED)
     query.discover()

@@ -46,7 +46,7 @@ NO_LIMITS = PlanLimits()
 
 
 class Shelf(SimpleSource):
-    """Named lists; ``contents`` tells how long each is."""
+    """Named lists; ``contents`` says how long each is."""
 
     name = "shelf"
     schema = "n bigint"
@@ -150,16 +150,16 @@ class Hesitant(DatagenSource):
     def restore_enumerator(
         self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState
     ) -> HesitantEnumerator:
-        return HesitantEnumerator(context, self._make_splits, self._next_event_ms, tells_event_times=False, state=state)
+        return HesitantEnumerator(context, self._make_splits, self._next_event_ms, has_event_times=False, state=state)
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["in the same process", "after another restart"])
-def test_a_split_reported_and_assigned_later_goes_on_behind_its_stop(
+def test_a_split_reported_and_assigned_later_goes_on_after_its_stop(
     restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FLINK-40469: between report and assignment a split is in the snapshot, with all that a restart needs of it.
 
-    Here a run of ``AvailableNow`` was stopped half way, so that the splits have a stop, and go on behind it.
+    Here a run of ``AvailableNow`` was stopped half way, so that the splits have a stop, and go on after it.
     """
 
     def planner() -> StreamPlanner:
@@ -188,7 +188,7 @@ def test_a_split_reported_and_assigned_later_goes_on_behind_its_stop(
         stops = [(each.position, each.stop) for each in read if each.partition == partition]
         assert [start for start, _ in stops] == [0, *(stop for _, stop in stops[:-1])]
         assert stops[-1][1] == now_ms // 2000
-    assert "behind_stops" not in offset, "nothing is left behind when all are assigned"
+    assert "behind_stops" not in offset, "nothing is left over when all are assigned"
 
 
 def test_a_start_time_is_resolved_once_though_the_query_is_killed_before_its_first_batch_commits() -> None:

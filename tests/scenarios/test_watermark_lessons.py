@@ -32,7 +32,7 @@ class Reader:
     """One reader: its watermarks and its alignment, wired as a task does it, and what came out of both."""
 
     def __init__(self, *splits: str, held: bool = False) -> None:
-        self.watermarks = SplitWatermarks(STRATEGY, held=held, tells_votes=True)
+        self.watermarks = SplitWatermarks(STRATEGY, held=held, reports_votes=True)
         self.alignment = SplitAlignment(ALIGNMENT)
         self.now_ms = 0
         self.emitted: list[int] = []
@@ -103,7 +103,7 @@ class Reader:
 
 
 class Query:
-    """Readers of one source and their group; letters arrive at once."""
+    """Readers of one source and their group; messages arrive at once."""
 
     def __init__(self, *readers: Reader) -> None:
         self.group = AlignmentGroup("g", {"source": DRIFT}, parallelism=len(readers))
@@ -111,10 +111,10 @@ class Query:
         self.announced: list[gr.Announce] = []
         self.now_ms = 0
         for subtask in range(len(readers)):
-            self.tell(ReaderJoined("source", subtask))
+            self.notify(ReaderJoined("source", subtask))
         self.settle()
 
-    def tell(self, event: gr.Event) -> None:
+    def notify(self, event: gr.Event) -> None:
         for action in self.group.handle(event, self.now_ms):
             if isinstance(action, gr.Announce):
                 self.announced.append(action)
@@ -122,12 +122,12 @@ class Query:
         self.group.check()
 
     def settle(self) -> None:
-        """Carry letters until there are none."""
+        """Carry messages until there are none."""
         while any(reader.reports for reader in self.readers):
             for subtask, reader in enumerate(self.readers):
                 reports, reader.reports = reader.reports, []
                 for each in reports:
-                    self.tell(ReaderReported("source", subtask, each.watermark_ms, each.slowest))
+                    self.notify(ReaderReported("source", subtask, each.watermark_ms, each.slowest))
 
     def rows(self, subtask: int, split_id: str, max_event_time_ms: int) -> None:
         self.readers[subtask].rows(split_id, max_event_time_ms)
@@ -171,11 +171,11 @@ def test_flink_32414_a_reader_that_comes_back_without_splits_gives_up_the_vote_i
     query.rows(0, "a", 50)
     query.rows(1, "b", 500)
     assert reading.paused == {"b"}
-    query.tell(ReaderLost("source", 0))
+    query.notify(ReaderLost("source", 0))
     assert reading.paused == {"b"}, "what it read is read again"
 
     query.readers[0] = Reader()
-    query.tell(ReaderJoined("source", 0))
+    query.notify(ReaderJoined("source", 0))
     query.settle()
     assert query.group.minimum_ms == 500
     assert reading.paused == frozenset()
@@ -401,7 +401,7 @@ def test_flink_37399_nothing_is_announced_while_the_minimum_stands_still() -> No
     announced = len(query.announced)
     for at_ms in range(1000, 60_000, 1000):
         query.now_ms = at_ms
-        query.tell(gr.TimePassed())
+        query.notify(gr.TimePassed())
         second.align(al.TimePassed())
         query.settle()
     query.rows(1, "b", 90)
@@ -454,7 +454,7 @@ def test_flink_39167_it_ends_its_vote_as_well(held: bool) -> None:
 def test_spark_a_partition_that_lags_is_not_late() -> None:
     delay = 60_000
     strategy = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=delay)
-    partitions = {"on time": 7_200_000, "behind": 0}
+    partitions = {"on time": 7_200_000, "late": 0}
     watermarks = SplitWatermarks(strategy)
     for name in partitions:
         watermarks.handle(wm.SplitAdded(name), 0)

@@ -21,8 +21,8 @@ def test_nobody_passes_what_may_still_be_found_and_then_what_is_not_assigned() -
     query.request(1)
     assert query.unassigned() == {0: None, 1: None}
     for subtask in (0, 1):
-        kinds = [type(letter).__name__ for letter in query.readers[subtask].taken]
-        assert kinds.index("AssignSplits") < len(kinds) - 1, "what is left is told behind what was assigned"
+        kinds = [type(message).__name__ for message in query.readers[subtask].taken]
+        assert kinds.index("AssignSplits") < len(kinds) - 1, "what is left is reported after what was assigned"
 
 
 def test_a_child_that_follows_its_parent_is_unassigned_work_before_it_is_found() -> None:
@@ -44,7 +44,7 @@ def test_a_source_that_knows_no_times_holds_its_readers_no_longer_than_their_reg
     assert query.unassigned() == {0: None, 1: None}
 
 
-def test_a_reader_that_is_back_has_its_splits_before_it_is_told_of_the_rest() -> None:
+def test_a_reader_that_is_back_has_its_splits_before_it_learns_of_the_rest() -> None:
     splits = [ToySplit(split_id="s1"), ToySplit(split_id="s2")]
     for source, keeps in ((ToySource(splits), True), (PushedToySource(splits), False)):
         query = Query(source, 2, BOUNDED, keeps_subtask=keeps)
@@ -54,7 +54,7 @@ def test_a_reader_that_is_back_has_its_splits_before_it_is_told_of_the_rest() ->
         before = query.held()
         for subtask in before:
             query.fail_reader(subtask)
-            kinds = [type(letter).__name__ for letter in query.readers[subtask].taken]
+            kinds = [type(message).__name__ for message in query.readers[subtask].taken]
             assert kinds.index("AssignSplits") < kinds.index("UnassignedWork")
         assert query.held() == before
         assert query.unassigned() == {0: None, 1: None}
@@ -75,15 +75,15 @@ def test_an_enumerators_failure_holds_nobody_for_what_readers_have() -> None:
     query.discover()
     query.request(0)
     query.request(1)
-    letters = [len(reader.taken) for reader in query.readers.values()]
+    messages = [len(reader.taken) for reader in query.readers.values()]
     query.crash()
     assert query.held() == {0: ["s1"], 1: ["s2"]}
     assert query.unassigned() == {0: None, 1: None}
     news = [
-        letter
+        message
         for number, reader in query.readers.items()
-        for letter in reader.taken[letters[number] :]
-        if isinstance(letter, msg.UnassignedWork)
+        for message in reader.taken[messages[number] :]
+        if isinstance(message, msg.UnassignedWork)
     ]
     assert news == []
 
@@ -99,7 +99,7 @@ def test_with_what_the_failed_enumerator_had_not_assigned_readers_are_held_as_be
     assert query.unassigned() == {0: None, 1: None}
 
 
-def test_after_a_restart_readers_are_held_until_they_are_told() -> None:
+def test_after_a_restart_readers_are_held_until_they_are_notified() -> None:
     source = ToySource([ToySplit(split_id=f"s{number}") for number in (1, 2)])
     query = Query(source, 2, BOUNDED)
     query.discover()

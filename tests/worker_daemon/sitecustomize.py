@@ -1,8 +1,8 @@
 """Makes Spark's Python processes start at once: each Python imports this module first.
 
-A process of Spark's (a daemon of workers, the planner of a stream) hands itself over to one that has imported what it
-needs, `headgate_tests_imported`, where `HEADGATE_TESTS_IMPORTED` says. It stays until the fork that goes on in its
-place, and what that forked, have ended.
+A process of Spark's (a daemon of workers, the planner of a stream) replaces itself by a fork of one that has imported
+what it needs, `headgate_tests_imported`, where `HEADGATE_TESTS_IMPORTED` says. It stays until the fork that goes on in
+its place, and what that forked, have ended.
 
 Spark puts an archive of PySpark's modules in front of the installed ones, of which every process compiles what it
 imports: that takes longer than all else at its start.
@@ -19,7 +19,7 @@ LIB = os.path.join("pyspark", "python", "lib", "")
 sys.path[:] = [each for each in sys.path if not (LIB in each and each.endswith(".zip"))]
 
 
-def hand_over(folder: str) -> None:
+def replace_process(folder: str) -> None:
     """Let a fork go on in the place of this process."""
     path = os.environ["PYTHONPATH"].split(os.pathsep)
     process = {
@@ -53,4 +53,4 @@ def hand_over(folder: str) -> None:
 
 
 if sys.orig_argv[1:2] == ["-m"] and sys.orig_argv[2].startswith("pyspark.") and "HEADGATE_TESTS_IMPORTED" in os.environ:
-    hand_over(os.environ["HEADGATE_TESTS_IMPORTED"])
+    replace_process(os.environ["HEADGATE_TESTS_IMPORTED"])

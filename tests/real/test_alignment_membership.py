@@ -23,9 +23,9 @@ from headgate.microbatch.alignment import group_membership as membership_module
 from headgate.microbatch.alignment import host as host_module
 from headgate.microbatch.alignment import member as member_module
 from headgate.microbatch.alignment import reports as reports_module
-from headgate.microbatch.alignment.host import Host, folder_of_application, make_private, meeting_in, member_lock
-from headgate.microbatch.alignment.letters import Join, Meeting, ReportTo, Standing, Vote, receive, send
+from headgate.microbatch.alignment.host import Host, endpoint_in, folder_of_application, make_private, member_lock
 from headgate.microbatch.alignment.member import Member
+from headgate.microbatch.alignment.messages import HostEndpoint, Join, ReportTo, Standing, Vote, receive, send
 from headgate.microbatch.alignment.reports import EventTimeOutput, report
 from headgate.source.watermark import MIN_WATERMARK_MS
 
@@ -40,7 +40,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "meeting"
+    return tmp_path / "endpoint"
 
 
 def votes(standing: Standing) -> list[int | None]:
@@ -52,7 +52,7 @@ def child(folder: Path, vote_ms: int) -> subprocess.Popen[str]:
     program = f"""
         import time
         from pathlib import Path
-        from headgate.microbatch.alignment.letters import Vote
+        from headgate.microbatch.alignment.messages import Vote
         from headgate.microbatch.alignment.member import Member
         member = Member("g", Path({str(folder)!r}))
         member.join()
@@ -81,17 +81,17 @@ def test_members_of_a_group_see_each_others_votes_and_no_other_groups(folder: Pa
         member.leave()
 
 
-def test_the_folder_is_private_and_a_stranger_without_the_token_is_told_nothing(folder: Path) -> None:
+def test_the_folder_is_private_and_a_stranger_without_the_token_learns_nothing(folder: Path) -> None:
     member = Member("g", folder)
     member.join()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    meeting = meeting_in(folder)
-    assert meeting is not None and member.report_to is not None
-    report(ReportTo(Meeting(meeting.path, "guessed"), member.report_to.member), {"s": 5})
+    endpoint = endpoint_in(folder)
+    assert endpoint is not None and member.report_to is not None
+    report(ReportTo(HostEndpoint(endpoint.path, "guessed"), member.report_to.member), {"s": 5})
     assert member.exchange(Vote(None)).event_times == {}
     report(member.report_to, {"s": 5})
     assert member.exchange(Vote(None)).event_times == {"s": 5}
-    assert member.exchange(Vote(None)).event_times == {}, "told once"
+    assert member.exchange(Vote(None)).event_times == {}, "reported once"
     member.leave()
 
 
@@ -123,11 +123,11 @@ def test_who_connects_while_the_host_leaves_is_sent_away(folder: Path, monkeypat
     monkeypatch.setattr(host_module._Server, "finish_request", finish_late)
     make_private(folder)
     host = Host(folder, "host")
-    meeting = meeting_in(folder)
-    assert meeting is not None
+    endpoint = endpoint_in(folder)
+    assert endpoint is not None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(meeting.path)
-        send(connection, Join(meeting.token, "late", "g"))
+        connection.connect(endpoint.path)
+        send(connection, Join(endpoint.token, "late", "g"))
         assert accepted.wait(60)
         host.close()
         go_on.set()
@@ -142,12 +142,14 @@ def test_a_task_on_another_machine_reports_over_tcp(folder: Path) -> None:
     member = Member("g", folder)
     member.join()
     assert member.report_to is not None
-    meeting = member.report_to.meeting
-    elsewhere = Meeting("/nowhere/sock", meeting.token, meeting.addresses)
+    endpoint = member.report_to.endpoint
+    elsewhere = HostEndpoint("/nowhere/sock", endpoint.token, endpoint.addresses)
     report(ReportTo(elsewhere, member.report_to.member), {"split": 5})
-    report(ReportTo(Meeting("/nowhere/sock", "guessed", meeting.addresses), member.report_to.member), {"split": 9})
-    with socket.create_connection(meeting.addresses[0], 60) as connection:
-        send(connection, Join(meeting.token, "stranger", "g"))
+    report(
+        ReportTo(HostEndpoint("/nowhere/sock", "guessed", endpoint.addresses), member.report_to.member), {"split": 9}
+    )
+    with socket.create_connection(endpoint.addresses[0], 60) as connection:
+        send(connection, Join(endpoint.token, "stranger", "g"))
         with pytest.raises((EOFError, ConnectionError)):
             receive(connection)
     standing = member.exchange(Vote(1))
@@ -156,12 +158,12 @@ def test_a_task_on_another_machine_reports_over_tcp(folder: Path) -> None:
     member.leave()
     host.close()
     with pytest.raises(OSError):
-        socket.create_connection(meeting.addresses[0], 60)
+        socket.create_connection(endpoint.addresses[0], 60)
 
 
 def test_a_report_that_reaches_nobody_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        report(ReportTo(Meeting("/nowhere/sock", "t"), "m"), {"split": 5})
+        report(ReportTo(HostEndpoint("/nowhere/sock", "t"), "m"), {"split": 5})
     assert "cannot be reported to the driver's machine (/nowhere/sock: " in caplog.text
 
 
@@ -189,7 +191,7 @@ def test_a_connection_that_only_breaks_takes_no_vote_away(folder: Path, monkeypa
     a, b = Member("g", folder), Member("g", folder)
     a.join()
     a.exchange(Vote(9))
-    monkeypatch.setattr(member_module, "RENEW_S", 600.0)  # it does not come back by itself
+    monkeypatch.setattr(member_module, "RENEW_S", 600.0)  # it does not recover automatically
     b.join()
     b.exchange(Vote(7))
     assert b._connection is not None
@@ -248,13 +250,13 @@ def test_without_a_folder_a_source_is_aligned_alone_and_says_so_once(
         alone.join()
         assert alone.exchange(Vote(5)) == Standing()
         assert alone.exchange(Vote(5)) == Standing()
-    (told,) = [each for each in caplog.messages if str(tmp_path) in each]
-    assert "cannot be joined" in told
+    (reported,) = [each for each in caplog.messages if str(tmp_path) in each]
+    assert "cannot be joined" in reported
     alone.leave()
 
 
 def test_a_report_to_nobody_fails_no_task(tmp_path: Path) -> None:
-    report(ReportTo(Meeting(str(tmp_path / "nobody"), "t"), "m"), {"s": 5})
+    report(ReportTo(HostEndpoint(str(tmp_path / "nobody"), "t"), "m"), {"s": 5})
 
 
 def test_a_task_notes_the_highest_event_time_of_each_split() -> None:

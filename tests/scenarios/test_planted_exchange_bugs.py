@@ -1,31 +1,29 @@
 """Bugs of others in exchanges, unaligned checkpoints and recovery, planted one at a time: some seed finds each.
 
-FLIP-547's own bug and those of public tickets, then bugs of our own. A bug is a subclass or a changed method,
-in this file only. Where a machine would notice by itself, its `check` is turned off, so that what finds the bug is what
-must hold of the whole pipeline.
+FLIP-547's own bug and those of public tickets, then bugs of our own. A bug is a subclass or a changed function or
+method of production, in this file only.
 """
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
-from headgate.checkpoint.channel_assignment import ExchangePlan, assign_channels
+from headgate.checkpoint.channel_assignment import assign_channels
 from headgate.checkpoint.coordinator import CheckpointCoordinator
+from headgate.coordinator.job import regions
+from headgate.coordinator.job.job_plan import JobPlan
 from headgate.protocol.channels import Buffer, ProducerActive, ProducerIdle, WatermarkPassed
-from headgate.simulation.keyed.cluster import KeyedCluster
-from headgate.simulation.keyed.parts import KeyedParts
-from headgate.simulation.keyed.recovery import RecoveryThread
-from headgate.simulation.keyed.rows import Recovered, buffer_of
-from headgate.simulation.keyed.running import simulate
-from headgate.simulation.keyed.scenario import Fault, FaultKind, KeyedScenario, SplitScript, Switches
-from headgate.simulation.keyed.stages import WindowStage
-from headgate.simulation.keyed.subtask import KeyedSubtask
+from headgate.runtime import execution
+from headgate.runtime.recovery_thread import Recovery
+from headgate.simulation.running import simulate
+from headgate.simulation.scenario import MoreFaults, Scenario
+from headgate.simulation.scripted_query import ScriptedWriter
+from headgate.simulation.scripted_source import SourceScript
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task import channel_recovery as cr
 from headgate.task import input_gate as ig
@@ -36,39 +34,32 @@ from headgate.task.input_gate import InputGate
 from headgate.task.result_partition import ResultPartition
 from headgate.task.watermark_flow import WatermarkFlow
 from headgate.task.watermark_valve import WatermarkValve
-from tests import search
-from tests.seeds import KEYED_FAILED
+from tests.scenarios.pipelines import pipeline, rescales, source
+from tests.scenarios.planted import first_found
 
-SEEDS = range(400)
-LOST, TWICE, ANOTHERS, SLOW = "rows are lost", "are there twice|is published twice", "another's", "slow: "
+LOST, TWICE, ANOTHERS = "lost: |not published|no end after|rows of .* missing", "twice", "another subtask's"
+SPLITS = source(60, 60, 60, keys=2, batch_rows=8)
+SLOW, ORDER, LATE = "slow: ", "order: |lost: ", "late: "
 
 
-def first_found(
-    what: str,
-    parts: KeyedParts | None = None,
-    seeds: Sequence[int] = SEEDS,
-    change: Callable[[KeyedScenario], KeyedScenario] = lambda scenario: scenario,
-    kind: str = "hash",
-) -> int:
-    """Return the first seed that fails with what the pattern says, of those with an exchange of a kind.
+def keyed(each: Scenario) -> bool:
+    return each.is_keyed
 
-    An ordinary run begins with seeds that often do.
-    """
-    other: list[str] = []
-    for seed in search.beginning_with(KEYED_FAILED, seeds):
-        scenario = change(KeyedScenario.of(seed))
-        if all(plan.kind != kind for plan in scenario.exchanges.values()):
-            continue
-        error = simulate(scenario, parts)[0].error
-        if error is not None:
-            if re.search(what, error):
-                return seed
-            other.append(f"{seed}: {error.splitlines()[0]}")
-    raise AssertionError(f"not found in {len(seeds)} seeds; found instead: {other[:5]}")
+
+def in_time(each: Scenario) -> bool:
+    return each.in_time
+
+
+def rescaled(each: Scenario) -> bool:
+    return any(fault.kind is MoreFaults.RESCALE_AT_CHECKPOINT for fault in each.faults)
+
+
+def has(kind: str) -> Callable[[Scenario], bool]:
+    return lambda each: kind in (each.first_exchange, each.second_exchange)
 
 
 class Unchecked(InputGate):
-    """A gate that does not notice by itself."""
+    """A gate that does not notice by itself: what must hold of the whole cluster does."""
 
     def check(self) -> None:
         pass
@@ -79,37 +70,33 @@ class Unchecked(InputGate):
 
 def test_the_documents_own_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovered buffers are filtered when they are processed, so that every new subtask stores all of them."""
-    process = KeyedSubtask._process
+    read, packed = Recovery._read, Recovery._packed
 
-    def read(thread: RecoveryThread, stored: int) -> cr.Event:
-        buffers = thread._rows[stored]
-        return cr.BufferRead(stored, buffer_of(Recovered(buffers.pop(0)))) if buffers else cr.ChannelRead(stored)
+    def whole(recovery: Any, stored: int) -> cr.Event:
+        recovered = recovery._recovered
+        recovery._recovered = tuple(msgspec.structs.replace(each, filter_owned=None) for each in recovered)
+        event = read(recovery, stored)
+        recovery._recovered = recovered
+        if not isinstance(event, cr.BufferRead) or recovered[stored].filter_owned is None:
+            return event
+        buffer = event.buffer
+        return cr.BufferRead(stored, Buffer(buffer.rows, buffer.num_rows, buffer.size_bytes, unfiltered=True))
 
-    def filtering(subtask: KeyedSubtask, channel: Any, buffer: Buffer, count: int) -> None:
-        routing = subtask.deployment.routings[channel.exchange]
-        if isinstance(buffer.rows, Recovered) and routing.kind in ("hash", "custom"):
-            own = Recovered(routing.own(buffer.rows[:count], subtask.id.subtask))
-            buffer = buffer_of(Recovered((*own, *buffer.rows[count:])))
-            count = len(own)
-        process(subtask, channel, buffer, count)
+    def still_whole(recovery: Any, parts: tuple[Buffer, ...]) -> Buffer:
+        buffer = packed(recovery, parts)
+        unfiltered = any(part.unfiltered for part in parts)
+        return Buffer(buffer.rows, buffer.num_rows, buffer.size_bytes, unfiltered=unfiltered)
 
-    monkeypatch.setattr(RecoveryThread, "_read", read)
-    monkeypatch.setattr(KeyedSubtask, "_process", filtering)
-    first_found(f"{ANOTHERS}|{TWICE}")
+    monkeypatch.setattr(Recovery, "_read", whole)
+    monkeypatch.setattr(Recovery, "_packed", still_whole)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}|{LOST}", 124, {InputGate: Unchecked}, of=keyed)
 
 
 def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With both switches off a checkpoint is taken although buffers are still filtered when they are processed."""
-    tell = KeyedCluster._tell_if_running
-
-    def at_once(cluster: KeyedCluster, deployment: Any) -> None:
-        deployment.switches = Switches(on_downstream=False, during_recovery=True)
-        tell(cluster, deployment)
-
-    monkeypatch.setattr(KeyedCluster, "_tell_if_running", at_once)
-    monkeypatch.setattr(InputGate, "check", lambda gate: None)
-    off = (Switches(on_downstream=False, during_recovery=False),)
-    first_found(f"{ANOTHERS}|{TWICE}", change=lambda scenario: msgspec.structs.replace(scenario, switches=off))
+    monkeypatch.setattr(execution, "checkpoints_during_recovery", lambda options: True)
+    off = lambda each: any(not switches.on_downstream for switches in each.switches)  # noqa: E731
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 254, {InputGate: Unchecked}, of=off)
 
 
 # Bugs of public tickets.
@@ -129,7 +116,7 @@ class ForgetsWhenConnected(Unchecked):
 
 
 def test_flink_38544_records_lost_when_channels_are_rewired_is_found() -> None:
-    first_found(LOST, KeyedParts(gate=ForgetsWhenConnected))
+    first_found(LOST, 2, {InputGate: ForgetsWhenConnected}, of=keyed)
 
 
 def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
@@ -143,7 +130,7 @@ def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
         ]
         return assign_channels(kept, exchanges, **options)
 
-    first_found(LOST, KeyedParts(assign=assign), kind="rebalance")
+    first_found(LOST, 5, {assign_channels: assign}, of=has("rebalance"))
 
 
 def test_flink_35351_a_custom_partitioner_that_is_not_evaluated_again_is_found() -> None:
@@ -154,7 +141,7 @@ def test_flink_35351_a_custom_partitioner_that_is_not_evaluated_again_is_found()
         }
         return assign_channels(channels, as_rebalance, **options)
 
-    first_found(ANOTHERS, KeyedParts(assign=assign), kind="custom")
+    first_found(ANOTHERS, 181, {assign_channels: assign}, of=has("custom"))
 
 
 def test_flink_38483_subtasks_without_state_is_found() -> None:
@@ -162,11 +149,9 @@ def test_flink_38483_subtasks_without_state_is_found() -> None:
 
     def assign(channels: Any, exchanges: Any, **options: Any) -> Any:
         assigned = assign_channels(channels, exchanges, **options)
-        if not options["on_downstream"]:
-            return assigned
         return {each: got for each, got in assigned.items() if each.subtask < options["old_parallelism"]}
 
-    first_found(f"{LOST}|with the switch turned", KeyedParts(assign=assign))
+    first_found(LOST, 68, {assign_channels: assign}, of=keyed)
 
 
 class StoresOnlyWhatWasThere(Unchecked):
@@ -182,7 +167,7 @@ class StoresOnlyWhatWasThere(Unchecked):
 
 
 def test_flink_20645_an_order_of_barriers_that_misses_buffers_is_found() -> None:
-    first_found(LOST, KeyedParts(gate=StoresOnlyWhatWasThere))
+    first_found(LOST, 0, {InputGate: StoresOnlyWhatWasThere}, of=keyed)
 
 
 class AlignsAllOrNone(InputGate):
@@ -197,40 +182,23 @@ class AlignsAllOrNone(InputGate):
 
 
 def test_flink_37870_one_aligned_connection_that_aligns_all_is_found() -> None:
-    exchanges = {
-        "left": ExchangePlan(kind="rebalance", producer_stage=0, consumer_stage=2),
-        "right": ExchangePlan(kind="forward", producer_stage=1, consumer_stage=2),
-        "windows": ExchangePlan(kind="hash", producer_stage=2, consumer_stage=3),
-    }
+    def mixed(each: Scenario) -> bool:
+        kinds = each.first_exchange, each.second_exchange
+        return "forward" in kinds and kinds[0] != kinds[1] and None not in kinds and each.row_ms > 0
 
-    def slow_union(scenario: KeyedScenario) -> KeyedScenario:
-        return msgspec.structs.replace(
-            scenario,
-            exchanges=exchanges,
-            sources={stage: (SplitScript(number=stage, rows=40, keys=7, first_ms=0, step_ms=5),) for stage in (0, 1)},
-            cost_ms={2: 8, 3: 0},
-            read_rows=8,
-            slice_ms=1,
-            link_ms=1,
-            credits=4,
-            watermark_reads=100,
-            unaligned=True,
-            alignment_timeout_ms=0,
-            parallelism=1 + scenario.seed % 3,
-            interval_ms=60,
-            faults=(),
-        )
-
-    assert all(simulate(slow_union(KeyedScenario.of(seed)))[0].error is None for seed in range(20))
-    first_found(SLOW, KeyedParts(gate=AlignsAllOrNone), change=slow_union)
+    first_found(SLOW, 466, {InputGate: AlignsAllOrNone}, of=mixed)
 
 
-def test_iceberg_15846_rows_staged_for_a_failed_checkpoint_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetting(stage: WindowStage, checkpoint_id: int) -> None:
-        stage._staged.pop(checkpoint_id, None)
+class ForgetsStaged(ScriptedWriter):
+    """Iceberg 15846: rows that were staged for a checkpoint that failed are in none."""
 
-    monkeypatch.setattr(WindowStage, "on_aborted", forgetting)
-    first_found(LOST)
+    def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Any:
+        self._staged.clear()
+        return super().prepare_commit(checkpoint_id, final=final)
+
+
+def test_iceberg_15846_rows_staged_for_a_failed_checkpoint_are_found() -> None:
+    first_found(LOST, 22, {ScriptedWriter: ForgetsStaged}, of=keyed)
 
 
 class WaitsForTheInterval(CheckpointCoordinator):
@@ -241,7 +209,7 @@ class WaitsForTheInterval(CheckpointCoordinator):
 
 
 def test_flink_38939_a_first_checkpoint_that_comes_late_is_found() -> None:
-    first_found("before the first barrier", KeyedParts(coordinator=WaitsForTheInterval))
+    first_found("before the first checkpoint", 0, {CheckpointCoordinator: WaitsForTheInterval}, of=keyed)
 
 
 # Our own.
@@ -261,7 +229,7 @@ class GrantsAtOnce(Unchecked):
 
 
 def test_credit_before_recovery_is_over_is_found() -> None:
-    first_found("before its recovery is over", KeyedParts(gate=GrantsAtOnce))
+    first_found(f"{ORDER}|{LOST}|{TWICE}", 158, {InputGate: GrantsAtOnce}, of=keyed)
 
 
 class PassesWatermarks(Unchecked):
@@ -272,51 +240,12 @@ class PassesWatermarks(Unchecked):
             return super().handle(event, now_ms)
         if not isinstance(event.element, WatermarkPassed | ProducerIdle | ProducerActive):
             return super().handle(event, now_ms)
-        told = ig.ProducerTold(event.channel.producer, event.element)
-        return [*self._valves[event.channel.exchange].handle(told, now_ms)]
+        received = ig.ProducerEventReceived(event.channel.producer, event.element)
+        return [*self._valves[event.channel.exchange].handle(received, now_ms)]
 
 
 def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> None:
-    def with_one_that_ended(scenario: KeyedScenario) -> KeyedScenario:
-        """Return the same with a split that is read to its end, and another that is far ahead, for other subtasks."""
-        return msgspec.structs.replace(
-            scenario,
-            parallelism=2 + scenario.seed % 3,
-            max_parallelism=8,
-            exchanges={"windows": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1)},
-            sources={
-                0: (
-                    SplitScript(number=0, rows=8, keys=1, first_ms=0, step_ms=5),
-                    SplitScript(number=1, rows=20, keys=4, first_ms=400, step_ms=50, first_key=4),
-                )
-            },
-            cost_ms={1: 20},
-            read_ms=1,
-            read_rows=1,
-            window_ms=40,
-            interval_ms=60,
-            switches=(Switches(),),
-            faults=(Fault(100, FaultKind.RESCALE, parallelism=2 + scenario.seed % 2),),
-        )
-
-    assert all(simulate(with_one_that_ended(KeyedScenario.of(seed)))[0].error is None for seed in range(20))
-    first_found("late: ", KeyedParts(gate=PassesWatermarks), change=with_one_that_ended)
-
-
-def windows_of_windows(scenario: KeyedScenario) -> KeyedScenario:
-    """Return the same with readers that are idle before they end, and a stage that holds rows before the windows."""
-    exchanges = {
-        "first": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1),
-        "windows": ExchangePlan(kind="hash", producer_stage=1, consumer_stage=2),
-    }
-    return msgspec.structs.replace(
-        scenario,
-        exchanges=exchanges,
-        sources={0: next(iter(scenario.sources.values()))},
-        cost_ms={1: 0, 2: 0},
-        idle_ms=50,
-        holds=True,
-    )
+    first_found(LATE, 465, {InputGate: PassesWatermarks}, of=in_time)
 
 
 def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,9 +262,9 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
         return passing(valve) if valve._idle_together else vote_ms(valve)
 
     monkeypatch.setattr(WatermarkValve, "_vote_ms", passing)
-    first_found(f"late: .* is at {MAX_WATERMARK_MS}", KeyedParts(gate=Unchecked))
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 23, {InputGate: Unchecked}, of=in_time)
     monkeypatch.setattr(WatermarkValve, "_vote_ms", passing_together)
-    first_found(f"late: .* is at {MAX_WATERMARK_MS}", KeyedParts(gate=Unchecked), change=windows_of_windows)
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 46, {InputGate: Unchecked}, of=in_time)
 
 
 class IdleOneByOne(InputGate):
@@ -348,8 +277,7 @@ class IdleOneByOne(InputGate):
 
 def test_a_valve_that_waits_for_nobody_who_is_idle_together_is_found() -> None:
     """The sources were idle, and one of them is heard of again: first by one subtask, then by the others."""
-    first_found("late: ", KeyedParts(gate=IdleOneByOne))
-    first_found("late: ", KeyedParts(gate=IdleOneByOne), change=windows_of_windows)
+    first_found(LATE, 223, {InputGate: IdleOneByOne}, of=in_time)
 
 
 class PassesIdleInputs(WatermarkFlow):
@@ -364,7 +292,7 @@ class PassesIdleInputs(WatermarkFlow):
 
 def test_a_final_watermark_that_passes_an_idle_input_is_found() -> None:
     """One exchange of a union has ended, the other one is idle for a while."""
-    first_found("late: ", KeyedParts(flow=PassesIdleInputs))
+    first_found(LATE, 131, {WatermarkFlow: PassesIdleInputs}, of=in_time)
 
 
 def test_output_before_input_is_found() -> None:
@@ -380,36 +308,34 @@ def test_output_before_input_is_found() -> None:
         }
         return back if options["on_downstream"] else assign_channels(channels, exchanges, **options)
 
-    first_found("order: ", KeyedParts(assign=assign))
+    first_found(ORDER, 36, {assign_channels: assign}, of=keyed)
 
 
-def moving(scenario: KeyedScenario) -> KeyedScenario:
-    """Return a scenario with several splits, which other readers read on after each of its rescales."""
-    split = SplitScript(number=0, rows=20, keys=2, first_ms=0, step_ms=5)
-    return msgspec.structs.replace(
-        scenario,
-        parallelism=2,
-        sources={
-            stage: tuple(msgspec.structs.replace(split, number=10 * stage + each) for each in range(3))
-            for stage in scenario.sources
-        },
-        cost_ms=dict.fromkeys(scenario.cost_ms, 8),
-        interval_ms=60,
-        timeout_ms=5000,
-        unaligned=True,
-        alignment_timeout_ms=0,
-        switches=(Switches(),),
-        faults=(
-            Fault(150, FaultKind.RESCALE, parallelism=3),
-            Fault(300, FaultKind.CRASH),
-            Fault(450, FaultKind.RESCALE, parallelism=2),
-        ),
-    )
-
-
-def test_new_rows_that_pass_recovered_ones_after_a_rescale_are_found() -> None:
+def test_new_rows_that_pass_recovered_ones_after_a_rescale_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come through another channel, since another reader has their split."""
-    first_found("order: ", KeyedParts(relocated=lambda *_, **__: frozenset()), change=moving)
+    monkeypatch.setattr(regions, "relocated_exchanges", lambda *_, **__: frozenset())
+    first_found(ORDER, 124, of=rescaled)
+
+
+def moving(each: Scenario, parallelisms: tuple[int, ...], of: SourceScript) -> Scenario:
+    """Return a scenario of the same seed with splits that other readers may read on after a restart."""
+    return pipeline(
+        seed=each.seed, parallelism=2, sources=(of,), row_ms=20, interval_ms=100, first_checkpoint_ms=1,
+        target_bytes=400, faults=rescales(*parallelisms), phase_ms=4_000,
+    )  # fmt: skip
+
+
+def test_new_rows_of_a_split_that_another_reader_has_at_the_same_parallelism_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its source reassigns splits on recovery, to whoever asks first."""
+
+    def of_datagen(each: Scenario) -> Scenario:
+        splits = msgspec.structs.replace(SPLITS, pulled=True, reassigns=True, generated=True)
+        return moving(each, (2, 2, 2, 2), splits)
+
+    monkeypatch.setattr(JobPlan, "moving_exchanges", frozenset())
+    first_found(ORDER, 3, change=of_datagen)
 
 
 class ForgetsRelocated(InputGate):
@@ -424,14 +350,12 @@ class ForgetsRelocated(InputGate):
 
 def test_new_rows_that_pass_rows_relocated_before_the_last_restart_are_found() -> None:
     """The parallelism is that of the checkpoint, but rows in it were relocated before it."""
-    first_found("order: ", KeyedParts(gate=ForgetsRelocated), change=moving)
+    assert all(simulate(moving(Scenario.of(seed), (3, 3, 2, 2), SPLITS))[0].error is None for seed in range(3))
+    first_found(ORDER, 0, {InputGate: ForgetsRelocated}, change=lambda each: moving(each, (3, 3, 2, 2), SPLITS))
 
 
 class TakesBeforeReplaying(ChannelRecovery):
     """P1 before P3: what is read overtakes what is spilled."""
-
-    def check(self) -> None:
-        pass
 
     def _on_room(self, event: cr.RoomFound, now_ms: int) -> list[cr.Action]:
         spilled, self._spilled = self._spilled, deque()
@@ -446,7 +370,7 @@ class TakesBeforeReplaying(ChannelRecovery):
 
 
 def test_memory_before_replay_is_found() -> None:
-    first_found("spilled ones come first", KeyedParts(recovery=TakesBeforeReplaying))
+    first_found(f"spilled ones come first|{ORDER}", 69, {ChannelRecovery: TakesBeforeReplaying}, of=keyed)
 
 
 class SnapshotsInPhaseOne(Unchecked):
@@ -457,7 +381,7 @@ class SnapshotsInPhaseOne(Unchecked):
 
 
 def test_a_snapshot_in_phase_one_is_found() -> None:
-    first_found("in phase 1", KeyedParts(gate=SnapshotsInPhaseOne))
+    first_found(LOST, 158, {InputGate: SnapshotsInPhaseOne}, of=keyed)
 
 
 class LeavesOutSpilled(Unchecked):
@@ -465,24 +389,22 @@ class LeavesOutSpilled(Unchecked):
 
     def handle(self, event: ig.Event, now_ms: int) -> list[ig.Action]:
         return [
-            ig.StoreChannels(action.checkpoint_id, kept) if isinstance(action, ig.StoreChannels) else action
+            ig.StoreChannels(action.checkpoint_id, _without_spilled(action.channels))
+            if isinstance(action, ig.StoreChannels)
+            else action
             for action in super().handle(event, now_ms)
-            for kept in [_without_spilled(action)]
         ]
 
 
-def _without_spilled(action: ig.Action) -> Any:
-    if not isinstance(action, ig.StoreChannels):
-        return {}
+def _without_spilled(channels: Mapping[Any, Sequence[Any]]) -> dict[Any, tuple[Buffer, ...]]:
     kept = {
-        channel: tuple(each for each in buffers if isinstance(each, Buffer))
-        for channel, buffers in action.channels.items()
+        channel: tuple(each for each in buffers if isinstance(each, Buffer)) for channel, buffers in channels.items()
     }
     return {channel: buffers for channel, buffers in kept.items() if buffers}
 
 
 def test_spilled_buffers_that_are_not_stored_are_found() -> None:
-    first_found(LOST, KeyedParts(gate=LeavesOutSpilled))
+    first_found(LOST, 137, {InputGate: LeavesOutSpilled}, of=rescaled)
 
 
 class LeavesOutOutput(ResultPartition):
@@ -496,7 +418,7 @@ class LeavesOutOutput(ResultPartition):
 
 
 def test_output_that_is_not_stored_is_found() -> None:
-    first_found(LOST, KeyedParts(partition=LeavesOutOutput))
+    first_found(LOST, 0, {ResultPartition: LeavesOutOutput}, of=keyed)
 
 
 class SendsWithoutCredit(ResultPartition):
@@ -511,7 +433,7 @@ class SendsWithoutCredit(ResultPartition):
 
 
 def test_rows_without_credit_are_found() -> None:
-    first_found("memory: |had no credit", KeyedParts(partition=SendsWithoutCredit))
+    first_found("had no credit", 0, {ResultPartition: SendsWithoutCredit}, of=keyed)
 
 
 class TakesBarriersForRows(ResultPartition):
@@ -524,4 +446,4 @@ class TakesBarriersForRows(ResultPartition):
 
 
 def test_a_barrier_that_waits_for_a_slow_operator_is_found() -> None:
-    first_found(SLOW, KeyedParts(partition=TakesBarriersForRows))
+    first_found(SLOW, 2, {ResultPartition: TakesBarriersForRows}, of=keyed)

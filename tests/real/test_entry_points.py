@@ -1,4 +1,4 @@
-"""Both DataFrame doors on real Spark: found by themselves, own sources, errors, limits, restarts."""
+"""Both DataFrame engines on real Spark: found automatically, own sources, errors, limits, restarts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_formats_are_found_without_registration_in_sql_too(spark: SparkSession) 
 
 
 def test_option_names_have_no_case(spark: SparkSession) -> None:
-    """Spark hands them over in lower case."""
+    """Spark passes them in lower case."""
     frame = (
         spark.read.format("headgate.datagen")
         .schema("userId bigint")
@@ -112,7 +112,7 @@ def test_an_own_source_is_read_as_a_batch(spark: SparkSession, lists: Lists) -> 
     assert rows(frame) == numbers(a=10, c=7)
 
 
-def test_a_stream_restarts_behind_what_it_committed(spark: SparkSession, lists: Lists, tmp_path: Path) -> None:
+def test_a_stream_restarts_after_what_it_committed(spark: SparkSession, lists: Lists, tmp_path: Path) -> None:
     headgate.register(spark, Numbers)
     lists.set(a=10, b=4)
     frame = spark.readStream.format("numbers").option("folder", str(lists.folder)).load()
@@ -217,7 +217,7 @@ class Failing(headgate.SimpleSource):
         if position is None:
             yield pa.record_batch({"a": [1]}), 1
         if self.options["how"] == "raises":
-            raise ValueError("the server said no")
+            raise ValueError("the server refused")
         if self.options["how"] == "other columns":
             yield pa.record_batch({"b": [2]}), 2
         if self.options["how"] == "other type":
@@ -229,7 +229,7 @@ class Failing(headgate.SimpleSource):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("raises", r"UserFunctionError: .*the server said no"),
+        ("raises", r"UserFunctionError: .*the server refused"),
         ("other columns", r"ConnectorContractError: .*columns are b; the schema declares a"),
         ("other type", r"ConnectorContractError: .*'?a'?"),
         ("no pair", r"ConnectorContractError: .*read"),

@@ -1,0 +1,52 @@
+"""Looks for a seed of the simulator that finds a planted bug."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+from headgate.simulation.planted import Bugs
+from headgate.simulation.running import simulate
+from headgate.simulation.scenario import Scenario
+from tests import search
+
+_SEEDS = range(1_500)
+
+
+@cache
+def _scenarios() -> tuple[Scenario, ...]:
+    return tuple(map(Scenario.of, _SEEDS))
+
+
+def any_of(scenario: Scenario) -> bool:
+    return True
+
+
+def as_it_is(scenario: Scenario) -> Scenario:
+    return scenario
+
+
+def first_found(
+    what: str,
+    seed: int,
+    bugs: Bugs | None = None,
+    *,
+    of: Callable[[Scenario], bool] = any_of,
+    change: Callable[[Scenario], Scenario] = as_it_is,
+) -> int:
+    """Return the first seed, of some, that fails with what the pattern says; an ordinary run begins with the given one.
+
+    It is one that did: so the test is quick as long as schedules stay what they are. ``change`` makes the scenario of a
+    seed another one.
+    """
+    other: list[str] = []
+    known = () if search.exhaustive else (Scenario.of(seed),)
+    for scenario in (*known, *filter(of, _scenarios())):
+        error = simulate(change(scenario), bugs)[0].error
+        if error is not None:
+            if re.search(what, error):
+                return scenario.seed
+            assert not re.search(r"\b(Attribute|Name|Type)Error: ", error), f"what is planted does not work: {error}"
+            other.append(f"{scenario.seed}: {error.splitlines()[0]}")
+    raise AssertionError(f"not found in {len(_SEEDS)} seeds; found instead: {other[:5]}")
