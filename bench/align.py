@@ -1,7 +1,7 @@
 """Partitions out of step in event time: Headgate with and without alignment, and Spark's own Kafka source.
 
 Topics of 4 partitions, ten hours of event time. Shapes: burst (one partition has four times the rows of each other,
-three quarters of them within an hour), behind (one partition's producer was two hours behind), silent (one partition
+three quarters of them within an hour), lagging (one partition's producer was two hours late), silent (one partition
 was silent for an hour, then back). Windows of one minute, a watermark of one minute: a drift of 50 s and 10 s for the
 disorder, which is 2 s.
 
@@ -52,7 +52,7 @@ SUMMARY = "partitions out of step in event time: rows dropped, state held, speed
 ROWS, HOURS = 2_000_000, 10.0
 QUICK_ROWS, QUICK_HOURS = 70_000, 1 / 3
 IDLE_TIMEOUT_MS = 3000
-"""Without it the end of `behind`'s partition 0 would hold the others for ever: nobody knows that it is the end."""
+"""Without it the end of `lagging`'s partition 0 would hold the others for ever: nobody knows that it is the end."""
 PATIENCE_S = 120.0
 """Rows that a continuous query has not read by then are counted as dropped."""
 CASES = ("dropped", "dataframe-state", "overshoot", "state", "throughput", "throughput-rows")
@@ -62,7 +62,7 @@ REQUIRED_THROUGHPUT_RATIO = 0.95
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the option that only this bench has."""
-    command.add_argument("--picture", type=Path, metavar="FILE", help="draw what was measured for 'behind' as a PNG")
+    command.add_argument("--picture", type=Path, metavar="FILE", help="draw what was measured for 'lagging' as a PNG")
 
 
 @dataclass
@@ -123,17 +123,17 @@ Runs = dict[tuple[str, bool], list[Observed]]
 
 
 class _Listener(StreamingQueryListener):
-    """Takes note of the watermark that a query tells about itself, and when."""
+    """Takes note of the watermark that a query reports, and when."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
+        self.reported: list[tuple[int, int]] = []
 
     def onQueryProgress(self, event: Any) -> None:
         """Take note."""
         watermark = event.progress.eventTime.get("watermark")
         if watermark is not None:
             watermark_ms = round(datetime.fromisoformat(watermark).timestamp() * 1000)
-            self.told.append((time.monotonic_ns(), watermark_ms))
+            self.reported.append((time.monotonic_ns(), watermark_ms))
 
     def onQueryStarted(self, event: Any) -> None:
         """Nothing."""
@@ -174,7 +174,7 @@ def _observe(
             notes = notes_in(folder)
     finally:
         streams.streams.removeListener(listener)
-    observed = measure(notes, topic.event_times(), DELAY_MS, MAX_DRIFT_MS, listener.told, IDLE_TIMEOUT_MS)
+    observed = measure(notes, topic.event_times(), DELAY_MS, MAX_DRIFT_MS, listener.reported, IDLE_TIMEOUT_MS)
     observed.total_seconds = (notes[-1].at_ns - began_ns) / 1e9 - observed.waited_seconds
     return observed
 
@@ -216,20 +216,20 @@ def _structured(
 
 
 def _of_structured(topic: Topic, counts: Counts, runs: Runs) -> Iterator[Figures]:
-    """Make the figures of the doors of DataFrames."""
+    """Make the figures of the DataFrame engines."""
     ours, theirs = counts[topic.shape, "aligned"], counts[topic.shape, "spark"]
     unaligned = counts[topic.shape, "unaligned"]
     continuous = [each.dropped for name in ("", "rows-") for each in runs[name + topic.shape, True]]
     more: dict[str, Any] = {
         "headgate_continuous": max(continuous),
-        "peer_numRowsDroppedByWatermark": round(statistics.median(each.told for each in theirs)),
+        "peer_numRowsDroppedByWatermark": round(statistics.median(each.reported for each in theirs)),
     }
     if unaligned:
         more["headgate_unaligned"] = round(statistics.median(each.dropped for each in unaligned))
     yield Figures(
         f"dropped-{topic.shape}", "rows", [each.dropped for each in ours], [each.dropped for each in theirs],
-        "spark kafka", required="0 in both doors", more=more,
-        holds=not any(each.dropped or each.told for each in ours) and not any(continuous),
+        "spark kafka", required="0 in both engines", more=more,
+        holds=not any(each.dropped or each.reported for each in ours) and not any(continuous),
     )  # fmt: skip
     yield Figures(
         f"dataframe-state-{topic.shape}", "rows", [each.state_rows for each in ours],
@@ -240,7 +240,7 @@ def _of_structured(topic: Topic, counts: Counts, runs: Runs) -> Iterator[Figures
 
 
 def _of_continuous(topic: Topic, runs: Runs, quick: bool) -> Iterator[Figures]:
-    """Make the figures of the continuous door."""
+    """Make the figures of the continuous engine."""
     aligned, unaligned = runs[topic.shape, True], runs[topic.shape, False]
     yield Figures(
         f"overshoot-{topic.shape}", "rows", [each.overshoot_rows for each in aligned],
@@ -257,7 +257,7 @@ def _of_continuous(topic: Topic, runs: Runs, quick: bool) -> Iterator[Figures]:
               "peer_in_a_slot": max(each.peak_windows_in_slot for each in unaligned),
               "headgate_within_a_call": max(each.peak_windows_in_call for each in aligned)},
     )  # fmt: skip
-    if topic.shape == "behind" and not quick:
+    if topic.shape == "lagging" and not quick:
         state.required = f"ratio {REQUIRED_STATE_RATIO:.0f}"
         state.holds = (state.ratio or 0) >= REQUIRED_STATE_RATIO
     yield state
@@ -306,12 +306,12 @@ def _cell(values: Sequence[float], unit: str) -> str:
 
 
 def _draw(path: Path, topics: Sequence[Topic], counts: Counts, runs: Runs) -> None:
-    """Draw the last runs of 'behind', and what was lost of each shape."""
+    """Draw the last runs of 'lagging', and what was lost of each shape."""
     from bench.align_picture import Run, draw
 
     unaligned, aligned = (
         Run(run.watermarks, f"{run.peak_windows:,} windows open at most") for run in
-        (runs["behind", False][-1], runs["behind", True][-1])
+        (runs["lagging", False][-1], runs["lagging", True][-1])
     )  # fmt: skip
     lost = {topic.shape: (counts[topic.shape, "spark"][-1].dropped, counts[topic.shape, "aligned"][-1].dropped)
             for topic in topics}  # fmt: skip
@@ -330,8 +330,8 @@ def _chosen(arguments: argparse.Namespace) -> set[str]:
     chosen = set(arguments.only or names)
     if arguments.picture is not None and arguments.quick:
         raise SystemExit("--picture shows ten hours: leave --quick")
-    if arguments.picture is not None and not chosen >= {"dropped-behind", "state-behind"}:
-        raise SystemExit("--picture shows dropped-behind and state-behind: leave --only, or name them too")
+    if arguments.picture is not None and not chosen >= {"dropped-lagging", "state-lagging"}:
+        raise SystemExit("--picture shows dropped-lagging and state-lagging: leave --only, or name them too")
     return chosen
 
 

@@ -4,8 +4,8 @@ Never: use a clock or an unseeded generator. The truth (every event time of ever
 made anew from the seed whenever it is asked for; only the topics are kept.
 
 Each partition holds what one producer wrote over the span, record by record as they happened, each up to `DISORDER_MS`
-late; the record's time stamp is its event time. Names of shapes say what is wrong with partition 0; the other three are
-alike and even. In `behind` partition 0 begins and ends two tenths of the span earlier than the others.
+late; the record's time stamp is its event time. The names of shapes say what is wrong with partition 0; the others
+are alike and even. In `lagging` partition 0 begins and ends two tenths of the span earlier than the others.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ EventTimes = npt.NDArray[np.int64]
 
 SHAPES = {
     "burst": "partition 0 has four times the rows of each other, three quarters of them within a tenth of the time",
-    "behind": "partition 0's producer was two tenths of the time behind",
+    "lagging": "partition 0's producer was two tenths of the time late",
     "silent": "partition 0 was silent for a tenth of the time, then back",
 }
 _QUIET_OR_LOUD = (0.4, 0.5)
 """When the burst, or the silence, is: a part of the span."""
-_WEIGHTS = {"burst": (4.0, 1.0, 1.0, 1.0), "behind": (1.0, 1.0, 1.0, 1.0), "silent": (0.9, 1.0, 1.0, 1.0)}
+_WEIGHTS = {"burst": (4.0, 1.0, 1.0, 1.0), "lagging": (1.0, 1.0, 1.0, 1.0), "silent": (0.9, 1.0, 1.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Topic:
     @property
     def covers_ms(self) -> int:
         """How much event time there is over all partitions, about, in milliseconds."""
-        return self.span_ms + (self._behind_ms if self.shape == "behind" else 0)
+        return self.span_ms + (self._lag_ms if self.shape == "lagging" else 0)
 
     @property
-    def _behind_ms(self) -> int:
+    def _lag_ms(self) -> int:
         return self.span_ms // 5
 
     def event_times(self) -> list[EventTimes]:
@@ -93,8 +93,8 @@ class Topic:
                 arrivals *= 1 - (high - low)
                 arrivals[arrivals >= low] += high - low
             at = BEGIN_MS + (np.sort(arrivals) * self.span_ms).astype(np.int64)
-            if odd and self.shape == "behind":
-                at -= self._behind_ms
+            if odd and self.shape == "lagging":
+                at -= self._lag_ms
             made.append(at - random.integers(0, DISORDER_MS, count, endpoint=True))
         return made
 

@@ -4,9 +4,9 @@ Never: believe the query. `Observer` runs in ``mapInArrow`` and notes, for each 
 monotonic clock (the same in all its processes), the partition and all event times; `measure` merges the notes of all
 slots by time and replays them against the truth, which is every event time in the topic.
 
-How exact it is: the operator stands behind the source, in the same thread. Rows of the slowest partition that have left
-the source may not have been noted yet when another slot, told of them, reads on; so rows can seem to be too early, by
-what lies between source and operator: one batch of a split at most. No row can seem to be in time that was not.
+How exact it is: the operator follows the source, in the same thread. Rows of the slowest partition that have left
+the source may not have been noted yet when another slot learns of them and reads on; so rows can seem to be too
+early, by what lies between source and operator: one batch of a split at most. No row can seem in time that was not.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Observed:
     largest_call
         The most rows of one partition in one call.
     seconds, waited_seconds
-        From the first call to the last, but for the wait behind the end of a partition; and that wait.
+        From the first call to the last, except for the wait after the end of a partition; and that wait.
     total_seconds
         From the start of the query, which who ran it knows, to the last call, but for that wait.
     watermarks
@@ -149,7 +149,7 @@ def measure(
     truth: Sequence[EventTimes],
     delay_ms: int,
     max_drift_ms: int,
-    told: Iterable[tuple[int, int]] = (),
+    reported: Iterable[tuple[int, int]] = (),
     idle_timeout_ms: int = 0,
 ) -> Observed:
     """Replay the notes.
@@ -161,10 +161,10 @@ def measure(
     truth
         The event times of each partition, in the order of offsets.
     delay_ms
-        How far a partition's watermark is behind its latest row, in milliseconds.
+        How far a partition's watermark lags its latest row, in milliseconds.
     max_drift_ms
         How far ahead of the slowest partition's watermark another's may be, in milliseconds.
-    told
+    reported
         The query's own watermark: when it was heard of, in nanoseconds, and what it was, in milliseconds. It closes
         windows as well, so that a watermark that ran ahead of the rows shows as dropped rows.
     idle_timeout_ms
@@ -179,15 +179,15 @@ def measure(
     observed = Observed(watermarks=[[] for _ in truth])
     partitions = [_Partition(times, delay_ms) for times in truth]
     everything = _Windows(truth)
-    notes, told = list(notes), deque(told)
+    notes, reported = list(notes), deque(reported)
     waits, waited_ns = _waits(notes, truth, max_drift_ms, idle_timeout_ms), 0
     # A slot's partitions are those it ever reads: it has them from the beginning, before their first rows.
     slots: dict[str, tuple[_Windows, set[int]]] = {}
     for note in notes:
         slots.setdefault(note.slot, (_Windows(truth), set()))[1].add(note.partition)
     for number, note in enumerate(notes):
-        while told and told[0][0] <= note.at_ns:
-            everything.close(told.popleft()[1])
+        while reported and reported[0][0] <= note.at_ns:
+            everything.close(reported.popleft()[1])
         partition = partitions[note.partition]
         partition.take(note.times)
         observed.rows += len(note.times)
@@ -219,7 +219,7 @@ def measure(
 def _waits(
     notes: Sequence[Note], truth: Sequence[EventTimes], max_drift_ms: int, idle_timeout_ms: int
 ) -> dict[int, int]:
-    """Return the times in which nothing came because a partition had ended, in nanoseconds, by the note behind them.
+    """Return the times in which nothing came because a partition had ended, in nanoseconds, by the note after them.
 
     They lie between its last row and the first one that is beyond it and the drift.
     """

@@ -21,7 +21,7 @@ from bench.align_data import MAX_DRIFT_MS
 
 INK, GREY, WATER, SAND, RED = "#22313f", "#9aa5b1", "#1f7a9c", "#d9a441", "#c0392b"
 _LINES = (
-    {"color": RED, "linewidth": 1.6, "zorder": 5, "label": "partition 0, two hours behind"},
+    {"color": RED, "linewidth": 1.6, "zorder": 5, "label": "partition 0, two hours late"},
     {"color": "#123f52", "linewidth": 2.0, "zorder": 4, "label": "partition 1"},
     {"color": WATER, "linewidth": 3.2, "zorder": 3, "label": "partition 2"},
     {"color": "#a9cbd8", "linewidth": 5.0, "zorder": 2, "label": "partition 3"},
@@ -77,7 +77,7 @@ def draw(path: Path, unaligned: Run, aligned: Run, lost: Mapping[str, tuple[floa
     Parameters
     ----------
     unaligned, aligned
-        The two runs of the shape `behind`.
+        The two runs of the shape `lagging`.
     lost
         For each shape the rows that Spark's source lost, and those that Headgate did.
     rows

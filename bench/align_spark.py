@@ -3,7 +3,7 @@
 Never: time anything. Queries of several topics run side by side: what a micro-batch reads does not depend on it.
 
 Dropped rows are the topic's rows less those that were counted: in the windows that came out, and in those that are
-still open, which the state store has. Spark's own figure, ``numRowsDroppedByWatermark``, is counted behind the partial
+still open, which the state store has. Spark's own figure, ``numRowsDroppedByWatermark``, is counted after the partial
 aggregation: it is kept to be shown beside.
 """
 
@@ -39,7 +39,7 @@ class Windows:
     ----------
     dropped
         Rows that no window counted.
-    told
+    reported
         What Spark says of them.
     state_rows
         The most rows in the state store after a micro-batch.
@@ -48,7 +48,7 @@ class Windows:
     """
 
     dropped: int
-    told: int
+    reported: int
     state_rows: int
     batches: int
 
@@ -125,7 +125,7 @@ def _outcome(spark: SparkSession, query: Any, topic: Topic, folder: Path) -> Win
     spark.catalog.dropTempView(query.name)
     return Windows(
         dropped=topic.rows - came_out - still_open,
-        told=sum(each["numRowsDroppedByWatermark"] for each in operators),
+        reported=sum(each["numRowsDroppedByWatermark"] for each in operators),
         state_rows=max(each["numRowsTotal"] for each in operators),
         batches=len(query.recentProgress),
     )

@@ -98,7 +98,7 @@ class Enumerator(SplitEnumerator[Range, Ranges]):
 
 
 class RangesSource(Source[Range, Ranges], SupportsSplitReassignmentOnRecovery):
-    """Has as many splits as it is told."""
+    """Has as many splits as configured."""
 
     name = "bench"
     split_serializer = VersionedSerializer(Range, version=1, what="a split of the bench")
@@ -123,7 +123,7 @@ class RangesSource(Source[Range, Ranges], SupportsSplitReassignmentOnRecovery):
 
 
 class Coordination:
-    """A coordinator whose orders are carried out at once. Letters to readers are counted and dropped."""
+    """A coordinator whose orders are carried out at once. Messages to readers are counted and dropped."""
 
     def __init__(self, source: RangesSource, readers: int, folder: Path) -> None:
         self.source, self.readers = source, readers
@@ -133,17 +133,17 @@ class Coordination:
         self.ready = False
         self.reset = False
         self._events: deque[src.Event] = deque()
-        self.tell(src.SourceStarted())
+        self.handle(src.SourceStarted())
 
-    def tell(self, event: src.Event) -> None:
+    def handle(self, event: src.Event) -> None:
         self._events.append(event)
         while self._events:
             for action in self.machine.handle(self._events.popleft(), 0):
                 self._carry_out(action)
 
     def register(self, subtask: int, reported: tuple[SplitState, ...] = (), execution: int = 1) -> None:
-        letter = msg.ReaderRegistered(stage=0, execution=execution, source=UID, host="h", reported_splits=reported)
-        self.tell(src.FromReader(subtask, letter))
+        message = msg.ReaderRegistered(stage=0, execution=execution, source=UID, host="h", reported_splits=reported)
+        self.handle(src.FromReader(subtask, message))
 
     def _carry_out(self, action: src.Action) -> None:
         match action:
@@ -166,8 +166,8 @@ class Coordination:
                 answer = self.log.carry_out(action)
                 if answer is not None:
                     self._events.append(answer)
-            case src.SendToReader(letter=letter):
-                self.sent += len(letter.splits) if isinstance(letter, msg.AssignSplits) else 0
+            case src.SendToReader(message=message):
+                self.sent += len(message.splits) if isinstance(message, msg.AssignSplits) else 0
             case src.EnumeratorStateReady():
                 self.ready = True
             case src.ReaderReset():
@@ -220,10 +220,10 @@ def _checkpoint(splits: int, folder: Path) -> float:
     made.register(made.readers - 1)
 
     def take() -> None:
-        made.tell(src.CheckpointStarted(1))
+        made.handle(src.CheckpointStarted(1))
         assert made.ready
-        made.tell(src.BarriersSent(1))
-        made.tell(src.SourceCheckpointCompleted(1))
+        made.handle(src.BarriersSent(1))
+        made.handle(src.SourceCheckpointCompleted(1))
 
     return _timed(take)
 
@@ -231,7 +231,7 @@ def _checkpoint(splits: int, folder: Path) -> float:
 def _give_back(splits: int, folder: Path) -> float:
     made = _assigned(splits, folder)
     made.register(made.readers - 1)
-    seconds = _timed(lambda: made.tell(src.ReaderFailed(0, 0)))
+    seconds = _timed(lambda: made.handle(src.ReaderFailed(0, 0)))
     assert made.reset
     return seconds
 

@@ -1,7 +1,7 @@
 """Makes the data of the benches from a seed, once, and keeps it in ``.cache/bench``.
 
 Five columns, the same in every format: key (100 different texts), id, amount (two decimals), at, note (8 to 24
-letters). Never: use a clock or an unseeded generator.
+characters). Never: use a clock or an unseeded generator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA = "key string, id bigint, amount double, at timestamp, note string"
 ROW_GROUP_ROWS = 262_144
 CHUNK_ROWS = 250_000
 
-_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", dtype=np.uint8)
+_CHARACTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", dtype=np.uint8)
 
 
 def _chunk(first_id: int, rows: int) -> pa.Table:
@@ -33,9 +33,9 @@ def _chunk(first_id: int, rows: int) -> pa.Table:
     keys = pa.array([f"key-{number:02}" for number in range(100)])
     lengths = random.integers(8, 25, rows)
     ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    letters = _LETTERS[random.integers(0, len(_LETTERS), ends[-1])].copy()
-    letters[ends[:-1]] = ord("n")  # neither empty nor with blanks at its ends, which CSV readers may treat otherwise
-    letters[ends[1:] - 1] = ord("e")
+    characters = _CHARACTERS[random.integers(0, len(_CHARACTERS), ends[-1])].copy()
+    characters[ends[:-1]] = ord("n")  # neither empty nor with blanks at its ends, which CSV readers may treat otherwise
+    characters[ends[1:] - 1] = ord("e")
     # A quarter of a second apart, from 2026-01-01 on.
     at = 1_767_225_600_000 + (np.arange(first_id, first_id + rows, dtype=np.int64) * 250)
     return pa.table({
@@ -43,7 +43,7 @@ def _chunk(first_id: int, rows: int) -> pa.Table:
         "id": pa.array(np.arange(first_id, first_id + rows, dtype=np.int64)),
         "amount": pa.array(random.integers(0, 1_000_000, rows) / 100),
         "at": pa.array(at, pa.timestamp("ms", "UTC")),
-        "note": pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(letters)),
+        "note": pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(characters)),
     })  # fmt: skip
 
 
@@ -76,8 +76,8 @@ def _write_json(path: Path, first_id: int, rows: int) -> None:
                 ',"at":"', text["at"], '","note":"', text["note"], '"}\n', "",
             )  # fmt: skip
             for chunk in lines.chunks:
-                _, ends, letters = chunk.buffers()
-                file.write(letters.slice(0, int(np.frombuffer(ends, np.int32)[len(chunk)])))
+                _, ends, characters = chunk.buffers()
+                file.write(characters.slice(0, int(np.frombuffer(ends, np.int32)[len(chunk)])))
 
 
 def _write_parquet(path: Path, first_id: int, rows: int) -> None:

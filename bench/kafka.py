@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
                  "spark kafka", rows)
             for name, side in sides.items()
         ]  # fmt: skip
-        if not arguments.quick:  # which has too few for memory to tell anything
+        if not arguments.quick:  # which has too few for memory to mean anything
             tenth = rows // 10
             cases.append(Case("memory-tenth", partial(_batch, spark, broker, tenth, peer=False), None, "", tenth))
         results = [measure(case, arguments.rounds, memory) for case in chosen(cases, arguments.only)]

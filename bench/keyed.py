@@ -146,8 +146,8 @@ def _better_store(run: Callable[[str], float]) -> str:
     """Return the state store with which Structured Streaming is faster."""
     run("hdfs")  # so that neither pays for the first compilation
     rates = {store: run(store) for store in keyed_spark.STORES}
-    said = " and ".join(f"{rate / 1e6:.2f} M rows/s with {store}" for store, rate in rates.items())
-    console.print(f"structured streaming, warming up: {said}", soft_wrap=True)
+    text = " and ".join(f"{rate / 1e6:.2f} M rows/s with {store}" for store, rate in rates.items())
+    console.print(f"structured streaming, warming up: {text}", soft_wrap=True)
     return max(rates, key=lambda store: rates[store])
 
 

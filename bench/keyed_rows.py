@@ -71,7 +71,7 @@ def check(who: str, rows: int, found: Answer) -> None:
 def topic(broker: Broker, rows: int) -> str:
     """Return a topic with the rows as JSON, in turn in two partitions, made if it is not there yet.
 
-    Behind them each partition has one row that is a minute later: Structured Streaming closes the last window with it.
+    After them each partition has one row that is a minute later: Structured Streaming closes the last window with it.
     """
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient

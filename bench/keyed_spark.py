@@ -1,6 +1,6 @@
 """Structured Streaming as the peer of ``./run bench keyed``: the same windows, with either of its state stores.
 
-Never: count what it does before its first batch is over, or the batch behind the last row, which only emits.
+Never: count what it does before its first batch is over, or the batch after the last row, which only emits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def generated(spark: SparkSession, rows: int, batch_rows: int, store: str) -> fl
         .selectExpr(f"value * {MULTIPLIER} % {PRIME} % {KEYS} AS key", "value AS v",
                     f"timestamp_micros(value * {ROW_US}) AS at")
     )  # fmt: skip
-    # The generator has no end. The batch behind the last row brings the watermark that closes the last window in the
+    # The generator has no end. The batch after the last row brings the watermark that closes the last window in the
     # next one.
     return _rate(spark, _windows(frame, over_us(rows)), rows, store, until=rows + 2 * batch_rows)
 
@@ -60,7 +60,7 @@ def _windows(frame: DataFrame, over: int) -> DataFrame:
 
 
 def _rate(spark: SparkSession, windows: DataFrame, rows: int, store: str, *, until: int | None) -> float:
-    """Return rows/s; the query ends by itself, or is stopped when it has read ``until`` rows."""
+    """Return rows/s; the query ends on its own, or is stopped when it has read ``until`` rows."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES[store])
     spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "1000")

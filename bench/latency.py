@@ -47,7 +47,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _produce(broker: Broker, topic: str, seconds: float, done: threading.Event) -> None:
-    """Send records at an even pace, each with the time at which it is handed over."""
+    """Send records at an even pace, each with the time at which it is sent."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": broker.plain, "linger.ms": 0, "acks": "1"})

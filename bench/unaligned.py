@@ -1,4 +1,4 @@
-"""A function at 1 ms per row behind a full exchange: checkpoints at once, also while rows under way are recovered.
+"""A function at 1 ms per row after a full exchange: checkpoints at once, also while rows under way are recovered.
 
 Rows are partitioned by a user's function, so that those of a recovered buffer are filtered. The source is held up by
 back pressure: all buffers are full, and how many rows that is follows from how large rows are. A unit is a second of
@@ -37,7 +37,7 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError
 
-SUMMARY = "a slow function behind a full exchange: checkpoints, recovery under way, rescaling"
+SUMMARY = "a slow function downstream of a full exchange: checkpoints, recovery under way, rescaling"
 UNALIGNED = "execution.checkpointing.unaligned"
 ALIGNED = {f"{UNALIGNED}.enabled": False}
 OFF = {f"{UNALIGNED}.recover-output-on-downstream.enabled": False, f"{UNALIGNED}.during-recovery.enabled": False}
@@ -261,28 +261,28 @@ def _measure_inflation(spark: SparkSession, rescales: int, given_up_s: float, ca
     result = Result(dataclasses.replace(case, peer_name=f"off: {done} of {rescales} rescales"), [on.ratio])
     if done == rescales:
         result.peer.append(off.ratio)
-    said = (
+    note = (
         f"inflation: {on.bytes[0]:,} bytes and {on.rows[0]:,} rows at the first rescale, {on.bytes[-1]:,} and "
         f"{on.rows[-1]:,} after {rescales}: {on.rows[0] - on.rows[-1]:,} rows were processed meanwhile. The largest "
         f"was {max(on.bytes) / on.bytes[0]:.3f} times the first. "
     )
     if done < rescales:
-        said += (
+        note += (
             f"With the switches off rescale {done + 1} was not over after {given_up_s:.0f} s: its checkpoint waits "
             "until all that was recovered is processed, here hours."
         )
-    return result, said
+    return result, note
 
 
 def _verdict(results: Sequence[Result]) -> str:
     """Say whether what is required of the switches holds."""
-    said = []
+    notes = []
     for each in results:
         required = {"intervals": REQUIRED_INTERVALS, "times": REQUIRED_INFLATION}.get(each.unit)
         if required is not None:
             verdict = "holds" if max(each.headgate) <= required else "DOES NOT HOLD"
-            said.append(f"{each.case.name} at most {required:g}: {verdict} (largest {max(each.headgate):.3f})")
-    return "; ".join(said) + "." if said else ""
+            notes.append(f"{each.case.name} at most {required:g}: {verdict} (largest {max(each.headgate):.3f})")
+    return "; ".join(notes) + "." if notes else ""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -315,9 +315,9 @@ def run(arguments: argparse.Namespace) -> None:
             units = QUICK_CHECKPOINT_UNITS if quick else CHECKPOINT_UNITS
             results.append(_checkpoint(spark, units, rounds, case, memory))
         elif case.name == "inflation":
-            result, said = _measure_inflation(spark, QUICK_RESCALES if quick else RESCALES, given_up_s, case)
+            result, note = _measure_inflation(spark, QUICK_RESCALES if quick else RESCALES, given_up_s, case)
             results.append(result)
-            notes.append(said)
+            notes.append(note)
         else:
             units = firsts[case.name]
             on, off = (
@@ -336,7 +336,7 @@ def run(arguments: argparse.Namespace) -> None:
         backlogs.show()
     report(
         "unaligned", results, memory,
-        f"local[{CORES}], two slots, {ROW_MS:g} ms per row behind partitionBy, all buffers full, checkpoints in a "
+        f"local[{CORES}], two slots, {ROW_MS:g} ms per row after partitionBy, all buffers full, checkpoints in a "
         f"local folder; a recovery with the switches off is given up after {given_up_s:.0f} s. "
         + " ".join([_verdict(results), *notes]).strip(),
     )  # fmt: skip

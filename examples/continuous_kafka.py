@@ -67,8 +67,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         query = start(parallelism=1)
         wait_until_caught_up(query)
-        print(f"checkpoint {query.checkpoint()} is behind {query.status['rowsIn']} rides")
-        query.stop(savepoint=f"{folder}/savepoint")  # nothing is written behind it
+        print(f"checkpoint {query.checkpoint()} is after {query.status['rowsIn']} rides")
+        query.stop(savepoint=f"{folder}/savepoint")  # nothing is written after it
 
         query = start(parallelism=2, savepoint=f"{folder}/savepoint")
         wait_until_caught_up(query)

@@ -87,9 +87,9 @@ if __name__ == "__main__":
     make_rides(minute=0)
     query = start(parallelism=1)
     wait_until_caught_up(query)
-    print(f"checkpoint {query.checkpoint()} of {query.name} is behind {query.status['rowsIn']} rides")
+    print(f"checkpoint {query.checkpoint()} of {query.name} is after {query.status['rowsIn']} rides")
     print(f"its watermark is {query.lastProgress.eventTime['watermark']}")
-    query.stop(savepoint=f"{out}-savepoint")  # nothing is emitted behind it, and windows stay open
+    query.stop(savepoint=f"{out}-savepoint")  # nothing is emitted after it, and windows stay open
     print(f"suspended after {len(query.recentProgress)} reports; active: {query.isActive}, error: {query.exception()}")
 
     make_rides(minute=1)

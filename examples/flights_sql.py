@@ -1,4 +1,4 @@
-"""The same folder from SQL alone: Spark finds the format by itself.
+"""The same folder from SQL alone: Spark finds the format automatically.
 
 python examples/flights_sql.py [FOLDER]
 """

@@ -29,7 +29,7 @@ class Page(NamedTuple):
 
 
 def pages(symbol: str, after: str | None) -> Iterator[Page]:
-    """Hand out the pages behind a token, as some web service might."""
+    """Return the pages after a token, as some web service might."""
     first = 0 if after is None else int(after.removeprefix("page-")) + 1
     opening = datetime(2026, 1, 2, 14, 30, tzinfo=UTC)
     for number in range(first, PAGES):

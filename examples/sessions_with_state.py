@@ -18,7 +18,7 @@ SESSION = "user string, rides long, amount long, ended timestamp"
 
 
 class Sessions(StatefulProcessor):
-    """Counts the rides of a session; a timer behind its last ride ends it. It runs under Spark as it stands."""
+    """Counts the rides of a session; a timer after its last ride ends it. It runs under Spark as it stands."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state of a user."""
