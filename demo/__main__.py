@@ -142,10 +142,10 @@ class Stream:
         self.kill()
 
     def check_alive(self) -> None:
-        """End the demo when the query died by itself."""
+        """End the demo when the query died on its own."""
         if self.process is not None and self.process.poll() is not None:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-25:])
-            raise SystemExit(f"{tail}\n\nThe query ended by itself; the lines above are the end of {self.log}.")
+            raise SystemExit(f"{tail}\n\nThe query ended on its own; the lines above are the end of {self.log}.")
 
 
 def show_progress(stream: Stream, read: int, seconds: float, note: str) -> None:
@@ -268,7 +268,7 @@ def main() -> int:
     draw(picture, timeline, carriers, data.FLIGHTS)
     console.print(f"   {picture.relative_to(data.ROOT)}")
 
-    step(6, "Keyed", "flights per day and carrier behind a slow function: 2 slots become 4, then 3, under load")
+    step(6, "Keyed", "flights per day and carrier, downstream of a slow function: 2 slots become 4, then 3, under load")
     _, totals = keyed.run(spark, OUT, data.FOLDER, console)
     proofs.append(show_totals(totals))
     spark.stop()

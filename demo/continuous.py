@@ -1,6 +1,6 @@
 """The continuous part of the demo: months arrive, a slot's process is killed, the query is rescaled, then it ends.
 
-Never: restart anything by hand: what is killed comes back by itself.
+Never: restart anything by hand: what is killed recovers automatically.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _wait(query: headgate.ContinuousQuery, until: Any) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not until():
         if not query.isActive:
-            raise SystemExit(f"The continuous query ended by itself: {query.exception()}")
+            raise SystemExit(f"The continuous query ended on its own: {query.exception()}")
         if time.monotonic() > deadline:
             raise SystemExit(f"The continuous query did not get on in {PATIENCE_S} s: {query.status}")
         time.sleep(0.05)

@@ -167,7 +167,7 @@ def _wait_until_running(query: headgate.ContinuousQuery) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while query.status["message"] != "running" or query.status["rowsIn"] == 0:
         if not query.isActive:
-            raise SystemExit(f"The keyed query ended by itself: {query.exception()}")
+            raise SystemExit(f"The keyed query ended on its own: {query.exception()}")
         if time.monotonic() > deadline:
             raise SystemExit(f"The keyed query did not get on in {PATIENCE_S} s: {query.status}")
         time.sleep(0.02)

@@ -284,7 +284,7 @@ ARROW_TYPES = (
     pa.decimal128(38, 10), pa.dictionary(pa.int32(), pa.string()), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
     pa.time64("us"),
 )  # fmt: skip
-"""Types that files have; docs/files-differences.md tells of others that Spark refuses."""
+"""Types that files have; docs/files-differences.md lists others that Spark refuses."""
 
 
 def _arrow_type(rng: random.Random, depth: int) -> pa.DataType:
