@@ -110,6 +110,18 @@ def test_when_the_host_leaves_another_member_takes_over_with_all_votes(folder: P
     b.leave()
 
 
+def test_who_comes_to_a_new_host_before_its_own_planner_does_is_not_alone(folder: Path) -> None:
+    """A planner is the host first and joins it then: in between, it had no vote, and others read ahead of it."""
+    make_private(folder)
+    of_host = member_lock(folder, "planner")
+    host, other = Host(folder), Member("g", folder)
+    other.join()
+    assert votes(other.exchange(Vote(1))) == [MIN_WATERMARK_MS]
+    other.leave()
+    host.close()
+    of_host.release()
+
+
 def test_who_connects_while_the_host_leaves_is_sent_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be alone with a host that nobody finds any more."""
     accepted, go_on = threading.Event(), threading.Event()
@@ -122,7 +134,7 @@ def test_who_connects_while_the_host_leaves_is_sent_away(folder: Path, monkeypat
 
     monkeypatch.setattr(host_module._Server, "finish_request", finish_late)
     make_private(folder)
-    host = Host(folder, "host")
+    host = Host(folder)
     endpoint = endpoint_in(folder)
     assert endpoint is not None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -138,7 +150,7 @@ def test_who_connects_while_the_host_leaves_is_sent_away(folder: Path, monkeypat
 def test_a_task_on_another_machine_reports_over_tcp(folder: Path) -> None:
     """There is no Unix socket where it runs; a stranger is not listened to, and members do not come this way."""
     make_private(folder)
-    host = Host(folder, "host", local=False)
+    host = Host(folder, local=False)
     member = Member("g", folder)
     member.join()
     assert member.report_to is not None

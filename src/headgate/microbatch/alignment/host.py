@@ -152,8 +152,6 @@ class Host:
     ----------
     folder
         `folder_of_application`, private.
-    member
-        The member that becomes the host.
     local
         Whether all tasks run on this machine.
 
@@ -163,12 +161,12 @@ class Host:
         There is a host already.
     """
 
-    def __init__(self, folder: Path, member: str, *, local: bool = True) -> None:
+    def __init__(self, folder: Path, *, local: bool = True) -> None:
         self._folder = folder
         self._file_lock = FileLock(folder / _LOCK)
         self._reports: _ReportServer | None = None
         self._lock = threading.Lock()
-        self._machine = machine.GroupMembership(_alive(folder, member), _now_ms())  # by _lock
+        self._machine = machine.GroupMembership(_alive(folder), _now_ms())  # by _lock
         self._connections = itertools.count()
         self._token = secrets.token_hex(16)
         self._path = folder / f"{secrets.token_hex(4)}.sock"
@@ -307,17 +305,17 @@ def _lives(folder: Path, member: str, after_s: float = 0) -> bool:
     return False
 
 
-def _alive(folder: Path, but: str) -> list[str]:
-    """Return the members whose processes live, and clean up after the others."""
+def _alive(folder: Path) -> list[str]:
+    """Return the members whose processes live, and clean up after the others.
+
+    The one that becomes the host is among them: another may have joined it before it does so itself.
+    """
     alive = []
     for path in folder.glob(f"{_MEMBER}*"):
-        member = path.name.removeprefix(_MEMBER)
-        if member == but:
-            continue
         try:
             lock = FileLock(path)
         except OSError:
-            alive.append(member)
+            alive.append(path.name.removeprefix(_MEMBER))
         else:
             with suppress(OSError):
                 path.unlink()

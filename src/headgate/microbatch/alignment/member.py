@@ -162,7 +162,7 @@ class Member:
             self._alive = member_lock(self._folder, self._name)
         with suppress(BlockingIOError):
             if self._host is None:
-                self._host = Host(self._folder, self._name, local=is_local())
+                self._host = Host(self._folder, local=is_local())
         endpoint = endpoint_in(self._folder)
         if endpoint is None:
             raise ConnectionRefusedError(f"there is no host in {self._folder} yet")
