@@ -149,7 +149,9 @@ def explore(
                 known = len(seen)
                 seen.add(key_of(after.machine, ignored))
                 if len(seen) > known:
-                    heapq.heappush(queue, (0 if search.exhaustive or known < ENOUGH else times, known, after))
+                    # What is rare goes first until the table is met; what is left is searched in breadth.
+                    turn = times if unmet and known >= ENOUGH else 0
+                    heapq.heappush(queue, (turn, known, after))
     left = _unmet(rows, met)
     assert not left, "\n  ".join(["the table says more than what happens:", *left])
     return visited

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,8 @@ def slot_jobs(spark: SparkSession, query: headgate.ContinuousQuery) -> list[int]
 
 def test_windows_downstream_of_an_exchange_are_what_spark_s_batch_gives(spark: SparkSession, tmp_path: Path) -> None:
     """Files, exactly once; of a session whose two cores are fewer than the slots."""
-    options = {"numRows": 20_000, "rowsPerSecond": 1000, "numPartitions": 3, "fields.k.max": 9, "fields.n.max": 99}
+    options = {"numRows": 20_000, "rowsPerSecond": 1000, "numPartitions": 3}
+    options |= {"fields.k.min": 0, "fields.k.max": 9, "fields.n.min": 0, "fields.n.max": 99}
     schema, out = "at timestamp, k long, n long", tmp_path / "out"
     rows = headgate.continuous(spark, parallelism=3).read.format("headgate.datagen").schema(schema)
     query = (
@@ -162,6 +164,46 @@ def test_one_kind_of_slots_goes_on_from_the_other_s_checkpoint(
         resumed.rescale(4)  # there are two cores
         assert slot_jobs(spark, query) == jobs
     assert_ends_with_all_rows(spark, resumed, tmp_path, 4000)
+
+
+class NotedSlowly(StatefulProcessor):  # type: ignore[misc]
+    """Passes rows on with the time, and so slowly that others wait in the exchange, until a file says to hurry."""
+
+    def __init__(self, hurry: Path) -> None:
+        self.hurry = hurry
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        pause_s = 0 if self.hurry.exists() else 0.001
+        for row in rows:
+            time.sleep(pause_s)
+            yield Row(n=row.n, k=row.k, at=time.monotonic_ns())  # the slots are threads of one process
+
+
+def test_rows_of_a_key_stay_in_order_through_rescales(spark: SparkSession, tmp_path: Path) -> None:
+    """With rows in flight, at parallelism 1, 2, 3, 1, 3 and a source that goes on: new rows wait for recovered ones."""
+    reader = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen")
+    query = (
+        reader.option("numPartitions", 3).option("rowsPerSecond", 20_000).option("fields.n.kind", "sequence")
+        .option("fields.k.min", 0).option("fields.k.max", 5).option("fields.pad.length", 400)
+        .schema("n long, k long, pad string").load()
+        .groupBy("k").transformWithState(NotedSlowly(tmp_path / "hurry"), "n long, k long, at long", "append", "None")
+        .writeStream.format("memory").option("slots", "threads").trigger(continuous="30 seconds").start()
+    )  # fmt: skip
+    for parallelism in (2, 3, 1, 3):
+        wait_until(lambda: query.status["rowsIn"] > query.status["rowsOut"] + 5000, query)  # so many are in flight
+        query.rescale(parallelism)
+    read = query.status["rowsIn"]
+    wait_until(lambda: query.status["rowsIn"] > read + 1000, query)
+    (tmp_path / "hurry").touch()
+    wait_until(lambda: query.checkpoint() and query.table().num_rows > read, query)
+    query.stop()
+    rows = query.table().to_pandas().sort_values("at")
+    assert not rows["n"].duplicated().any()
+    overtaken = rows["n"] < rows.groupby([rows["n"] % 3, "k"])["n"].cummax()
+    assert not overtaken.any(), rows[overtaken]
 
 
 class Running(StatefulProcessor):  # type: ignore[misc]
