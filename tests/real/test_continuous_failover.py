@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -109,3 +110,28 @@ def test_a_killed_driver_s_query_goes_on(spark: SparkSession, java: SparkJava, t
     failover_scenarios.a_query_goes_on_after_its_driver(spark, folder)
     runs = sorted(int(path.name) for path in (folder / "checkpoints" / "runs").iterdir())
     assert runs[-1] == 3
+
+
+def test_a_program_whose_java_is_killed_ends_with_an_error() -> None:
+    """In a Java of its own, which no other test needs."""
+    program = """
+        import os, signal, time
+        from pyspark.sql import SparkSession
+        import headgate
+
+        spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        numbers = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen").schema("n long")
+        query = numbers.option("rowsPerSecond", 1000).load().writeStream.format("memory").start()
+        while not query.table().num_rows:
+            time.sleep(0.01)
+        os.kill(spark._jvm.ProcessHandle.current().pid(), signal.SIGKILL)
+        try:
+            query.awaitTermination(WITHIN_S)
+        except headgate.errors.DeploymentError as error:
+            print("ended:", error)
+    """
+    code = textwrap.dedent(program).replace("WITHIN_S", str(PATIENCE_S))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S + 60)
+    assert "ended: Spark's driver, the Java process of this program, was killed" in ended.stdout, (
+        ended.stdout + ended.stderr[-5000:]
+    )

@@ -19,7 +19,7 @@ from headgate.monitor.progress import (
     QueryIdentity,
     timestamp,
 )
-from headgate.protocol.messages import SubtaskProgress
+from headgate.protocol.messages import RecoveryProgress, SubtaskProgress
 from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 IDENTITY = QueryIdentity(
@@ -48,6 +48,16 @@ def test_what_readers_wait_for_is_reported_until_they_no_longer_do() -> None:
     assert reporter.reader_troubles == {"kafka": ["No broker answers"], "gen": []}
     reporter.take(0, message(), 1500)
     assert reporter.report(2000)[0]["headgate"]["troubles"] == {"kafka": ["Discovery fails"]}
+
+
+def test_rows_that_are_recovered_are_reported_until_they_are_processed() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    left = RecoveryProgress(phase="processing", rows_to_read=9, rows_left=5, memory_bytes=10, disk_bytes=20)
+    reporter.take(0, message(recovery=left), 500)
+    [reported] = reporter.report(1000)[0]["headgate"]["recovery"]
+    assert (reported["phase"], reported["rowsLeft"], reported["diskBytes"]) == ("processing", 5, 20)
+    reporter.take(0, message(), 1500)
+    assert reporter.report(2000)[0]["headgate"]["recovery"] == []
 
 
 def test_a_query_that_has_done_nothing_yet() -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -16,7 +17,9 @@ from typing import Any, TypeVar
 import pyarrow.fs as pa_fs
 import pytest
 
-from headgate.errors import HeadgateError, SinkError
+from headgate.errors import HeadgateError, OptionError, SinkError
+from headgate.operators.exchange import Exchange
+from headgate.operators.operator import Operator
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope
 from headgate.protocol.session import Session
@@ -28,7 +31,7 @@ from headgate.task import slot as machine
 from headgate.transport.address_file import CoordinatorAddress, write_address
 from headgate.transport.control_server import ControlServer
 from headgate.versions import Versions
-from tests.unit.runtime.toy_query import PATIENCE_S, ToySink, ToySource, state_of, toy_definition
+from tests.unit.runtime.toy_query import PATIENCE_S, SCHEMA, ToySink, ToySource, state_of, toy_definition
 from tests.waiting import wait_until
 
 MessageT = TypeVar("MessageT", bound=msg.FromSlot)
@@ -108,6 +111,8 @@ class Slot:
         secret: str = "secret",
         process: SlotProcess | None = None,
         stuck_ms: int = HEARTBEAT_MS,
+        operator: Operator | None = None,
+        data_network: str | None = None,
     ) -> None:
         self.source, self.sink = ToySource(), ToySink()
         settings = SlotSettings(
@@ -115,7 +120,7 @@ class Slot:
             query_id="q",
             submission=0,
             address=address,
-            data_network=None,
+            data_network=data_network,
             secret=secret,
             tls=None,
             checkpoint_location=str(location),
@@ -124,7 +129,7 @@ class Slot:
             time_zone="UTC",
             versions=Versions.here(),
         )
-        definition = toy_definition(self.sink, {"a": self.source})
+        definition = toy_definition(self.sink, {"a": self.source}, operator=operator)
         self.runtime = SlotRuntime(settings, definition, slot=0, attempt=7, process=process)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="slot under test", daemon=True)
@@ -339,6 +344,21 @@ def test_the_slots_of_a_host_spill_to_all_local_folders(tmp_path: Path, monkeypa
     assert [_local_folders(of_spark, slot) for slot in (0, 1, 2)] == [folders, folders[::-1], folders]
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     assert _local_folders(OwnProcess().local_folders, 1) == [None]
+
+
+def test_a_slot_listens_where_it_reaches_the_driver_from_whatever_its_host_is_called(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "nobody.invalid")
+    slot = Slot(tmp_path, coordinator.server.address, operator=Exchange(SCHEMA, "rebalance")).start()
+    assert coordinator.accept().data_address.startswith("127.0.0.1:")
+    coordinator.send(msg.ShutDownSlot())
+    assert slot.join() is None
+
+
+def test_a_network_that_slots_are_to_listen_in_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"'transport\.slots\.network' is '203\.0\.113\.0/24'"):
+        Slot(tmp_path, "127.0.0.1:1", operator=Exchange(SCHEMA, "rebalance"), data_network="203.0.113.0/24")
 
 
 @pytest.fixture

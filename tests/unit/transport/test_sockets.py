@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from headgate.errors import OptionError, TransportError
-from headgate.transport.sockets import address_in, address_towards
+from headgate.transport.sockets import LOST_AFTER_S, address_in, address_towards, break_when_lost
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost"])
@@ -26,3 +28,14 @@ def test_the_address_in_a_network_of_this_host() -> None:
 def test_a_network_that_this_host_is_not_in_is_an_error_with_the_option() -> None:
     with pytest.raises(OptionError, match=r"'transport\.slots\.network' is '203\.0\.113\.0/24', but .* has no address"):
         address_in("203.0.113.0/24")
+
+
+def test_the_connections_that_are_wanted_break_when_the_other_host_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as wanted, \
+            socket.create_connection(server.getsockname()) as other:  # fmt: skip
+        address = server.getsockname()
+        assert break_when_lost(lambda port, there: (port, there) == (wanted.getsockname()[1], address)) == 1
+        kept = [bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) for each in (wanted, other)]
+        assert kept == [True, False]
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            assert wanted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * LOST_AFTER_S

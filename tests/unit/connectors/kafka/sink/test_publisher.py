@@ -1,0 +1,50 @@
+"""The publisher of staged rows whose client hangs: who takes part in checkpoints learns of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.connectors.kafka.sink import publisher as publisher_module
+from headgate.connectors.kafka.sink.options import KafkaSink
+from headgate.connectors.kafka.sink.publication_retries import PublicationMachine
+from headgate.connectors.kafka.sink.publisher import StagedPublisher
+from headgate.connectors.kafka.sink.staging import StagingFolder
+from headgate.errors import SinkUnavailableError
+from tests.waiting import wait_until
+
+
+def test_a_client_in_which_nothing_moves_is_an_error_of_the_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka's calls have outlived their own time-outs: the thread hangs, and no exception comes of it."""
+    goes_on = threading.Event()
+
+    def hang(*_: Any, **__: Any) -> Any:
+        goes_on.wait()
+        raise SinkUnavailableError("it was let go")
+
+    monkeypatch.setattr(publisher_module, "TransactionalWriter", hang)
+    settings = {"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "rides"}
+    sink = KafkaSink.of(settings, pa.schema([("value", pa.string())]))
+    publisher = StagedPublisher(sink, StagingFolder(str(tmp_path)), "name", [], stages=False)
+    publisher._machine = PublicationMachine(limit_ms=50)
+    publisher._order(publisher._open)
+
+    def error() -> SinkUnavailableError | None:
+        try:
+            publisher.raise_failure()
+        except SinkUnavailableError as raised:
+            return raised
+        return None
+
+    wait_until(lambda: error() is not None)
+    raised = error()
+    assert raised is not None
+    assert "nothing moves" in str(raised) and raised.address == "127.0.0.1:9"
+    goes_on.set()
+    publisher.close(10)
