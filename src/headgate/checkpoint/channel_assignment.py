@@ -36,7 +36,7 @@ Follows FLIP-547, section 4.2; Flink's StateAssignmentOperation and SubtaskState
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -68,7 +68,17 @@ class ExchangePlan(msgspec.Struct, frozen=True, kw_only=True):
 def relocated_exchanges(
     channels: Sequence[ChannelState], *, old_parallelism: int, parallelism: int, moving: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Return the exchanges whose channel state is relocated: all that are ``moving`` among them (`assign_channels`)."""
+    """Return the exchanges whose channel state is relocated.
+
+    Parameters
+    ----------
+    channels
+        All that a checkpoint holds.
+    old_parallelism, parallelism
+        Of the checkpoint, and of the query.
+    moving
+        The exchanges whose rows may come from another producer after any restart.
+    """
     return frozenset(
         each.exchange
         for each in channels
@@ -84,7 +94,7 @@ def assign_channels(
     parallelism: int,
     max_parallelism: int,
     on_downstream: bool,
-    moving: frozenset[str] = frozenset(),
+    relocated: Collection[str],
 ) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
     """Return what each subtask takes on, in the order in which it does.
 
@@ -98,10 +108,9 @@ def assign_channels(
         Of the checkpoint, of the query, and the most there may be.
     on_downstream
         ``recover-output-on-downstream``.
-    moving
-        The exchanges whose rows may come from another producer after any restart.
+    relocated
+        What `relocated_exchanges` returned for these channels.
     """
-    relocated = relocated_exchanges(channels, old_parallelism=old_parallelism, parallelism=parallelism, moving=moving)
     stored: dict[str, dict[int, list[ChannelState]]] = {}
     for state in channels:
         stored.setdefault(state.exchange, {}).setdefault(state.consumer, []).append(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -45,10 +46,21 @@ def everything(parallelism: int) -> list[ChannelState]:
     ]
 
 
-def assign(before: int, now: int, *, on_downstream: bool) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
+def assign(
+    before: int,
+    now: int,
+    *,
+    on_downstream: bool = True,
+    stored: Sequence[ChannelState] | None = None,
+    exchanges: Mapping[str, ExchangePlan] = EXCHANGES,
+    max_parallelism: int = MAX,
+    moving: frozenset[str] = frozenset(),
+) -> dict[SubtaskId, tuple[RecoveredChannel, ...]]:
+    channels = everything(before) if stored is None else stored
     return assign_channels(
-        everything(before), EXCHANGES, old_parallelism=before, parallelism=now, max_parallelism=MAX,
+        channels, exchanges, old_parallelism=before, parallelism=now, max_parallelism=max_parallelism,
         on_downstream=on_downstream,
+        relocated=relocated_exchanges(channels, old_parallelism=before, parallelism=now, moving=moving),
     )  # fmt: skip
 
 
@@ -149,9 +161,7 @@ def test_what_was_relocated_stays_so_until_it_is_processed() -> None:
     ]
     assert relocated_exchanges(stored, old_parallelism=2, parallelism=2) == {"by-key"}
     assert relocated_exchanges(stored, old_parallelism=2, parallelism=3) == {"by-key", "spread"}
-    assigned = assign_channels(
-        stored, EXCHANGES, old_parallelism=2, parallelism=2, max_parallelism=MAX, on_downstream=True
-    )
+    assigned = assign(2, 2, stored=stored)
     by_key, spread = assigned[SubtaskId(1, 1)], assigned[SubtaskId(2, 1)]
     assert [(each.state, each.channel, each.filtered) for each in by_key] == [
         (stored[1], 0, False),
@@ -165,9 +175,7 @@ def test_what_may_come_from_another_producer_after_any_restart_is_relocated_at_t
     stored = [state("by-key", 1, 1, output=False), state("spread", 1, 1, output=False)]
     moving = frozenset({"by-key"})
     assert relocated_exchanges(stored, old_parallelism=2, parallelism=2, moving=moving) == moving
-    assigned = assign_channels(
-        stored, EXCHANGES, old_parallelism=2, parallelism=2, max_parallelism=MAX, on_downstream=True, moving=moving
-    )
+    assigned = assign(2, 2, stored=stored, moving=moving)
     assert [(each.channel, each.filtered) for each in assigned[SubtaskId(1, 1)]] == [(0, False)]
     assert [each.channel for each in assigned[SubtaskId(2, 1)]] == [1]
 
@@ -186,9 +194,7 @@ def test_key_groups_are_looked_up_once_per_subtask_and_not_per_channel(
     monkeypatch.setattr(channel_assignment, "key_group_range", counting)
     old = 1_000
     states = [state("by-key", i, j, output=False) for j in range(old) for i in range(0, old, 200)]
-    assigned = assign_channels(
-        states, EXCHANGES, old_parallelism=old, parallelism=now, max_parallelism=4_000, on_downstream=True
-    )
+    assigned = assign(old, now, stored=states, max_parallelism=4_000)
     assert len(asked) <= 2 * old
     assert len(assigned) == now
     if now == 999:  # of each old range one part, or two, and the same object for both
@@ -199,19 +205,13 @@ def test_key_groups_are_looked_up_once_per_subtask_and_not_per_channel(
 def test_who_has_no_state_gets_none_and_new_subtasks_get_theirs() -> None:
     """Subtasks beyond the old parallelism take on keys; those that nothing concerns are left out (FLINK-38483)."""
     only = [state("by-key", 0, 1, output=False)]
-    assigned = assign_channels(
-        only, EXCHANGES, old_parallelism=2, parallelism=4, max_parallelism=MAX, on_downstream=True
-    )
+    assigned = assign(2, 4, stored=only)
     assert sorted(assigned) == [SubtaskId(1, 2), SubtaskId(1, 3)]
-    none = assign_channels([], {}, old_parallelism=0, parallelism=4, max_parallelism=MAX, on_downstream=True)
-    assert none == {}
+    assert assign(0, 4, stored=[]) == {}
 
 
 def test_an_exchange_whose_barriers_never_pass_rows_has_no_channel_state() -> None:
     """A forward exchange that has is a bug, not something to be dropped."""
     forward = {"f": ExchangePlan(kind="forward", producer_stage=0, consumer_stage=1)}
     with pytest.raises(InternalError, match="'forward'"):
-        assign_channels(
-            [state("f", 0, 0, output=True)], forward, old_parallelism=1, parallelism=2, max_parallelism=MAX,
-            on_downstream=True,
-        )  # fmt: skip
+        assign(1, 2, stored=[state("f", 0, 0, output=True)], exchanges=forward)

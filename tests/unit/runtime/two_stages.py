@@ -156,6 +156,7 @@ class Pair:
         self.generation += 1
         states = restored or (None, None)
         channels = [channel for state in states if state is not None for channel in state.channels]
+        relocated = relocated_exchanges(channels, old_parallelism=1, parallelism=1)
         assigned = assign_channels(
             channels,
             {"keys": ExchangePlan(kind="hash", producer_stage=0, consumer_stage=1)},
@@ -163,6 +164,7 @@ class Pair:
             parallelism=1,
             max_parallelism=128,
             on_downstream=self._on_downstream,
+            relocated=relocated,
         )
         for stage, state in enumerate(states):
             self.deliver(
@@ -173,7 +175,7 @@ class Pair:
                 checkpoint_id=checkpoint_id,
                 generation=self.generation,
                 recovered=assigned.get(SubtaskId(stage, 0), ()),
-                relocated=relocated_exchanges(channels, old_parallelism=1, parallelism=1),
+                relocated=relocated,
             )
 
     def connect(self) -> None:

@@ -95,6 +95,9 @@ class Regions:
             return _NO_CHANNELS
         if self._channels.manifest is not manifest:
             old, parallelism = manifest.channels_parallelism, self._plan.parallelism
+            relocated = relocated_exchanges(
+                manifest.channels, old_parallelism=old, parallelism=parallelism, moving=self._moving
+            )
             assigned = assign_channels(
                 manifest.channels,
                 self._plan.exchanges,
@@ -102,10 +105,7 @@ class Regions:
                 parallelism=parallelism,
                 max_parallelism=self._plan.max_parallelism,
                 on_downstream=self._on_downstream,
-                moving=self._moving,
-            )
-            relocated = relocated_exchanges(
-                manifest.channels, old_parallelism=old, parallelism=parallelism, moving=self._moving
+                relocated=relocated,
             )
             self._channels = Channels(manifest, assigned, relocated)
         return self._channels
