@@ -16,38 +16,19 @@ from headgate.protocol.messages import SplitEventTime
 from headgate.source import WatermarkAlignment, WatermarkStrategy
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from headgate.task import StreamingOutput
+from tests.unit.task.output_world import Log, batch, let_pass, schema
 
-SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 DRIFT_MS = 100
 
 
-def let_pass(output: StreamingOutput, to_ms: int) -> None:
-    """Let time pass as the task does: the output gets the time at least as often as it wants."""
-    for at_ms in range(output._now_ms + 250, to_ms, 250):
-        output.advance_time(at_ms)
-    output.advance_time(to_ms)
-
-
-class Task:
+class Task(Log):
     """Who gets rows, watermarks and orders, and remembers them."""
 
     def __init__(self) -> None:
-        self.events: list[object] = []
+        super().__init__()
         self.orders: list[object] = []
         self.reports: list[tuple[int | None, str]] = []
         self.waiting: deque[Callable[[], None]] = deque()
-
-    def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
-        self.events.append((split_id, batch.num_rows))
-
-    def on_watermark(self, timestamp_ms: int) -> None:
-        self.events.append(timestamp_ms)
-
-    def on_idle(self) -> None:
-        self.events.append("idle")
-
-    def on_active(self) -> None:
-        self.events.append("active")
 
     def on_pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
         self.orders.append((tuple(splits_to_pause), tuple(splits_to_resume)))
@@ -79,15 +60,9 @@ def output_of(
         idle_timeout_ms=idle_timeout_ms,
         alignment=WatermarkAlignment(group="g", max_drift_ms=DRIFT_MS),
     )
-    schema = pa.schema([("n", pa.int64())]) if after else SCHEMA.set(1, pa.field("at", pa.timestamp(unit, "UTC")))
+    columns = pa.schema([("n", pa.int64())]) if after else schema(unit)
     after_rows = task.waiting.append if after else None
-    return StreamingOutput(schema, strategy, task, 0, control=task, held=held, after_rows=after_rows)
-
-
-def batch(*at_ms: int | None, unit: str = "us") -> pa.RecordBatch:
-    per_ms = {"ms": 1, "us": 1000, "ns": 1_000_000}[unit]
-    at = [None if each is None else each * per_ms for each in at_ms]
-    return pa.record_batch([range(len(at)), pa.array(at, pa.timestamp(unit, "UTC"))], names=["n", "at"])
+    return StreamingOutput(columns, strategy, task, 0, control=task, held=held, after_rows=after_rows)
 
 
 # Which rows may go.
@@ -194,7 +169,7 @@ def test_a_split_whose_source_makes_watermarks_goes_by_these_and_in_whole_batche
 
 def test_without_alignment_all_rows_go() -> None:
     task = Task()
-    output = StreamingOutput(SCHEMA, WatermarkStrategy(event_time_column="at"), task, 0, control=task)
+    output = StreamingOutput(schema(), WatermarkStrategy(event_time_column="at"), task, 0, control=task)
     output.add_split("a")
     assert output.rows_allowed("a", batch(1, 10**9)) == 2
     assert (task.orders, task.reports, output.due_ms) == ([], [], None)

@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-
 import pyarrow as pa
 import pytest
 
 from headgate.errors import OptionError
 from headgate.source import WatermarkStrategy
 from headgate.task import MAX_WATERMARK_MS, BatchOutput, StreamingOutput
+from tests.unit.task.output_world import Log, batch, let_pass, schema
 
 STRATEGY = WatermarkStrategy(event_time_column="at", max_out_of_orderness_ms=1000, idle_timeout_ms=1000)
-
-
-def let_pass(output: StreamingOutput, to_ms: int) -> None:
-    """Let time pass as the task does: the output gets the time at least as often as it wants."""
-    for at_ms in range(output._now_ms + 250, to_ms, 250):
-        output.advance_time(at_ms)
-    output.advance_time(to_ms)
-
-
-class Log:
-    """A downstream that remembers."""
-
-    def __init__(self) -> None:
-        self.events: list[object] = []
-
-    def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
-        self.events.append((split_id, batch.num_rows))
-
-    def on_watermark(self, timestamp_ms: int) -> None:
-        self.events.append(timestamp_ms)
-
-    def on_idle(self) -> None:
-        self.events.append("idle")
-
-    def on_active(self) -> None:
-        self.events.append("active")
-
-
-def schema(unit: str = "us") -> pa.Schema:
-    return pa.schema([("n", pa.int64()), ("at", pa.timestamp(unit, "UTC"))])
-
-
-def batch(*at_ms: int | None, unit: str = "us") -> pa.RecordBatch:
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    times = [None if each is None else epoch + datetime.timedelta(milliseconds=each) for each in at_ms]
-    return pa.record_batch(
-        [pa.array(range(len(times)), pa.int64()), pa.array(times, pa.timestamp(unit, "UTC"))], schema=schema(unit)
-    )
 
 
 def test_batch_output_gives_back_what_it_got_and_does_no_watermark_work() -> None:
