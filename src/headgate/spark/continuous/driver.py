@@ -52,7 +52,7 @@ from headgate.runtime.slot import ADDRESS_FILE, SlotSettings
 from headgate.serial_executor import SerialExecutor
 from headgate.sink import SinkCommitter
 from headgate.spark.continuous.job import SlotJob, cores_of, other_jobs, running_tasks
-from headgate.spark.continuous.slot_copies import submit_threads
+from headgate.spark.continuous.thread_slots import submit_threads
 from headgate.transport.address_file import CoordinatorAddress, write_address
 from headgate.transport.control_server import ControlServer
 

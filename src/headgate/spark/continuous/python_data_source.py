@@ -29,6 +29,7 @@ from headgate.protocol.state import OperatorState
 from headgate.sink import Sink, SinkCommitter, SinkWriter
 from headgate.sink.writer_thread import WriterThread
 from headgate.source.serialization import VersionedSerializer
+from headgate.spark.continuous.pickling import dumps, loads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,8 +105,6 @@ def registered_class(name: str, spark: SparkSession) -> type[DataSource]:
     OptionError
         Spark knows no Python data source of that name.
     """
-    from pyspark.serializers import CPickleSerializer
-
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     if not manager.dataSourceExists(name):
         raise OptionError(
@@ -115,7 +114,7 @@ def registered_class(name: str, spark: SparkSession) -> type[DataSource]:
         )  # fmt: skip
     pickled = manager.lookupDataSource(name).dataSourceCls().command().unsafeArray()
     try:
-        found: type[DataSource] = CPickleSerializer().loads(bytes(pickled))  # type: ignore[no-untyped-call]
+        found: type[DataSource] = loads(bytes(pickled))
     except Exception as error:
         raise OptionError(
             f"The class of the data source {name!r} cannot be loaded: {type(error).__name__}: {error}. Put it into a "
@@ -386,15 +385,13 @@ def _user_error(function: str, error: BaseException) -> UserFunctionError:
 
 def _stored(message: Any, function: str) -> bytes:
     from pyspark import __version__
-    from pyspark.serializers import CPickleSerializer
     from pyspark.sql.datasource import WriterCommitMessage
 
     if not isinstance(message, WriterCommitMessage):
         raise UserFunctionError(
             f"{function} returned {type(message).__name__}: it must return a WriterCommitMessage.", function=function
         )
-    pickled = CPickleSerializer().dumps(message)  # type: ignore[no-untyped-call]
-    return MESSAGE_SERIALIZER.serialize(StoredMessage(_class_name(message), __version__, pickled))
+    return MESSAGE_SERIALIZER.serialize(StoredMessage(_class_name(message), __version__, dumps(message)))
 
 
 def _class_name(value: object) -> str:
@@ -403,11 +400,10 @@ def _class_name(value: object) -> str:
 
 def _loaded(data: bytes) -> Any:
     from pyspark import __version__
-    from pyspark.serializers import CPickleSerializer
 
     stored = MESSAGE_SERIALIZER.deserialize(data)
     try:
-        return CPickleSerializer().loads(stored.pickled)  # type: ignore[no-untyped-call]
+        return loads(stored.pickled)
     except Exception as error:
         raise CorruptStateError(
             f"A commit message of class {stored.message_class}, pickled with PySpark {stored.pyspark}, cannot be read "

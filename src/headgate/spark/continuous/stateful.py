@@ -8,7 +8,6 @@ Follows ``RelationalGroupedDataset.transformWithState`` of Spark 4.3.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +29,7 @@ from headgate.operators.transform_with_state.transform_with_state import (
 )
 from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark
+from headgate.spark.continuous.pickling import Copies
 from headgate.spark.continuous.settings import arrow_schema
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _schemas(processor: Any, mode: str) -> dict[str, str]:
         found[text] = schema.json()
         return schema
 
-    own = pickle.loads(pickled(processor))
+    own = Copies().loads(pickled(processor))
     own.init(Handle(cast(TimeMode, mode), parse))
     own.close()
     return found

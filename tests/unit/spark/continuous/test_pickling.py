@@ -1,15 +1,16 @@
-"""What a slot of the driver's process loads is its own, as in another process."""
+"""What is read in the driver's process: a slot's is its own, and nothing changes the program's classes."""
 
 from __future__ import annotations
 
 import enum
+import gc
 import types
+import weakref
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 
-from headgate.spark.continuous.slot_copies import SlotCopies
+from headgate.spark.continuous.pickling import Copies, dumps, loads
 
 NOTEBOOK = """
 import enum
@@ -37,14 +38,10 @@ def notebook() -> Any:
     return module
 
 
-def dumps(value: Any) -> bytes:
-    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
-
-
 def test_slots_share_no_class_and_no_global(notebook: Any) -> None:
     data = dumps(notebook.Counter())
     ours = notebook.Counter.__call__
-    first, second = SlotCopies().load(data), SlotCopies().load(data)
+    first, second = Copies().loads(data), Copies().loads(data)
 
     assert (first(), first(), second()) == ([1], [1, 2], [1])
     assert len({type(first), type(second), notebook.Counter}) == 3
@@ -54,23 +51,47 @@ def test_slots_share_no_class_and_no_global(notebook: Any) -> None:
 
 
 def test_a_slot_has_one_class_in_all_that_it_loads(notebook: Any) -> None:
-    copies = SlotCopies()
-    one, other = copies.load(dumps(notebook.Counter())), copies.load(dumps(notebook.Counter))
+    copies = Copies()
+    one, other = copies.loads(dumps(notebook.Counter())), copies.loads(dumps(notebook.Counter))
     assert type(one) is other
     assert one() == [1]
 
 
 def test_an_enum_is_the_slot_s_own(notebook: Any) -> None:
-    red, colours = SlotCopies().load(dumps((notebook.Colour.RED, notebook.Colour)))
+    red, colours = Copies().loads(dumps((notebook.Colour.RED, notebook.Colour)))
     assert isinstance(red, enum.Enum) and red is colours.RED
     assert colours is not notebook.Colour
 
 
 def test_the_driver_knows_what_a_slot_sends_of_its_class(notebook: Any) -> None:
     """As it does of a worker's: commit messages of a user's data source come back so."""
-    copied = SlotCopies().load(dumps(notebook.Counter()))
-    assert type(cloudpickle.loads(dumps(copied))) is notebook.Counter
+    copied = Copies().loads(dumps(notebook.Counter()))
+    assert type(loads(dumps(copied))) is notebook.Counter
 
 
 def test_what_can_be_imported_is_everybody_s() -> None:
-    assert SlotCopies().load(dumps(SlotCopies)) is SlotCopies
+    assert Copies().loads(dumps(Copies)) is Copies
+
+
+def test_a_class_of_the_program_stays_as_it_is_when_a_pickle_of_it_is_read(notebook: Any) -> None:
+    data = dumps((notebook.Counter(), notebook.Colour.RED))
+    ours = notebook.Counter.__call__
+    notebook.Counter.made = 5
+    counter, red = loads(data)
+
+    assert type(counter) is notebook.Counter and red is notebook.Colour.RED
+    assert notebook.Counter.made == 5 and notebook.Counter.__call__ is ours
+    assert counter() == notebook.seen == [6]
+
+
+def test_a_class_that_the_process_does_not_know_is_read_whole(notebook: Any) -> None:
+    """As that of a commit message is after a restart of the program."""
+    data = dumps(notebook.Counter)
+    before = weakref.ref(notebook.Counter)
+    del notebook.Counter
+    gc.collect()
+    assert before() is None
+
+    counter = loads(data)
+    assert counter()() == [1]
+    assert loads(data) is counter and counter.made == 1
