@@ -169,7 +169,7 @@ def measure(
         windows as well, so that a watermark that ran ahead of the rows shows as dropped rows.
     idle_timeout_ms
         About so long, in milliseconds, a query waits for more of a partition that has ended, because it cannot know of
-        the end. That is no time of reading.
+        the end. That is not a time of reading.
 
     Raises
     ------

@@ -25,7 +25,7 @@ PATIENCE_S = 600
 def generated(spark: SparkSession, rows: int, batch_rows: int, store: str) -> float:
     """Return rows/s over rows that Spark's ``rate-micro-batch`` source counts."""
     if rows % batch_rows:
-        raise SystemExit(f"{rows:,} rows are no multiple of {batch_rows:,}")
+        raise SystemExit(f"{rows:,} rows are not a multiple of {batch_rows:,}")
     frame = (
         spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", batch_rows).option("numPartitions", 2).load()

@@ -72,7 +72,7 @@ class Readers:
     def differ(self, case: Case) -> tuple[Outcome, Outcome] | None:
         """Return both outcomes, if they are not the same."""
         if case.kind == "csv" and any(map(_TIME_ALONE.search, case.parts)):
-            return None  # "A time without a date is no timestamp"
+            return None  # "A time without a date is not a timestamp"
         try:
             path = self._write(case)
         except (pa.ArrowException, TypeError) as error:  # the type cannot be written in this format
@@ -115,7 +115,7 @@ class Readers:
                     reader = reader.schema(case.schema)
                 frame = reader.load(str(path))
             types = tuple((each.name, each.dataType.simpleString()) for each in frame.schema.fields)
-            # A corrupt record may be no UTF-8, which Arrow does not take for a string.
+            # A corrupt record may not be UTF-8, which Arrow does not take for a string.
             shown = [
                 F.col(f"`{each}`").cast("binary").alias(each) if each == CORRUPT else f"`{each}`" for each, _ in types
             ]
@@ -225,7 +225,7 @@ def _same_value(expected: Any, found: Any, case: Case) -> bool:
         return True
     if case.kind != "values":
         return False
-    # "What is no string keeps its digits and spaces in a string column": Spark writes NaN in quotes, for one.
+    # "What is not a string keeps its digits and spaces in a string column": Spark writes NaN in quotes, for one.
     with contextlib.suppress(ValueError):
         return repr(_unquoted(json.loads(a))) == repr(_unquoted(json.loads(b)))
     return False

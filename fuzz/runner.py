@@ -123,7 +123,7 @@ class _Running:
         self.query = writer.start(fromSavepoint=savepoint)
 
     def meet(self, fault: Fault) -> None:
-        """Let something happen; a checkpoint that fails is no failure of the query."""
+        """Let something happen; a checkpoint that fails is not a failure of the query."""
         self.wait_until_it_runs()
         match fault.kind:
             case "checkpoint":

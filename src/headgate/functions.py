@@ -4,7 +4,7 @@ Never: evaluate anything; they make expressions, which Arrow evaluates batch by 
 (`headgate.expressions.expressions`).
 
 Types and errors are those of Spark's ANSI mode, the default of Spark 4: an overflow, a division by zero or a text that
-is no number fails the record. Regular expressions are RE2's. Names of columns have no case.
+is not a number fails the record. Regular expressions are RE2's. Names of columns have no case.
 
 Examples
 --------

@@ -176,7 +176,7 @@ def a_hung_fetch(spark: SparkSession, folder: Path) -> None:
 
 
 def a_function_that_holds_the_gil(spark: SparkSession, folder: Path) -> None:
-    """No thread of the process can do anything about it, but something that is no thread of Python's."""
+    """No thread of the process can do anything about it, but something that is not a thread of Python's."""
     running = Running(spark, folder, {"heartbeat.timeout": "4 seconds"})
     running.until_it_runs()
     victim = running.pid(0)

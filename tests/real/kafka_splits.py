@@ -43,7 +43,7 @@ def silence_begins(
 ) -> None:
     """Let the poll time-out pass with each fetch, for readers' clocks, once ``when`` holds; before, no time passes.
 
-    So a machine that stands still is no silence. Brokers may take ``ask_ms`` to say why nothing comes.
+    So a machine that stands still is not silence. Brokers may take ``ask_ms`` to say why nothing comes.
     """
     ticks = itertools.count(1)
 

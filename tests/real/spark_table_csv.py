@@ -10,7 +10,7 @@ from spark_table import Case
 BY_NAME = "With a header, columns are found by name"
 MISSING_IN_HEADER = "A header that lacks a column of the schema is an error"
 SCHEMA_AS_GIVEN = "A given schema is the schema of the DataFrame"
-TIME_ONLY = "A time without a date is no timestamp"
+TIME_ONLY = "A time without a date is not a timestamp"
 BAD_PATTERN = "A pattern that cannot be used is an error"
 BLANK_FIRST_VALUE = "Blanks before a separator with `ignoreTrailingWhiteSpace` alone"
 NO_COLUMNS = "Input in which no column is found is an error"

@@ -25,7 +25,7 @@ SPECS = (*JSON_OPTIONS, OptionSpec("valueFormat", text, "json"), OptionSpec("inc
 GOOD = b'{"k":7,"a":7,"b":"seven","w":"z"}'
 
 # Sentences of docs/kafka.md.
-AS_WRITTEN = "What is no string keeps its digits and spaces in a string column"
+AS_WRITTEN = "What is not a string keeps its digits and spaces in a string column"
 NO_UTF8 = "A malformed value that is not UTF-8 is shown with replacement characters"
 
 

@@ -136,7 +136,7 @@ def _open(data: bytes | pa.NativeFile, channel: ChannelId, output: bool) -> tupl
         raise CorruptStateError(f"{what} cannot be read: {error}.", what=what, found=found) from error
     metadata = (reader.schema.metadata or {}).get(_METADATA)
     if metadata is None:
-        raise CorruptStateError(f"{what} cannot be read: the bytes name no channel.", what=what, found=found)
+        raise CorruptStateError(f"{what} cannot be read: the bytes do not name a channel.", what=what, found=found)
     header = _serializer(channel, output).deserialize(metadata)
     stored = ChannelId(header.exchange, header.producer, header.consumer)
     if stored != channel or header.side != ("output" if output else "input"):

@@ -335,7 +335,7 @@ def _sync_folder(folder: str) -> None:
 
 def _failed(done: str, path: str, error: Exception) -> HeadgateError:
     return StoredStateError(
-        f"The file {path} of the checkpoint location could not be {done}: {error}. Look at the storage and at the "
-        "rights of this process.",
+        f"The file {path} of the checkpoint location could not be {done}: {error}. Check the storage and the "
+        "permissions of this process.",
         what="a file of the checkpoint location", path=path,
     )  # fmt: skip

@@ -204,7 +204,7 @@ def deserialize(data: bytes, path: str) -> Manifest:
     Raises
     ------
     CorruptStateError
-        They are no manifest, or not all of it, or they were changed.
+        They are not a manifest, or not all of it, or they were changed.
     UnsupportedVersionError
         Another version wrote them.
     """

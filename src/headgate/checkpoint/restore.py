@@ -87,14 +87,14 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
 
 
 def _check_exchanges(manifest: Manifest, plan: QueryPlan) -> None:
-    """Refuse rows on their way that nobody knows any longer who gets them."""
+    """Refuse rows in flight of an exchange that has changed: their receivers are no longer known."""
     for uid in sorted({each.exchange for each in manifest.channels} & set(plan.exchanges)):
         was, now = manifest.exchanges[uid].kind, plan.exchanges[uid].kind
         if was != now:
             raise StoredStateError(
-                f"Checkpoint {manifest.checkpoint_id} holds rows that were on their way through the exchange {uid!r} "
-                f"of the kind {was!r}; now it is of the kind {now!r}. End the query as it was with a savepoint, which "
-                "holds no rows on their way, and start the changed one from that.",
+                f"Checkpoint {manifest.checkpoint_id} holds rows in flight of the exchange {uid!r} of the kind "
+                f"{was!r}, which is now of the kind {now!r}. Stop the unchanged query with a savepoint, which holds no "
+                "rows in flight, and start the changed one from it.",
                 what="a checkpoint", uid=uid, expected=now, found=was,
             )  # fmt: skip
 
@@ -139,7 +139,7 @@ def _check_options(manifest: Manifest, plan: QueryPlan) -> None:
         if source.name != entry.name:
             raise StoredStateError(
                 f"Checkpoint {manifest.checkpoint_id} holds the state of a source {entry.name} under the name {uid!r}; "
-                f"now that is a source {source.name}. Give the new one another name with .name(...).",
+                f"now it is a source {source.name}. Give the new one another name with .name(...).",
                 what="a checkpoint", uid=uid, expected=source.name, found=entry.name,
             )  # fmt: skip
         changed += _changed_options(uid, source, entry.fixed)

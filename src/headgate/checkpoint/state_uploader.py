@@ -245,4 +245,4 @@ class StateUploader:
 
 
 def _closed() -> HeadgateError:
-    return HeadgateError("The slot ends: its state is not stored any more.")
+    return HeadgateError("The slot is ending: its state is no longer stored.")

@@ -344,7 +344,11 @@ class CheckpointStorage:
         except FileNotFoundError:
             return frozenset()
         except StoredStateError as error:
-            _log.warning("what checkpoint %d shares with others stays, since it is not known: %s", checkpoint_id, error)
+            _log.warning(
+                "files that checkpoint %d shares with others are kept, since its manifest cannot be read: %s",
+                checkpoint_id,
+                error,
+            )
             return None
         named = frozenset(handle.path for handle in _files_of(manifest))
         with self._lock:

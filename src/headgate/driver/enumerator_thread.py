@@ -130,7 +130,7 @@ class EnumeratorThread:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in (*self._threads, *self._pool.threads)):
-            _log.warning("The enumerator of %s does not end: it is left to itself.", self._uid)
+            _log.warning("The enumerator of %s does not end; its thread is abandoned.", self._uid)
 
     # On the enumerator's thread.
 

@@ -159,7 +159,7 @@ class SlotThreads:
                 if self._cancelled is not None:
                     give_up_at = min(give_up_at, time.monotonic() + _TIME_TO_END_S)
         if running:
-            _log.error("query %s: slots %s do not end; they are left alone", self._name, sorted(running))
+            _log.error("query %s: slots %s do not end; their threads are abandoned", self._name, sorted(running))
             outcome = outcome or _report(HeadgateError(f"Slots {sorted(running)} did not end when they were asked to."))
         return outcome
 

@@ -278,7 +278,7 @@ class Column:
 
 
 def call(function: str, *arguments: Any, **parameters: Any) -> Column:
-    """Return a call of one of `KERNELS`; arguments that are no columns are constants, and parameters must be."""
+    """Return a call of one of `KERNELS`; arguments that are not columns are constants, and parameters must be."""
     fixed = {name: _fixed(function, name, value) for name, value in parameters.items()}
     return Column(Call(function, tuple(as_node(each) for each in arguments), fixed))
 
@@ -358,7 +358,7 @@ def evaluate(node: Node, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
     OptionError
         A column is missing, or types do not go together: whatever the rows are.
     pyarrow.ArrowInvalid
-        A row's value does not do: an overflow, a division by zero, a text that is no number.
+        A row's value does not do: an overflow, a division by zero, a text that is not a number.
     """
     match node:
         case Name(path=path):

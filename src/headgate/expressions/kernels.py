@@ -2,8 +2,8 @@
 
 Never: loop over rows in Python.
 
-Follows Spark 4.3, "Built-in Functions", in ANSI mode: an overflow, a division by zero or a text that is no number is an
-error. A function is given arrays of equal length and its fixed parameters, and returns an array.
+Follows Spark 4.3, "Built-in Functions", in ANSI mode: an overflow, a division by zero or a text that is not a
+number is an error. A function is given arrays of equal length and its fixed parameters, and returns an array.
 """
 
 from __future__ import annotations

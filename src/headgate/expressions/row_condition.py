@@ -19,7 +19,7 @@ def condition_of(text: str) -> Column:
     Raises
     ------
     OptionError
-        It is no such condition.
+        It is not a valid condition.
 
     Examples
     --------

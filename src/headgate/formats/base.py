@@ -95,7 +95,7 @@ class UnitFormat(ABC):
         Raises
         ------
         BadDataError
-            It is no such file, it is truncated, or it contradicts the schema; with ``path`` and ``byte_offset``.
+            The file is not of this format, is truncated, or contradicts the schema; with ``path`` and ``byte_offset``.
         """
 
 

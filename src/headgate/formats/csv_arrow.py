@@ -300,7 +300,7 @@ class ArrowReader:
     ) -> pa.Table | None:
         """Return the wanted columns as Arrow reads them; None where a line has another number of columns."""
         if not is_document and (columns.count == 1 or self._separator[0] <= 32):
-            # Lines of white space only are no records for Spark, and may be for Arrow.
+            # Lines of white space only are not records for Spark, and may be for Arrow.
             white_start = columns.count == 1 or data[:1] <= b" " or b"\n" + self._separator in data
             if white_start and _BLANK_INSIDE.search(data):
                 data = _BLANK.sub(b"", data)

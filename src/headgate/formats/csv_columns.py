@@ -65,8 +65,8 @@ def map_columns(
     if settings.enforce_schema and len(names) == len(wanted):
         return _by_position(schema, corrupt_index, len(wanted))
     raise BadDataError(
-        f"The header of {path} has not the columns {', '.join(map(repr, missing))}. It has: {', '.join(names)}. Name "
-        "the columns of the schema as the header does, or give as many as the header has, to match them by position.",
+        f"The header of {path} lacks the columns {', '.join(map(repr, missing))}. It has: {', '.join(names)}. Name the "
+        " columns of the schema as the header does, or give as many as the header has, to match them by position.",
         path=path, byte_offset=0, missing=missing, header=list(names),
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 Never: cut text.
 
 Follows Spark 4.3's ``UnivocityParser.convert`` and ``FailureSafeParser``: a record is malformed if it has not as many
-tokens as the file has columns, or a token is no value of its column's type. What can be converted is.
+tokens as the file has columns, or a token is not a value of its column's type. What can be converted is.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class RowBuilder:
             if bad_cells is not None:
                 bad = bad_cells if bad is None else pc.or_(bad, bad_cells)
                 first = pc.index(bad_cells, True).as_py()
-                reason = reason if any(short) else f"{texts[first]!r} in column {field.name!r} is no {field.type}"
+                reason = (
+                    reason if any(short) else f"{texts[first]!r} in column {field.name!r} is not a valid {field.type}"
+                )
         if bad is not None and self.mode == shared.FAILFAST:
             first = pc.index(bad, True).as_py()
             raise bad_record(first, reason.format(found=len(rows[first]), expected=columns.count))

@@ -376,7 +376,7 @@ class _Record:
 
     def _unescaped_error(self) -> BadDataError:
         return BadDataError(
-            f"An unescaped quote {self.dialect.quote!r} stands inside a value and unescapedQuoteHandling is "
+            f"An unescaped quote {self.dialect.quote!r} is inside a value, and unescapedQuoteHandling is "
             "RAISE_ERROR. Correct the file, or choose STOP_AT_DELIMITER.",
         )
 

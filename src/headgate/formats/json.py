@@ -7,7 +7,7 @@ A block goes to the fastest reader that takes it; each is strict, so that what i
     block of lines          reader                   refuses
     ----------------------  -----------------------  ------------------------------------------------------------
     whole block             `UniformLines`           lines that do not all look like the first
-    whole block, then what  Arrow's JSON reader      what is no plain JSON object, or contradicts the schema
+    whole block, then what  Arrow's JSON reader      what is not a plain JSON object, or contradicts the schema
     is between bad lines
     bad lines               `JsonRecordParser`       what Spark calls malformed: ``mode`` decides
 
@@ -327,7 +327,7 @@ class JsonFormat(_Records, LineFormat):
 
 
 def _days_of(text: str) -> int:
-    """Return the days of a date, or of the number of days that Spark 1.5 wrote; before 1582 those are no date here."""
+    """Return the days of a date, or of the number of days that Spark 1.5 wrote; before 1582 those are no dates here."""
     try:
         return parse_cast_date(text)
     except ValueError:

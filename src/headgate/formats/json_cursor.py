@@ -51,7 +51,7 @@ _MOST_NESTED = 1000
 
 
 class MalformedRecordError(Exception):
-    """What comes next is no JSON. The cursor may be asked to go on; what it finds then is Jackson's to decide."""
+    """What comes next is not JSON. The cursor may be asked to go on; what it finds then is Jackson's to decide."""
 
 
 class JsonDialect(msgspec.Struct, frozen=True):
@@ -253,7 +253,7 @@ class JsonCursor:
         return character
 
     def _no_base64(self, read: str) -> MalformedRecordError:
-        """Return the error of a character that was read. Of bytes one is: what is left of several is no UTF-8."""
+        """Return the error of a character that was read. Of bytes one is: what is left of several is not UTF-8."""
         if not self._dialect.characters and read > "\x7f" and not "\udc80" <= read <= "\udcff":
             self._text = self._text[: self.position] + _NO_UTF8 + self._text[self.position :]
         return MalformedRecordError()
@@ -423,7 +423,7 @@ class JsonCursor:
 
 
 def _decoded(record: bytes) -> str:
-    """Return a record's text. Jackson lets surrogates pass; what else is no UTF-8 spoils the string that it is in."""
+    """Return a record's text. Jackson lets surrogates pass; what else is not UTF-8 spoils the string that it is in."""
     try:
         return record.decode()
     except UnicodeDecodeError:

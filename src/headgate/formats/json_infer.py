@@ -133,7 +133,7 @@ class _Inference:
             return pa.int64() if is_long else _decimal_type(text) or pa.float64()
         if self._options["prefersDecimal"]:
             if not text[-1].isdigit():
-                raise MalformedRecordError  # NaN and Infinity are no decimals, which Spark takes for a bad record
+                raise MalformedRecordError  # NaN and Infinity are not decimals, which Spark takes for a bad record
             return _decimal_type(text) or pa.float64()
         return pa.float64()
 
@@ -184,7 +184,7 @@ def _struct(types: Mapping[str, pa.DataType]) -> pa.DataType:
 
 
 def _decimal_type(text: str) -> pa.DataType | None:
-    """Return the decimal type that just holds a number, None if there is none or the text is no number."""
+    """Return the decimal type that just holds a number, None if there is none or the text is not a number."""
     value = big_decimal(text)
     if value is None:
         return None
@@ -198,7 +198,7 @@ def _decimal_type(text: str) -> pa.DataType | None:
 
 
 def _number_union(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds two kinds of numbers, None if one of them is no number."""
+    """Return the type that holds two kinds of numbers, None if one of them is not a number."""
     pair = (one, other)
     if not all(t == pa.int64() or t == pa.float64() or pa.types.is_decimal(t) for t in pair):
         return None

@@ -61,7 +61,7 @@ class JsonRecordParser:
         Raises
         ------
         MalformedRecordError
-            The record is no JSON object and no array of objects. What follows the object is not looked at.
+            The record is neither a JSON object nor an array of objects. What follows the object is not looked at.
         """
         cursor = JsonCursor(record, self._dialect)
         first = cursor.next()
@@ -183,7 +183,7 @@ def _nested(opening: str, convert: Convert) -> Convert:
         if _at_null(cursor):
             return None
         if cursor.kind != opening:
-            cursor.text()  # Spark's message has it, so that a string that is no JSON is found here
+            cursor.text()  # Spark's message has it, so that a string that is not JSON is found here
             raise BadCellError
         return convert(cursor)
 

@@ -2,7 +2,7 @@
 
 Never: parse a record.
 
-Follows Spark 4.3, "JSON Files" (``lineSep``, ``encoding``, ``multiLine``); blank lines are no records.
+Follows Spark 4.3, "JSON Files" (``lineSep``, ``encoding``, ``multiLine``); blank lines are not records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Record = tuple[int, bytes]
 """Where a record starts, in bytes of the text it was cut from, and the record as UTF-8."""
 
 _BLANK = bytes(range(0x21))
-"""What Java's ``String.trim`` removes: a line of nothing else is no record."""
+"""What Java's ``String.trim`` removes: a line of nothing else is not a record."""
 
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r")
 

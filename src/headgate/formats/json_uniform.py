@@ -132,7 +132,7 @@ class UniformLines:
 
 
 def _pieces(line: bytes) -> list[_Piece] | None:
-    """Return what the pieces of a line are; None if its values nest, or it is no JSON object at all."""
+    """Return what the pieces of a line are; None if its values nest, or it is not a JSON object at all."""
     texts = line.split(b'"')
     if len(texts) > _MOST_COLUMNS or len(texts) % 2 == 0 or not _OPEN.fullmatch(texts[0]):
         return None
@@ -312,7 +312,7 @@ def _plain_values(values: pa.Array, wanted: pa.DataType | None) -> pa.Array | No
 
 
 def _numbers(values: pa.Array, wanted: pa.DataType) -> pa.Array | None:
-    """Cast texts to numbers; None if one is no JSON number, for Arrow takes more than those."""
+    """Cast texts to numbers; None if one is not a JSON number, for Arrow takes more than those."""
     if pa.types.is_string(wanted):
         return values if _all_match(values, _NUMBER) else None
     try:

@@ -162,7 +162,7 @@ def open_parquet(file: pa.NativeFile, path: str) -> pq.ParquetFile:
     Raises
     ------
     BadDataError
-        It is no Parquet file, or is incomplete.
+        It is not a Parquet file, or is incomplete.
     """
     try:
         return pq.ParquetFile(
@@ -186,7 +186,7 @@ def earliest_event_times(file: pa.NativeFile, path: str, column: pa.Field) -> tu
     Raises
     ------
     BadDataError
-        It is no Parquet file, or the column's name is ambiguous.
+        It is not a Parquet file, or the column's name is ambiguous.
     """
     opened = open_parquet(file, path)
     metadata, found = opened.metadata, opened.schema_arrow
@@ -214,7 +214,7 @@ def _earliest(group: pq.RowGroupMetaData, leaf: int, as_ms: Callable[[int], int]
 
 
 def _raw_to_ms(data_type: pa.DataType) -> Callable[[int], int] | None:
-    """Return what turns a stored time into milliseconds, rounded down; None: the type is no time."""
+    """Return what turns a stored time into milliseconds, rounded down; None: the type is not a time."""
     if pa.types.is_date32(data_type):
         return lambda raw: raw * 86_400_000
     if not pa.types.is_timestamp(data_type):

@@ -65,7 +65,7 @@ def parse_row_filter(text: str) -> tuple[Comparison, ...]:
     Raises
     ------
     ValueError
-        It is no such condition; the message says what is allowed.
+        It is not a valid condition; the message says what is allowed.
 
     Examples
     --------

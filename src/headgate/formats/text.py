@@ -40,7 +40,7 @@ def _check_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class TextFormat(LineFormat):
-    """Lines as they are, without their ends. Bytes that are no UTF-8 become U+FFFD.
+    """Lines as they are, without their ends. Bytes that are not UTF-8 become U+FFFD.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ Never: decide what is null; a null text stays null, and the caller says which te
 Follows Spark 4.3, "CSV Files" (``nanValue``, ``positiveInf``, ``dateFormat`` ...) and, for numbers, what the Java
 classes that Spark uses accept: ``Integer.parseInt``, ``Double.parseDouble``, ``BigDecimal``. Each column is cast in
 three steps: what a regular expression shows to mean the same to Arrow is cast by Arrow, the rest one by one, and what
-then still is no value of the type is null and marked.
+is still not a value of the type then is null and marked.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _cast(
         try:
             cast = caster(array if all_easy else pc.if_else(easy, array, pa.scalar(None, array.type)))
         except pa.ArrowInvalid:
-            continue  # one of them is no value after all, like 2023-02-30: they are parsed one by one
+            continue  # one of them is not a value after all, like 2023-02-30: they are parsed one by one
         typed = cast if all_easy else pc.if_else(easy, cast, typed)
         todo = pc.and_not(todo, easy)
     if not pc.any(todo, min_count=0).as_py():

@@ -45,14 +45,17 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
         "whether slots are tasks of a Spark job, or threads of the driver's process (master local, tests, notebooks)",
     ),
     OptionSpec("checkpointLocation", text, None, "where the checkpoints are: a folder of this query only"),
-    OptionSpec("allowNonRestoredState", boolean, False, "whether state that no operator takes may be dropped"),
-    OptionSpec("ignoreCorruptCheckpoints", boolean, False, "whether a corrupt checkpoint's predecessor will do"),
+    OptionSpec("allowNonRestoredState", boolean, False, "whether state that no operator claims may be dropped"),
+    OptionSpec("ignoreCorruptCheckpoints", boolean, False, "whether the checkpoint before a corrupt one is used"),
     OptionSpec("max-parallelism", integer(1, 32768), 128, "most slots the query may ever have", changeable=False),
     OptionSpec(f"{_UNALIGNED}.enabled", boolean, True, "whether barriers overtake rows"),
-    OptionSpec("execution.checkpointing.aligned-checkpoint-timeout", _duration_or_zero_ms, 0, "until then they do not"),
-    OptionSpec(_RECOVER_DOWNSTREAM, boolean, True, "whether rows under way are recovered by who was to get them"),
+    OptionSpec(
+        "execution.checkpointing.aligned-checkpoint-timeout", _duration_or_zero_ms, 0,
+        "how long barriers keep their place before they overtake",
+    ),
+    OptionSpec(_RECOVER_DOWNSTREAM, boolean, True, "whether rows in flight are recovered by their receivers"),
     OptionSpec(_DURING_RECOVERY, boolean, None, "whether checkpoints complete while rows are being recovered"),
-    OptionSpec("execution.checkpointing.timeout", duration_ms, 600_000, "after which a checkpoint is given up"),
+    OptionSpec("execution.checkpointing.timeout", duration_ms, 600_000, "time after which a checkpoint is given up"),
     OptionSpec("execution.checkpointing.num-retained", integer(1), 1, "how many completed checkpoints are kept"),
     OptionSpec("execution.checkpointing.tolerable-failed-checkpoints", integer(0), 0, "how many in a row may fail"),
     OptionSpec(
@@ -60,12 +63,15 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
         "when and how often what failed is restarted",
     ),
     OptionSpec("restart-strategy.attempts", _attempts, None, "restarts before the query fails: a number or infinite"),
-    OptionSpec("restart-strategy.delay", _duration_or_zero_ms, None, "fixed-delay: time before each restart"),
-    OptionSpec("restart-strategy.initial-backoff", _duration_or_zero_ms, None, "exponential-delay: before the first"),
-    OptionSpec("restart-strategy.max-backoff", duration_ms, None, "exponential-delay: the longest time before one"),
-    OptionSpec("restart-strategy.backoff-multiplier", number(1, 100), None, "exponential-delay: how the time grows"),
-    OptionSpec("restart-strategy.jitter-factor", number(0, 1), None, "exponential-delay: how much times vary"),
-    OptionSpec("restart-strategy.reset-backoff-threshold", duration_ms, None, "exponential-delay: fine for so long"),
+    OptionSpec("restart-strategy.delay", _duration_or_zero_ms, None, "fixed-delay: delay of each restart"),
+    OptionSpec("restart-strategy.initial-backoff", _duration_or_zero_ms, None, "exponential-delay: the first delay"),
+    OptionSpec("restart-strategy.max-backoff", duration_ms, None, "exponential-delay: the longest delay"),
+    OptionSpec("restart-strategy.backoff-multiplier", number(1, 100), None, "exponential-delay: how delays grow"),
+    OptionSpec("restart-strategy.jitter-factor", number(0, 1), None, "exponential-delay: how much delays vary"),
+    OptionSpec(
+        "restart-strategy.reset-backoff-threshold", duration_ms, None,
+        "exponential-delay: time without a failure after which delays start over",
+    ),
     OptionSpec("failover-strategy", choice("region", "full"), "region", "what is restarted with a subtask that failed"),
     OptionSpec(
         "pipeline.watermark-alignment.allow-unaligned-source-splits", boolean, False,
@@ -137,8 +143,8 @@ def parse_query_options(given: Mapping[str, str], defaults: Mapping[str, str]) -
     if options[_DURING_RECOVERY] and not options[_RECOVER_DOWNSTREAM]:
         raise options.error(
             _DURING_RECOVERY,
-            f"is true and {_RECOVER_DOWNSTREAM!r} is false: a checkpoint during recovery needs rows that are under way "
-            "to be with who gets them. Set both to true, or this one to false.",
+            f"is true and {_RECOVER_DOWNSTREAM!r} is false: for a checkpoint during recovery, receivers must recover "
+            "the rows in flight. Set both to true, or this one to false.",
         )
     restart_options(options)
     return options

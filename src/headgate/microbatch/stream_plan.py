@@ -289,7 +289,7 @@ class StreamPlanner:
         self._take_assigned()
         waiting = sorted(before.keys() - self._in_progress.keys())
         if waiting:
-            logger.warning("%s does not go on with these splits for now: %s", self._source.name, ", ".join(waiting))
+            logger.warning("%s has not assigned these splits again yet: %s", self._source.name, ", ".join(waiting))
 
     def _forget_dropped(self) -> None:
         """Keep what follows a stop only for splits that the enumerator may assign: its state names those.

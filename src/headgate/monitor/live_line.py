@@ -19,7 +19,7 @@ class LiveLine:
     Parameters
     ----------
     stream
-        Where to, commonly ``sys.stderr``. One that is no terminal stays untouched.
+        Where to, commonly ``sys.stderr``. One that is not a terminal stays untouched.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -27,7 +27,7 @@ class Filter(Operator):
     Raises
     ------
     OptionError
-        A column is missing, or it is no condition.
+        A column is missing, or it is not a condition.
     """
 
     kind = "filter"

@@ -41,7 +41,7 @@ class Project(Operator):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise OptionError(
-                f"select: {', '.join(map(repr, twice))} stands more than once among the columns. Use alias().",
+                f"select: {', '.join(map(repr, twice))} appears more than once among the columns. Use alias().",
                 option="select", value=twice,
             )  # fmt: skip
         self._nodes = [each.node for each in columns]

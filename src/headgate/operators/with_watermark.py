@@ -29,7 +29,7 @@ class WithWatermark(Operator):
     Raises
     ------
     OptionError
-        The column is no timestamp.
+        The column is not a timestamp.
     """
 
     kind = "with-watermark"

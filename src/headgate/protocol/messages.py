@@ -1,7 +1,7 @@
 """The messages between the coordinator and the slots, and the envelope they travel in.
 
-Never: change the meaning of a field; driver and executors run the same version (`DeploymentError` otherwise), so there
-are no versions here.
+Never: change the meaning of a field; driver and executors run the same version (`DeploymentError` otherwise), so
+messages have no versions.
 
 A message about a subtask carries its ``execution``: it counts the deployments of that subtask in the run, and whoever
 gets a message of another execution ignores it. (run, slot, attempt) stand on the envelope.
@@ -488,6 +488,6 @@ def decode(data: bytes) -> Envelope:
     Raises
     ------
     msgspec.DecodeError
-        They are no envelope.
+        They are not an envelope.
     """
     return _decoder.decode(data)

@@ -493,7 +493,7 @@ class _SpillFile:
 
     def _failed(self, what: str, error: OSError) -> StoredStateError:
         return StoredStateError(
-            f"The spill file in {self._folder} {what}: {error}. It holds recovered rows that memory has no room for.",
+            f"The spill file in {self._folder} {what}: {error}. It holds recovered rows that do not fit in memory.",
             what="a spill file",
             path=self._folder,
         )

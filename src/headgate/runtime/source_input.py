@@ -237,9 +237,9 @@ class SourceInput:
             self._user.called = None
             if not self._allow_unaligned:
                 raise UnsupportedOperationError(
-                    f"The source {self.uid} is to be aligned and a reader of it has more than one split, but it cannot "
-                    f"pause splits: {error} Or give each reader one split, or set the option "
-                    f"{ALLOW_UNALIGNED_SPLITS!r} to true: then its splits are read without regard to one another.",
+                    f"The source {self.uid} is aligned and one of its readers has several splits, but cannot pause "
+                    f"them: {error} Or give each reader one split, or set the option {ALLOW_UNALIGNED_SPLITS!r} to "
+                    "true: then its splits are not aligned with one another.",
                     operation="pause_or_resume_splits", source=self.uid,
                 ) from error  # fmt: skip
             self.output.read_splits_unaligned()

@@ -103,7 +103,7 @@ class SplitEnumeratorContext(ABC, Generic[SplitT]):
             Time before the first run, in milliseconds.
         period_ms
             Time from one run to the next, in milliseconds; None runs it once. In a continuous query a run that failed
-            is tried again after half a second, and then less and less often (up to ten seconds, or this time).
+            is retried after half a second, and then less and less often (up to ten seconds, or this time).
         """
 
 

@@ -75,7 +75,7 @@ class VersionedSerializer(Generic[T]):
         UnsupportedVersionError
             The version is not known here; the message names both versions.
         CorruptStateError
-            It is no such object; the message names the field that is wrong.
+            It is not a valid object of the class; the message names the field that is wrong.
         """
         if not isinstance(data, dict) or type(data.get(_VERSION_KEY)) is not int:  # a boolean is an int, too
             raise CorruptStateError(

@@ -77,7 +77,7 @@ class Source(ABC, Generic[SplitT, StateT]):
 
 
 class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much one plan may hold. None is no limit. At least one range is planned whatever its size.
+    """How much one plan may hold. None means no limit. At least one range is planned whatever its size.
 
     Parameters
     ----------

@@ -162,14 +162,14 @@ def whole(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if stream is None:
         raise InternalError(
             "headgate.kafka: with guarantee exactly-once the sink must see the end of Spark's rows, and this PySpark "
-            "hides it (4.3 is known). Use guarantee at-least-once."
+            "hides it (4.3 is known to work). Use guarantee at-least-once."
         )
     yield from iterator
     following, mark = stream.peek(4)[:4], struct.pack("!i", SpecialLengths.END_OF_STREAM)
     if not following or not mark.startswith(following):
         raise SinkError(
-            "headgate.kafka: the task failed or was killed before all of its rows had come: nothing of it is "
-            "committed. The reason is with the operators before the sink.",
+            "headgate.kafka: the task failed or was killed before all of its rows had arrived: none of them "
+            "is committed. Look for the cause in the operators upstream of the sink.",
             sink="headgate.kafka",
         )
 
@@ -200,5 +200,5 @@ def task_and_epoch() -> tuple[str, int]:
     query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
     batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
     if context is None or query is None or batch is None:
-        raise InternalError("headgate.kafka: this task has no streaming query, and so no batch to be written once.")
+        raise InternalError("headgate.kafka: this task is not part of a streaming query: it has no batch number.")
     return f"headgate-{query}-{context.partitionId()}", int(batch)

@@ -233,7 +233,7 @@ class ChannelRecovery(Machine):
         return actions
 
     def refused(self, event: Event) -> str | None:
-        """Return why an event is no answer to what was ordered."""
+        """Return why an event is not an answer to what was ordered."""
         return None if self._is_answer(event) else "it does not answer what was ordered"
 
     def __str__(self) -> str:

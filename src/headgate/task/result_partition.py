@@ -9,7 +9,7 @@ has left, or has passed the rows, in every queue.
 - An unaligned one goes to the head of every queue (after barriers that are there) and what it passed is channel state:
   a copy, which is sent all the same. With a timeout it takes its place at the end, and if it has not left when the time
   is over, it goes to the head then, and is sent without a timeout: nobody downstream need wait for the same time again.
-- Events are no channel state: whoever restores the rows finds them out again.
+- Events are not channel state: whoever restores the rows finds them out again.
 - A barrier that a newer one passes stays, and its `StoreChannels` follows: consumers drop it.
 - Recovered buffers (``recover-output-on-downstream`` off) are emitted before all others by the driver, then
   `ProducerRecovered`; this machine does not know.
@@ -169,7 +169,7 @@ class ResultPartition(BufferMachine):
 
     def _on_event_emitted(self, event: EventEmitted, now_ms: int) -> list[Action]:
         if isinstance(event.event, Barrier):
-            raise self.invalid(event, "a barrier is no such event")
+            raise self.invalid(event, "a barrier is emitted by `BarrierEmitted`")
         if isinstance(event.event, ProducerEnded):
             self.state = "ended"
         return [action for queue in self._queues.values() for action in queue.handle(event, now_ms)]

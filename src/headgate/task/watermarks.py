@@ -174,7 +174,7 @@ class SplitVote(Machine):
         Row("idle, own active, own idle", TimePassed,    SAME, IGNORED, "the strategy has no say, or has had it"),
         Row(_ALL,                      SplitPaused,      SAME, [], "its idleness clock stands still"),
         Row(_ALL,                      SplitResumed,     SAME),
-        Row(_ALL,                      Unblocked,        SAME, [], "the time since `Blocked` was no silence"),
+        Row(_ALL,                      Unblocked,        SAME, [], "the time since `Blocked` was not silence"),
     )
     # fmt: on
 

@@ -1,6 +1,6 @@
 """Compares what was read, whatever its order and batches.
 
-Never: compare batches: their borders are no part of any promise.
+Never: compare batches: their borders are not part of any promise.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ class ControlClient:
         atexit.register(self.close)
         if not self._answered.wait(timeout_s) and self._give_up(unless_welcome=True):
             raise TransportError(
-                f"The endpoint at {address} did not answer within {timeout_s} s. Is it alive, and does nothing on the "
-                "way hold back connections?",
+                f"The endpoint at {address} did not answer within {timeout_s} s. Is it running, and does a "
+                "firewall let connections through?",
                 address=address, reason="silent",
             )  # fmt: skip
         if not self._welcome:

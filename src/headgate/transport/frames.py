@@ -1,6 +1,6 @@
 """What the two ends of a stream say to each other beside messages (control plane), rows and events (data plane).
 
-Never: begin like a message or an event: those are MessagePack maps, whose first byte is no ASCII.
+Never: begin like a message or an event: those are MessagePack maps, whose first byte is not ASCII.
 """
 
 CONTROL = b"control"

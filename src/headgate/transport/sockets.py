@@ -114,7 +114,7 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise TransportError(
-            f"{socket.gethostname()} has no way to {host}: {error}. See transport.host.",
+            f"{socket.gethostname()} has no route to {host}: {error}. See transport.host.",
             address=host, reason="broken",
         ) from error  # fmt: skip
 

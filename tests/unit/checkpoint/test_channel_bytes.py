@@ -155,5 +155,5 @@ def test_a_stream_that_names_no_channel_is_refused() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_batch(BATCHES[0])
-    with pytest.raises(CorruptStateError, match="name no channel"):
+    with pytest.raises(CorruptStateError, match="do not name a channel"):
         read(sink.getvalue().to_pybytes())

@@ -148,7 +148,7 @@ def test_conditions_as_text() -> None:
 
 
 def test_project_and_filter_refuse_what_cannot_be() -> None:
-    with pytest.raises(OptionError, match="'n' stands more than once"):
+    with pytest.raises(OptionError, match="'n' appears more than once"):
         Project(SCHEMA, [col("n"), lit(1).alias("n")], "UTC")
     with pytest.raises(OptionError, match="has the type int32; a condition is boolean"):
         Filter(SCHEMA, col("n"), "UTC")

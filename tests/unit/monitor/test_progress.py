@@ -216,7 +216,7 @@ def test_no_rate_is_negative_and_nothing_is_lost(steps: list[tuple[int, int, int
 
 
 def test_the_watermark_of_an_input_that_ended_is_not_shown() -> None:
-    """A subtask without splits is at its end at once: 9999-12-31 is no event time of the query's."""
+    """A subtask without splits is at its end at once: 9999-12-31 is not an event time of the query's."""
     reporter = ProgressReporter(IDENTITY, started_ms=0)
     reporter.take(0, message(watermark_ms=MAX_WATERMARK_MS), 500)
     assert reporter.report(1000)[0]["eventTime"] == {}

@@ -101,7 +101,7 @@ def test_a_reader_that_cannot_pause_raises_when_its_second_split_arrives(start: 
     (failed,) = [message for message in running.posted if isinstance(message, msg.SubtaskFailed)]
     assert failed.error.error_type == "UnsupportedOperationError"
     assert failed.error.final, "trying again would not help"
-    assert "The source a is to be aligned" in failed.error.message
+    assert "The source a is aligned" in failed.error.message
     assert "pipeline.watermark-alignment.allow-unaligned-source-splits" in failed.error.message
     assert error_of(failed.error).facts["source"] == "a"
 

@@ -376,7 +376,7 @@ def test_nobody_gets_the_time_after_the_end(start: Start) -> None:
 def test_a_slot_that_ends_first_does_not_disturb_one_that_publishes(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its links break, which is no failure then."""
+    """Its links break, which is not a failure then."""
     monkeypatch.setattr("headgate.runtime.execution._BROKEN_PATIENCE_MS", 0)
     pair = start()
     pair.offer(1)

@@ -336,7 +336,7 @@ def test_a_barrier_passes_rows_when_its_timeout_is_over() -> None:
 
 
 def test_one_barrier_that_timed_out_further_up_lets_all_pass() -> None:
-    """Back pressure that is elsewhere is no reason to wait here."""
+    """Back pressure that is elsewhere is not a reason to wait here."""
     world = World(2)
     world.send(A, "a")
     world.arrive(A, unaligned(timeout_ms=10))
@@ -663,7 +663,7 @@ def test_spilled_buffers_come_back_in_their_order() -> None:
 
 
 def test_time_that_passes_without_a_timeout_does_nothing() -> None:
-    """A late call is no error."""
+    """A late call is not an error."""
     world = World(1)
     assert world.gate.handle(GateTimePassed(), 5) == []
     assert world.gate.handle(Polled(), 5) == []

@@ -71,7 +71,7 @@ def test_examples_in_docstrings(module: ModuleType) -> None:
 
 
 def test_calls_made_from_a_call_wait_for_its_end() -> None:
-    """A deep chain of answers is no deep stack, and order is that of queueing."""
+    """A deep chain of answers is not a deep stack, and order is that of queueing."""
     made: list[int] = []
     calls = OrderedCalls(lambda error: None)
 

@@ -16,7 +16,7 @@ def test_who_reaches_the_driver_on_loopback_is_reached_there(host: str) -> None:
 
 
 def test_a_name_that_nobody_knows_is_an_error_with_the_name_and_the_option() -> None:
-    with pytest.raises(TransportError, match=r"no way to nobody\.invalid: .*transport\.host"):
+    with pytest.raises(TransportError, match=r"no route to nobody\.invalid: .*transport\.host"):
         address_towards("nobody.invalid")
 
 

@@ -75,7 +75,7 @@ class FieldSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         OptionError
-            The text is no such value.
+            The text is not a value of that kind.
         """
         given = getattr(self, part)
         if given is None:

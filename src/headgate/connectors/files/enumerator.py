@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _SLOW_LISTING_S = 0.1
 _RETRY_MS = 1000
-"""Until the only listing of a bounded read is tried again."""
+"""Until the only listing of a bounded read is retried."""
 
 
 class FilesState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,7 +168,7 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         passes = (isinstance(error, SourceError) and error.retryable) or getattr(error, "facts", {}).get("missing")
         if not (self._was_listed and passes):
             raise error
-        _log.warning("headgate.files: %s failed and is tried again; what is assigned is read on: %s", what, error)
+        _log.warning("headgate.files: %s failed and is retried; readers continue with their splits: %s", what, error)
 
     def handle_split_request(self, subtask: int, host: str | None) -> None:
         """Assign one piece, or remember the request until there is one."""

@@ -76,7 +76,7 @@ class FileCursor:
     split
         Where to begin.
     file_format
-        Decodes; made for the columns of the schema that are no partition columns of the file.
+        Decodes; made for the columns of the schema that are not partition columns of the file.
     settings
         How to read.
 

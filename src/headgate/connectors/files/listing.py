@@ -68,7 +68,7 @@ class FileListing(msgspec.Struct, frozen=True, kw_only=True):
     modified_after_ms, modified_before_ms
         Only files modified after and before, in milliseconds since 1970-01-01 UTC, or None.
     globs_may_be_empty
-        A glob that matches nothing is no error: files may come.
+        A glob that matches nothing is not an error: files may come.
     """
 
     file_system: pa_fs.FileSystem

@@ -112,7 +112,7 @@ def partition_scalar(column: str, text: str | None, target: pa.DataType, path: s
     Raises
     ------
     BadDataError
-        The text is no value of that type.
+        The text is not a value of that type.
     """
     if text is None:
         return pa.scalar(None, target)
@@ -120,8 +120,8 @@ def partition_scalar(column: str, text: str | None, target: pa.DataType, path: s
         return pa.scalar(_parse(text, target, time_zone), target)
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise BadDataError(
-            f"headgate.files: the partition folder {column}={text} of {path} is no {target}. Change the type of "
-            f"{column!r} in the schema, or leave the folder out.",
+            f"headgate.files: the partition folder {column}={text} of {path} is not a valid {target}. Change the type "
+            f"of {column!r} in the schema, or leave the folder out.",
             path=path, byte_offset=0,
         ) from error  # fmt: skip
 

@@ -4,7 +4,7 @@ Never: show a secret (in a ``repr``, an error, a log), open a key store, or make
 
 Follows Spark 4.2, ``KafkaSourceProvider.kafkaParamsForExecutors``, for what is set and what may not be; the tables of
 properties are in `client_properties`. Where Java and librdkafka differ in a default that readers would notice, Java's
-is set: uncommitted records are read, a lost broker is tried again at least once a second, keys choose
+is set: uncommitted records are read, a lost broker is retried at least once a second, keys choose
 partitions by Java's hash.
 """
 

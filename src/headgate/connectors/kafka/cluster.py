@@ -156,7 +156,7 @@ class KafkaCluster:
                 )
             except CallOverdueError:
                 self._admin = None  # the thread of the call keeps it
-                raise self._unavailable("was asked for its topics, and the client hangs", self._trouble.last) from None
+                raise self._unavailable("was asked for its topics, but the client hangs", self._trouble.last) from None
             except KafkaException as raised:
                 error = raised.args[0]  # no more of it: its traceback holds the client
             else:
@@ -314,8 +314,8 @@ class KafkaCluster:
     def _unavailable(self, what: str, last: str) -> SourceUnavailableError:
         client = self._client
         return SourceUnavailableError(
-            f"{_SOURCE}: {client.address} {what}. The last that was heard: {client.redact(last)}. "
-            "Check kafka.bootstrap.servers and the brokers; kafka.default.api.timeout.ms says how long is waited.",
+            f"{_SOURCE}: {client.address} {what}. Its last error: {client.redact(last)}. "
+            "Check kafka.bootstrap.servers and the brokers; kafka.default.api.timeout.ms sets how long to wait.",
             source=_SOURCE, address=client.address,
         )  # fmt: skip
 

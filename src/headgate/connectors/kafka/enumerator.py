@@ -307,7 +307,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
             is_tried_again = self._initial_finished and self._period_ms is not None
             if not (is_tried_again and isinstance(error, SourceUnavailableError)):
                 raise error
-            logger.warning("headgate.kafka: discovery failed and is tried again: %s", error)
+            logger.warning("headgate.kafka: discovery failed and is retried: %s", error)
             return
         assert found is not None
         known, splits = found
@@ -351,8 +351,8 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
                 self._partitions[restored.split_id] = restored
         if dropped:
             logger.warning(
-                "headgate.kafka: these partitions are not read any longer, as the options do not name them: %s. If "
-                "they are named again later, they are read from the earliest record.",
+                "headgate.kafka: these partitions are no longer read, since the options do not name them: %s. If "
+                "the options name them again later, they are read from the earliest record.",
                 ", ".join(map(str, sorted(dropped))),
             )
 
@@ -458,7 +458,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
 def _never_reached(error: SourceUnavailableError) -> SourceUnavailableError:
     """Return the error of a first discovery: probably the address is wrong, and nothing could be read meanwhile."""
     return SourceUnavailableError(
-        f"{error.message} Nothing was reached since the start, so the query ends; one that has found its partitions "
-        "waits for the brokers.",
+        f"{error.message} No broker has been reached since the start, so the query ends; once it has found its "
+        "partitions, a query waits for the brokers.",
         **{**error.facts, "final": True},
     )

@@ -90,7 +90,7 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
         if self._running and time.monotonic() < self._answer_due_s:
             return  # the brokers have not answered yet; the next checkpoint's positions are newer
         if self._running:
-            _log.warning("the group's offsets were not committed: no answer, whatever the time-out; asking anew")
+            _log.warning("the group's offsets were not committed: the call outlived its time-out; asking again")
             self._abandoned.append(self._admin)  # letting go of it might not return either
             self._running, self._admin = [], self._make_admin()
         self._answer_due_s = time.monotonic() + self._client.timeout_ms / 1000 + GRACE_S

@@ -267,7 +267,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         """See to it that the brokers are asked again what there is: records were gone, or a partition was."""
         if time.monotonic() >= deadline_s:
             raise SourceUnavailableError(
-                f"{self.name}: {self._client.address} says that there are records, and sends an error instead of them, "
+                f"{self.name}: {self._client.address} reports records, but has sent an error in place of them "
                 f"for {self._client.timeout_ms} ms (kafka.default.api.timeout.ms).",
                 source=self.name, address=self._client.address,
             )  # fmt: skip

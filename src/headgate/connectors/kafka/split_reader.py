@@ -344,11 +344,11 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._question, self._ask_again_s = None, time.monotonic() + _TOPIC_IDS_AGAIN_S
         error = answer.exception()
         if isinstance(error, SourceUnavailableError):
-            _log.info("whether topics are still the same is not known: %s", error)
+            _log.info("cannot check for recreated topics now: %s", error)
             return []  # what is held goes on waiting; so does what was not read yet
         self._down_since = None
         if error is not None:
-            _log.warning("whether topics are still the same cannot be known, and is not asked again: %s", error)
+            _log.warning("cannot check for recreated topics, and does not try again: %s", error)
             self._may_ask = False
             self._unverified.clear()
         self._compare({} if error is not None else answer.result())
@@ -510,7 +510,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         if event.code == TOPIC_REFUSED:
             self._fail("do not let this user read the topic. Grant READ and DESCRIBE on it", event)
         if event.code in DAMAGED:
-            self._fail("sent what cannot be read", event)
+            self._fail("sent data that cannot be read", event)
         if event.code == FATAL:
             self._fail("made the client give up", event)
         return []

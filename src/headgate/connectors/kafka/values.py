@@ -12,7 +12,7 @@ The values of a batch go to the fastest reader that takes them; what it leaves g
     all others                                    `JsonFormat.parse_record`, one by one; ``mode`` decides
 
 Follows Spark 4.3's ``from_json(value.cast("string"), schema)`` (``JsonToStructs``), which differs from reading files:
-an array is malformed, as is a byte order mark; a byte that is no UTF-8 is replaced; what is empty is null.
+an array is malformed, as is a byte order mark; a byte that is not UTF-8 is replaced; what is empty is null.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class JsonValues:
     Raises
     ------
     OptionError
-        A time zone or a pattern cannot be used, or the column of corrupt records is no string.
+        A time zone or a pattern cannot be used, or the column of corrupt records is not a string.
     """
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
@@ -229,7 +229,7 @@ def _spaces_moved(text: bytes, starts: _Places, stops: _Places) -> _Bytes:
     for first, step, brace in ((starts, 1, _OPEN), (stops - 1, -1, _CLOSE)):
         spaced = first[_is_space(lines[first])]
         places = spaced
-        for _ in range(_MOST_SPACE):  # a step too far meets a line's end, which is no space
+        for _ in range(_MOST_SPACE):  # a step too far meets a line's end, which is not a space
             more = _is_space(lines[places])
             if not more.any():
                 break
@@ -254,7 +254,7 @@ def _joined(lines: _Bytes, starts: _Places, stops: _Places, places: _Places) -> 
 
 
 def _utf8(raw: bytes) -> bytes:
-    """Put U+FFFD in place of what is no UTF-8, once for each piece that Java finds: a surrogate is one to it."""
+    """Put U+FFFD in place of what is not UTF-8, once for each piece that Java finds: a surrogate is one to it."""
     try:
         raw.decode()
     except UnicodeDecodeError:

@@ -202,7 +202,7 @@ def _translated(error: Exception, operation: str, address: StreamAddress, shard_
         return _of_answer(error, doing, facts, address)
     if isinstance(error, boto.NoRegionError):
         return OptionError(
-            f"{NAME} does not know the region of {address}. Set the option 'region', or AWS_DEFAULT_REGION.",
+            f"{NAME} cannot determine the region of {address}. Set the option 'region', or AWS_DEFAULT_REGION.",
             option="region", value=None, **facts,
         )  # fmt: skip
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
@@ -215,7 +215,7 @@ def _translated(error: Exception, operation: str, address: StreamAddress, shard_
         return Trouble(TroubleKind.UNAVAILABLE, _unavailable(f"{doing} got no answer: {error}", address, facts))
     if isinstance(error, boto.BotoCoreError | ValueError):  # an endpoint or a region that is none, parameters
         return OptionError(
-            f"{doing} cannot be asked for: {error}. Look at the options 'endpointUrl' and 'region'.",
+            f"{doing} cannot be requested: {error}. Check the options 'endpointUrl' and 'region'.",
             option="endpointUrl", value=address.endpoint_url, **facts,
         )  # fmt: skip
     return SourceError(f"{doing} failed: {type(error).__name__}: {error}", **facts)
@@ -237,8 +237,8 @@ def _of_answer(error: Any, doing: str, facts: dict[str, Any], address: StreamAdd
         if "split" in facts and "shard" in message.partition(" in stream ")[0].lower():
             return Trouble(TroubleKind.NO_SHARD, SourceError(text, **facts))
         return SourceError(
-            f"{NAME}: there is no {address} (Kinesis says: {message}). Look at the options 'streamName' or "
-            "'streamARN', 'region' and 'endpointUrl', and at the account that the credentials belong to.",
+            f"{NAME}: there is no {address} (Kinesis says: {message}). Check the options 'streamName' or "
+            "'streamARN', 'region' and 'endpointUrl', and the account that the credentials belong to.",
             **facts,
         )
     if code == "InvalidArgumentException" and facts["operation"] == "get_shard_iterator":
@@ -251,8 +251,8 @@ def _of_answer(error: Any, doing: str, facts: dict[str, Any], address: StreamAdd
         )
     if code in _CREDENTIALS:
         return SourceError(
-            f"{text}. Kinesis does not accept the credentials: look at the options 'awsAccessKey', 'awsSecretKey' and "
-            "'awsSessionToken', or at what boto3 finds without them. Temporary ones expire.",
+            f"{text}. Kinesis does not accept the credentials: check the options 'awsAccessKey', 'awsSecretKey' and "
+            "'awsSessionToken', or what boto3 finds without them. Temporary ones expire.",
             **facts,
         )
     return SourceError(text, **facts)
@@ -261,7 +261,7 @@ def _of_answer(error: Any, doing: str, facts: dict[str, Any], address: StreamAdd
 def _unavailable(text: str, address: StreamAddress, facts: dict[str, Any]) -> SourceUnavailableError:
     where = address.endpoint_url or address.region
     return SourceUnavailableError(
-        f"{text.rstrip('.')}. Look at the network and at the options 'region' and 'endpointUrl'; the query may be "
+        f"{text.rstrip('.')}. Check the network and the options 'region' and 'endpointUrl'; the query may be "
         "started again from its checkpoint.",
         address=where,
         **facts,

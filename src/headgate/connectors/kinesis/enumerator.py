@@ -138,7 +138,7 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
             is_tried_again = self._table.initial_discovery_finished and self._period_ms is not None
             if not (is_tried_again and isinstance(error, SourceUnavailableError)):
                 raise error
-            logger.warning("looking for new shards failed and is tried again: %s", error)
+            logger.warning("looking for new shards failed and is retried: %s", error)
             return
         assert found is not None
         self._table.discovered(found)

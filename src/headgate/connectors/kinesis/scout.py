@@ -4,7 +4,7 @@ Never: keep data (sequence numbers only, and those only until they are planned),
 answer was "nothing" and is less than a second old: Spark plans a hundred times a second when nothing comes.
 
 What it costs: every record is read twice, once here and once by a task; both count towards the shard's 2 MB and five
-calls a second. A time would be no stop: asked again, Kinesis may have more records up to it.
+calls a second. A time would not be a stop: asked again, Kinesis may have more records up to it.
 """
 
 from __future__ import annotations

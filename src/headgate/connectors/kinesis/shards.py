@@ -68,7 +68,7 @@ def new_shards(
     if start is not None and start.kind != "trim_horizon":
         position = at_timestamp(now_ms if start.timestamp_ms is None else start.timestamp_ms)
     only_open = start is not None and start.kind == "latest"
-    # Should a listing have missed a shard that is long done with, it is no new one: its children are known.
+    # Should a listing have missed a shard that is long done with, it is not a new one: its children are known.
     parents_of_known = {parent for shard in listed if shard.shard_id in known for parent in shard.parents}
     splits, skipped = [], []
     for shard in listed:

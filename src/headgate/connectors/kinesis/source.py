@@ -119,7 +119,7 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
         most = limits.max_rows
         most_each: int | None = self.options["maxFetchRecordsPerShard"]
         known = {split.split_id: split.rows or 0 for split in splits if split.stop is not None}
-        if limits == PlanLimits() and not known:  # where everything ends now is wanted, which is no batch yet
+        if limits == PlanLimits() and not known:  # where everything ends now is wanted, which is not a batch yet
             most_each = None
         whole = [
             split

@@ -30,7 +30,7 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
     context
         The runtime.
     list_splits
-        Returns all split ids there are; may block. Once it has succeeded, it may fail: it is tried again.
+        Returns all split ids there are; may block. Once it has succeeded, it may fail: it is retried.
     discovery_interval_ms
         Time from one listing to the next, in milliseconds.
     finite_splits
@@ -125,7 +125,7 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
             passes = isinstance(error, UserFunctionError) or (isinstance(error, SourceError) and error.retryable)
             if not (self._listed and passes):
                 raise error
-            _log.warning("Listing splits failed and is tried again; what is assigned is read on: %s", error)
+            _log.warning("Listing splits failed and is retried; readers continue with their splits: %s", error)
             return
         if listed is None:
             raise InternalError("A listing of splits ended with neither splits nor an error.")

@@ -282,7 +282,9 @@ class JobMaster:
         if isinstance(message, msg.SlotHeartbeat):
             return
         if isinstance(message, msg.RegisterSlot | msg.ToSlot):
-            self._log("warning", f"Slot {slot} sent a {type(message).__name__}, which is not for us: ignored.")
+            self._log(
+                "warning", f"Slot {slot} sent a {type(message).__name__}, which is not for the coordinator: ignored."
+            )
             return
         subtask = SubtaskId(message.stage, slot)
         if self._scheduler.execution(subtask) == message.execution:

@@ -664,7 +664,7 @@ def _error(message: str) -> ErrorReport:
 def _too_few_slots(wanted: int, came: int, timeout_ms: int) -> ErrorReport:
     return ErrorReport(
         error_type="OptionError",
-        message=f"The query wants {wanted} slots (parallelism), one core each, but only {came} came within "
+        message=f"The query needs {wanted} slots (parallelism), one core each, but only {came} started within "
         f"{timeout_ms // 1000} seconds. Give Spark more free cores or the query a smaller parallelism.",
         facts={"option": "parallelism", "value": wanted, "registered": came},
     )

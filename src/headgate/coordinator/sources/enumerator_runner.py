@@ -35,7 +35,7 @@ from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 AnySplit = Any
 
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 500, 10_000
-"""Until failed periodic work is tried again at first, and at last if its period is not longer."""
+"""Until failed periodic work is retried at first, and at last if its period is not longer."""
 
 
 class SlowWork(msgspec.Struct, frozen=True):
@@ -166,7 +166,7 @@ class EnumeratorRunner:
         self._assigned = assigned
         self._holders = dict(holders)  # who was given a split that is not known to be finished
         self._outputs: list[Output] = []
-        self._failures: dict[str, int] = {}  # in a row, of slow work that is tried again, by its name
+        self._failures: dict[str, int] = {}  # in a row, of slow work that is retried, by its name
         self._unassigned: src.UnassignedChanged | None = None  # the last report of that
         # What readers reported, as it came: an enumerator that assigns the very same split again needs no new bytes.
         # Filled on the enumerator's thread and emptied where outputs are reported.
@@ -191,7 +191,7 @@ class EnumeratorRunner:
     def next_run_ms(self, work: SlowWork) -> int | None:
         """Return the time until periodic work runs again, in milliseconds, after `finish`; None: it does not.
 
-        Work that failed is tried again soon, and then less and less often.
+        Work that failed is retried soon, and then less and less often.
         """
         if work.period_ms is None or self.failed:
             return None

@@ -45,15 +45,15 @@ class EnumeratorWatch:
 
     def forget(self) -> None:
         """Begin with another enumerator."""
-        self._failing: dict[str, str] = {}  # slow work that is tried again: its trouble
+        self._failing: dict[str, str] = {}  # slow work that is retried: its trouble
         self._busy: dict[str, _Busy] = {}
         self._slow_calls: tuple[src.BusyCall, ...] = ()
 
     def slow_work_tried(self, event: src.SlowWorkTried) -> None:
-        """Note that slow work failed and is tried again, or did not fail any longer."""
+        """Note that slow work failed and is retried, or did not fail any longer."""
         if event.failures:
             times = "once" if event.failures == 1 else f"{event.failures} times in a row"
-            self._failing[event.name] = f"{event.name} failed {times} and is tried again: {event.reason}"
+            self._failing[event.name] = f"{event.name} failed {times} and is retried: {event.reason}"
         else:
             self._failing.pop(event.name, None)
 
@@ -85,7 +85,7 @@ class EnumeratorWatch:
         """Return what a call that takes long means, as a sentence."""
         text = f"{call.name} of the source {self._source!r} has not returned for {call.for_ms // 1000} s: "
         if call.is_slow_work:
-            return text + "no new splits are found meanwhile; what is assigned is read on"
+            return text + "no new splits are found meanwhile; readers continue with their splits"
         waits = f", the failed readers {list(failed[:20])} are not restarted" if failed else ""
         return text + f"nothing is assigned, no checkpoint completes{waits} until it does"
 
@@ -101,6 +101,6 @@ def _stuck(source: str, call: src.BusyCall, limit_ms: int) -> ErrorReport:
     return ErrorReport(
         error_type="ConnectorContractError",
         message=f"{limit} (task.stuck.timeout): it counts as failed. No method of an enumerator may block; slow work "
-        "belongs into call_async.",
+        "belongs in call_async.",
         facts={"source": source, "method": call.name},
     )

@@ -155,7 +155,7 @@ class SourceCoordinator(Machine):
         Row("running",                  src.EnumeratorFailed,        "failed",
             [src.StopEnumerator, src.RequestGlobalFailover, Maybe(src.CheckpointRefused)],
             "the log is not whole, it fails again and again, or only the user can help"),
-        Row("running",                  src.SlowWorkTried,           SAME, [], "what is assigned is read on"),
+        Row("running",                  src.SlowWorkTried,           SAME, [], "readers continue with their splits"),
         Row("running",                  src.EnumeratorBusy,          SAME, [Maybe(src.WarnOfEnumerator)],
             "slow, perhaps for ever"),
         Row("running",                  src.EnumeratorBusy,          "recovering",

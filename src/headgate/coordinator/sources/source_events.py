@@ -138,7 +138,7 @@ class EnumeratorFailed(msgspec.Struct, frozen=True):
 
 
 class SlowWorkTried(msgspec.Struct, frozen=True):
-    """Slow work (discovery) failed and is tried again, or did not fail any longer.
+    """Slow work (discovery) failed and is retried, or did not fail any longer.
 
     ``failures``: how often in a row; 0: it succeeded after such failures. ``reason``: the last error.
     """

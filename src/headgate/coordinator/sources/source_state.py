@@ -53,7 +53,7 @@ def decode_source_state(data: bytes) -> SourceState:
     UnsupportedVersionError
         Another version wrote them.
     CorruptStateError
-        They are no such bytes.
+        The bytes are not a stored state of a source.
     """
     version = data[:1]
     if version != _VERSION and version.isdigit():

@@ -51,7 +51,7 @@ class Renewed(MemberEvent, frozen=True, kw_only=True):
 
 
 class MemberLeft(MemberEvent, frozen=True, kw_only=True):
-    """A planner's process ended, or it left. (A connection that only broke is no event: it will make another.)"""
+    """A planner's process ended, or it left. (A connection that only broke is not an event: it will make another.)"""
 
 
 class EventTimesReported(MemberEvent, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ class Member:
         """Hold nobody any longer. Called once."""
         self._left.set()
         with self._lock:
-            if self._alive is not None:  # first: by it the host sees that this is no broken connection
+            if self._alive is not None:  # first: by it the host sees that this is not a broken connection
                 self._alive.release()
                 self._alive = None
             self._disconnect_locked()

@@ -165,8 +165,8 @@ class AlignedPlans:
             self._take(self._group.wait(self._standing, PATIENCE_MS))
             if self._others() == others:
                 logger.warning(
-                    "%s has waited %d s for the alignment group %r, where %s does not move, and goes on without: a "
-                    "query under AvailableNow is to end.",
+                    "%s has waited %d s for the alignment group %r, in which %s is not advancing, and continues "
+                    "without it: a query with AvailableNow must end.",
                     self._source.name, PATIENCE_MS // 1000, self._alignment.group, holder,
                 )  # fmt: skip
                 # Not all others: one that waits as well may be a source of the same query.
@@ -379,8 +379,8 @@ class AlignedPlans:
         elif 0 <= self._holder[1] <= now_ms - WARN_AFTER_MS:
             self._holder = (name, MAX_WATERMARK_MS)
             logger.warning(
-                "%s holds the alignment group %r back: for %d s nothing of %s was read, which waits for it. If it may "
-                "stay silent, set 'scan.watermark.idle-timeout' for its source; what it brings later may then be late.",
+                "%s holds the alignment group %r back: for %d s nothing has been read of %s, which waits for it. If it "
+                "may stay silent, set 'scan.watermark.idle-timeout' for its source; its later rows may then be late.",
                 name, self._alignment.group, WARN_AFTER_MS // 1000, self._source.name,
             )  # fmt: skip
 

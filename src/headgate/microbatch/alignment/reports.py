@@ -85,8 +85,8 @@ def report(to: ReportTo, event_times: dict[str, int]) -> None:
     _warned.add(to.member)
     logger.log(
         level,
-        "What event times this task read cannot be reported to the driver's machine (%s): the source is aligned less "
-        "closely. Tasks connect to any port there; see docs/event-time.md.",
+        "The event times that this task read cannot be reported to the driver's machine (%s): the source is aligned "
+        "less closely. Tasks connect to any port there; see docs/event-time.md.",
         "; ".join(errors),
     )
 

@@ -178,8 +178,8 @@ class Handle(StatefulProcessorHandle):
         """Return the store, with the current key."""
         if self._store is None or self._store.cell is None:
             raise PySparkRuntimeError(
-                f"{state!r} is used where no key is: use it in handleInputRows, handleExpiredTimer and "
-                "handleInitialState, as long as their output is read."
+                f"{state!r} is used without a current key: use it in handleInputRows, handleExpiredTimer and "
+                "handleInitialState, while their output is being read."
             )
         return self._store
 

@@ -16,7 +16,7 @@ There may be millions of keys, so what stands for one is kept from the cyclic ga
 threads of the process while it looks at each: cells are untracked, and tuples of bytes and numbers it untracks itself.
 
 An expiry is None without a time to live, else milliseconds since 1970-01-01 UTC: what is past it is there no more. It
-is forgotten by `sweep`, which is no change: in snapshots it stands with its expiry.
+is forgotten by `sweep`, which is not a change: in snapshots it stands with its expiry.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class RowCodec:
         Raises
         ------
         MisfitValueError
-            It is no tuple or list with the fields of the schema.
+            It is not a tuple or list with the fields of the schema.
         """
         if not isinstance(row, tuple | list):
             raise MisfitValueError(

@@ -194,7 +194,7 @@ def read_chunk(data: bytes, chunk_id: str) -> tuple[pa.Table, ChunkHeader]:
     Raises
     ------
     StoredStateError
-        It is no chunk of transformWithState's, or of another version.
+        It is not a chunk of transformWithState's, or of another version.
     """
     try:
         table = pa.ipc.open_stream(data).read_all()

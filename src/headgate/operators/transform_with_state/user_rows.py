@@ -63,7 +63,7 @@ class Flavor(ABC):
         Raises
         ------
         UserFunctionError
-            It is no iterator of what it should be.
+            It is not an iterator of what it should be.
         """
         try:
             each = iter(output)

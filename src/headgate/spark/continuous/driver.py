@@ -278,7 +278,7 @@ class QueryDriver:
         if (lost or came) and self._error is None and status.state == "ending":
             self._error = SinkError(
                 f"A slot of the query {self._name!r} died after the last checkpoint, before the sink had published all "
-                "rows that stand in it. Start the query again from its checkpoint location: it publishes what is left.",
+                "of its rows. Start the query again from its checkpoint location: it publishes the rest.",
                 sink=self._definition.sink_format,
             )
 
@@ -466,7 +466,7 @@ class QueryDriver:
             job.join(5.0)
         # Whoever starts the query again finds nobody who still publishes: what is under way ends before this run does.
         if not self._commit_worker.abandon(_COMMIT_ENDS_S):
-            _log.error("query %s: its sink does not end committing; it is left to itself", self._name)
+            _log.error("query %s: its sink has not finished committing; the commit is abandoned", self._name)
         for worker in (self._storage_worker, *self._log_workers.values()):
             worker.close(1.0)
         for committer in self._committers.values():

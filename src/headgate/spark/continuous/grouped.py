@@ -257,7 +257,7 @@ def _check_once(what: str, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise OptionError(
-            f"{what}: {', '.join(map(repr, twice))} stands more than once among the columns. Use alias().",
+            f"{what}: {', '.join(map(repr, twice))} appears more than once among the columns. Use alias().",
             option=what, value=twice,
         )  # fmt: skip
 

@@ -167,7 +167,7 @@ class QueryProgress:
                     with self._lock:
                         self._reporter.take_lag(uid, lag)
         except Exception as error:
-            _log.debug("query %s: its lag is not known: %s", self._name, error)
+            _log.debug("query %s: its lag cannot be determined: %s", self._name, error)
         finally:
             self._asking = False
 

@@ -262,8 +262,8 @@ class ContinuousQuery:
                 _wait_for(driver.request_checkpoint(CheckpointKind.SUSPEND), timeout)
                 if not driver.join(timeout):
                     late = HeadgateError(
-                        f"The query's slots did not end within {timeout:.0f} seconds: it is not rescaled. "
-                        "It has ended; started again from its checkpoint location it goes on."
+                        f"The query's slots did not end within {timeout:.0f} seconds: it was not rescaled. "
+                        "It has ended; start it again from its checkpoint location to continue."
                     )
                     with self._lock:
                         self._late_error = late
@@ -472,8 +472,8 @@ def _wait_for(answer: Future[int], timeout: float) -> int:
         return answer.result(timeout)
     except TimeoutError:
         raise HeadgateError(
-            f"The checkpoint is not complete after {timeout:.0f} seconds. It is still under way: a query that was to "
-            "end with it ends when it completes."
+            f"The checkpoint is not complete after {timeout:.0f} seconds. It is still in progress: a query that is "
+            "stopping with it ends when it completes."
         ) from None
 
 

@@ -501,7 +501,7 @@ def _column(value: str | Column) -> Column:
 
 
 def _no_column(verb: str, value: object) -> OptionError:
-    """Return the error for what is no column of ours: most often it is PySpark's, by the import that all know."""
+    """Return the error for what is not a column of ours: most often it is PySpark's, by the import that all know."""
     if type(value).__module__.startswith("pyspark."):
         message = (
             f"{verb} takes columns of headgate.functions, not PySpark's ({value!r}). Write 'from headgate.functions "

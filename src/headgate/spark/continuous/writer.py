@@ -81,7 +81,7 @@ class ContinuousStreamWriter:
         if wanted == "update" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
             raise OptionError(
                 "The output mode is 'update', and there are session windows: these have 'append' only, as in Spark, "
-                "since nothing takes back what was written of a session that grows.",
+                "since rows written of a session that still grows cannot be retracted.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
         if wanted == "update" and _is_counted_again(self._node):

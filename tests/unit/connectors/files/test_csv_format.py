@@ -121,7 +121,7 @@ class TestModes:
         assert caught.value.path == "dir/x.csv"
 
     def test_the_message_says_what_is_wrong(self):
-        with pytest.raises(BadDataError, match=r"'x' in column 'a' is no int32.*'x,b'"):
+        with pytest.raises(BadDataError, match=r"'x' in column 'a' is not a valid int32.*'x,b'"):
             decode(b"1,a\nx,b\n", mode="FAILFAST")
         with pytest.raises(BadDataError, match="3 columns where 2 are expected"):
             decode(b"1,a,b\n", mode="FAILFAST")

@@ -327,7 +327,7 @@ def test_a_folder_that_is_gone_for_a_while_is_listed_when_it_is_back(harness_of,
     harness.run_next_call()
     (tmp_path / "in").rename(tmp_path / "away")
     harness.run_next_call()
-    assert "It does not exist" in caplog.text and "is tried again" in caplog.text
+    assert "It does not exist" in caplog.text and "is retried" in caplog.text
     (tmp_path / "away").rename(tmp_path / "in")
     harness.run_next_call()
     harness.request_split(0)

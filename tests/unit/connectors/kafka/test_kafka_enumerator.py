@@ -273,7 +273,7 @@ def test_later_discoveries_are_tried_again_while_no_broker_answers(caplog: pytes
     harness.run_next_call()
     with caplog.at_level(logging.WARNING):
         harness.fail_next_call(DOWN)
-    assert "tried again: no broker answers" in caplog.text
+    assert "retried: no broker answers" in caplog.text
     cluster.topics["rides"].append(7)
     harness.run_next_call()
     assert positions(harness) == {"rides-0": 10, "rides-1": 0}
@@ -504,7 +504,7 @@ def test_partitions_that_came_while_the_query_was_down_are_waited_for() -> None:
     assert unassigned(harness) == MIN_WATERMARK_MS
     cluster.error = DOWN
     harness.run_next_call()
-    assert unassigned(harness) == MIN_WATERMARK_MS, "it failed and is tried again"
+    assert unassigned(harness) == MIN_WATERMARK_MS, "it failed and is retried"
     cluster.error = None
     harness.run_next_call()
     assert unassigned(harness) is None and len(positions(harness)) == 2

@@ -76,7 +76,7 @@ def test_a_restarted_stream_goes_on_where_it_was_without_the_topics_that_are_not
         again, _ = planner_of(cluster, subscribe="fares,tips", startingOffsets="latest")
         after = again.plan(end, NO_LIMITS, 0)
     assert planned(again, end, after) == {"fares-0": (5, 10), "tips-0": (0, 7)}
-    assert "not read any longer, as the options do not name them: rides-0." in caplog.text
+    assert "no longer read, since the options do not name them: rides-0." in caplog.text
 
 
 def test_available_now_reads_up_to_what_was_there_and_a_later_run_goes_on() -> None:
@@ -116,7 +116,7 @@ def test_a_topic_dropped_while_it_had_a_stop_leaves_nothing_and_is_new_when_it_i
         end = again.plan(offset, NO_LIMITS, 2000)
         assert planned(again, offset, end) == {"trips-0": (0, 10)}
         cluster.topics["trips"] = [15]
-        assert again.plan(end, NO_LIMITS, 3000) == end, "what comes later is no part of this run"
+        assert again.plan(end, NO_LIMITS, 3000) == end, "what comes later is not part of this run"
         cluster.topics["trips"] = [10]
 
 

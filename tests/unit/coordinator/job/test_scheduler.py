@@ -277,8 +277,8 @@ def test_too_few_cores_are_an_error_with_both_numbers() -> None:
     actions = machine(SchedulerTimePassed(), 12_000)
     assert kinds(actions) == ["FailQuery", "ReleaseSlots", "CancelJob"]
     assert isinstance(actions[0], FailQuery)
-    assert "wants 4 slots" in actions[0].error.message
-    assert "only 1 came" in actions[0].error.message
+    assert "needs 4 slots" in actions[0].error.message
+    assert "only 1 started" in actions[0].error.message
     assert machine.machine.state == "failing"
     assert kinds(machine(JobEnded(0, KILLED), 12_100)) == ["FenceSlot", "QueryOver"]
     assert machine.machine.state == "failed"

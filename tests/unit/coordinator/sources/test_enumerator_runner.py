@@ -224,7 +224,7 @@ def test_reported_splits_are_in_the_info_of_a_reader() -> None:
     assert assigned == src.SplitsAssigned(3, {0: (stored(A),)})
     assert made.readers[0].reported_splits_on_registration == (A,)
     made.call(src.ForgetReader(0))
-    # It holds nothing now but what it reports: the same split again is no contradiction.
+    # It holds nothing now but what it reports: the same split again is not a contradiction.
     assert made.reported(made.call(src.AddReader(0, "h", (stored(A),))))[0] == assigned
 
 

@@ -21,7 +21,7 @@ def test_slow_work_holds_no_reader_and_has_more_time() -> None:
     watch = EnumeratorWatch("uid", 1000)
     for second in range(1, 21):
         assert watch.look(calls(second * 1000, slow=True))[1] is None
-    assert "what is assigned is read on" in watch.troubles([3])[0]
+    assert "readers continue with their splits" in watch.troubles([3])[0]
     error = watch.look(calls(21_000, slow=True))[1]
     assert error is not None and error.error_type == "SourceUnavailableError"
 

@@ -594,7 +594,7 @@ def test_slow_work_may_take_longer_and_is_shown_and_restarted_too() -> None:
     slow = [handled(made, busy(second, "Pages.splits", is_slow_work=True)) for second in range(1, 61)]
     warned = [second for second, actions in enumerate(slow, 1) if actions]
     assert warned == [3, 6, 12, 24, 48]
-    assert "no new splits are found meanwhile; what is assigned is read on" in made.troubles()[0]
+    assert "no new splits are found meanwhile; readers continue with their splits" in made.troubles()[0]
     assert handled(made, busy(61, "Pages.splits", is_slow_work=True)) == [src.LoadLog(0, 1, 2)]
 
 
@@ -613,7 +613,7 @@ def test_failing_discovery_is_shown_until_it_succeeds() -> None:
     handled(
         made, src.SlowWorkTried(1, "Pages.splits", 1, "OSError: away"), src.SlowWorkTried(1, "Pages.splits", 2, "no")
     )
-    assert made.troubles() == ("Pages.splits failed 2 times in a row and is tried again: no",)
+    assert made.troubles() == ("Pages.splits failed 2 times in a row and is retried: no",)
     handled(made, src.SlowWorkTried(1, "Pages.splits", 0))
     assert made.troubles() == ()
 

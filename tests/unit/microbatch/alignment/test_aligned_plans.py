@@ -253,7 +253,7 @@ def test_a_split_that_is_caught_up_holds_for_ever_without_a_timeout_and_a_warnin
         pass
     with caplog.at_level(logging.WARNING):
         for _ in range(10_000):
-            assert not query.batch(), "nothing to read is no batch, whatever the clock says"
+            assert not query.batch(), "nothing to read is not a batch, whatever the clock says"
     (warning,) = [each.getMessage() for each in caplog.records if each.name.startswith("headgate.microbatch.alignment")]
     assert "the split 'a' of counting holds" in warning and "scan.watermark.idle-timeout" in warning
     query.streams[0].world.times["a"].append(390)
@@ -409,7 +409,7 @@ def test_a_query_under_available_now_passes_one_that_does_not_move(caplog: pytes
         query.run_to_the_end()
     assert query.has_read_everything()
     assert query.late(DRIFT_MS) == [], "the sources of the query itself stay aligned"
-    assert "goes on without" in caplog.text
+    assert "continues without it" in caplog.text
     assert sum(stream.member.waited for stream in query.streams) <= 2
 
 

@@ -328,7 +328,7 @@ def test_states_are_declared_in_init_only() -> None:
     stateful = run(Scripted(lambda p, user, rows, times: p.handle.getMapState("more", LONG, LONG)))
     with pytest.raises(PySparkRuntimeError, match="operation=get_map_state with invalid handle state=INITIALIZED"):
         stateful.rows(("a", 0, 0))
-    with pytest.raises(PySparkRuntimeError, match="used where no key is"):
+    with pytest.raises(PySparkRuntimeError, match="used without a current key"):
         run(Scripted()).operator._processor.value.get()  # type: ignore[attr-defined]
     stateful = run(Scripted(lambda p, user, rows, times: p.list.put([])))
     with pytest.raises(PySparkRuntimeError, match="EMPTY_LIST_VALUE"):

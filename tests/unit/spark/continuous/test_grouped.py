@@ -188,7 +188,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "no column": ("A column or its name", lambda: rides().groupBy(TEN, 5)),  # type: ignore[arg-type]
     "event time": ("must be a timestamp", lambda: rides().groupBy(window("user", "1 hour")).agg(count())),
     "sum of texts": ("there is no sum of string", lambda: rides().groupBy(TEN).agg(sum("user"))),
-    "names": ("'user' stands more than once", lambda: rides().groupBy(TEN, "user").agg(count().alias("user"))),
+    "names": ("'user' appears more than once", lambda: rides().groupBy(TEN, "user").agg(count().alias("user"))),
     "key of a struct": ("neither a struct nor", lambda: rides().groupBy(TEN, struct("user").alias("s")).agg(count())),
     "aggregate elsewhere": ("A column or its name", lambda: rides().select(sum("amount"))),  # type: ignore[arg-type]
     "complete": ("has 'append' and 'update'", lambda: late(rides().groupBy(TEN).agg(count()), "complete")),

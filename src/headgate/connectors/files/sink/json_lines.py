@@ -3,7 +3,7 @@
 Never: look at one row at a time. The one exception is binary columns (base64), value by value.
 
 Follows Spark 4.3's ``JacksonGenerator``: fields that are null are left out, nulls in arrays and maps are written,
-what is no finite number is a string. Other than Spark, timestamps keep their microseconds: Spark's sink cuts them off.
+NaN and the infinities are strings. Unlike Spark's sink, which truncates them, timestamps keep their microseconds.
 """
 
 from __future__ import annotations

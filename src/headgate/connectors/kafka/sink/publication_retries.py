@@ -2,7 +2,7 @@
 
 Never: read a clock, start or wait for anything: `publisher` makes the attempts.
 
-Work is done in order, one at a time, and may be tried again whatever became of the attempt before it.
+Work is done in order, one at a time, and may be retried whatever became of the attempt before it.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class StagedPublisher:
             self.finish().result(timeout_s)
         self._closing.set()
         if not self._thread.stop(0.1):
-            _log.warning("%s: closed while publishing as %r; a restore brings it to an end.", NAME, self._name)
+            _log.warning("%s: closed while publishing as %r; a restore completes it.", NAME, self._name)
         elif self._writer is not None:
             self._writer.close()
 
@@ -191,7 +191,7 @@ class StagedPublisher:
                 may_pass = is_passing(error) or (isinstance(error, SinkError) and "fenced" in error.facts)
                 if self._handle(AttemptFailed(is_passing(error) if is_first else may_pass)):
                     raise
-                _log.warning("%s: publishing as %r failed and is tried again: %s", NAME, self._name, error)
+                _log.warning("%s: publishing as %r failed and is retried: %s", NAME, self._name, error)
             is_first = False
             self._patience_s *= 2
             self._wait_for_attempt()
@@ -205,7 +205,9 @@ class StagedPublisher:
             if again_ms is None:
                 return
             if self._closing.wait(max(0, again_ms - _now_ms()) / 1000):
-                raise SinkError("The sink's writer was closed before all rows were published; a restore does it.")
+                raise SinkError(
+                    "The sink's writer was closed before all rows were published; a restore publishes them."
+                )
             self._handle(TimePassed())
 
     def _discard_writer(self) -> None:

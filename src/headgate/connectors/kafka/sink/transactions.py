@@ -326,8 +326,8 @@ class TransactionalWriter(KafkaWriter):
                     sink=NAME, name=self._name,
                 )  # fmt: skip
             return SinkError(
-                f"{NAME}: a newer attempt of the same task writes as {self._name!r}: this one has lost the right to. "
-                "If it was not retried by Spark, the query runs twice with one checkpoint.",
+                f"{NAME}: a newer attempt of the same task writes as {self._name!r}: this one is fenced. "
+                "Unless Spark retried the task, the query is running twice with one checkpoint.",
                 sink=NAME, name=self._name, fenced=True,
             )  # fmt: skip
         return sink_error(error, self._sink.client, topic, partition, self._trouble.last, doing)
