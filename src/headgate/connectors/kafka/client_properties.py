@@ -130,7 +130,7 @@ _JAVA_CODE = "it names Java code, which librdkafka cannot run. "
 _BYTES = "come as bytes: use functions of Spark on the column, or valueFormat json."
 
 REFUSED = {
-    "auto.offset.reset": "startingOffsets says where a new query starts; a restarted one goes on where it was.",
+    "auto.offset.reset": "startingOffsets says where a new query starts; a restarted one continues where it was.",
     "enable.auto.commit": "positions are kept in Spark's checkpoint and are never committed to Kafka.",
     "auto.commit.enable": "positions are kept in Spark's checkpoint and are never committed to Kafka.",
     "enable.auto.offset.store": "positions are kept in Spark's checkpoint and are never committed to Kafka.",
