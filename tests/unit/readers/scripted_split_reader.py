@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from headgate.readers import ReaderOptions, SourceReaderBase
+from headgate.readers import (
+    MultiplexedReader,
+    MultithreadedReader,
+    ReaderOptions,
+    SequentialReader,
+    SourceReaderBase,
+)
 from headgate.source import (
     FetchedBatch,
     InputStatus,
@@ -26,6 +32,11 @@ class Numbers(Split, frozen=True, kw_only=True):
     """The numbers of one split; the position is the number of those read."""
 
     position: int = 0
+
+
+ReaderType = type[SourceReaderBase[Numbers]]
+ALL = (SequentialReader, MultiplexedReader, MultithreadedReader)
+MULTI_SPLIT = (MultiplexedReader, MultithreadedReader)
 
 
 class Script:
@@ -224,3 +235,6 @@ class Driven:
         while (status := self.poll()) is not InputStatus.END_OF_INPUT:
             if status is InputStatus.NOTHING_AVAILABLE:
                 self.reader.available().result(TIMEOUT_S)
+
+
+Drive = Callable[..., Driven]

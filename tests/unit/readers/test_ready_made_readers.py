@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from random import Random
 
 import msgspec
 import pytest
-from scripted_split_reader import TIMEOUT_S, CannotPause, Driven, Numbers
+from scripted_split_reader import ALL, MULTI_SPLIT, TIMEOUT_S, CannotPause, Drive, Driven, Numbers, ReaderType
 
 from headgate.errors import BadDataError, ConnectorContractError, SourceError, UnsupportedOperationError
 from headgate.readers import (
@@ -18,16 +17,9 @@ from headgate.readers import (
     MultithreadedReader,
     ReaderOptions,
     SequentialReader,
-    SourceReaderBase,
 )
 from headgate.readers.fetcher import SplitFetcher
 from headgate.source import FetchedBatch, InputStatus, SourceReaderContext
-
-ReaderType = type[SourceReaderBase[Numbers]]
-ALL = (SequentialReader, MultiplexedReader, MultithreadedReader)
-MULTI_SPLIT = (MultiplexedReader, MultithreadedReader)
-
-Drive = Callable[..., Driven]
 
 PATIENT = ReaderOptions(close_timeout_ms=TIMEOUT_S * 1000)
 """For readers that close without being cut short, however slow the machine is."""
@@ -39,21 +31,6 @@ def cpu_s(driven: Driven) -> float:
         return time.process_time()
     threads = [each._thread.ident for each in driven.reader._fetchers.values()]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(each)) for each in threads if each is not None)
-
-
-@pytest.fixture
-def drive() -> Iterator[Drive]:
-    """Make driven readers that are closed in the end."""
-    made: list[Driven] = []
-
-    def make(reader_type: ReaderType, options: ReaderOptions | None = None, **given: bool) -> Driven:
-        made.append(Driven(reader_type, options, **given))
-        return made[-1]
-
-    yield make
-    for driven in made:
-        driven.script.released.set()
-        driven.reader.close()
 
 
 @pytest.mark.parametrize("reader_type", ALL)

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from scripted_split_reader import SCHEMA, Driven, Numbers
+from scripted_split_reader import ALL, MULTI_SPLIT, SCHEMA, Drive, Driven, Numbers, ReaderType
 
 from headgate.errors import SourceError
 from headgate.readers import (
     MultiplexedReader,
-    MultithreadedReader,
     ReaderOptions,
     SequentialReader,
-    SourceReaderBase,
 )
 from headgate.source import FetchedBatch, InputStatus
 
-ReaderType = type[SourceReaderBase[Numbers]]
-ALL = (SequentialReader, MultiplexedReader, MultithreadedReader)
-MULTI_SPLIT = (MultiplexedReader, MultithreadedReader)
-
-Drive = Callable[..., Driven]
-
 
 @pytest.fixture
-def drive() -> Iterator[Drive]:
-    """Make driven readers whose batches have positions, and which are closed in the end."""
-    made: list[Driven] = []
+def drive(drive: Drive) -> Drive:
+    """Make driven readers whose batches have positions."""
 
-    def make(reader_type: ReaderType, options: ReaderOptions | None = None) -> Driven:
-        made.append(Driven(reader_type, options))
-        made[-1].script.has_positions = True
-        return made[-1]
+    def make(*given: Any) -> Driven:
+        driven = drive(*given)
+        driven.script.has_positions = True
+        return driven
 
-    yield make
-    for driven in made:
-        driven.reader.close()
+    return make
 
 
 def position(driven: Driven, split_id: str = "a") -> int:

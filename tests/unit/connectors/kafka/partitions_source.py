@@ -133,6 +133,14 @@ def begin(
     return harness
 
 
+def discovered(cluster: Cluster, parallelism: int = 1, boundedness: Boundedness = UNBOUNDED, **options: str) -> Harness:
+    """Start an enumerator, let all readers register, and discover once."""
+    harness = begin(cluster, parallelism, boundedness, **options)
+    register(harness)
+    harness.run_next_call()
+    return harness
+
+
 def register(harness: Harness, reports: Mapping[int, Sequence[KafkaSplit]] | None = None) -> None:
     """Let all readers register, with what they report."""
     for subtask in range(harness.parallelism):

@@ -18,6 +18,7 @@ from tests.unit.connectors.kafka.partitions_source import (
     Cluster,
     Harness,
     begin,
+    discovered,
     held,
     positions,
     pull,
@@ -108,9 +109,7 @@ def test_a_bounded_read_gives_whoever_asks_the_partition_with_the_most_left_to_r
 
 def test_a_bounded_read_does_not_end_before_all_readers_came_with_what_they_have() -> None:
     cluster = Cluster(rides=[10, 20])
-    before = begin(cluster, 2, BOUNDED, startingOffsets="earliest")
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 2, BOUNDED, startingOffsets="earliest")
     pull(before)
     again = begin(cluster, 3, BOUNDED, before.snapshot(), startingOffsets="earliest")
     for subtask in (0, 1):
@@ -124,9 +123,7 @@ def test_a_bounded_read_does_not_end_before_all_readers_came_with_what_they_have
 def test_a_bounded_read_gives_what_came_back_to_a_reader_that_waits() -> None:
     """SeaTunnel: nobody was woken. A reader that was restored with it before means nothing (FLIP-537, section 3)."""
     cluster = Cluster(rides=[10])
-    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 1, BOUNDED, startingOffsets="earliest")
     pull(before)
     reported = reports_of(before)[0]
     harness = begin(cluster, 3, BOUNDED, before.snapshot(), startingOffsets="earliest")
@@ -145,9 +142,7 @@ def test_a_bounded_read_gives_what_came_back_to_a_reader_that_waits() -> None:
 
 def test_a_report_of_what_another_reader_has_read_to_its_end_is_ignored() -> None:
     cluster = Cluster(rides=[10])
-    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 1, BOUNDED, startingOffsets="earliest")
     pull(before)
     (rides,) = reports_of(before)[0]
     harness = begin(cluster, 2, BOUNDED, before.snapshot(), startingOffsets="earliest")
@@ -163,9 +158,7 @@ def test_a_report_of_what_another_reader_has_read_to_its_end_is_ignored() -> Non
 
 def test_whoever_gives_it_back_first_counts_and_a_later_report_of_it_does_not() -> None:
     cluster = Cluster(rides=[10])
-    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 1, BOUNDED, startingOffsets="earliest")
     pull(before)
     (rides,) = reports_of(before)[0]
     harness = begin(cluster, 2, BOUNDED, before.snapshot(), startingOffsets="earliest")
@@ -180,9 +173,7 @@ def test_whoever_gives_it_back_first_counts_and_a_later_report_of_it_does_not() 
 
 
 def test_a_request_for_a_split_that_has_an_owner_changes_nothing() -> None:
-    harness = begin(Cluster(rides=[10]), 2, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10]), 2, discovery="100")
     before = held(harness), len(harness.outbox)
     for subtask in (0, 1):
         harness.request_split(subtask)
@@ -195,9 +186,7 @@ def test_new_partitions_go_to_those_that_have_the_fewest_though_the_enumerator_a
 ) -> None:
     """Readers that read on report nothing: only the state says who has what."""
     cluster = Cluster(rides=[10] * 3)
-    before = begin(cluster, 4, discovery="100", assigner=assigner)
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 4, discovery="100", assigner=assigner)
     again = begin(cluster, 4, state=before.snapshot(), discovery="100", assigner=assigner)
     register(again)
     cluster.topics["rides"] += [7] * 5
@@ -225,9 +214,7 @@ def test_without_an_interval_there_is_one_discovery_at_each_start_and_then_an_en
 
 def test_with_an_interval_new_partitions_are_read_from_the_earliest_record_and_there_is_no_end() -> None:
     cluster = Cluster(rides=[10])
-    harness = begin(cluster, 2, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(cluster, 2, discovery="100")
     cluster.topics["rides"].append(7)
     cluster.topics["fares"] = [3]
     cluster.earliest[TopicPartition("fares", 0)] = 2
@@ -268,9 +255,7 @@ def test_a_failing_first_discovery_fails_the_enumerator_with_its_own_error() -> 
 
 def test_later_discoveries_are_tried_again_while_no_broker_answers(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(rides=[10])
-    harness = begin(cluster, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(cluster, discovery="100")
     with caplog.at_level(logging.WARNING):
         harness.fail_next_call(DOWN)
     assert "retried: no broker answers" in caplog.text
@@ -292,9 +277,7 @@ def test_a_restored_read_that_looks_once_only_does_not_go_on_without_having_look
 def test_a_finished_partition_may_be_discovered_again_as_a_new_one() -> None:
     """Its topic was deleted (failOnDataLoss=false) and made again."""
     cluster = Cluster(rides=[10])
-    harness = begin(cluster, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(cluster, discovery="100")
     (rides,) = reports_of(harness)[0]
     del cluster.topics["rides"]
     del harness.assigned[0]["rides-0"]
@@ -309,9 +292,7 @@ def test_a_finished_partition_may_be_discovered_again_as_a_new_one() -> None:
 
 def test_what_is_found_anew_is_not_replaced_by_what_a_reader_remembers_of_it() -> None:
     cluster = Cluster(rides=[10])
-    harness = begin(cluster, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(cluster, discovery="100")
     (rides,) = reports_of(harness)[0]
     harness.enumerator.notify_splits_finished(["rides-0"])
     harness.fail_reader(0, [])
@@ -322,9 +303,7 @@ def test_what_is_found_anew_is_not_replaced_by_what_a_reader_remembers_of_it() -
 
 @pytest.mark.parametrize("way", ["reported", "given back"])
 def test_a_finish_that_no_checkpoint_saw_is_undone(way: str) -> None:
-    harness = begin(Cluster(rides=[10]), boundedness=BOUNDED, startingOffsets="earliest")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10]), boundedness=BOUNDED, startingOffsets="earliest")
     pull(harness)
     (rides,) = reports_of(harness)[0]
     del harness.assigned[0]["rides-0"]
@@ -342,9 +321,7 @@ def test_a_finish_that_no_checkpoint_saw_is_undone(way: str) -> None:
 
 @pytest.mark.parametrize("complete", [6, 7])
 def test_finished_partitions_are_forgotten_when_a_checkpoint_knows(complete: int) -> None:
-    harness = begin(Cluster(rides=[10]))
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10]))
     (rides,) = reports_of(harness)[0]
     del harness.assigned[0]["rides-0"]
     harness.enumerator.snapshot_state(6)
@@ -360,9 +337,7 @@ def test_finished_partitions_are_forgotten_when_a_checkpoint_knows(complete: int
 
 
 def test_a_partition_that_came_back_finishes_again_as_if_for_the_first_time() -> None:
-    harness = begin(Cluster(rides=[10]))
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10]))
     (rides,) = reports_of(harness)[0]
     for checkpoint in (1, 2):
         harness.enumerator.notify_splits_finished(["rides-0"])
@@ -381,9 +356,7 @@ def test_a_partition_that_came_back_finishes_again_as_if_for_the_first_time() ->
 
 
 def test_a_split_that_its_reader_does_not_own_cannot_come_back() -> None:
-    harness = begin(Cluster(rides=[10, 20]), 2)
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10, 20]), 2)
     owner = next(subtask for subtask, splits in held(harness).items() if splits == ["rides-0"])
     rides = harness.assigned[owner]["rides-0"]
     with pytest.raises(InvalidTransitionError, match=f"assigned to reader {owner} at 10") as raised:
@@ -404,9 +377,7 @@ def test_what_is_pending_or_unknown_cannot_come_back() -> None:
 
 
 def test_a_split_cannot_be_discovered_twice() -> None:
-    harness = begin(Cluster(rides=[10]), discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10]), discovery="100")
     rides = split("rides", 0)
     twice: list[tuple[Any, list[KafkaSplit]]] = [
         (frozenset([rides.topic_partition]), [rides]),
@@ -429,9 +400,7 @@ def test_two_readers_cannot_both_have_held_a_split() -> None:
 
 
 def test_a_history_is_short() -> None:
-    harness = begin(Cluster(rides=[10]))
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10]))
     for _ in range(50):
         harness.fail_reader(0)
         register(harness)
@@ -443,9 +412,7 @@ def test_a_history_is_short() -> None:
 def test_a_split_that_came_back_during_a_discovery_is_not_a_second_one() -> None:
     """The discovery began before the reader came back with it, and does not know that it is known."""
     cluster = Cluster(rides=[10])
-    harness = begin(cluster, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(cluster, discovery="100")
     (rides,) = reports_of(harness)[0]
     harness.enumerator.notify_splits_finished(["rides-0"])
     call = harness.calls[0]
@@ -487,17 +454,13 @@ def test_readers_that_are_all_there_wait_for_the_first_discovery() -> None:
 
 
 def test_a_topic_without_partitions_holds_nobody() -> None:
-    harness = begin(Cluster(), 1, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(), 1, discovery="100")
     assert unassigned(harness) is None
 
 
 def test_partitions_that_came_while_the_query_was_down_are_waited_for() -> None:
     cluster = Cluster(rides=[10])
-    before = begin(cluster, 1, discovery="100")
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 1, discovery="100")
     cluster.topics["rides"].append(5)
     harness = begin(cluster, 1, state=before.snapshot(), discovery="100")
     register(harness, reports_of(before))
@@ -511,9 +474,7 @@ def test_partitions_that_came_while_the_query_was_down_are_waited_for() -> None:
 
 
 def test_a_reader_that_failed_holds_no_other_reader_and_has_its_partitions_before_it_is_free_itself() -> None:
-    harness = begin(Cluster(rides=[10, 20]), 2, discovery="100")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[10, 20]), 2, discovery="100")
     mine = held(harness)[1]
     harness.fail_reader(1)
     assert [each.split_id for each in state_of(harness).unassigned] == mine
@@ -523,9 +484,7 @@ def test_a_reader_that_failed_holds_no_other_reader_and_has_its_partitions_befor
 
 
 def test_a_bounded_read_holds_until_its_last_partition_is_assigned_and_again_when_one_comes_back() -> None:
-    harness = begin(Cluster(rides=[5, 6, 7]), 2, BOUNDED, startingOffsets="earliest")
-    register(harness)
-    harness.run_next_call()
+    harness = discovered(Cluster(rides=[5, 6, 7]), 2, BOUNDED, startingOffsets="earliest")
     for subtask in (0, 1):
         harness.request_split(subtask)
         assert unassigned(harness) == MIN_WATERMARK_MS
@@ -539,9 +498,7 @@ def test_a_bounded_read_holds_until_its_last_partition_is_assigned_and_again_whe
 
 def test_a_restored_bounded_read_waits_for_what_its_readers_report() -> None:
     cluster = Cluster(rides=[5])
-    before = begin(cluster, 1, BOUNDED, startingOffsets="earliest")
-    register(before)
-    before.run_next_call()
+    before = discovered(cluster, 1, BOUNDED, startingOffsets="earliest")
     pull(before)
     harness = begin(cluster, 2, BOUNDED, before.snapshot(), startingOffsets="earliest")
     harness.register_reader(0)

@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 
 from headgate.functions import collect_list, count, first, last, session_window, sum
 from headgate.operators.windows import sessions
-from tests.unit.operators.windows.window_world import EPOCH, TIMESTAMP, Subtasks, made
+from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
 
-SCHEMA = pa.schema([("at", TIMESTAMP), ("k", pa.int64()), ("v", pa.int64())])
 GAP = session_window("at", "5 seconds")
 AGGREGATES = (sum("v"), count())
-
-
-def batch(*rows: tuple[float, int | None, int | None]) -> pa.RecordBatch:
-    """Return rows of (second, key, value)."""
-    times = pa.array([round(second * 1e6) for second, _, _ in rows]).cast(TIMESTAMP)
-    columns = [times, pa.array([row[1] for row in rows], pa.int64()), pa.array([row[2] for row in rows], pa.int64())]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def seconds(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -109,18 +101,6 @@ def test_whatever_happens_the_result_is_that_of_an_undisturbed_run(
     for row in (*ours, *theirs):
         row["collect_list(v)"].sort()
     assert sorted(ours, key=repr) == sorted(theirs, key=repr)
-
-
-def many(keys: Any, second: float) -> pa.RecordBatch:
-    keys = np.asarray(keys, np.int64)
-    times = pa.array(np.full(len(keys), round(second * 1e6))).cast(TIMESTAMP)
-    return pa.RecordBatch.from_arrays([times, pa.array(keys), pa.array(keys % 7)], schema=SCHEMA)
-
-
-def process(world: Subtasks, rows: pa.RecordBatch) -> None:
-    """Give rows to the one subtask, without looking at each."""
-    for begin in range(0, rows.num_rows, 20_000):
-        world.operators[0].process(rows.slice(begin, 20_000), "s", world._emit)
 
 
 def test_a_checkpoint_stores_what_came_since_the_last(tmp_path: Path) -> None:

@@ -19,18 +19,10 @@ from headgate.operators.operator import RestoredChunk
 from headgate.operators.windows import sorted_runs
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.protocol.operator_context import OperatorContext
-from tests.unit.operators.windows.window_world import EPOCH, TIMESTAMP, Subtasks, made
+from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
 
-SCHEMA = pa.schema([("at", TIMESTAMP), ("k", pa.int64()), ("v", pa.int64())])
 TEN = window("at", "10 seconds")
 AGGREGATES = (sum("v"), count())
-
-
-def batch(*rows: tuple[float | None, int | None, int | None]) -> pa.RecordBatch:
-    """Return rows of (second, key, value)."""
-    times = [None if second is None else round(second * 1e6) for second, _, _ in rows]
-    columns = [pa.array(times, pa.int64()).cast(TIMESTAMP), *([row[n] for row in rows] for n in (1, 2))]
-    return pa.RecordBatch.from_arrays([pa.array(each, kind.type) for each, kind in zip(columns, SCHEMA)], schema=SCHEMA)
 
 
 def seconds(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -207,18 +199,6 @@ def test_whatever_happens_the_result_is_that_of_an_undisturbed_run(
 
 
 # What a checkpoint stores.
-
-
-def many(keys: Any, second: float) -> pa.RecordBatch:
-    keys = np.asarray(keys, np.int64)
-    times = pa.array(np.full(len(keys), round(second * 1e6))).cast(TIMESTAMP)
-    return pa.RecordBatch.from_arrays([times, pa.array(keys), pa.array(keys % 7)], schema=SCHEMA)
-
-
-def process(world: Subtasks, rows: pa.RecordBatch) -> None:
-    """Give rows to the one subtask, without looking at each."""
-    for begin in range(0, rows.num_rows, 20_000):
-        world.operators[0].process(rows.slice(begin, 20_000), "s", world._emit)
 
 
 def test_a_checkpoint_stores_what_came_since_the_last(tmp_path: Path) -> None:
