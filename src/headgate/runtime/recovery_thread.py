@@ -318,11 +318,18 @@ class Recovery:
             return ChannelRead(stored)
         self._count(buffers_read=1, rows_read=batch.num_rows)
         if recovered.filter_owned is not None:
-            self._count(rows_filtered=batch.num_rows)
-            batch = recovered.filter_owned(batch)
-            if batch.get_total_buffer_size() > 2 * batch.nbytes:  # it would hold the rows that were left out
-                batch = pa.concat_batches([batch])
+            batch = self._filtered(batch, recovered.filter_owned)
         return BufferRead(stored, Buffer(batch, batch.num_rows, batch.nbytes))
+
+    def _filtered(
+        self, batch: pa.RecordBatch, filter_owned: Callable[[pa.RecordBatch], pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        """Return the rows of a recovered buffer that are the subtask's own."""
+        self._count(rows_filtered=batch.num_rows)
+        owned = filter_owned(batch)
+        if owned.get_total_buffer_size() > 2 * owned.nbytes:  # it would hold the rows that were left out
+            return pa.concat_batches([owned])
+        return owned
 
     def _spill(self, buffer: Buffer) -> bool:
         """Write a buffer to the first local folder that has room for it; return whether one has."""

@@ -1,6 +1,7 @@
 """Decides how far the recovery of an input gate is, and which producers may send meanwhile.
 
-Never: look into rows, read a file: what is read and spilled is reported by `headgate.task.channel_recovery`.
+Never: look into rows, read a file: `headgate.runtime.recovery_thread` reads and filters channel state, in the order
+that `headgate.task.channel_recovery` decides.
 
 - Until `RecoveryEnded` no credit is granted, so that no new row comes before a recovered one.
 - Where recovered rows came through other channels than their successors do (`GateExchange.relocated`: after a rescale),

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.coordinator.sources.assignments import SplitAssignmentTracker
 from headgate.coordinator.sources.log_records import (
     AssignedRecord,
     FinishedRecord,
@@ -31,6 +30,7 @@ from headgate.coordinator.sources.log_records import (
     StateRecord,
 )
 from headgate.coordinator.sources.source_state import SourceState, decode_source_state
+from headgate.coordinator.sources.split_assignment_tracker import SplitAssignmentTracker
 from headgate.protocol.state import SplitState
 
 

@@ -1,4 +1,4 @@
-"""Knows where the splits of a source are that are not simply with its enumerator.
+"""Knows where the splits of a source are, and which of them go back to its enumerator when a reader fails.
 
 Never: have a split in two places.
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headgate.coordinator.sources.assignments import SplitAssignmentTracker
 from headgate.coordinator.sources.enumerator_recovery import Recovered
 from headgate.coordinator.sources.source_state import SourceState, encode_source_state
+from headgate.coordinator.sources.split_assignment_tracker import SplitAssignmentTracker
 from headgate.protocol.state import SplitState
 
 

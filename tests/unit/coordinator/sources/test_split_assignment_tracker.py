@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordinator.sources.assignments import SplitAssignmentTracker
+from headgate.coordinator.sources.split_assignment_tracker import SplitAssignmentTracker
 from headgate.protocol.state import SplitState
 
 STEPS = st.lists(

@@ -1,4 +1,4 @@
-"""Remembers which reader was given which splits since which checkpoint, until that checkpoint is past.
+"""Remembers which reader was assigned which splits since which checkpoint; takes them back when the reader fails.
 
 Never: know where a split is that was assigned before the last completed checkpoint: the reader's own state has it.
 
