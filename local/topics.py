@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import confluent_kafka
 from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -54,6 +56,25 @@ def delete_topic(address: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": address})  # held: without it nothing is answered any more
     admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
     _wait(lambda: _served(admin, topic) is None)
+
+
+def read_topic(address: str, topic: str, isolation: str = "read_committed") -> list[confluent_kafka.Message]:
+    """Return what a consumer sees now: all records up to the end, by partition and offset."""
+    settings = {"bootstrap.servers": address, "group.id": "reads-nothing-else", "isolation.level": isolation}
+    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
+    partitions = list(consumer.list_topics(topic, 60).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
+    found, ended = [], 0
+    while ended < len(partitions):
+        message = consumer.poll(60)
+        assert message is not None, "the broker did not answer"
+        if (error := message.error()) is None:
+            found.append(message)
+        else:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            ended += 1
+    consumer.close()
+    return sorted(found, key=lambda each: (each.partition() or 0, each.offset() or 0))
 
 
 def wait_for_transactions(address: str, topic: str) -> None:

@@ -30,7 +30,7 @@ from headgate.spark.continuous.settings import arrow_schema
 from headgate.spark.continuous.streams import ContinuousStream
 from headgate.spark.continuous.writer import ContinuousStreamWriter
 from local.kafka import running_broker
-from local.topics import Message, add_partitions, create_topic, produce
+from local.topics import Message, add_partitions, create_topic, produce, read_topic
 from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until
 
 if TYPE_CHECKING:
@@ -45,25 +45,6 @@ ASSIGNERS = ("hash", "round-robin")
 def nothing_runs_on() -> Iterator[None]:
     yield
     stop_all()
-
-
-def values(kafka: Broker, topic: str) -> list[int]:
-    """Return the committed values of a topic, sorted."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-
-    settings = {"bootstrap.servers": kafka.plain, "group.id": "reads-nothing-else", "isolation.level": "read_committed"}
-    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    found = []
-    while True:
-        message = consumer.poll(60)
-        assert message is not None, "the broker did not answer"
-        if (error := message.error()) is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            break
-        found.append(int(message.value() or b""))
-    consumer.close()
-    return sorted(found)
 
 
 def send(kafka: Broker, topic: str, numbers: range, partitions: int) -> None:
@@ -104,7 +85,7 @@ class Copy:
         )
 
     def copied(self) -> list[int]:
-        return values(self.kafka, self.target)
+        return sorted(int(each.value() or b"") for each in read_topic(self.kafka.plain, self.target))
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])

@@ -28,7 +28,7 @@ from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState
 from headgate.sink import SinkWriter
 from local.kafka import running_broker
-from local.topics import create_topic, wait_for_transactions
+from local.topics import create_topic, read_topic, wait_for_transactions
 
 if TYPE_CHECKING:
     from local.kafka import Broker
@@ -39,23 +39,9 @@ SCHEMA = pa.schema({"value": pa.string()})
 
 def values(kafka: Broker, topic: str, isolation: str = "read_committed", *, settled: bool = True) -> list[str]:
     """Return the values that a consumer sees, sorted; once all transactions have ended, if ``settled``."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-
     if settled and isolation == "read_committed":
         wait_for_transactions(kafka.plain, topic)
-    settings = {"bootstrap.servers": kafka.plain, "group.id": "reads-nothing-else", "isolation.level": isolation}
-    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    found = []
-    while True:
-        message = consumer.poll(60)
-        assert message is not None, "the broker did not answer"
-        if message.error() is not None:
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-            break
-        found.append(message.value().decode())
-    consumer.close()
-    return sorted(found)
+    return sorted((each.value() or b"").decode() for each in read_topic(kafka.plain, topic, isolation))
 
 
 def rows(*texts: str) -> pa.RecordBatch:

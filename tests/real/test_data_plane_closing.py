@@ -24,7 +24,6 @@ from headgate.transport.data_plane import ConsumerLink, DataPlane, ProducerLink
 from headgate.transport.data_server import VERSION, ChannelRequest
 from headgate.transport.endpoint import close_quietly, connect
 from headgate.transport.frames import GOODBYE, WELCOME
-from headgate.transport.options import TlsOptions, transport_options
 from tests.real import data_plane_pair
 from tests.real.data_plane_pair import (
     CHANNEL,
@@ -37,6 +36,7 @@ from tests.real.data_plane_pair import (
     data_threads,
     hold_timers,
 )
+from tests.real.tls import tls_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -263,21 +263,6 @@ def test_a_consumer_that_does_not_end_its_stream_is_cut_off(far: Pair, monkeypat
     with pytest.raises(fl.FlightUnavailableError):
         reader.read_chunk()
     close_quietly(writer, client)
-
-
-def tls_of(certificates: Certificates) -> TlsOptions:
-    tls = transport_options(
-        {
-            "transport.host": None,
-            "transport.port": 0,
-            "transport.tls.enabled": True,
-            "transport.tls.cert": str(certificates.broker),
-            "transport.tls.key": str(certificates.broker),
-            "transport.tls.ca": str(certificates.ca),
-        }
-    ).tls
-    assert tls is not None
-    return tls
 
 
 def test_channels_over_tls(certificates: Certificates) -> None:

@@ -22,7 +22,7 @@ from headgate.connectors.kafka.sink.producer import KafkaWriter
 from headgate.connectors.kafka.sink.task_writer import _idle, write_batches, write_epoch
 from headgate.connectors.kafka.sink.transactions import Marker, TransactionalWriter
 from headgate.errors import SinkError, SinkUnavailableError
-from local.topics import create_topic, wait_for_transactions
+from local.topics import create_topic, read_topic, wait_for_transactions
 
 if TYPE_CHECKING:
     from confluent_kafka import Message, Producer
@@ -34,26 +34,10 @@ VALUES = pa.schema({"value": pa.string()})
 
 
 def read(kafka: Broker, topic: str, isolation: str = "read_committed") -> list[Message]:
-    """Return what a consumer sees: all records up to the end, by partition and offset."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-
+    """Return what a consumer sees once all transactions have ended, if it sees only committed ones."""
     if isolation == "read_committed":
         wait_for_transactions(kafka.plain, topic)
-    settings = {"bootstrap.servers": kafka.plain, "group.id": "reads-nothing-else", "isolation.level": isolation}
-    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
-    partitions = sorted(consumer.list_topics(topic, 60).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
-    found, ended = [], 0
-    while ended < len(partitions):
-        message = consumer.poll(60)
-        assert message is not None, "the broker did not answer"
-        if message.error() is None:
-            found.append(message)
-        else:
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-            ended += 1
-    consumer.close()
-    return sorted(found, key=lambda each: (each.partition(), each.offset()))
+    return read_topic(kafka.plain, topic, isolation)
 
 
 def values(kafka: Broker, topic: str, isolation: str = "read_committed") -> list[str]:

@@ -24,8 +24,9 @@ from headgate.transport.authentication import call_options
 from headgate.transport.control_client import ControlClient
 from headgate.transport.control_server import ControlServer
 from headgate.transport.endpoint import close_quietly, connect
-from headgate.transport.options import TlsOptions, transport_options
+from headgate.transport.options import TlsOptions
 from local.ports import free_ports
+from tests.real.tls import tls_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -481,21 +482,6 @@ def test_a_port_that_is_taken(driver: Driver) -> None:
     with pytest.raises(TransportError, match="Cannot listen") as raised:
         Driver(driver.port)
     assert raised.value.reason == "listen"
-
-
-def tls_of(certificates: Certificates, *, other_ca: bool = False) -> TlsOptions:
-    tls = transport_options(
-        {
-            "transport.host": None,
-            "transport.port": 0,
-            "transport.tls.enabled": True,
-            "transport.tls.cert": str(certificates.broker),
-            "transport.tls.key": str(certificates.broker),
-            "transport.tls.ca": str(certificates.other_ca if other_ca else certificates.ca),
-        }
-    ).tls
-    assert tls is not None
-    return tls
 
 
 def test_messages_over_tls(certificates: Certificates) -> None:

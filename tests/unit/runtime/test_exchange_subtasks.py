@@ -53,12 +53,7 @@ def test_rows_and_checkpoints_pass_both_stages(start: Start) -> None:
 def test_a_checkpoint_holds_what_is_under_way_on_both_sides(start: Start) -> None:
     """The barrier passes the rows that the consumer has, and those that the producer has."""
     pair = start()
-    pair.block()
-    numbers = pair.fill()
-    pair.trigger(1)
-    pair.wait_for_order()
-    pair.unblock()
-    producer, consumer = pair.acknowledged(1)
+    numbers, (producer, consumer) = pair.checkpoint_in_flight()
     assert position(producer) == QUEUED
     assert numbers_in(pair, producer.channels) == {True: numbers[CREDITS:]}
     assert numbers_in(pair, consumer.channels) == {False: numbers[:CREDITS]}
@@ -81,12 +76,7 @@ def test_an_aligned_checkpoint_holds_no_rows(start: Start) -> None:
 def test_an_aligned_barrier_passes_when_its_time_is_over(start: Start) -> None:
     """On the producer's side, and so without a timeout on the consumer's."""
     pair = start()
-    pair.block()
-    numbers = pair.fill()
-    pair.trigger(1, alignment_timeout_ms=30)
-    pair.wait_for_order()
-    pair.unblock()
-    producer, consumer = pair.acknowledged(1)
+    numbers, (producer, consumer) = pair.checkpoint_in_flight(alignment_timeout_ms=30)
     found = numbers_in(pair, (*consumer.channels, *producer.channels))
     assert found[False] + found[True] == numbers
 
@@ -95,12 +85,7 @@ def test_an_aligned_barrier_passes_when_its_time_is_over(start: Start) -> None:
 def test_a_restart_in_place_loses_nothing_and_repeats_nothing(start: Start, options: dict[str, str]) -> None:
     """Rows under way, of the old execution and of the checkpoint; and once more, from a checkpoint after it."""
     pair = start(options=options)
-    pair.block()
-    numbers = pair.fill()
-    pair.trigger(1)
-    pair.wait_for_order()
-    pair.unblock()
-    first = pair.acknowledged(1)
+    numbers, first = pair.checkpoint_in_flight()
     wait_until(lambda: pair.sink.numbers == numbers)
     done = pair.sink.numbers[: pair.sink.prepared_at[1]]
 
@@ -268,12 +253,7 @@ def test_where_the_slots_were_is_not_where_they_are(start: Start) -> None:
 def test_a_restart_while_rows_are_being_recovered_begins_anew(start: Start) -> None:
     """Recovered buffers of the old execution, and its thread's messages, do not reach the new one."""
     pair = start()
-    pair.block()
-    numbers = pair.fill()
-    pair.trigger(1)
-    pair.wait_for_order()
-    pair.unblock()
-    states = pair.acknowledged(1)
+    numbers, states = pair.checkpoint_in_flight()
     wait_until(lambda: pair.sink.numbers == numbers)
     done = pair.sink.numbers[: pair.sink.prepared_at[1]]
     pair.sink.room = Future()
@@ -294,12 +274,7 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
 ) -> None:
     """Once, whichever side it was on, on the disk too; and whether new rows of its keys come through other channels."""
     pair = start(memory_bytes=memory_bytes)
-    pair.block()
-    numbers = pair.fill()
-    pair.trigger(1)
-    pair.wait_for_order()
-    pair.unblock()
-    states = pair.acknowledged(1)
+    numbers, states = pair.checkpoint_in_flight()
     done = pair.sink.numbers[: pair.sink.prepared_at[1]]
     wait_until(lambda: pair.sink.numbers == numbers)
     moved = [msgspec.structs.replace(each, relocated=relocated) for each in states[1].channels]
@@ -328,12 +303,7 @@ def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(start: St
     pair = start(memory_bytes=1)
     pair.disks[0].parent.mkdir(exist_ok=True)
     pair.disks[0].write_text("a disk that cannot be written")
-    pair.block()
-    pair.fill()
-    pair.trigger(1)
-    pair.wait_for_order()
-    pair.unblock()
-    states = pair.acknowledged(1)
+    _, states = pair.checkpoint_in_flight()
     pair.sink.room = Future()
     pair.restart(states, 1)
     assert pair.recovery_that_waits().disk_bytes > 0

@@ -288,6 +288,15 @@ class Pair:
         self.settle(1)
         return numbers
 
+    def checkpoint_in_flight(self, **how: Any) -> tuple[list[int], tuple[SubtaskState, SubtaskState]]:
+        """Return what was emitted, and checkpoint 1 with as much of it in flight as there may be."""
+        self.block()
+        numbers = self.fill()
+        self.trigger(1, **how)
+        self.wait_for_order()
+        self.unblock()
+        return numbers, self.acknowledged(1)
+
     def _emitted(self) -> int:
         split = self.source.reader.splits.get("a")
         return 0 if split is None else split.position
