@@ -17,6 +17,8 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
+from headgate.errors import BadDataError
+
 
 class LineBlock(msgspec.Struct, frozen=True):
     """Whole lines of one file.
@@ -105,3 +107,11 @@ class DocumentFormat(ABC):
     @abstractmethod
     def read(self, stream: pa.NativeFile, path: str) -> Iterator[pa.RecordBatch]:
         """Yield all rows of a file, from its (decompressed) start, always in the same batches."""
+
+
+def read_document(stream: pa.NativeFile, path: str, max_bytes: int, advice: str) -> bytes:
+    """Return all of a file that is held in memory as a whole; BadDataError with ``advice`` if it is too large."""
+    data: bytes = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise BadDataError(f"{path} is larger than {max_bytes} bytes, {advice}", path=path, byte_offset=max_bytes)
+    return data

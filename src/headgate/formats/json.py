@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pajson
 
 from headgate.errors import BadDataError, OptionError
-from headgate.formats.base import DocumentFormat, LineBlock, LineFormat
+from headgate.formats.base import DocumentFormat, LineBlock, LineFormat, read_document
 from headgate.formats.json_cursor import JsonDialect, MalformedRecordError
 from headgate.formats.json_infer import infer_json_schema
 from headgate.formats.json_options import OPTIONS
@@ -411,13 +411,8 @@ class JsonDocumentFormat(_Records, DocumentFormat):
 
     def read(self, stream: pa.NativeFile, path: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a document, if it has any; see `DocumentFormat`."""
-        data = stream.read(self._max_document_bytes + 1)
-        if len(data) > self._max_document_bytes:
-            raise BadDataError(
-                f"{path} is larger than {self._max_document_bytes} bytes, the most that multiLine reads into memory: "
-                "write one JSON object a line and read it without multiLine.",
-                path=path, byte_offset=self._max_document_bytes,
-            )  # fmt: skip
+        advice = "the most that multiLine reads: write one JSON object a line and read it without multiLine."
+        data = read_document(stream, path, self._max_document_bytes, advice)
         batch = self.rows(records_of(data, self._options), path, 0)
         if batch.num_rows:
             yield batch

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.errors import BadDataError, OptionError
-from headgate.formats.base import DocumentFormat, LineBlock, LineFormat
+from headgate.errors import OptionError
+from headgate.formats.base import DocumentFormat, LineBlock, LineFormat, read_document
 from headgate.formats.shared_options import COMPRESSION, ENCODING, LINE_SEP
 from headgate.source.options import OptionSpec, boolean
 
@@ -100,13 +100,8 @@ class TextDocumentFormat(DocumentFormat):
 
     def read(self, stream: pa.NativeFile, path: str) -> Iterator[pa.RecordBatch]:
         """Yield a file's only row, none for an empty file; see `DocumentFormat`."""
-        data = stream.read(self._max_document_bytes + 1)
-        if len(data) > self._max_document_bytes:
-            raise BadDataError(
-                f"{path} is larger than {self._max_document_bytes} bytes, the most that wholetext reads: "
-                "read it without wholetext, line by line.",
-                path=path, byte_offset=self._max_document_bytes,
-            )  # fmt: skip
+        advice = "the most that wholetext reads: read it without wholetext, line by line."
+        data = read_document(stream, path, self._max_document_bytes, advice)
         if data:
             values = pa.array([data.decode("utf-8", "replace")], pa.string())
             yield pa.RecordBatch.from_arrays([values], schema=self.schema)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -211,9 +210,7 @@ class ReaderHarness(Generic[SplitT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # What comes out of the output.

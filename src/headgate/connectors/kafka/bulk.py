@@ -136,7 +136,6 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_version": (c_int, []),
 }  # fmt: skip
 _CONSUMER, _WITHOUT_CLOSE = 1, 0x8
-_PARTITION_EOF = -191
 
 
 def check_library() -> None:

@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -210,9 +209,7 @@ class KafkaWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
