@@ -30,10 +30,10 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
-        """Make safe what was written up to now, and say what is to be committed once the checkpoint is complete.
+        """Make durable what was written up to now; return what to commit once the checkpoint is complete.
 
         Returns at once; rows that follow belong to the next checkpoint. The state's ``committables`` hold what was
-        prepared for earlier checkpoints too, as long as none of those completed. ``final``: no rows follow.
+        prepared for earlier checkpoints too, until one of those completes. ``final``: no rows follow.
         """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -52,7 +52,7 @@ class SinkWriter(ABC):
         return 0
 
     def close(self) -> None:
-        """Release what it holds; what is in no checkpoint is thrown away. Called once, also after an error."""
+        """Release what it holds; what is not in a checkpoint is discarded. Called once, also after an error."""
 
 
 def _nobody_asks() -> None:
@@ -71,11 +71,11 @@ class SinkCommitter(ABC):
 
     @abstractmethod
     def commit(self, committables: Sequence[bytes], *, epoch: int, final: bool) -> Sequence[bytes]:
-        """Publish; return what is to be published later (it stays in checkpoints and comes again).
+        """Publish; return what to publish later (it stays in checkpoints and is passed again).
 
-        Idempotent: after a crash the same committables come again, perhaps with an epoch that was committed in part.
+        Idempotent: after a crash the same committables come again, perhaps with an epoch that was partly committed.
         Epochs are contiguous from 1. ``final``: no epoch follows; publish everything, return nothing. What was staged
-        and never comes, since its writer was restored from an older checkpoint, a sink finds by the names it gave.
+        but never comes, since its writer was restored from an older checkpoint, a sink finds by the names it chose.
         """
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class SplitEnumeratorContext(ABC, Generic[SplitT]):
         initial_delay_ms: int = 0,
         period_ms: int | None = None,
     ) -> None:
-        """Run slow work off the enumerator's thread and hand its outcome back on it.
+        """Run slow work off the enumerator's thread; its outcome is handled on that thread.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class SplitEnumeratorContext(ABC, Generic[SplitT]):
             May block; must not touch the enumerator's state. Periodic work never overlaps itself.
         handler
             Called on the enumerator's thread with (result, None) or (None, error). May touch the state. If it raises,
-            the enumerator has failed; an error that it takes is shown in the query's status and progress.
+            the enumerator fails; an error that it accepts is shown in the query's status and progress.
         initial_delay_ms
             Time before the first run, in milliseconds.
         period_ms
@@ -125,7 +125,7 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         Parameters
         ----------
         subtask
-            Who asks. The request stands until it is answered: an enumerator that has nothing now remembers it.
+            Who asks. The request stays open until it is answered: an enumerator that has no work now remembers it.
         host
             Where the reader runs, for assignments by locality; None when unknown. No built-in source uses it: object
             stores, Kafka and Kinesis are as near to one host as to another.
@@ -135,7 +135,7 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
     def add_reader(self, subtask: int) -> None:
         """Note a newly registered reader. `SplitEnumeratorContext.registered_readers` already holds it.
 
-        Called again after the reader failed and came back: it holds nothing then but what it reported.
+        Called again when the reader has failed and returned: it then holds only what it reported.
         """
 
     def take_assignments(self, assignment: Mapping[int, Sequence[SplitT]]) -> bool:
@@ -181,9 +181,9 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
 
     @abstractmethod
     def snapshot_state(self, checkpoint_id: int) -> StateT:
-        """Return everything needed to go on: what is discovered and not assigned, and what discovery must know.
+        """Return everything needed to continue: what is discovered and not assigned, and what discovery must know.
 
-        Assigned splits are not part of it, finished ones neither. A start position that was resolved ("latest") is
+        It contains neither assigned nor finished splits. A start position that was resolved ("latest") is
         part of it, so that it is never resolved twice. The returned value must not change afterwards: it is
         serialised on another thread.
         """
@@ -199,12 +199,12 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         Returns
         -------
         Milliseconds; `headgate.source.watermark.MIN_WATERMARK_MS` while it may still find anything (before the first
-        discovery is over); None: nothing is unassigned, or it is not known of what time it is. By default None.
+        discovery is over); None: nothing is unassigned, or its event times are not known. By default None.
         """
         return None
 
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
-        """Note that splits are read to their end, for enumerators that wait for it: a shard's children follow it.
+        """Note that splits were read to their end, for enumerators that wait for that: a shard's children follow it.
 
         Every end is reported, after a restore perhaps once more. The next snapshot is taken with that knowledge, and no
         completed checkpoint is without both the split and the knowledge of its end (FLINK-37627).

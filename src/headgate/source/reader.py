@@ -50,7 +50,7 @@ class SourceOutput(ABC):
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Say that no row with an earlier event time follows on this output.
 
-        Once a source has called this or `mark_idle` on an output, what it says replaces the `WatermarkStrategy`
+        Once a source has called this or `mark_idle` on an output, its own watermarks replace the `WatermarkStrategy`
         there. Ends idleness. A watermark before the last one is ignored: watermarks never go back.
 
         Parameters
@@ -74,15 +74,15 @@ class ReaderOutput(SourceOutput):
     def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
         """Return how many of the first rows of ``batch`` alignment lets the split emit now; the rest must wait.
 
-        A reader that knows the positions of single rows asks before it emits. What is left it keeps, outside of what
-        bounds its memory, and asks again whenever it is polled: the split is paused until the next row may go.
+        A reader that knows the positions of single rows asks before it emits. It keeps the rest, which does
+        not count towards its memory bound, and asks again whenever it is polled: until then the split is paused.
         """
         rows: int = batch.num_rows
         return rows
 
     @abstractmethod
     def release_output_for_split(self, split_id: str) -> None:
-        """Forget a finished split: its watermark holds nobody back any longer. Unknown ids are ignored."""
+        """Forget a finished split: its watermark no longer holds anybody back. Unknown ids are ignored."""
 
 
 class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     query
         A continuous query's name, or its id; None in batches and micro-batches.
     allow_unaligned_splits
-        Whether splits of a split reader that cannot pause them are read on where others are paused
+        Whether a split reader that cannot pause its splits reads on where others are paused
         (``pipeline.watermark-alignment.allow-unaligned-source-splits``); else pausing raises.
     """
 

@@ -22,8 +22,8 @@ class SimpleSource(ABC):
 
     A subclass may define one method more, ``latest(self, split_id)``: the position after everything that is there
     now, equal to one that ``read`` yields; None when there is nothing. Structured Streaming then plans each
-    micro-batch up to it, without reading. A class without it is read ahead by the planner to find a stop, so that
-    everything is read twice.
+    micro-batch up to it, without reading. Without it the planner reads ahead to find a stop, so that everything is
+    read twice.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class SimpleSource(ABC):
 
     @abstractmethod
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """Read one split from a position on, and end when nothing more is there for now. May block.
+        """Read one split from a position on, and return when there is nothing more for now. May block.
 
         Parameters
         ----------
@@ -82,6 +82,6 @@ class SimpleSource(ABC):
 
         Yields
         ------
-        A batch with the columns of ``schema`` and the position to go on from after it: another one for each batch,
-        anything that JSON can hold save None. Reading from it must give the rows that followed, every time.
+        A batch with the columns of ``schema`` and the position to continue from after it: a different one for each
+        batch, anything that JSON can hold except None. Reading from it must give the same following rows every time.
         """

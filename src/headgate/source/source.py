@@ -69,7 +69,7 @@ class Source(ABC, Generic[SplitT, StateT]):
     def restore_enumerator(
         self, context: SplitEnumeratorContext[SplitT], state: StateT
     ) -> SplitEnumerator[SplitT, StateT]:
-        """Return an enumerator that goes on from ``state``. Must not block."""
+        """Return an enumerator that continues from ``state``. Must not block."""
 
     @abstractmethod
     def create_reader(self, context: SourceReaderContext) -> SourceReader[SplitT]:
@@ -104,7 +104,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedRange(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
-    """A range of one split, fixed for ever: reading it twice gives the same rows.
+    """A range of one split that never changes: reading it twice gives the same rows.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class SupportsBoundedPlans(Protocol[SplitT]):
     """A source whose splits can be read in ranges fixed beforehand. Micro-batches need it."""
 
     def plan_ranges(self, splits: Sequence[SplitT], limits: PlanLimits, now_ms: int) -> Sequence[PlannedRange[SplitT]]:
-        """Fix what the next micro-batch reads of the splits in progress. May block.
+        """Decide what the next micro-batch reads of the splits in progress. May block.
 
         Parameters
         ----------
@@ -174,18 +174,18 @@ class SupportsLag(Protocol[SplitInT]):
 
 @runtime_checkable
 class SupportsEventTimeSeek(Protocol[SplitInT]):
-    """A source that knows where an event time is without reading up to it (an index, statistics).
+    """A source that can find an event time without reading up to it (by an index or statistics).
 
     Its `SupportsBoundedPlans.plan_ranges` obeys `PlanLimits.before_event_time_ms`: that is how micro-batches are
-    aligned, without reading a row that is not to be read.
+    aligned without reading rows beyond the bound.
     """
 
     def next_event_times(self, splits: Sequence[SplitInT]) -> Mapping[str, int | None] | None:
         """Return the event time of the next row of each split, in milliseconds, by split id. May block.
 
-        A lower bound will do where the exact time is not known. A split of which nothing can be read now is left out;
-        one whose next row has no event time is None: it holds nobody back. The answer None: with these options the
-        source does not know them, and is aligned by what its readers report.
+        A lower bound is enough where the exact time is not known. A split that has nothing to read now is left out;
+        one whose next row has no event time is None: it holds nobody back. Return None if, with these
+        options, the source does not know event times: it is then aligned by what its readers report.
         """
         ...
 

@@ -55,7 +55,7 @@ class SplitReader(ABC, Generic[SplitT]):
 
     @abstractmethod
     def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[SplitT]]:
-        """Read on in any of the splits at hand that are not paused, in the order of each split.
+        """Read more of any split at hand that is not paused, each split in its order.
 
         May block, but must return within ``timeout_ms`` (empty-handed if need be), and at once after `wake_up`. If
         it raises, nothing of this call counts: the reader fails and is restored. Batches should stay below 16 MiB.
@@ -73,7 +73,7 @@ class SplitReader(ABC, Generic[SplitT]):
     def pause_or_resume_splits(self, splits_to_pause: Sequence[SplitT], splits_to_resume: Sequence[SplitT]) -> None:
         """Stop and resume fetching of splits (FLIP-217). Called between two fetches.
 
-        A split that is unknown or finished is ignored: finishing and pausing may cross on their way.
+        A split that is unknown or finished is ignored: it may finish while the pause is on its way.
 
         Raises
         ------
@@ -87,7 +87,7 @@ class SplitReader(ABC, Generic[SplitT]):
         )
 
     def trouble(self) -> str | None:
-        """Return what it waits for beside data, as a sentence for the user; None: nothing.
+        """Return what it waits for other than data, as a sentence for the user; None: nothing.
 
         For example a system that does not answer. Called from another thread, at any time; must not block.
         """

@@ -67,7 +67,7 @@ class GroupedStream(Generic[Stream]):
     def agg(self, *exprs: Aggregate) -> Stream:
         """Aggregate each group, and forget it when its window is over.
 
-        Rows of a group meet in one subtask. In output mode ``append`` a group is emitted once, when the watermark is at
+        One subtask has all rows of a group. In output mode ``append`` a group is emitted once, when the watermark is at
         the end of its window; in ``update`` also before every checkpoint, if it changed.
 
         Parameters
@@ -185,9 +185,9 @@ class GroupedStream(Generic[Stream]):
         initialState: Any = None,
         eventTimeColumnName: str = "",
     ) -> Stream:
-        """Call a processor of the user's for each key, which keeps state and timers.
+        """Call a processor of the user's for each key; it keeps state and timers.
 
-        Rows of a key meet in one subtask. State and timers are part of every checkpoint.
+        One subtask has all rows of a key. State and timers are part of every checkpoint.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class GroupedStream(Generic[Stream]):
         outputStructType
             The columns of what it yields.
         outputMode
-            ``append`` or ``update``: the processor says which rows there are, so both are the same.
+            ``append`` or ``update``: the processor decides which rows are emitted, so both mean the same.
         timeMode
             ``None``, ``ProcessingTime`` or ``EventTime``: which timers there are.
         initialState

@@ -20,7 +20,7 @@ class ContinuousQueryManager:
 
     @property
     def active(self) -> list[ContinuousQuery]:
-        """The queries that live."""
+        """The live queries."""
         return cast("list[ContinuousQuery]", live_queries())
 
     def get(self, id: str) -> ContinuousQuery | None:

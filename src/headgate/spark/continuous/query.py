@@ -125,7 +125,7 @@ class ContinuousQuery:
 
         ``rowsIn`` and ``rowsOut`` since the start, ``slots`` (with host and process), ``subtasks``, checkpoints,
         ``sources`` (by uid, with the ``troubles`` of each: what keeps its enumerator or its readers from their
-        work) and ``recovery``: what is left of the rows that were under way, by stage, as in `lastProgress`.
+        work) and ``recovery``: what is left of the rows that were in flight, by stage, as in `lastProgress`.
         """
         driver, progress = self._driver, self._progress
         rows_in, rows_out = (0, 0) if progress is None else progress.rows
@@ -171,7 +171,7 @@ class ContinuousQuery:
         Raises
         ------
         HeadgateError
-            It ended by this error.
+            The query failed with this error.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._state_changed:
@@ -200,7 +200,7 @@ class ContinuousQuery:
         return _wait_for(self._live().request_checkpoint(CheckpointKind.CHECKPOINT), timeout)
 
     def savepoint(self, location: str, timeout: float = 600.0) -> int:
-        """Write a savepoint into a folder and go on. A savepoint needs nothing outside its folder."""
+        """Write a savepoint into a folder; the query continues. A savepoint needs nothing outside its folder."""
         _check_empty(str(location))
         return _wait_for(self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)), timeout)
 
@@ -210,16 +210,17 @@ class ContinuousQuery:
         Parameters
         ----------
         savepoint
-            Suspend: write a savepoint into this folder, after which nothing is emitted. If it fails, the query goes on.
+            Suspend: write a savepoint into this folder, after which nothing is emitted. If that fails, the query
+            continues.
         drain
-            End for good: the input ends here, everything that operators hold goes out and is committed.
+            End for good: the input ends here; everything that operators hold is emitted and committed.
         timeout
             How long to wait, in seconds.
 
         Raises
         ------
         HeadgateError
-            The savepoint or the last checkpoint did not complete, and the query goes on; or it did not end in time.
+            The savepoint or the last checkpoint did not complete, and the query continues; or it did not end in time.
         """
         if savepoint is None and not drain:
             self._stop_now(timeout)
@@ -235,7 +236,7 @@ class ContinuousQuery:
             self._wait_for_end(timeout)
 
     def rescale(self, parallelism: int, timeout: float = 600.0) -> None:
-        """Go on with another number of slots: a checkpoint, then a new run of it. Nothing is lost or repeated.
+        """Continue with another number of slots: a checkpoint, then a new run. Nothing is lost or repeated.
 
         Parameters
         ----------
@@ -247,9 +248,9 @@ class ContinuousQuery:
         Raises
         ------
         OptionError
-            There cannot be so many.
+            The number is out of range.
         HeadgateError
-            The checkpoint did not complete, and the query goes on as it was; or the new run could not be started, and
+            The checkpoint did not complete, and the query continues as before; or the new run could not be started, and
             the query has ended.
         """
         check_session(self._spark, parallelism, self._definition.options["slots"])
@@ -281,12 +282,12 @@ class ContinuousQuery:
             self._end_rescaling(None)
 
     def table(self) -> pa.Table:
-        """Return what the ``memory`` sink has got: committed rows only.
+        """Return the rows of the ``memory`` sink: committed ones only.
 
         Raises
         ------
         OptionError
-            The query's sink is another one.
+            The query has another sink.
         """
         driver = self._driver
         committer = None if driver is None else driver.committers.get(self._definition.sink.uid)

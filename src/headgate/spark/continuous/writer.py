@@ -118,7 +118,7 @@ class ContinuousStreamWriter:
         return self
 
     def queryName(self, queryName: str) -> ContinuousStreamWriter:
-        """Name the query; the name stands in Spark's UI and in logs."""
+        """Name the query; Spark's UI and logs show the name."""
         if not isinstance(queryName, str) or not queryName.strip():
             raise OptionError(
                 f"The query's name is {queryName!r}; it must be a text that is not empty.",
@@ -154,8 +154,8 @@ class ContinuousStreamWriter:
         path
             The option ``path`` of a sink of files.
         fromSavepoint
-            A folder that ``query.stop(savepoint=...)`` or a savepoint wrote: the query goes on from there, at any
-            parallelism. Else it goes on from the newest checkpoint at ``checkpointLocation``, if there is one.
+            A folder that ``query.stop(savepoint=...)`` or a savepoint wrote: the query resumes from there, at any
+            parallelism. Otherwise it resumes from the newest checkpoint at ``checkpointLocation``, if there is one.
 
         Raises
         ------
