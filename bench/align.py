@@ -104,7 +104,7 @@ class Figures:
         return ours / theirs if self.larger_is_better else theirs / ours
 
     def as_json(self) -> dict[str, Any]:
-        """Return what stands in the last line."""
+        """Return the last line."""
         return {
             "case": self.case,
             "unit": self.unit,

@@ -37,7 +37,7 @@ class Case:
     Parameters
     ----------
     name
-        As it stands in the table and in the JSON.
+        As in the table and in the JSON.
     headgate, peer
         Do it once and return something to be compared: the two must be equal. ``peer`` may be absent.
     peer_name

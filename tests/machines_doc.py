@@ -1,6 +1,6 @@
 """Writes ``docs/machines.md``: the table and a diagram of each state machine. ``./run docs``.
 
-Never: add a word about what a machine does: that stands in its module, where tests compare it with what it does.
+Never: add a word about what a machine does: its module says that, where tests compare it with what it does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).resolve().parents[1] / "docs/machines.md"
 OPENING = """# The state machines
 
 `./run docs` makes this page of the machines' modules: do not edit it. A test fails when it is out of date. What the
-machines are for stands in [architecture.md](architecture.md).
+machines are for is explained in [architecture.md](architecture.md).
 
 A machine has one entry point, `handle(event, now_ms) -> list[Action]`. A row says: in this state, on this event, the
 next state is this, and these actions are ordered.

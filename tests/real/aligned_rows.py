@@ -1,4 +1,4 @@
-"""A source that a test moves on by hand, in event time: what there is of each split stands in a file of its own."""
+"""A source that a test moves on by hand, in event time: what there is of each split is in a file of its own."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def frame_of(spark: SparkSession, rows: int) -> Any:
 
 
 def counted(table: Any) -> Counter[Any]:
-    """Return how often each row stands in an Arrow table: lists as multisets, windows as their bounds."""
+    """Return how often an Arrow table has each row: lists as multisets, windows as their bounds."""
     return Counter(tuple(_plain(each) for each in row.values()) for row in table.to_pylist())
 
 

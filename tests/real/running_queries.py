@@ -1,4 +1,4 @@
-"""What the tests of continuous queries on real Spark share: a stream of numbers, waiting, and what stands on disk."""
+"""What the tests of continuous queries on real Spark share: a stream of numbers, waiting, and what is on disk."""
 
 from __future__ import annotations
 

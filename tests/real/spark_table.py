@@ -1,7 +1,7 @@
 """The table that compares Headgate with Spark: inputs, and what both readers make of them.
 
 A case is a few files and options. It is read by Spark's own reader and by Headgate; both outcomes must be equal, or the
-case carries the reason why they are not, which also stands in ``docs/files-differences.md``.
+case carries the reason why they are not, which is also in ``docs/files-differences.md``.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Case:
     schema
         DDL that both readers get; None: both infer.
     difference
-        A sentence that stands in ``docs/files-differences.md``; None: the outcomes are equal.
+        A sentence that is in ``docs/files-differences.md``; None: the outcomes are equal.
     """
 
     name: str

@@ -134,7 +134,7 @@ def test_messages_keep_their_order_both_ways(driver: Driver) -> None:
 
 
 def test_a_message_of_many_megabytes_arrives(driver: Driver) -> None:
-    """A subtask's state may stand in its message."""
+    """A subtask's state may be in its message."""
     slot = Slot(driver)
     large = message(1, "x" * 40_000_000)
     slot.client.send(large)

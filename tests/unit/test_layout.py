@@ -138,7 +138,7 @@ def test_nothing_below_the_entry_points_imports_pyspark(path: Path) -> None:
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_point_one_way(folder: str) -> None:
-    """A folder imports only what stands before it in the data's way."""
+    """A folder imports only what precedes it in the data's way."""
     for path in files_under(folder):
         parts = [name.split(".") for name in imported_modules(path)]
         wanted = {part[1] for part in parts if part[0] == "headgate" and len(part) > 1}

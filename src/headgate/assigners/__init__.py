@@ -2,7 +2,7 @@
 
 `HashAssigner` balances each group (a topic) separately, `RoundRobinAssigner` all splits together.
 
-Never: look at anything but the arguments. Owners stand in stored queries, so an assigner that answers differently
+Never: look at anything but the arguments. Owners are part of stored queries, so an assigner that answers differently
 tomorrow moves splits in running ones: golden values in the tests hold it.
 
 Follows FLIP-537, "Kafka connector, Behaviour Changes" (``scan.split-assigner``).

@@ -14,7 +14,7 @@ Never: start one before every subtask is running, two at a time, or write a mani
   is over, time-outs count.
 - A savepoint is a checkpoint that is also written to the user's folder, first: restarting from either commits the same.
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
-  stands in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
+  is in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
 Follows FLIP-27, "Where to run the enumerator"; Flink's CheckpointCoordinator.
 """
@@ -587,7 +587,7 @@ def _committables(subtasks: dict[SubtaskId, SubtaskState]) -> Committables:
 
 
 def _for_manifest(state: SubtaskState) -> SubtaskState:
-    """Return a subtask's state without what stands in the manifest's ``commits`` and ``channels``."""
+    """Return a subtask's state without what is in the manifest's ``commits`` and ``channels``."""
     if not state.channels and not any(operator.committables for operator in state.operators.values()):
         return state
     operators = {uid: msgspec.structs.replace(each, committables=()) for uid, each in state.operators.items()}

@@ -9,7 +9,7 @@ Durable: version 2, which adds exchanges, keyed state and channel state; version
     {"checkpoint_id":17,"epoch":9,...}
 
 Bytes of others (splits, enumerators' states, operators' items and keyed state, committables) that are a JSON object
-stand in it as they are, so that a person can read them (``tail -n +2 _metadata | jq .``); others stand in it as text in
+are in it as they are, so that a person can read them (``tail -n +2 _metadata | jq .``); others are in it as text in
 base64.
 """
 

@@ -25,9 +25,9 @@ from headgate.futures import done_with, gathered, mapped
 from headgate.protocol.state import ChunkState, KeyedState, StateHandle
 
 _INLINE_CHUNK_BYTES = 2 * 1024
-"""Chunks up to this size stand in the manifest: in every one that names them."""
+"""Chunks up to this size are in the manifest: in every one that names them."""
 _INLINE_CHANNEL_BYTES = 8 * 1024
-"""The channel state of a channel up to this size stands in the manifest."""
+"""The channel state of a channel up to this size is in the manifest."""
 
 
 class Chunk(Protocol):

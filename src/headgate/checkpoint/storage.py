@@ -44,7 +44,7 @@ from headgate.protocol.state import ChunkState, FileState, InlineState, StateHan
 from headgate.source.serialization import VersionedSerializer
 
 INLINE_BYTES = 64 * 1024
-"""State up to this size stands in the manifest itself."""
+"""State up to this size is in the manifest itself."""
 
 _MANIFEST = "_metadata"
 _QUERY = "query"
@@ -105,7 +105,7 @@ class CheckpointStorage:
     def write_state(
         self, checkpoint_id: int, name: str, data: bytes | Iterator[bytes], inline_bytes: int = INLINE_BYTES
     ) -> StateHandle:
-        """Make state of one checkpoint durable; it stands in the manifest itself if it is small.
+        """Make state of one checkpoint durable; it is in the manifest itself if it is small.
 
         ``name`` is unique in the checkpoint: operator, subtask, run, attempt and execution belong into it. ``data`` may
         be made piece by piece: then no more than ``inline_bytes`` and a piece are held.

@@ -468,7 +468,7 @@ def index_of(schema: pa.Schema, name: str) -> int:
 
 
 def split_path(path: str) -> list[str]:
-    """Return the names in ``a.b``; what stands in backticks is one name."""
+    """Return the names in ``a.b``; what is in backticks is one name."""
     parts, rest = [], path
     while rest:
         if rest.startswith("`") and "`" in rest[1:]:

@@ -41,7 +41,7 @@ def resolve_paths(paths: Sequence[str], option: str) -> tuple[pa_fs.FileSystem, 
 
 
 def _shown(path: str) -> str:
-    """Return a path for messages: without what stands before ``@``, which may be a key and its secret."""
+    """Return a path for messages: without what precedes ``@``, which may be a key and its secret."""
     return re.sub(r"://[^/?]*@", "://", path)
 
 

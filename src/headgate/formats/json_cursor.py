@@ -193,7 +193,7 @@ class JsonCursor:
                 depth -= 1
 
     def text(self) -> str:
-        """Return the text of a string, without escapes, and of everything else what stands in the record."""
+        """Return the text of a string, without escapes, and of everything else what is in the record."""
         if self.kind != "string":
             return self._text[self._start : self.position]
         if self._incomplete:

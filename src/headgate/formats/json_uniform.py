@@ -243,7 +243,7 @@ def _places(lines: bytes, constants: list[bytes], marks: _Marks) -> list[_Places
 
 
 def _all_have(lines: bytes, starts: _Places, text: bytes) -> bool:
-    """Whether a text stands at each of some places: compared eight bytes at a time, but for the last place."""
+    """Whether a text is at each of some places: compared eight bytes at a time, but for the last place."""
     last = int(starts[-1])
     if lines[last : last + len(text)] != text:
         return False

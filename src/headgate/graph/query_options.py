@@ -1,6 +1,6 @@
 """The options of a continuous query, as data, and which of those given to ``writeStream`` they are.
 
-Never: look anything up in a session: the builder hands in what stands there as ``spark.headgate.*``.
+Never: look anything up in a session: the builder hands in what is there as ``spark.headgate.*``.
 
 The names are those of FLIP-547 and FLIP-217 where they name one, and Flink's where they do not.
 """

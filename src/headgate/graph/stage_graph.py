@@ -154,7 +154,7 @@ class StageGraph:
             )  # fmt: skip
         known = {source.uid for source in self.sources}
         for node in self.operators:
-            assert known.issuperset(node.inputs), f"{node.uid} stands before what feeds it: {node.inputs}"
+            assert known.issuperset(node.inputs), f"{node.uid} precedes what feeds it: {node.inputs}"
             known.add(node.uid)
         assert self.output in known, f"nothing has the uid {self.output!r}"
         for source in self.sources:

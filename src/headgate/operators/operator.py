@@ -52,7 +52,7 @@ class Operator(ABC):
         """Take note that the wall clock shows ``now_ms`` (milliseconds since 1970-01-01 UTC): `due_ms` is over."""
 
     def prepare_snapshot(self, emit: Emit) -> None:
-        """Emit what is to stand before the barrier. Called before every `snapshot`, upstream operators first."""
+        """Emit what is to be before the barrier. Called before every `snapshot`, upstream operators first."""
 
     def end_input(self, emit: Emit) -> None:
         """Emit what is held: no rows follow. Called once, before the last snapshot."""

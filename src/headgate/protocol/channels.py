@@ -61,7 +61,7 @@ class ProducerActive(msgspec.Struct, frozen=True, tag="active"):
 
 
 class ProducerRecovered(msgspec.Struct, frozen=True, tag="recovered"):
-    """What was recovered on the producer's side stands before it (``recover-output-on-downstream`` off only)."""
+    """What was recovered on the producer's side precedes it (``recover-output-on-downstream`` off only)."""
 
 
 class ProducerEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -69,7 +69,7 @@ class ProducerEnded(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Barrier(msgspec.Struct, frozen=True, tag="barrier", kw_only=True):
-    """What stands before it in the channel belongs to the checkpoint.
+    """What precedes it in the channel belongs to the checkpoint.
 
     Parameters
     ----------

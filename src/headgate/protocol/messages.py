@@ -4,7 +4,7 @@ Never: change the meaning of a field; driver and executors run the same version 
 messages have no versions.
 
 A message about a subtask carries its ``execution``: it counts the deployments of that subtask in the run, and whoever
-gets a message of another execution ignores it. (run, slot, attempt) stand on the envelope.
+gets a message of another execution ignores it. (run, slot, attempt) are on the envelope.
 
 Follows FLIP-27, "Where to run the enumerator"; FLIP-537, "ReaderRegistrationEvent".
 """

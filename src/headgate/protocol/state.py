@@ -12,7 +12,7 @@ import msgspec
 
 
 class InlineState(msgspec.Struct, frozen=True, tag="inline"):
-    """State small enough to stand in the manifest itself."""
+    """State small enough to be in the manifest itself."""
 
     data: bytes
 

@@ -567,7 +567,7 @@ class Execution:
         return {name: value for name, value in facts.items() if value is not None}
 
     def _position_of(self, source: str, split: str) -> str | None:
-        """Return the position of a split after the batch that its rows stand in, as text."""
+        """Return the position of a split after the batch that its rows are in, as text."""
         position = self.inputs[source].position_of(split) if source in self.inputs else None
         return None if position is None else position.decode(errors="replace")
 

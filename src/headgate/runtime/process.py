@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 STUCK_STATUS = 87
 """With which a process ends that is stuck."""
 _STDERR = 2
-"""By its number: what stands in ``sys`` may be replaced, or be nothing."""
+"""By its number: what ``sys`` has may be replaced, or be nothing."""
 
 
 class SlotProcess(Protocol):

@@ -55,7 +55,7 @@ class BarrierEmitted(msgspec.Struct, frozen=True):
 
 
 class BarrierPasses(msgspec.Struct, frozen=True):
-    """A barrier is not to wait for rows, or not any longer: it is a new one, or stands in the queue."""
+    """A barrier must not wait for rows, or no longer: it is a new one, or in the queue."""
 
     barrier: Barrier
 
@@ -153,7 +153,7 @@ class ConsumerQueue(BufferMachine):
                 assert isinstance(self._elements[0], Buffer) and self.credits == 0
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
-        """Return whether a checkpoint's barrier stands in the queue."""
+        """Return whether a checkpoint's barrier is in the queue."""
         return self._place_of(checkpoint_id) is not None
 
     def __str__(self) -> str:
@@ -202,7 +202,7 @@ class ConsumerQueue(BufferMachine):
         return []
 
     def _on_barrier_passes(self, event: BarrierPasses, now_ms: int) -> list[Action]:
-        """Put the barrier before the rows that it stands among; it goes after barriers that are there."""
+        """Put the barrier before the rows that it is among; it goes after barriers that are there."""
         barrier = event.barrier
         at = self._place_of(barrier.checkpoint_id)
         if at is not None:

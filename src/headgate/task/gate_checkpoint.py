@@ -5,7 +5,7 @@ The consumer's half of a barrier that overtakes rows; the producer's is `headgat
 Never: look into rows, read a clock, or look at a channel: `headgate.task.input_gate` reports what is at their heads.
 
 - A barrier keeps its place in its channel. *Aligned*, the channel is not read past it until the snapshot is taken.
-  *Unaligned*, it is seen the moment it arrives; what stands before it in the channel, and is not processed yet when the
+  *Unaligned*, it is seen the moment it arrives; what precedes it in the channel, and is not processed yet when the
   snapshot is taken, is the channel's state. Channels whose exchange does not support unaligned barriers, and all of
   them with an aligned one, are aligned. With a timeout an unaligned barrier is aligned until that is over, here or
   upstream, since the first one arrived.
@@ -31,7 +31,7 @@ from headgate.task.gate_channel import Spilled as Spilled
 
 
 class BarrierSeen(msgspec.Struct, frozen=True):
-    """An unaligned barrier has come; rows may stand before it."""
+    """An unaligned barrier has come; rows may precede it."""
 
     channel: ChannelId
     barrier: Barrier
@@ -50,7 +50,7 @@ class ChannelsAligned(msgspec.Struct, frozen=True):
     Parameters
     ----------
     standing
-        What stands before the barrier in the channels that it may pass, or all that they hold if it has not come.
+        What precedes the barrier in the channels that it may pass, or all that they hold if it has not come.
     relocated
         The exchanges of which recovered rows are left that follow upon those of other channels.
     """
@@ -150,7 +150,7 @@ class GateCheckpoint(Machine):
         Row("aligning",      ChannelsAligned,    "none", [TakeSnapshot, StoreChannels], "nothing was passed"),
         Row("passing",       ChannelsAligned,    "none", [TakeSnapshot, StoreChannels], "all barriers are in"),
         Row("passing",       ChannelsAligned,    "storing", [TakeSnapshot]),
-        Row("storing",       RowsFollowed,       SAME, [], "they stand before the barrier"),
+        Row("storing",       RowsFollowed,       SAME, [], "they precede the barrier"),
         Row("storing",       SpilledReplayed,    SAME, [], "stored as it is instead of by its number"),
         Row("storing",       LateBarrierArrived, SAME),
         Row("storing",       LateBarrierArrived, "none", [StoreChannels], "the last one"),
@@ -174,7 +174,7 @@ class GateCheckpoint(Machine):
         self.missing: set[ChannelId] = set()
         """While storing: the channels whose barriers are yet to come."""
         self.at_head: set[ChannelId] = set()
-        """Until the snapshot: the channels in which nothing stands before the barrier."""
+        """Until the snapshot: the channels in which nothing precedes the barrier."""
         self._channels = channels
         self._always_aligned = always_aligned
         self._given_up: set[int] = set()  # newer ones that will not complete

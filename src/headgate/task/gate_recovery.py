@@ -56,7 +56,7 @@ class RecoveredRowsProcessed(msgspec.Struct, frozen=True):
 
 
 class ProducerCaughtUp(msgspec.Struct, frozen=True):
-    """The `ProducerRecovered` of a channel was reached: what stands before it is processed."""
+    """The `ProducerRecovered` of a channel was reached: what precedes it is processed."""
 
     channel: ChannelId
 

@@ -12,7 +12,7 @@ exchange `headgate.task.watermark_valve`'s. This one decides whose turn it is, a
   barriers are seen at once. The end of an exchange is followed by `EndInput`.
 - Until a snapshot is taken, unaligned channels are read up to their barriers, and those without one as before. An
   unaligned snapshot waits for the end of phase 1 of recovery, in which rows are processed already. In phase 2 the state
-  of a channel is its recovered buffers in memory, then the spilled ones, then what else stands before the barrier. An
+  of a channel is its recovered buffers in memory, then the spilled ones, then what else precedes the barrier. An
   aligned barrier waits for all of them.
 - A consumer takes no rows any more once a barrier that passes rows has stopped it (a rescale, a savepoint); so what an
   aligned channel holds before such a barrier is processed though there is no room for what becomes of it, which that
@@ -447,7 +447,7 @@ class InputGate(BufferMachine):
         self._set_ready(channel)
 
     def _is_read_up_to_sent(self, channel: GateChannel) -> bool:
-        """Return whether nothing stands before what the producer sent; the rest of what is polled may be put back."""
+        """Return whether nothing precedes what the producer sent; the rest of what is polled may be put back."""
         polled = self._polled is not None and self._polled[0] is channel
         return not (polled or channel.recovered or channel.spilled or self._recovery.state == "reading")
 

@@ -171,7 +171,7 @@ class EndInput(msgspec.Struct, frozen=True):
 
 
 class PrepareSnapshot(msgspec.Struct, frozen=True):
-    """Let the operators emit what is to stand before the barrier."""
+    """Let the operators emit what must precede the barrier."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

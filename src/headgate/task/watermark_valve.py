@@ -8,7 +8,7 @@ nobody else, idle or not: windows that fired by it would take no row of one that
 *moving* when its watermark is the minimum, *held* when it has none yet or an active producer has not reached it, *idle*
 when all that are not final are idle, *ended*.
 
-Producers that stand after exchanges themselves receive the same, though not at the same time: they are idle
+Producers that come after exchanges themselves receive the same, though not at the same time: they are idle
 *together*. One that is idle before the others are, or for longer, may keep what is older than what they have sent, and
 is waited for: only when all are idle the exchange is, and none is final (or else all are about to be).
 
@@ -35,7 +35,7 @@ ProducerEvent = WatermarkPassed | ProducerIdle | ProducerActive | ProducerEnded
 
 
 class ProducerEventReceived(msgspec.Struct, frozen=True):
-    """An event of a producer's was reached in its channel: everything that stands before it is processed."""
+    """An event of a producer's was reached in its channel: everything that precedes it is processed."""
 
     producer: int
     event: ProducerEvent

@@ -46,7 +46,7 @@ def refusal(secret: str, headers: Mapping[str, Sequence[str | bytes]]) -> str | 
 class SecretCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]
     """Refuses every call to an endpoint, of whatever kind, that does not carry the secret.
 
-    ``address`` stands in the log; it is set once the endpoint has one.
+    ``address`` is in the log; it is set once the endpoint has one.
     """
 
     def __init__(self, secret: str) -> None:

@@ -1,4 +1,4 @@
-"""What every plane of a query stands on: a Flight server and clients for it, with the query's secret and TLS.
+"""What every plane of a query is built on: a Flight server and clients for it, with the query's secret and TLS.
 
 Never: let a foreign error out of here: `transport_error` makes ours of it. End a server before its streams ended, or
 from one of its own threads.

@@ -217,7 +217,7 @@ def test_a_shared_file_lives_as_long_as_a_manifest_names_it(storage: CheckpointS
 
 
 def test_channel_state_goes_with_its_checkpoint(storage: CheckpointStorage) -> None:
-    """It stands in the checkpoint's folder, and is read from there."""
+    """It is in the checkpoint's folder, and is read from there."""
     channel = storage.write_state(1, "e-0-0", b"x" * 100, inline_bytes=10)
     made = keyed(1, 1, channel=channel)
     storage.write_manifest(made)

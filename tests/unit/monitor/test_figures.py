@@ -78,7 +78,7 @@ def test_the_lowest_watermark_counts_and_none_has_no_vote() -> None:
 
 
 def test_positions_of_all_subtasks_the_latest_counts() -> None:
-    """A split that moved stands in two messages for a while."""
+    """A split that moved is in two messages for a while."""
     figures = figures_of(
         (1, 10, message(splits={"a": 2}, positions={"a": {"x": b"1", "y": b"1"}})),
         (0, 20, message(splits={"a": 1, "b": 1}, positions={"a": {"x": b"2"}, "b": {"z": b"9"}})),

@@ -32,7 +32,7 @@ LARGE = [*DECIMALS, Decimal("12345678901234567890123456789012.34"), Decimal("-12
 TEXTS = ["", "a", "AAPL", "eight by", "nine byte", "Zürich", "x" * 31, "x" * 32, "x" * 33, "long " * 50, "\0", None]
 BYTES = [None if each is None else each.encode() for each in TEXTS]
 PAIR = pa.struct({"a": pa.int64(), "b": pa.string()})
-# What stands in the golden file, by Arrow type.
+# What is in the golden file, by Arrow type.
 VECTORS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.null(), [None, None]),
     (pa.bool_(), [False, True, None]),

@@ -320,7 +320,7 @@ class Running:
     strategy
         Of all of them.
     operator
-        What stands before the sink; None: nothing does.
+        What precedes the sink; None: nothing does.
     finds
         The operator finds the sources' event times, in this column of its rows.
     options

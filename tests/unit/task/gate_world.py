@@ -1,7 +1,7 @@
 """A subtask around an input gate, and the producers before it: what it processed, stored and ordered.
 
 Rows are texts. Asserted with every step: `InputGate.check`; each channel's rows are processed once and in order; for
-each checkpoint, what was processed before its snapshot and what is stored is together what stands before its barrier,
+each checkpoint, what was processed before its snapshot and what is stored is together what precedes its barrier,
 in order; no watermark and no end is ordered before what was recovered is processed.
 """
 

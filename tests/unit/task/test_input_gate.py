@@ -151,7 +151,7 @@ def test_an_aligned_snapshot_is_taken_when_every_channel_is_read_up_to_its_barri
 
 
 def test_a_barrier_after_what_is_being_processed_is_not_reached() -> None:
-    """The rest of it may be put back, and stands before the barrier."""
+    """The rest of it may be put back, and precedes the barrier."""
     world = World(1)
     world.arrive(A, rows("a", "b"), aligned())
     assert world.poll(put_back=1) == [ProcessRows(A, rows("a", "b"))]
@@ -454,7 +454,7 @@ def test_that_all_is_processed_is_reported_once() -> None:
 
 
 def test_what_producers_recover_counts() -> None:
-    """Each says when it stands before it (`recover-output-on-downstream` off)."""
+    """Each says when it precedes it (`recover-output-on-downstream` off)."""
     world = World(2, producers_recover=True)
     world.arrive(A, rows("r1", unfiltered=True), ProducerRecovered(), rows("a"))
     world.arrive(B, ProducerRecovered())

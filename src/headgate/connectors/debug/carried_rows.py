@@ -1,6 +1,6 @@
 """Rows that travel to the driver inside the checkpoint, for the sinks ``memory`` and ``console``.
 
-Never: carry more than the sink asks for: everything here stands in manifests.
+Never: carry more than the sink asks for: everything here is stored in manifests.
 
 Durable: version 1, a line of JSON before Arrow's IPC stream.
 """
@@ -24,7 +24,7 @@ _VERSION = 1
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands before the rows."""
+    """What precedes the rows."""
 
     version: int = _VERSION
     writer: str

@@ -219,7 +219,7 @@ class FileCursor:
             if "ACCESS_DENIED" in str(error):
                 hint = (
                     " Credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or a role), on "
-                    "driver and executors, or stand in the path: s3://KEY:SECRET@bucket/folder."
+                    "driver and executors, or be part of the path: s3://KEY:SECRET@bucket/folder."
                 )
             return SourceUnavailableError(
                 f"headgate.files cannot read {path} at byte {offset}: {error}.{hint}",

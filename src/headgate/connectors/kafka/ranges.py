@@ -1,7 +1,7 @@
 """Fixes what a micro-batch reads of each partition, and computes a query's lag.
 
 Never: ask a broker. What there is, is an argument (`Available`), so that the same facts give the same plan; a plan that
-was made is never made again (it stands in an offset).
+was made is never made again (it is in an offset).
 
 Follows Spark's ``KafkaMicroBatchStream`` for ``maxOffsetsPerTrigger``, ``failOnDataLoss`` and the names of metrics.
 Other than Spark's, a plan never has more rows than allowed; where that is less than one for each partition, they take

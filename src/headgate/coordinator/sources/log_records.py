@@ -1,4 +1,4 @@
-"""What stands in a source's write-ahead log: enough to restore its enumerator and coordinator while readers read on.
+"""What is in a source's write-ahead log: enough to restore its enumerator and coordinator while readers read on.
 
 Never: log what a reader reports again when it is asked.
 

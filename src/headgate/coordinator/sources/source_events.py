@@ -81,7 +81,7 @@ class EventSent(msgspec.Struct, frozen=True):
 
 
 class EnumeratorSnapshotted(msgspec.Struct, frozen=True):
-    """The enumerator's state for a checkpoint. What it assigned before stands before it in the order of events."""
+    """The enumerator's state for a checkpoint. What it assigned before precedes it in the order of events."""
 
     incarnation: int
     checkpoint_id: int
@@ -110,7 +110,7 @@ class SourceEventHandled(msgspec.Struct, frozen=True):
 
 
 class UnassignedChanged(msgspec.Struct, frozen=True):
-    """The enumerator's ``unassigned_event_time_ms`` is another. What it assigned before stands before it."""
+    """The enumerator's ``unassigned_event_time_ms`` is another. What it assigned before precedes it."""
 
     incarnation: int
     event_time_ms: int | None

@@ -350,12 +350,12 @@ def _items(items: Sequence[Stored]) -> Sequence[Stored]:
 
 
 def timer_key(at_ms: int) -> bytes:
-    """Return how a timer stands in snapshots."""
+    """Return how a timer is stored in snapshots."""
     return at_ms.to_bytes(8, "big", signed=True)
 
 
 def timer_of(key: bytes) -> int:
-    """Return the time of a timer that stands in a snapshot, in milliseconds."""
+    """Return the time of a timer that is in a snapshot, in milliseconds."""
     return int.from_bytes(key, "big", signed=True)
 
 

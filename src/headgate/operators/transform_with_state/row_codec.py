@@ -1,4 +1,4 @@
-"""Rows of a Spark schema as bytes: how values and keys of `transformWithState` stand in memory and in checkpoints.
+"""Rows of a Spark schema as bytes: how values and keys of `transformWithState` are kept in memory and in checkpoints.
 
 Never: store a value that the schema does not have: Spark would make it null without a word, here it is an error.
 

@@ -93,7 +93,7 @@ def _one(column: Any) -> Any:
 
 
 def _concatenated(column: Any, rows: Any) -> Any:
-    """Return, for lists of rows, the concatenation of the lists that stand in those rows."""
+    """Return, for lists of rows, the concatenation of the lists that are in those rows."""
     taken = _one(column.take(rows.flatten()))
     inner = np.zeros(len(taken) + 1, np.int64)
     np.cumsum(pc.list_value_length(taken).to_numpy(zero_copy_only=False), out=inner[1:])

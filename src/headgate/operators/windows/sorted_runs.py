@@ -68,7 +68,7 @@ class SortedRun:
         Its pieces, in order.
     spilled
         The files in which they are, if they are not in memory: their rows of a bucket are in the order of their key
-        groups, which stand in a column more.
+        groups, which are in one more column.
     """
 
     def __init__(self, parts: Sequence[Part], *, spilled: tuple[str, ...] = ()) -> None:

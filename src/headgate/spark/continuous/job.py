@@ -239,7 +239,7 @@ class SlotJob:
     spark
         The session.
     name
-        What stands in Spark's UI.
+        The name in Spark's UI.
     settings
         For the slots.
     definition

@@ -125,7 +125,7 @@ def registered_class(name: str, spark: SparkSession) -> type[DataSource]:
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
-    """A commit message as it stands in checkpoints.
+    """A commit message as checkpoints store it.
 
     Parameters
     ----------

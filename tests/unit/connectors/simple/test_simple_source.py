@@ -38,7 +38,7 @@ UNBOUNDED = Boundedness.CONTINUOUS_UNBOUNDED
 
 
 class Pages(SimpleSource):
-    """Splits of pages; a position is the number of pages read. What there is stands in class attributes."""
+    """Splits of pages; a position is the number of pages read. The pages are class attributes."""
 
     name = "pages"
     schema = "split string, n bigint"

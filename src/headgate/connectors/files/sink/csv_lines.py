@@ -2,7 +2,7 @@
 
 Never: look at one row at a time.
 
-Follows Spark 4.3's CSV writer: a value is quoted where it must be, and inside quotes a backslash stands before a
+Follows Spark 4.3's CSV writer: a value is quoted where it must be, and inside quotes a backslash precedes a
 quote and before a backslash; the empty text is ``""``, null is nothing. Other than Spark, white space at the ends of
 values and the microseconds of timestamps are kept: Spark's sink cuts both off.
 """

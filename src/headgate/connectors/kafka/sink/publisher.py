@@ -3,7 +3,7 @@
 Never: publish rows of a checkpoint that is not known complete, or look a marker up before the name's earlier writers
 are fenced.
 
-The life of a piece: staged -> stands in a checkpoint's state -> the checkpoint is complete -> published
+The life of a piece: staged -> in a checkpoint's state -> the checkpoint is complete -> published
 with the marker ``number`` of its name -> gone from the state of the next checkpoint. Wherever a crash falls:
 
 - before the checkpoint is complete: the restore reads the rows again and stages them under another name;
@@ -15,7 +15,7 @@ with the marker ``number`` of its name -> gone from the state of the next checkp
 An attempt that failed, brokers being down or librdkafka hanging in a call, is what a crash is: its producer is given
 up, and the next attempt goes the same way under the same name. `publication` decides how often.
 
-A name belongs to one writer (query, sink, run, subtask, execution) and stands in one item of each checkpoint, so that
+A name belongs to one writer (query, sink, run, subtask, execution) and is in one item of each checkpoint, so that
 two living writers never share one.
 """
 
@@ -96,7 +96,7 @@ class StagedPublisher:
             self._order(partial(self._publish_inherited, item))
 
     def add(self, pieces: Sequence[StagedPiece]) -> None:
-        """Take pieces over, in the order of their numbers; they will stand in the next state. Blocks.
+        """Take pieces over, in the order of their numbers; they will be in the next state. Blocks.
 
         It waits until the own name is open: done later, that would shut out who was given the item meanwhile.
 
@@ -121,7 +121,7 @@ class StagedPublisher:
         return [ITEM_SERIALIZER.serialize(item) for item in items]
 
     def complete(self, checkpoint_id: int) -> None:
-        """Publish what stands in a checkpoint, which is complete, and in those before it. Returns at once."""
+        """Publish what is in a checkpoint, which is complete, and in those before it. Returns at once."""
         with self._lock:
             due = any(piece.checkpoint_id <= checkpoint_id for piece in self._pieces)
         if due:

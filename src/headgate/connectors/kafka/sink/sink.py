@@ -43,7 +43,7 @@ _QUEUE_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 8 * 1024 * 1024
 """Staged rows go into a file when there are so many: memory does not depend on the time between checkpoints."""
 _INLINE_BYTES = 64 * 1024
-"""Up to here a checkpoint's last piece stands in its state."""
+"""Up to here a checkpoint's last piece is in its state."""
 _CLOSE_S = 5.0
 """The longest that `close` waits for each thing, in seconds."""
 
@@ -250,7 +250,7 @@ class ExactlyOnceWriter(SinkWriter):
         """Publish what is known complete, or leave it to a restore if it takes too long."""
         self._publisher.close(_CLOSE_S)
         if self._thread.stop(_CLOSE_S):
-            for _, rows in self._pieces:  # they stand in no checkpoint
+            for _, rows in self._pieces:  # they are in no checkpoint
                 self._folder.delete(rows)
             self._folder.delete_folder(folder_of(self._name))
 

@@ -24,7 +24,7 @@ When = Literal["before", "after"]
 class Query:
     """A small query: every subtask writes its own whole numbers, from where the last checkpoint left it.
 
-    What the coordinators promise is played here: checkpoints complete in order, what is not known committed stands in
+    What the coordinators promise is played here: checkpoints complete in order, what is not known committed is in
     the next manifest, and what the last manifest names is committed again before anything runs.
     """
 
