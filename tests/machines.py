@@ -188,7 +188,8 @@ def _step(
         return _OF_NO_TABLE
     now = state(machine, event)
     ordered = frozenset(type(action).__name__ for action in actions)
-    fitting = [row for row in pairs.get((was, called, str(now)), ()) if row.allows(ordered)]
+    rows = pairs.get((was, called, str(now)), ())
+    fitting = [row for row in rows if row.actions <= ordered <= row.actions | row.optional]
     assert fitting, f"no row for: {was} | {called} | {now} | {', '.join(sorted(ordered))}{_trace_of(after)}"
     for row in fitting:
         met.setdefault(row, Counter())[ordered] += 1

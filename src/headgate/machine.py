@@ -96,10 +96,6 @@ class Step(msgspec.Struct, frozen=True):
     actions: frozenset[str]
     optional: frozenset[str]
 
-    def allows(self, ordered: frozenset[str]) -> bool:
-        """Return whether these actions are what the row says."""
-        return self.actions <= ordered <= self.actions | self.optional
-
 
 _Handler = Callable[[Any, Any, int], list[Any]]
 

@@ -323,7 +323,8 @@ def an_endpoint_that_moves(spark: SparkSession, folder: Path) -> None:
     assert driver is not None
     pids, address = [running.pid(0), running.pid(1)], driver._server.address
     began, pulse = time.time(), Pulse()
-    driver.restart_endpoint()
+    driver._server.close()
+    driver._server = driver._open_server(0)
     assert driver._server.address != address
     running.until_another_checkpoint()
     ended, stall = time.time(), pulse.stop()

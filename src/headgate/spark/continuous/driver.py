@@ -204,11 +204,6 @@ class QueryDriver:
         """The sinks' committers, by the sink's uid."""
         return self._committers
 
-    def restart_endpoint(self) -> None:
-        """Drop the endpoint with all its streams and open one on another port: slots look the address up again."""
-        self._server.close()
-        self._server = self._open_server(0)
-
     # From here on: on the driver's thread, unless noted otherwise.
 
     def _run(self) -> None:
