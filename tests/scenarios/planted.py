@@ -9,6 +9,7 @@ from functools import cache
 from headgate.simulation.planted import Bugs
 from headgate.simulation.running import simulate
 from headgate.simulation.scenario import Scenario
+from headgate.task.input_gate import InputGate
 from tests import search
 
 _SEEDS = range(1_500)
@@ -25,6 +26,18 @@ def any_of(scenario: Scenario) -> bool:
 
 def as_it_is(scenario: Scenario) -> Scenario:
     return scenario
+
+
+def has(kind: str) -> Callable[[Scenario], bool]:
+    """Return what is true of scenarios with such an exchange."""
+    return lambda each: kind in (each.first_exchange, each.second_exchange)
+
+
+class Unchecked(InputGate):
+    """A gate that does not notice by itself: what must hold of the whole cluster does."""
+
+    def check(self) -> None:
+        pass
 
 
 def first_found(

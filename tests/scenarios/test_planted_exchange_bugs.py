@@ -7,7 +7,7 @@ method of production, in this file only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -35,7 +35,7 @@ from headgate.task.result_partition import ResultPartition
 from headgate.task.watermark_flow import WatermarkFlow
 from headgate.task.watermark_valve import WatermarkValve
 from tests.scenarios.pipelines import pipeline, rescales, source
-from tests.scenarios.planted import first_found
+from tests.scenarios.planted import Unchecked, first_found, has
 
 LOST, TWICE, ANOTHERS = "lost: |not published|no end after|rows of .* missing", "twice", "another subtask's"
 SPLITS = source(60, 60, 60, keys=2, batch_rows=8)
@@ -52,17 +52,6 @@ def in_time(each: Scenario) -> bool:
 
 def rescaled(each: Scenario) -> bool:
     return any(fault.kind is MoreFaults.RESCALE_AT_CHECKPOINT for fault in each.faults)
-
-
-def has(kind: str) -> Callable[[Scenario], bool]:
-    return lambda each: kind in (each.first_exchange, each.second_exchange)
-
-
-class Unchecked(InputGate):
-    """A gate that does not notice by itself: what must hold of the whole cluster does."""
-
-    def check(self) -> None:
-        pass
 
 
 # The document's own bug.

@@ -115,6 +115,8 @@ class Cluster:
         """Up to when snapshots may wait: a process was frozen, or a link cut."""
         self.longest_turn_ms = 0.0
         """What functions took in a turn of a subtask at most."""
+        self.ended_copies: dict[tuple[int, int], dict[str, int]] = {}
+        """By run and generation: up to where the first subtask was given the splits of a broadcast that has ended."""
         self.moved: dict[int, int] = {}
         """By slot: how often it came back on another host."""
         self.pending = PendingFaults()

@@ -45,6 +45,10 @@ class Storage:
         self.manifests: dict[int, Manifest] = {}
         self.savepoints: dict[str, Manifest] = {}
         self.logs: dict[tuple[int, str], dict[int, list[tuple[int, LogRecord]]]] = {}
+        self.complete: dict[int, tuple[int, dict[str, int]]] = {}
+        """By checkpoint: the run that took it, and where its splits are."""
+        self.copies: dict[tuple[int, int], dict[int, dict[str, int]]] = {}
+        """By run and checkpoint, by subtask downstream of a broadcast: which row of each split comes next."""
         self.promised: set[bytes] = set()
         """All committables that ever stood in a manifest: nothing else may be published."""
 

@@ -357,7 +357,10 @@ class Invariants:
                 )
             topic = self._cluster.topics[uid]
             done |= {(uid, split_id): topic.rows(split_id) for split_id in ended if not places[split_id]}
-        check_rows(self._cluster, manifest, self._positions | done, self._resolved)
+        reached = self._positions | done
+        positions = {split_id: position for (_, split_id), position in reached.items()}
+        self._cluster.storage.complete[manifest.checkpoint_id] = manifest.run, positions
+        check_rows(self._cluster, manifest, reached, self._resolved)
 
     def _check_balance(self, uid: str, counts: list[int], all_assigned: bool) -> None:
         """Check that no reader has two splits more than another, where none ends and all are spread."""

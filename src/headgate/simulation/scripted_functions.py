@@ -8,15 +8,17 @@ Follows the contract (`headgate.operators.operator`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from headgate.operators.exchange import ExchangeKind
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
 from headgate.protocol.operator_context import OperatorContext
-from headgate.simulation.scripted_reader import Surroundings
+from headgate.simulation.scripted_reader import Restored, Surroundings
 from headgate.simulation.scripted_source import SCHEMA
 from headgate.source.watermark import MAX_WATERMARK_MS
 
@@ -29,24 +31,28 @@ def dealt_by_key(batch: pa.RecordBatch, parallelism: int) -> pa.Array:
 class Observed(Operator):
     """A user's function that lets rows through, and checks watermarks and the end, and whose rows they are.
 
+    Everybody is given all rows of a broadcast, each once and in order; only subtask 0 lets them through. Rows of a
+    split that an exchange rebalances come in order to each subtask, the recovered ones before those that are read.
+
     Parameters
     ----------
     opened
         Returns the process in which a subtask's copy is opened.
-    once
-        The sources of which everybody is given all rows: only subtask 0 lets them through.
-    dealt
-        The sources whose rows `dealt_by_key` deals out.
+    kinds
+        The kind of the exchange that the rows of each source come through.
     """
 
     kind = function = "observed"
     schema = SCHEMA
 
     def __init__(
-        self, opened: Callable[[], Surroundings], *, once: Collection[str] = (), dealt: Collection[str] = ()
+        self, opened: Callable[[], Surroundings], kinds: Mapping[str, ExchangeKind | None] = MappingProxyType({})
     ) -> None:
         self._opened = opened
-        self._once, self._dealt = frozenset(once), frozenset(dealt)
+        self._once, self._dealt, self._rebalanced = (
+            frozenset(uid for uid, kind in kinds.items() if kind == wanted)
+            for wanted in ("broadcast", "custom", "rebalance")
+        )
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Begin."""
@@ -54,6 +60,9 @@ class Observed(Operator):
         self._context = context
         self._watermark_ms: int | None = None
         self._has_ended = False
+        self._restored = self._around.restored() if self._once or self._rebalanced else None
+        self._copies = {} if self._restored is None else dict(self._restored.copies)
+        self._newest: dict[str, int] = {}  # by split: the last row that came
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Let rows through."""
@@ -61,10 +70,29 @@ class Observed(Operator):
         self._around.work(batch.num_rows)
         if self._dealt:
             self._check_dealt(batch)
-        if self._once and self._context.subtask:
-            sources = map(self._around.uid_of, batch.column(1).to_pylist())
-            batch = batch.filter(pa.array([uid not in self._once for uid in sources]))
+        if self._restored is not None:
+            sources = [*map(self._around.uid_of, batch.column(1).to_pylist())]
+            for uid, of_split, offset in zip(sources, batch.column(1).to_pylist(), batch.column(2).to_pylist()):
+                if uid in self._once:
+                    self._check_copy(of_split, offset)
+                elif uid in self._rebalanced:
+                    self._check_rebalanced(self._restored, of_split, offset)
+            if self._once and self._context.subtask:
+                batch = batch.filter(pa.array([uid not in self._once for uid in sources]))
         self.hand_on(batch, split_id, emit)
+
+    def _check_copy(self, split_id: str, offset: int) -> None:
+        wanted = self._copies.get(split_id, offset if self._around.begins_anywhere(split_id) else 0)
+        assert offset == wanted, f"copies: row {offset} of {split_id} comes to {self._context.subtask}, not {wanted}"
+        self._copies[split_id] = offset + 1
+
+    def _check_rebalanced(self, restored: Restored, split_id: str, offset: int) -> None:
+        newest = self._newest.get(split_id, -1)
+        are_recovered = max(newest, offset) < restored.positions.get(split_id, 0)
+        assert offset > newest or (restored.relocated and are_recovered), (
+            f"rebalanced: row {offset} of {split_id} comes to {self._context.subtask} after {newest}"
+        )
+        self._newest[split_id] = max(newest, offset)
 
     def hand_on(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Let rows go on."""
@@ -85,11 +113,15 @@ class Observed(Operator):
     def snapshot(self, checkpoint_id: int) -> None:
         """Take note that a snapshot is being taken."""
         self._around.snapshot_taken(checkpoint_id)
+        if self._once:
+            self._around.copies_stored(checkpoint_id, self._copies)
 
     def end_input(self, emit: Emit) -> None:
         """Check that the final watermark came."""
         assert self._watermark_ms == MAX_WATERMARK_MS, "a source that ended emitted no final watermark"
         self._has_ended = True
+        if self._once:
+            self._around.copies_ended(self._copies)
 
 
 class _Seen(msgspec.Struct):

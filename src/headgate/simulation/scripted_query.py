@@ -137,9 +137,7 @@ def definition_of(
     if scenario.holds:
         output = output.then(Held(opened)).named(HELD)
     elif first is not None or not scenario.is_keyed:
-        once = [uid for uid, kind in kinds.items() if kind == "broadcast"]
-        dealt = [uid for uid, kind in kinds.items() if kind == "custom"]
-        output = output.then(Observed(opened, once=once, dealt=dealt)).named("observed")
+        output = output.then(Observed(opened, kinds)).named("observed")
     if scenario.is_keyed:
         output = output.then(Exchange(SCHEMA, "hash", keys=("key",))).named("keys")
         output = output.then(Counted(opened, in_order="rebalance" not in (first, second))).named("counted")

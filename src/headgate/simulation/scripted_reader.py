@@ -23,6 +23,24 @@ from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader
 _POLL_MS = 25
 
 
+class Restored(msgspec.Struct, frozen=True):
+    """What a subtask is restored from.
+
+    Parameters
+    ----------
+    positions
+        Where splits were in the checkpoint: rows before are recovered, those that follow are read again.
+    relocated
+        The exchanges whose recovered rows come through other channels than those that follow.
+    copies
+        Downstream of a broadcast: which row of each split came next.
+    """
+
+    positions: dict[str, int]
+    relocated: frozenset[str]
+    copies: dict[str, int]
+
+
 class Surroundings(Protocol):
     """The process that readers and writers are in, and who looks at them."""
 
@@ -72,6 +90,18 @@ class Surroundings(Protocol):
 
     def snapshot_taken(self, checkpoint_id: int) -> None:
         """Take note that a snapshot is being taken."""
+
+    def restored(self) -> Restored:
+        """Return what the subtask is restored from."""
+
+    def copies_stored(self, checkpoint_id: int, copies: dict[str, int]) -> None:
+        """Take note of which row of each split that is broadcast comes next in a snapshot."""
+
+    def copies_ended(self, copies: dict[str, int]) -> None:
+        """Check that the same rows have come to all subtasks downstream of a broadcast, which has ended."""
+
+    def begins_anywhere(self, split_id: str) -> bool:
+        """Return whether a split need not be read from its first row on."""
 
     def splits_added(self, reader: ScriptedReader, splits: Sequence[DatagenSplit]) -> None:
         """Take note that a reader got splits."""

@@ -20,7 +20,7 @@ from headgate.simulation.clockwork import Process
 from headgate.simulation.durable import Row
 from headgate.simulation.memory import check_memory
 from headgate.simulation.scripted_query import ScriptedWriter
-from headgate.simulation.scripted_reader import ScriptedReader
+from headgate.simulation.scripted_reader import Restored, ScriptedReader
 from headgate.simulation.scripted_source import SPLITS, ScriptedSource
 from headgate.simulation.slot_services import FAULT
 from headgate.simulation.world import World
@@ -282,6 +282,29 @@ class SubtaskProcess:
         self._cluster.snapshot_taken(self, checkpoint_id)
         assert self.subtask.execution is not None
         check_memory(self.subtask.execution, self._cluster.scenario.recovery_bytes)
+
+    def restored(self) -> Restored:
+        """See `Surroundings`."""
+        assert self.subtask.execution is not None
+        deployed, storage = self.subtask.execution.context.deployed, self._cluster.storage
+        run, positions = storage.complete.get(deployed.checkpoint_id, (0, {}))
+        stored = storage.copies.get((run, deployed.checkpoint_id), {})
+        copies = stored[self._slot.slot % len(stored)] if stored else {}
+        return Restored(positions, deployed.relocated, copies)
+
+    def copies_stored(self, checkpoint_id: int, copies: dict[str, int]) -> None:
+        """See `Surroundings`."""
+        stored = self._cluster.storage.copies.setdefault((self.run, checkpoint_id), {})
+        stored[self._slot.slot] = dict(copies)
+
+    def copies_ended(self, copies: dict[str, int]) -> None:
+        """See `Surroundings`."""
+        others = self._cluster.ended_copies.setdefault((self.run, self.generation), copies)
+        assert copies == others, f"copies: subtask {self.slot} ends with {copies}, another one with {others}"
+
+    def begins_anywhere(self, split_id: str) -> bool:
+        """See `Surroundings`."""
+        return self._cluster.topics[self.uid_of(split_id)].script.latest
 
     @property
     def run(self) -> int:

@@ -76,6 +76,7 @@ class World(Protocol):
     others_since_ms: int
     longest_turn_ms: float
     excused_until_ms: int
+    ended_copies: dict[tuple[int, int], dict[str, int]]
 
     @property
     def plan(self) -> JobPlan | None:
