@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate.checkpoint import channel_assignment
+from headgate.runtime import coalescer
 from headgate.task import input_gate as ig
 from headgate.task.input_gate import InputGate
 from tests.scenarios.planted import Unchecked, first_found, has
@@ -43,3 +44,12 @@ class PutsBackLast(Unchecked):
 def test_rows_of_a_rebalanced_channel_in_another_order_are_found() -> None:
     """No key is bound to one consumer there, so that only the channel has an order."""
     first_found("rebalanced: ", 5, {InputGate: PutsBackLast}, of=has("rebalance"))
+
+
+def test_a_small_slice_that_keeps_a_large_batch_is_found() -> None:
+    """What a slow consumer's queue holds keeps the rows of all others in memory."""
+
+    def as_it_is(batch: Any) -> Any:
+        return batch
+
+    first_found("keeps .* a slice of", 5, {coalescer._on_its_own: as_it_is}, of=has("rebalance"))
