@@ -14,12 +14,15 @@ import pyarrow as pa
 
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
+from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.driver.job_plans import job_plan
+from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.operators.key_hash import key_groups
 from headgate.protocol.messages import CheckpointKind, Deploy, Envelope, ErrorReport, TriggerCheckpoint
@@ -47,6 +50,8 @@ _MAX_TASK_FAILURES = 4
 _LINGER_MS = 100
 _FAULT_AGAIN_MS = 150
 _QUIET_MS = 3000
+_START_AGAIN_MS = 200
+"""How long somebody takes to start a query again that does not start."""
 
 
 class Violation(AssertionError):
@@ -82,7 +87,7 @@ class Cluster:
         self.clock = Clockwork()
         self.choose = random.Random(f"schedule {scenario.seed}")
         self.network = Network(self.clock, self.choose)
-        self.storage, self.table = Storage(), Table()
+        self.storage, self.table = Storage(lambda: self.clock.now_ms), Table()
         self.topics = {script.uid: Topic(script, lambda: self.clock.now_ms) for script in scenario.sources}
         self.sources = {
             uid: source_class(topic.script)(topic, lambda source, context: self._acting.create_reader(source, context))
@@ -384,8 +389,16 @@ class Cluster:
 
     def start_run(self, parallelism: int) -> None:
         """Start the query from the newest checkpoint."""
-        self.run_number += 1
-        found = self.storage.newest()
+        storage = CheckpointStorage("checkpoints", self.storage.files)
+        try:
+            self.run_number = Ownership.claim(storage.store).run
+            storage.delete_orphans()
+            found = self._newest(storage)
+        except StoredStateError as error:
+            if not self.storage.files.excuses(type(error).__name__, str(error)):
+                raise
+            self.clock.after(_START_AGAIN_MS, self.world, self.start_run, parallelism)
+            return
         self.definition = definition_of(
             self.scenario,
             tuple(self.sources.items()),
@@ -396,10 +409,19 @@ class Cluster:
         )
         plan = job_plan(self.definition, "simulated", self.run_number)
         self.invariants.on_run(parallelism)
-        self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan))
+        self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan), storage)
         self.driver.start()
         if self.others_ms is not None:
             self._notify_of_others()
+
+    def _newest(self, storage: CheckpointStorage) -> Manifest | None:
+        """Return the newest checkpoint, as it is read, which is the one that was written last."""
+        found, newest = storage.load_newest(), self.storage.newest()
+        name = f"chk-{0 if found is None else found.checkpoint_id}/_metadata"
+        assert not self.storage.files.is_damaged(name), f"corrupt: {name} is restored though it is damaged"
+        numbers = [0 if each is None else each.checkpoint_id for each in (found, newest)]
+        assert numbers[0] == numbers[1], f"stored: checkpoint {numbers[0]} is restored, but the newest is {numbers[1]}"
+        return found
 
     def crash_driver(self, parallelism: int) -> None:
         """Kill the driver, and Spark's tasks with it, some of them a little later; start again."""
@@ -492,6 +514,7 @@ class Cluster:
         """No faults from here on; nothing grows any more either."""
         self.calm = True
         self.pending = PendingFaults()
+        self.storage.files.calm_down()
         self.network.calm_down()
         for slot in self.slots:
             slot.forget_faults()

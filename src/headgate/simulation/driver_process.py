@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from headgate.checkpoint import checkpoint_events as cp
-from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.sources import source_events as src
+from headgate.errors import StoredStateError
 from headgate.protocol.messages import Envelope
 from headgate.simulation.announcements import Announcements
 from headgate.simulation.clockwork import Process
@@ -55,9 +56,11 @@ class DriverProcess(Process):
         Where it lives.
     plan, restored
         What the machine is made of.
+    storage
+        The checkpoint location.
     """
 
-    def __init__(self, cluster: World, plan: JobPlan, restored: Manifest | None) -> None:
+    def __init__(self, cluster: World, plan: JobPlan, restored: Manifest | None, storage: CheckpointStorage) -> None:
         super().__init__(f"driver of run {plan.run}")
         self.cluster = cluster
         self.plan = plan
@@ -66,7 +69,7 @@ class DriverProcess(Process):
             cluster.scenario.job_options(plan.run),
             restored,
             random.Random(f"{cluster.scenario.seed} {plan.run}"),
-            stored=StoredCheckpoints(tuple(sorted(cluster.storage.manifests))),
+            stored=storage.stored(),
         )
         aligned = {uid: source.alignment for uid, source in plan.sources.items() if source.alignment is not None}
         self._announcements = Announcements(aligned, plan.parallelism) if aligned else None
@@ -76,6 +79,7 @@ class DriverProcess(Process):
         self.lose_log: set[str] = set()
         self.manifest_fault: str = ""
         self.commit_fault: str = ""
+        self._checkpoints = storage
         self._storage = Worker(self, (2, 10, 80), is_storage=True)
         self._commits = Worker(self, (2, 20, 120))
         self._logs = {uid: Worker(self, (1, 3, 30)) for uid in plan.sources}
@@ -224,16 +228,23 @@ class DriverProcess(Process):
 
     def _write(self, action: cp.WriteManifest) -> None:
         fault, self.manifest_fault = self.manifest_fault, ""
-        if fault != "lost":
-            self.cluster.storage.write(action.manifest, action.location)
-            self.cluster.manifest_written(action.manifest)
+        size_bytes = 0
+        try:
+            if fault != "lost":
+                if not action.location:  # a savepoint is a folder elsewhere
+                    size_bytes = self._checkpoints.write_manifest(action.manifest)
+                self.cluster.storage.write(action.manifest, action.location)
+                self.cluster.manifest_written(action.manifest)
+        except StoredStateError as error:
+            fault = str(error)
         if fault:
-            self.notify(cp.ManifestWriteFailed(action.checkpoint_id, "a fault"))
+            self.notify(cp.ManifestWriteFailed(action.checkpoint_id, fault))
         else:
-            self.notify(cp.ManifestWritten(action.checkpoint_id, 1000))
+            self.notify(cp.ManifestWritten(action.checkpoint_id, size_bytes))
 
     def _delete(self, checkpoint_id: int) -> None:
         self.cluster.storage.manifests.pop(checkpoint_id, None)
+        self._checkpoints.delete(checkpoint_id)
 
     def _commit(self, action: cp.Commit) -> None:
         fault, self.commit_fault = self.commit_fault, ""

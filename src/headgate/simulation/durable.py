@@ -5,13 +5,13 @@ Never: forget anything, or publish a committable twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.sources.log_records import LogRecord
-from headgate.protocol.state import FileState
+from headgate.simulation.stored_files import StoredFiles
 
 Row = tuple[str, str, int]
 """Source uid, split id, offset."""
@@ -39,9 +39,16 @@ def decode_committable(data: bytes) -> Committable:
 
 
 class Storage:
-    """The checkpoint location, and the savepoints."""
+    """The checkpoint location, and the savepoints.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    now_ms
+        Reads the cluster's clock.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.files = StoredFiles(now_ms)
         self.manifests: dict[int, Manifest] = {}
         self.savepoints: dict[str, Manifest] = {}
         self.logs: dict[tuple[int, str], dict[int, list[tuple[int, LogRecord]]]] = {}
@@ -61,10 +68,6 @@ class Storage:
         for by_sink in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
             for committables in by_sink.values():
                 self.promised.update(committables)
-
-    def read_state(self, handle: FileState) -> bytes:
-        """Nothing is in files."""
-        raise AssertionError(handle)
 
     def newest(self) -> Manifest | None:
         """Return the newest complete checkpoint of the query's own location."""

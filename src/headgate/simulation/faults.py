@@ -15,7 +15,7 @@ from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.cluster import Cluster
 from headgate.simulation.data_network import LINK_PATIENCE_MS
 from headgate.simulation.driver_process import DriverProcess
-from headgate.simulation.scenario import Fault, FaultKind, MoreFaults
+from headgate.simulation.scenario import Fault, FaultKind, MoreFaults, StorageFaults
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
     driver = cluster.driver
     if driver is None or not driver.alive or driver.over:
         return False
-    if isinstance(fault.kind, MoreFaults):
+    if isinstance(fault.kind, MoreFaults | StorageFaults):
         return _one_more(cluster, driver, fault, fault.kind)
     if fault.kind in _ON_SLOTS:
         return _on_slot(cluster, fault)
@@ -120,7 +120,24 @@ def _on_slot(cluster: Cluster, fault: Fault) -> bool:
     return True
 
 
-def _one_more(cluster: Cluster, driver: DriverProcess, fault: Fault, kind: MoreFaults) -> bool:
+def _on_storage(cluster: Cluster, fault: Fault, kind: StorageFaults) -> bool:
+    files, now_ms = cluster.storage.files, cluster.clock.now_ms
+    match kind:
+        case StorageFaults.FULL:
+            files.full_until_ms = now_ms + 2 * fault.pick
+        case StorageFaults.STALE:
+            files.stale_ms = 100 + 3 * fault.pick
+        case StorageFaults.CORRUPT:
+            cluster.clock.after(200 + fault.pick, cluster.world, files.repair)
+            return files.damage(fault.pick)
+        case _:
+            assert_never(kind)
+    return True
+
+
+def _one_more(cluster: Cluster, driver: DriverProcess, fault: Fault, kind: MoreFaults | StorageFaults) -> bool:
+    if isinstance(kind, StorageFaults):
+        return _on_storage(cluster, fault, kind)
     alive = [slot for slot in cluster.slots if slot.alive]
     if kind is MoreFaults.RESCALE_AT_CHECKPOINT:
         cluster.pending.at_checkpoints.append(msgspec.structs.replace(fault, kind=FaultKind.STOP))

@@ -72,6 +72,14 @@ class MoreFaults(Enum):
     RESCALE_AT_CHECKPOINT = "stop when the next checkpoint is complete"
 
 
+class StorageFaults(Enum):
+    """What can go wrong with the checkpoint location; drawn apart, as `MoreFaults` is."""
+
+    FULL = "no room in storage"
+    STALE = "listings show what was deleted"
+    CORRUPT = "a stored file is damaged, and put back later"
+
+
 class Fault(msgspec.Struct, frozen=True):
     """One fault.
 
@@ -88,7 +96,7 @@ class Fault(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
-    kind: FaultKind | MoreFaults
+    kind: FaultKind | MoreFaults | StorageFaults
     pick: int
     parallelism: int
 
@@ -217,6 +225,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_rows_in_time()
             ._with_generated_sources()
             ._with_more_faults()
+            ._with_storage_faults()
             ._with_time_for_barriers()
         )
 
@@ -377,6 +386,18 @@ class Scenario(msgspec.Struct, frozen=True):
         more = (
             Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
             for _ in range(draw.choice((1, 2, 3)))
+        )
+        return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
+
+    def _with_storage_faults(self) -> Scenario:
+        """Return the same with faults of the checkpoint location, if the seed wants them, and runs that read it."""
+        draw = random.Random(f"storage faults {self.seed}")
+        if not self.faults or draw.random() < 0.85:
+            return self
+        kinds = (*StorageFaults, FaultKind.CRASH_DRIVER, FaultKind.FAIL_SUBTASK)
+        more = (
+            Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
+            for _ in range(draw.choice((2, 3, 4)))
         )
         return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
 

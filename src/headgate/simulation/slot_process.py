@@ -64,13 +64,14 @@ class SlotProcess(SlotOfSubtasks):
             run=run, slot=slot, attempt=attempt, host=host, query_id="simulated", time_zone="UTC",
             checkpoint_location="",
         )  # fmt: skip
+        self.storage = SlotStorage(self, cluster.storage.files)
         self._services = self._open_services() if cluster.definition.graph.exchanges else {}
 
     def _open_services(self) -> dict[str, Any]:
         """Return what the subtasks share."""
         return {
             "plane": Plane(self.cluster.data, self, self.address),
-            "uploader": StateUploader(SlotStorage(self), f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
+            "uploader": StateUploader(self.storage, f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
             "recovery": partial(SteppedRecovery, self),
             "recovery_memory_bytes": self.cluster.scenario.recovery_bytes,
         }

@@ -11,11 +11,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from headgate.checkpoint.storage import CheckpointStorage
 from headgate.protocol.channels import Buffer
-from headgate.protocol.state import InlineState, StateHandle
+from headgate.protocol.state import FileState, StateHandle
 from headgate.runtime.recovery_thread import Disk, Recovery
+from headgate.simulation.stored_files import StoredFiles
 from headgate.task.channel_recovery import Begun, Event, RoomFound, RoomMissing
 
+_INLINE_BYTES = 200
+"""State up to this size stands in the manifest."""
 FAULT = "a fault"
 """How the error of a fault begins."""
 
@@ -59,26 +63,39 @@ class Uploads:
 
 
 class SlotStorage:
-    """The checkpoint location, as a slot sees it: all state stands in the manifest."""
+    """The checkpoint location, as a slot sees it: little state stands in the manifest."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, files: StoredFiles) -> None:
         self._machine = machine
+        self._files = files
+        self._storage = CheckpointStorage("checkpoints", files)
 
     def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
         """Make a chunk of keyed state durable."""
         self._fail_if(self._machine.upload_fails())
-        return InlineState(data)
+        return self._storage.write_shared(uid, chunk_id, data, min(inline_bytes, _INLINE_BYTES))
 
     def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
         """Make channel state durable."""
         self._fail_if(self._machine.upload_fails())
-        return InlineState(b"".join(data))
+        return self._storage.write_state(checkpoint_id, name, data, min(inline_bytes, _INLINE_BYTES))
 
     def open_state(self, handle: StateHandle) -> pa.NativeFile:
         """Open it again."""
         self._fail_if(self._machine.read_fails())
-        assert isinstance(handle, InlineState)
-        return pa.BufferReader(handle.data)
+        opened = self._storage.open_state(handle)
+        self._check_whole(handle)
+        return opened
+
+    def read_state(self, handle: FileState) -> bytes:
+        """Return it."""
+        data = self._storage.read_state(handle)
+        self._check_whole(handle)
+        return data
+
+    def _check_whole(self, handle: StateHandle) -> None:
+        is_damaged = isinstance(handle, FileState) and self._files.is_damaged(handle.path)
+        assert not is_damaged, f"corrupt: {handle} is restored though it is damaged"
 
     @staticmethod
     def _fail_if(fails: bool) -> None:

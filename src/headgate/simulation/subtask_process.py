@@ -22,7 +22,7 @@ from headgate.simulation.memory import check_memory
 from headgate.simulation.scripted_query import ScriptedWriter
 from headgate.simulation.scripted_reader import Restored, ScriptedReader
 from headgate.simulation.scripted_source import SPLITS, ScriptedSource
-from headgate.simulation.slot_services import FAULT
+from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
 from headgate.source import SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
@@ -40,6 +40,7 @@ class SlotOfSubtasks(Process):
     run: int
     slot: int
     attempt: int
+    storage: SlotStorage
     has_exited: bool
 
     def post(self, message: msg.FromSlot) -> None:
@@ -138,7 +139,7 @@ class SubtaskProcess:
         self.subtask = Subtask(
             cluster.definition, stage, place,
             SlotServices(work_ms=self._work_ms, wall_clock_ms=self.now_ms, **services),
-            self.mailbox, self.now_ms, self._post, self._on_ended, cluster.storage.read_state,
+            self.mailbox, self.now_ms, self._post, self._on_ended, slot.storage.read_state,
         )  # fmt: skip
         self.execution: Execution | None = None
         self._turn_ms: int | None = None  # when its next turn is
@@ -172,9 +173,13 @@ class SubtaskProcess:
         self.subtask.deliver(message)
 
     def _post(self, message: msg.FromSlot) -> None:
-        if isinstance(message, msg.SubtaskFailed) and not message.error.message.startswith(_EXPECTED):
+        if isinstance(message, msg.SubtaskFailed) and not self._is_expected(message.error):
             self._cluster.violated(message.error)
         self._slot.post(message)
+
+    def _is_expected(self, error: msg.ErrorReport) -> bool:
+        excused = self._cluster.storage.files.excuses(error.error_type, error.message)
+        return excused or error.message.startswith(_EXPECTED)
 
     def _on_ended(self, execution: int) -> None:
         self.execution = None

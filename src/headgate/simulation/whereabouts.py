@@ -14,7 +14,6 @@ import pyarrow as pa
 from headgate.checkpoint.channel_bytes import read_channel
 from headgate.checkpoint.manifest import Manifest
 from headgate.protocol.channels import ChannelId
-from headgate.protocol.state import InlineState
 from headgate.simulation.durable import Row, decode_committable
 from headgate.simulation.scripted_functions import HELD, Held
 from headgate.simulation.world import World
@@ -66,15 +65,14 @@ def _unpublished(cluster: World, manifest: Manifest) -> Iterator[Row]:
                 names.add(committable.name)
                 yield from committable.rows
     kinds = {uid: exchange.exchange_kind for uid, exchange in cluster.definition.graph.exchanges.items()}
+    files = cluster.storage.files
     for state in manifest.channels:
         if kinds[state.exchange] != "broadcast" or state.consumer == 0:  # only that one lets rows through
-            assert isinstance(state.handle, InlineState)
             channel = ChannelId(state.exchange, state.producer, state.consumer)
-            for batch in read_channel(pa.BufferReader(state.handle.data), channel, output=state.output):
+            for batch in read_channel(pa.BufferReader(files.written(state.handle)), channel, output=state.output):
                 for split_id, offset in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist()):
                     yield cluster.uid_of[split_id], split_id, offset
     for subtask in (each for stage in manifest.subtasks for each in stage if HELD in each.keyed):
         for chunk in subtask.keyed[HELD].chunks:
-            assert isinstance(chunk.handle, InlineState)
-            for row in Held.state.decode(chunk.handle.data)[0]:
+            for row in Held.state.decode(files.written(chunk.handle))[0]:
                 yield cluster.uid_of[row.split_id], row.split_id, row.offset

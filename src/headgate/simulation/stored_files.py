@@ -1,0 +1,137 @@
+"""The files of a checkpoint location, in memory: full at times, listed as they were a while ago, damaged.
+
+Never: lose what was written, or show a part of a file.
+
+The production `headgate.checkpoint.storage.CheckpointStorage` works on them. Listings may show what has been deleted
+meanwhile, as those of object stores and of mounted folders do; what is there they show.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+
+from headgate.checkpoint.file_store import FileStore
+from headgate.errors import CorruptStateError, StoredStateError
+from headgate.protocol.state import InlineState, StateHandle
+
+
+class StoredFiles(FileStore):
+    """All files there are.
+
+    Parameters
+    ----------
+    now_ms
+        Reads the cluster's clock.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__(None, "checkpoints")
+        self._now_ms = now_ms
+        self._files: dict[str, bytes] = {}
+        self._deleted: list[tuple[str, int]] = []  # what was, and when it was deleted
+        self._originals: dict[str, bytes] = {}  # of what is damaged
+        self.full_until_ms = 0
+        """Until when nothing can be written."""
+        self.stale_ms = 0
+        """How long listings show what was deleted."""
+        self._ever_damaged: set[str] = set()
+        self.refused = 0
+        """How often state was refused because it is damaged."""
+
+    # Faults.
+
+    def damage(self, pick: int) -> bool:
+        """Change a byte of a file of a checkpoint; return whether there was one."""
+        names = [name for name in self._files if not name.startswith(("checkpoints/runs/", "checkpoints/query"))]
+        if not names:
+            return False
+        # The newest are the ones that will be read.
+        name = names[-1 - pick % min(len(names), 12)]
+        data = self._originals.setdefault(name, self._files[name])
+        at = pick * 7919 % len(data)
+        self._files[name] = data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :]
+        self._ever_damaged.add(name)
+        return True
+
+    def repair(self) -> None:
+        """Put back what was damaged."""
+        self._files.update(self._originals)
+        self._originals.clear()
+
+    def calm_down(self) -> None:
+        """Let all be well from here on."""
+        self.full_until_ms = self.stale_ms = 0
+        self.repair()
+
+    def excuses(self, error_type: str, message: str) -> bool:
+        """Return whether what a fault did is the reason for an error."""
+        if error_type == CorruptStateError.__name__:
+            refused = any(path in message for path in self._ever_damaged)
+            self.refused += refused
+            return refused
+        return error_type == StoredStateError.__name__ and os.strerror(errno.ENOSPC) in message
+
+    def is_damaged(self, name: str) -> bool:
+        """Return whether a file is not what was written."""
+        return self.path(name) in self._originals
+
+    def written(self, handle: StateHandle) -> bytes:
+        """Return state as it was written, damaged since or not."""
+        if isinstance(handle, InlineState):
+            return handle.data
+        path = self.path(handle.path)
+        assert path in self._files, f"stored: a manifest names {path}, which is not there"
+        return self._originals.get(path) or self._files[path]
+
+    # Files.
+
+    def read(self, name: str, size_bytes: int | None = None) -> bytes:
+        """Return the content of a file, or only its beginning."""
+        data = self._files.get(self.path(name))
+        if data is None:
+            raise FileNotFoundError(name)
+        return data[:size_bytes]
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file, to be read from its beginning."""
+        return pa.BufferReader(self.read(name))
+
+    def names(self, folder: str = "", *, temporary: bool = False) -> list[str]:
+        """Return the names in a folder; what is no longer there, too, if listings are stale."""
+        prefix = self.path(folder).rstrip("/") + "/"
+        since_ms = self._now_ms() - self.stale_ms
+        known = [*self._files, *(path for path, at_ms in self._deleted if at_ms >= since_ms and self.stale_ms)]
+        return sorted({path.removeprefix(prefix).split("/")[0] for path in known if path.startswith(prefix)})
+
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Return the sizes of files in bytes; None for each that is missing."""
+        files = [self._files.get(self.path(name)) for name in names]
+        return [None if data is None else len(data) for data in files]
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete a folder with all that is in it."""
+        prefix = self.path(folder) + "/"
+        for path in [each for each in self._files if each.startswith(prefix)]:
+            self._delete(path)
+
+    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
+        data = b"".join(chunks)
+        if self._now_ms() < self.full_until_ms:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        self._files[path] = data
+        self._originals.pop(path, None)
+
+    def _write_if_absent(self, path: str, data: bytes) -> bool:
+        if path in self._files:
+            return False
+        self._write(path, data)
+        return True
+
+    def _delete(self, path: str) -> None:
+        if self._files.pop(path, None) is not None:
+            self._deleted.append((path, self._now_ms()))
+            self._originals.pop(path, None)

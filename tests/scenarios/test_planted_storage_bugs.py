@@ -1,0 +1,94 @@
+"""Bugs in what a checkpoint location holds, planted one at a time: some seed finds each.
+
+Files are damaged, listed when they are gone, or cannot be written. A bug is a subclass of production, in this file
+only.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from headgate.checkpoint.coordinator import StoredCheckpoints
+from headgate.checkpoint.storage import CheckpointStorage
+from headgate.errors import StoredStateError
+from headgate.protocol.state import FileState, StateHandle
+from headgate.simulation.running import simulate
+from headgate.simulation.scenario import Fault, FaultKind, Scenario, StorageFaults
+from tests.scenarios.planted import first_found
+
+
+def often(*kinds: FaultKind | StorageFaults) -> Callable[[Scenario], Scenario]:
+    """Return what adds faults of these kinds to a scenario."""
+
+    def changed(each: Scenario) -> Scenario:
+        draw = random.Random(f"{kinds} {each.seed}")
+        more = [
+            Fault(draw.randrange(200, 3000), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
+            for _ in range(8)
+        ]
+        return each.with_faults(tuple(sorted((*each.faults, *more), key=lambda fault: fault.at_ms)))
+
+    return changed
+
+
+def stateless(each: Scenario) -> bool:
+    return not each.is_keyed
+
+
+DAMAGED = often(StorageFaults.CORRUPT, FaultKind.FAIL_SUBTASK, FaultKind.CRASH_DRIVER)
+STALE = often(StorageFaults.STALE, FaultKind.CRASH_DRIVER, FaultKind.FAIL_COMMIT)
+FULL = often(StorageFaults.FULL, FaultKind.FAIL_SUBTASK)
+
+
+def test_without_a_bug_damaged_files_are_refused_and_the_query_goes_on_once_they_are_repaired() -> None:
+    refused = 0
+    for seed in range(20):
+        outcome, cluster = simulate(DAMAGED(Scenario.of(seed)))
+        assert outcome.error is None, f"seed {seed}: {outcome.error}"
+        refused += cluster.storage.files.refused
+    assert refused >= 5
+
+
+class TrustsFiles(CheckpointStorage):
+    """The sizes and checksums of state are not compared."""
+
+    def open_state(self, handle: StateHandle) -> pa.NativeFile:
+        return self.store.open(handle.path) if isinstance(handle, FileState) else super().open_state(handle)
+
+    def read_state(self, handle: StateHandle) -> bytes:
+        return self.store.read(handle.path) if isinstance(handle, FileState) else super().read_state(handle)
+
+
+def test_state_that_is_restored_from_a_damaged_file_is_found() -> None:
+    first_found("corrupt: ", 0, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
+
+
+class BelievesListings(CheckpointStorage):
+    """Each folder that is listed is taken for a checkpoint."""
+
+    def stored(self) -> StoredCheckpoints:
+        return StoredCheckpoints(tuple(self._ids()))
+
+
+def test_a_deleted_checkpoint_that_is_still_listed_and_restored_is_found() -> None:
+    """There is no state in files where nothing is keyed: only a stale listing shows such a folder."""
+    first_found("_metadata is missing", 3, {CheckpointStorage: BelievesListings}, of=stateless, change=STALE)
+
+
+class IgnoresFullDisks(CheckpointStorage):
+    """State that could not be written is acknowledged all the same."""
+
+    def _write_file(self, path: str, data: bytes | Iterator[bytes], inline_bytes: int) -> StateHandle:
+        whole = data if isinstance(data, bytes) else b"".join(data)
+        try:
+            return super()._write_file(path, whole, inline_bytes)
+        except StoredStateError:
+            return FileState(path, len(whole), zlib.crc32(whole))
+
+
+def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
+    first_found("which is not there", 5, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
