@@ -6,15 +6,13 @@ Never: lose the original: its text always travels, the object itself where it ca
 from __future__ import annotations
 
 import contextlib
-import pickle
 import traceback
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
-
 from headgate import errors
 from headgate.errors import HeadgateError, UserFunctionError, is_final
+from headgate.pickling import dumps, loads
 from headgate.protocol.messages import ErrorReport
 
 _MAX_PICKLED_BYTES = 1 << 20
@@ -27,8 +25,8 @@ def report_of(error: BaseException, **facts: Any) -> ErrorReport:
     original = error.__cause__ or error
     pickled: bytes | None = None
     with contextlib.suppress(Exception):
-        data: bytes = cloudpickle.dumps(original)
-        pickle.loads(data)  # an error that cannot be read again is worth nothing there
+        data = dumps(original)
+        loads(data)  # an error that cannot be read again is worth nothing there
         pickled = data if len(data) <= _MAX_PICKLED_BYTES else None
     if isinstance(error, HeadgateError):
         facts = {**facts, **{name: value for name, value in error.facts.items() if _is_plain(value)}}
@@ -53,7 +51,7 @@ def error_of(report: ErrorReport) -> HeadgateError:
     error: HeadgateError = kind(message, **report.facts)
     if report.pickled is not None:
         try:
-            cause = pickle.loads(report.pickled)
+            cause = loads(report.pickled)
         except Exception:  # its class is not known here; the text has everything
             return error
         if isinstance(cause, BaseException):

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import UnsupportedOperationError
+from headgate.pickling import dumps, loads
 from headgate.source.enumerator import Boundedness
 from headgate.source.source import PlanLimits, Source, SupportsBoundedPlans
 from headgate.testing.enumerator_harness import EnumeratorHarness, arrow_schema
@@ -82,9 +83,7 @@ def check_rows_and_splits_repeat(make_source: MakeSource, *, schema: pa.Schema |
 @_bounded_only
 def check_source_can_be_sent_to_readers(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
     """A source is pickled to every reader: the copy reads the same rows."""
-    from pyspark import cloudpickle
-
-    copy = cloudpickle.loads(cloudpickle.dumps(make_source()))  # type: ignore[no-untyped-call]
+    copy = loads(dumps(make_source()))
     assert_same_rows(_read(copy, schema), _read(make_source(), schema), "rows of the pickled source")
 
 

@@ -39,6 +39,7 @@ from headgate.operators.transform_with_state.state_rows import (
 )
 from headgate.operators.transform_with_state.stored_states import StoredStates
 from headgate.operators.transform_with_state.user_rows import Flavor, PandasFlavor, RowFlavor
+from headgate.pickling import dumps
 from headgate.protocol.operator_context import OperatorContext
 from headgate.source.event_time import UNITS_PER_SECOND, to_milliseconds
 from headgate.source.watermark import MIN_WATERMARK_MS, saturated_ms
@@ -476,10 +477,8 @@ def pickled(processor: StatefulProcessor) -> bytes:
     OptionError
         It cannot be.
     """
-    from pyspark import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]
+        return dumps(processor)
     except Exception as error:
         raise OptionError(
             f"transformWithState: {type(processor).__name__} cannot be sent to the slots: {error}. What "

@@ -24,12 +24,12 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import CorruptStateError, HeadgateError, OptionError, SinkError, UserFunctionError
+from headgate.pickling import dumps, loads
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.sink import Sink, SinkCommitter, SinkWriter
 from headgate.sink.writer_thread import WriterThread
 from headgate.source.serialization import VersionedSerializer
-from headgate.spark.continuous.pickling import dumps, loads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

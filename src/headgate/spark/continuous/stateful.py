@@ -29,7 +29,7 @@ from headgate.operators.transform_with_state.transform_with_state import (
 )
 from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark
-from headgate.spark.continuous.pickling import Copies
+from headgate.spark.continuous.copies import Copies
 from headgate.spark.continuous.settings import arrow_schema
 
 if TYPE_CHECKING:

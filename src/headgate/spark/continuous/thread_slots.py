@@ -14,11 +14,12 @@ from pyspark.core.broadcast import Broadcast
 from headgate.driver.slot_threads import SlotThreads
 from headgate.errors import DeploymentError
 from headgate.graph.stage_graph import QueryDefinition
+from headgate.pickling import dumps
 from headgate.protocol.messages import ErrorReport
 from headgate.runtime.process import SharedProcess
 from headgate.runtime.slot import SlotRuntime, SlotSettings
+from headgate.spark.continuous.copies import Copies
 from headgate.spark.continuous.job import session_end
-from headgate.spark.continuous.pickling import Copies, dumps
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,6 @@
-"""What users define, as pickles and back, in a process where their program runs.
+"""Copies of what users define: those of a slot in the driver's process are its own, as in a process of its own.
 
-Never: let that show in the program. cloudpickle recognises a class that this process defined or read before, and writes
-over it what the pickle has: attributes as they were then, methods with globals of their own.
+Never: let what becomes of a copy show in the user's program.
 """
 
 from __future__ import annotations
@@ -20,40 +19,6 @@ from pyspark.core.broadcast import Broadcast
 _cloudpickle: Any = cloudpickle.cloudpickle
 _CLASS_MAKERS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enum)
 """What cloudpickle makes a class with that cannot be imported; the last two arguments are its id, and nothing."""
-_one_at_a_time = threading.RLock()  # else one thread could get a class that another one has not filled yet
-
-
-def dumps(value: Any) -> bytes:
-    """Return the pickle of a value, with what cannot be imported."""
-    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
-
-
-def loads(data: bytes) -> Any:
-    """Return the value: of the classes that this process knows, which stay as they are. Any thread."""
-    with _one_at_a_time:
-        return _Unpickler(io.BytesIO(data), _KnownClasses().replacement).load()
-
-
-class _KnownClasses:
-    """Skips what a pickle has of classes that this process knows."""
-
-    def __init__(self) -> None:
-        self._known: set[type] = set()
-
-    def replacement(self, found: Any) -> Any:
-        if any(found is each for each in _CLASS_MAKERS):
-            return partial(self._make_class, found)
-        return self._fill_class if found is _cloudpickle._class_setstate else found
-
-    def _make_class(self, make: Callable[..., type], *arguments: Any) -> type:
-        is_known = arguments[-2] in _cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
-        made = make(*arguments)
-        if is_known:
-            self._known.add(made)
-        return made
-
-    def _fill_class(self, made: type, state: Any) -> type:
-        return made if made in self._known else cast(type, _cloudpickle._class_setstate(made, state))
 
 
 class Copies:
@@ -75,9 +40,10 @@ class Copies:
 
     def loads(self, data: bytes) -> Any:
         """Return the value. Any thread."""
-        return _Unpickler(io.BytesIO(data), self._replacement).load()
+        return _Unpickler(io.BytesIO(data), self).load()
 
-    def _replacement(self, found: Any) -> Any:
+    def replacement(self, found: Any) -> Any:
+        """Return what stands for a function that a pickle calls."""
         if any(found is each for each in _CLASS_MAKERS):
             return partial(self._make_class, found)
         return self._broadcast if found is broadcast._from_id else found
@@ -98,11 +64,9 @@ class Copies:
 
 
 class _Unpickler(pickle.Unpickler):
-    """``replacement`` returns what stands for a function that a pickle calls."""
-
-    def __init__(self, file: io.BytesIO, replacement: Callable[[Any], Any]) -> None:
+    def __init__(self, file: io.BytesIO, copies: Copies) -> None:
         super().__init__(file)
-        self._replacement = replacement
+        self._copies = copies
 
     def find_class(self, module: str, name: str, /) -> Any:
-        return self._replacement(super().find_class(module, name))
+        return self._copies.replacement(super().find_class(module, name))
