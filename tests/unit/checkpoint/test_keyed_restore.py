@@ -99,7 +99,7 @@ def test_channel_state_keeps_the_numbers_of_its_checkpoint() -> None:
 
 def test_rows_on_their_way_through_an_exchange_that_is_another_now_are_an_error() -> None:
     """Without such rows, as in a savepoint, it may be another."""
-    with pytest.raises(StoredStateError, match="'by-user' of the kind 'hash'; now it is of the kind 'broadcast'"):
+    with pytest.raises(StoredStateError, match="'by-user' of the kind 'hash', which is now of the kind 'broadcast'"):
         restore(manifest(2), plan(2, "broadcast"))
     restored = restore(manifest(2, channels=()), plan(2, "broadcast"))
     assert restored.exchanges == {"by-user": exchange("broadcast")}

@@ -37,5 +37,5 @@ def test_outside_of_spark_s_worker_nothing_is_written_exactly_once() -> None:
     """Without the end of Spark's rows, a part of a task could be committed; without a batch's number, one twice."""
     with pytest.raises(InternalError, match="must see the end of Spark's rows"):
         next(whole(iter([pa.record_batch({"value": ["a"]})])))
-    with pytest.raises(InternalError, match="no streaming query"):
+    with pytest.raises(InternalError, match="not part of a streaming query"):
         task_and_epoch()
