@@ -223,6 +223,7 @@ def test_shims_import_pyspark_and_headgate_only() -> None:
 def test_public_names_of_the_package() -> None:
     """A name that users may rely on appears or goes only together with this line."""
     assert sorted(headgate.__all__) == [
+        "ContinuousDataFrame",
         "ContinuousQuery",
         "ContinuousStream",
         "SimpleSource",

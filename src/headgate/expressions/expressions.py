@@ -30,6 +30,13 @@ class Name(msgspec.Struct, frozen=True):
     path: str
 
 
+class Bound(msgspec.Struct, frozen=True):
+    """A column of the input, by its place: what Spark's analyzer has resolved is not looked up by name again."""
+
+    index: int
+    name: str
+
+
 class Constant(msgspec.Struct, frozen=True):
     """A value and its type."""
 
@@ -60,7 +67,7 @@ class Branches(msgspec.Struct, frozen=True):
     otherwise: Node | None = None
 
 
-Node = Name | Constant | Call | CastTo | Branches
+Node = Name | Bound | Constant | Call | CastTo | Branches
 _INFIX = frozenset(("+", "-", "*", "/", "%", "=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or"))
 
 
@@ -96,6 +103,8 @@ class Column:
         node = self.node.argument if isinstance(self.node, CastTo) else self.node
         if isinstance(node, Name):
             return split_path(node.path)[-1]
+        if isinstance(node, Bound):
+            return node.name
         if isinstance(node, Call) and node.function == "getfield":
             return str(node.parameters["name"])
         return text_of(self.node)
@@ -330,6 +339,8 @@ def text_of(node: Node) -> str:
     match node:
         case Name(path=path):
             return path.replace("`", "")
+        case Bound(name=name):
+            return name
         case Constant(value=value):
             return "NULL" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         case CastTo(argument=argument, text=text):
@@ -363,6 +374,8 @@ def evaluate(node: Node, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
     match node:
         case Name(path=path):
             return _column(batch, path)
+        case Bound(index=index):
+            return batch.column(index)
         case Constant(value=value, kind=kind):
             if isinstance(value, datetime.datetime) and value.tzinfo is None:
                 return cast(pa.repeat(pa.scalar(value, kind), batch.num_rows), TIMESTAMP, time_zone)

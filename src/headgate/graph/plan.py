@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Name, index_of, split_path
+from headgate.expressions.expressions import Bound, Name, index_of, split_path
 from headgate.graph.stage_graph import OperatorNode, SourceDefinition, StageGraph
 from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
 from headgate.operators.operator import Operator
 from headgate.operators.project import Project
 from headgate.operators.union import Union
+from headgate.operators.with_watermark import WithWatermark
 from headgate.source import WatermarkStrategy
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -65,7 +66,7 @@ class PlanNode:
         OptionError
             The name cannot be part of a file's name.
         """
-        if _UID.fullmatch(name) is None:
+        if not can_be_named(name):
             raise OptionError(
                 f"The name {name!r} cannot be used: it must be 1 to 100 of a-z, A-Z, 0-9, '.', '_' and '-', "
                 "and begin with one of a-z, A-Z and 0-9.",
@@ -81,22 +82,28 @@ class PlanNode:
             yield from each.sources()
 
 
-def source_column(node: PlanNode, path: str) -> str | None:
-    """Return which column of its source is at a path, unchanged.
+def can_be_named(name: str) -> bool:
+    """Return whether a name can be part of a file's name, as `PlanNode.named` needs it."""
+    return _UID.fullmatch(name) is not None
+
+
+def source_column(node: PlanNode, index: int) -> str | None:
+    """Return which column of its source a column is, unchanged.
 
     None: it is a field of one, an operator made it, or there are two sources.
     """
-    column, *fields = split_path(path)
-    if fields:
-        return None
     match node.of:
         case SourceDefinition():
-            return str(node.schema.names[index_of(node.schema, column)])
+            return str(node.schema.names[index])
         case Filter():
-            return source_column(node.inputs[0], path)
+            return source_column(node.inputs[0], index)
         case Project() as project:
-            made_of = project.expression_of(column)
-            return source_column(node.inputs[0], made_of.path) if isinstance(made_of, Name) else None
+            match project.nodes[index]:
+                case Bound(index=before):
+                    return source_column(node.inputs[0], before)
+                case Name(path=path):
+                    column, *fields = split_path(path)
+                    return None if fields else source_column(node.inputs[0], index_of(node.inputs[0].schema, column))
     return None
 
 
@@ -113,6 +120,33 @@ def with_strategy(node: PlanNode, strategy_of: Callable[[SourceDefinition], Wate
         return made[each]
 
     return remade(node)
+
+
+def watermarked(node: PlanNode, index: int, delay_ms: int) -> PlanNode:
+    """Return rows whose event time is in a column: watermarks are so far below the highest of each split.
+
+    Idle time-outs and alignment stay those of the sources.
+
+    Raises
+    ------
+    OptionError
+        The column is no timestamp.
+    """
+    name = node.schema.names[index]
+    operator = WithWatermark(node.schema, name)
+    column = source_column(node, index)
+
+    def delayed(source: SourceDefinition) -> WatermarkStrategy:
+        before = source.watermark_strategy
+        return WatermarkStrategy(
+            event_time_column=column or name,
+            max_out_of_orderness_ms=delay_ms,
+            idle_timeout_ms=source.source.options["scan.watermark.idle-timeout"],
+            alignment=None if before is None else before.alignment,
+        )
+
+    made = with_strategy(node, delayed)
+    return made if column is not None else made.then(operator)
 
 
 def stage_graph(output: PlanNode) -> StageGraph:

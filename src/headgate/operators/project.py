@@ -51,6 +51,11 @@ class Project(Operator):
             [pa.field(name, type_in(node, schema, time_zone)) for name, node in zip(names, self._nodes)]
         )
 
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """What the columns of the output are made of."""
+        return self._nodes
+
     def expression_of(self, column: str) -> Node:
         """Return what a column of the output is made of."""
         return self._nodes[index_of(self.schema, column)]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate import functions
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Column, Constant, Name, Node, index_of, text_of
+from headgate.expressions.expressions import Bound, Column, Constant, Name, Node, index_of, split_path, text_of
 from headgate.graph.plan import PlanNode, source_column
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
@@ -161,7 +161,11 @@ class GroupedStream(Generic[Stream]):
                 option="groupBy", value=text_of(window.time),
             )  # fmt: skip
         node = self._node
-        column = source_column(node, window.time.path) if isinstance(window.time, Name) else None
+        column = None
+        if isinstance(window.time, Bound):
+            column = source_column(node, window.time.index)
+        elif isinstance(window.time, Name) and len(path := split_path(window.time.path)) == 1:
+            column = source_column(node, index_of(node.schema, path[0]))
         if column is None:
             return  # an operator made it; who made it knows
         while node.inputs:
@@ -285,6 +289,8 @@ class _Columns:
             name = self._schema.names[index_of(self._schema, node.path.replace("`", ""))]
             node = Name(f"`{name}`")
             free = name
+        elif isinstance(node, Bound):
+            free = self._schema.names[node.index]
         else:
             wanted = free = name or text_of(node)
             number = 1

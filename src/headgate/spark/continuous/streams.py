@@ -18,28 +18,24 @@ import pyarrow as pa
 from headgate.errors import OptionError
 from headgate.expressions.expressions import Column, Name, index_of
 from headgate.expressions.row_condition import condition_of
-from headgate.graph.plan import PlanNode, source_column, with_strategy
+from headgate.graph.plan import PlanNode, watermarked, with_strategy
 from headgate.graph.stage_graph import SourceDefinition
-from headgate.microbatch.watermark_options import strategy_of
 from headgate.operators.exchange import Exchange, Partition
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import ArrowFunction, MapInArrow
 from headgate.operators.project import Project
 from headgate.operators.union import Union
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
-from headgate.operators.with_watermark import WithWatermark
-from headgate.source import Boundedness, Source, WatermarkAlignment, WatermarkStrategy
-from headgate.source.options import Options
-from headgate.spark.continuous.formats import find_format
+from headgate.source import Boundedness, WatermarkAlignment, WatermarkStrategy
 from headgate.spark.continuous.grouped import GroupedStream
 from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.settings import (
     arrow_schema,
     interval_ms,
-    session_defaults,
     session_time_zone,
     set_option,
 )
+from headgate.spark.continuous.sources import source_node
 from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 if TYPE_CHECKING:
@@ -80,6 +76,17 @@ def continuous(spark: SparkSession, parallelism: int | None = None) -> Continuou
             "driver (spark-submit), or use spark.readStream.",
             option="spark", value=type(spark).__qualname__,
         )  # fmt: skip
+    return ContinuousStreams(spark, checked_parallelism(spark, parallelism))
+
+
+def checked_parallelism(spark: SparkSession, parallelism: int | None) -> int:
+    """Return how many slots a query has; None is Spark's default parallelism.
+
+    Raises
+    ------
+    OptionError
+        It is below 1.
+    """
     if parallelism is None:
         parallelism = spark.sparkContext.defaultParallelism
         _log.warning(
@@ -92,7 +99,7 @@ def continuous(spark: SparkSession, parallelism: int | None = None) -> Continuou
             f"The parallelism is {parallelism!r}; it must be a whole number from 1.",
             option="parallelism", value=parallelism,
         )  # fmt: skip
-    return ContinuousStreams(spark, parallelism)
+    return parallelism
 
 
 class ContinuousStreams:
@@ -181,8 +188,6 @@ class ContinuousStreamReader:
         UnsupportedOperationError
             The source cannot be read in this way.
         """
-        from headgate.microbatch.planner import check_supported
-
         if format is not None:
             self.format(format)
         if schema is not None:
@@ -192,13 +197,7 @@ class ContinuousStreamReader:
             set_option(self._options, *(("path", path) if isinstance(path, str) else ("paths", json.dumps(list(path)))))
         if self._format is None:
             raise OptionError("Name the source: readStream.format('headgate.kafka').", option="format", value=None)
-        found = find_format(self._spark, self._format)
-        source = found.make(found.with_defaults(self._options, session_defaults(self._spark)))
-        columns = self._schema if self._schema is not None else arrow_schema(source.schema())
-        boundedness = _boundedness_of(source.options, self._boundedness)
-        check_supported(source, boundedness, "a continuous query")
-        strategy = strategy_of(source.options, columns)
-        node = source_node(self._format, source, columns, boundedness, strategy)
+        node = source_node(self._spark, self._format, self._options, self._schema, self._boundedness)
         return ContinuousStream(self._spark, self._parallelism, node)
 
 
@@ -396,22 +395,8 @@ class ContinuousStream:
         delayThreshold
             Spark's interval, like ``"10 seconds"``; ``"0 seconds"`` for none.
         """
-        delay_ms = interval_ms("withWatermark", delayThreshold)
-        name = self.columns[index_of(self._node.schema, eventTime)]
-        operator = WithWatermark(self._node.schema, name)
-        column = source_column(self._node, f"`{name}`")
-
-        def delayed(source: SourceDefinition) -> WatermarkStrategy:
-            before = source.watermark_strategy
-            return WatermarkStrategy(
-                event_time_column=column or name,
-                max_out_of_orderness_ms=delay_ms,
-                idle_timeout_ms=source.source.options["scan.watermark.idle-timeout"],
-                alignment=None if before is None else before.alignment,
-            )
-
-        node = with_strategy(self._node, delayed)
-        return self._of(node if column is not None else node.then(operator))
+        index = index_of(self._node.schema, eventTime)
+        return self._of(watermarked(self._node, index, interval_ms("withWatermark", delayThreshold)))
 
     def withWatermarkAlignment(self, group: str, maxDrift: str, updateInterval: str = "1 second") -> ContinuousStream:
         """Read the splits of all sources of a group at about the same pace in event time.
@@ -465,31 +450,6 @@ class ContinuousStream:
 
     def _of(self, node: PlanNode) -> ContinuousStream:
         return ContinuousStream(self._spark, self._parallelism, node)
-
-
-def source_node(
-    name: str,
-    source: Source[Any, Any],
-    schema: pa.Schema,
-    boundedness: Boundedness,
-    strategy: WatermarkStrategy | None,
-) -> PlanNode:
-    """Return the node of a source, called after its format until its uid is known."""
-    return PlanNode(
-        of=SourceDefinition(
-            uid=name.lower().removeprefix("headgate."),
-            source=source,
-            schema=schema,
-            boundedness=boundedness,
-            watermark_strategy=strategy,
-        )
-    )
-
-
-def _boundedness_of(options: Options, default: Boundedness) -> Boundedness:
-    """Return how a source is read: an end that the user set is one, whatever the default."""
-    ends = any(name.lower().startswith("ending") and options.is_set(name) for name in options)
-    return Boundedness.BOUNDED if ends else default
 
 
 def _column(value: str | Column) -> Column:

@@ -1,0 +1,314 @@
+"""An expression of Spark's analyzer becomes one that Arrow evaluates, where its result is proven to be Spark's.
+
+Never: type, coerce or resolve anything: each expression has its type from Spark, and a kernel that gives another is not
+used. What no kernel is proven for goes to `evaluated_by_catalyst`, the one place for Spark's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.expressions.casts import cast
+from headgate.expressions.expressions import Bound, Branches, Call, CastTo, Constant, Node, evaluate
+from headgate.spark.analyzed.scala import (
+    JavaObject,
+    UnsupportedTypeError,
+    arrow_type,
+    class_of,
+    constant,
+    is_a,
+    items,
+    option,
+    same_type,
+)
+
+
+class NotOnArrowError(Exception):
+    """No kernel of ours is proven to give Spark's result; ``why`` continues "...cannot run ...: "."""
+
+    def __init__(self, expression: JavaObject, why: str) -> None:
+        super().__init__(why)
+        self.expression = expression
+        self.why = why
+
+
+Rule = Callable[["Expressions", Any], Node]
+RULES: dict[str, Rule] = {}
+"""How an expression is evaluated on Arrow, by the simple name of its class in Spark."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a rule for expressions of these classes."""
+
+    def enter(made: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, made))
+        return made
+
+    return enter
+
+
+def evaluated_by_catalyst(expression: JavaObject, why: NotOnArrowError) -> Node:
+    """Return the node that evaluates a whole expression in Spark's own code: not there yet.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        Always; it names the expression and the part of it that is not on Arrow.
+    """
+    whole, part = str(expression.sql()), str(why.expression.sql())
+    within = "" if whole == part else f" (in {whole})"
+    raise UnsupportedOperationError(
+        f"{part}{within} cannot run continuously: {why.why}. Compute it in a mapInArrow function, or run the program "
+        "with df.writeStream.",
+        operation=class_of(why.expression), expression=part,
+    )  # fmt: skip
+
+
+class Expressions:
+    """Translates the expressions over the columns of one input.
+
+    Parameters
+    ----------
+    schema
+        The columns.
+    places
+        By the id that Spark gives to an attribute: where it is among them.
+    time_zone
+        The session's.
+    known
+        Expressions whose value is in a column already.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        places: Mapping[int, int],
+        time_zone: str,
+        known: Sequence[tuple[Any, Bound]] = (),
+    ) -> None:
+        self.time_zone = time_zone
+        self._schema = schema
+        self._places = places
+        self._known = known
+        self._common: dict[int, Node] = {}
+
+    def compiled(self, expression: JavaObject) -> Node:
+        """Return the node of a whole expression.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            It cannot be evaluated.
+        """
+        try:
+            return self.node(expression)
+        except NotOnArrowError as error:
+            why = error
+        return evaluated_by_catalyst(expression, why)
+
+    def node(self, expression: JavaObject) -> Node:
+        """Return the node of an expression or a part of one.
+
+        Raises
+        ------
+        NotOnArrowError
+            No kernel is proven to give Spark's result.
+        """
+        for known, bound in self._known:
+            if expression.semanticEquals(known):
+                return bound
+        name = class_of(expression)
+        if name in RULES:
+            return RULES[name](self, expression)
+        if is_a(expression, "RuntimeReplaceable"):
+            return self.node(expression.replacement())
+        raise NotOnArrowError(expression, f"{name} has no Arrow kernel that is proven to give Spark's result")
+
+    def kind(self, expression: JavaObject) -> pa.DataType:
+        """Return the type that Spark gives to an expression."""
+        try:
+            return arrow_type(expression.dataType())
+        except UnsupportedTypeError as error:
+            raise NotOnArrowError(expression, f"it has {error}") from error
+
+    def column(self, attribute: JavaObject) -> Bound:
+        """Return the column of an attribute."""
+        number = attribute.exprId().id()
+        if number not in self._places:
+            raise NotOnArrowError(attribute, "it is no column of the rows here; windows are there to be grouped by")
+        index = self._places[number]
+        return Bound(index, self._schema.names[index])
+
+    def call(self, expression: JavaObject, kernel: str, *arguments: JavaObject, **parameters: Any) -> Node:
+        """Return a call of a kernel over other expressions, if it gives the type that Spark says."""
+        nodes = [self.node(each) for each in arguments]
+        kinds = [self.kind(each) for each in arguments]
+        return self.checked(expression, lambda given: Call(kernel, tuple(given), parameters), nodes, kinds)
+
+    def checked(
+        self,
+        expression: JavaObject,
+        make: Callable[[Sequence[Node]], Node],
+        nodes: Sequence[Node],
+        kinds: Sequence[pa.DataType],
+    ) -> Node:
+        """Return what is made of other nodes, if over their types it gives the one that Spark says."""
+        schema = pa.schema([pa.field(str(index), kind) for index, kind in enumerate(kinds)])
+        trial = make([Bound(index, name) for index, name in enumerate(schema.names)])
+        nothing = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in kinds], schema=schema)
+        try:
+            found = evaluate(trial, nothing, self.time_zone).type
+        except (OptionError, pa.ArrowException) as error:
+            raise NotOnArrowError(expression, f"its Arrow kernel cannot take {', '.join(map(str, kinds))}") from error
+        if not same_type(found, self.kind(expression)):
+            raise NotOnArrowError(expression, f"its Arrow kernel gives {found}, Spark {self.kind(expression)}")
+        return make(nodes)
+
+    def fixed(self, expression: JavaObject) -> Any:
+        """Return the value of an argument that is the same for all rows."""
+        node = self.node(expression)
+        if not isinstance(node, Constant):
+            raise NotOnArrowError(expression, "this argument's Arrow kernel takes a constant only")
+        return node.value
+
+    def common(self, definition: JavaObject) -> Node:
+        """Return the expression of a common one, which Spark evaluates once."""
+        number = definition.id().id()
+        if number not in self._common:
+            self._common[number] = self.node(definition.child())
+        return self._common[number]
+
+    def refer(self, reference: JavaObject) -> Node:
+        """Return the common expression that is referred to."""
+        return self._common[reference.id().id()]
+
+    def check_zone(self, expression: JavaObject) -> None:
+        """Check that an expression was resolved with the time zone that the query runs in."""
+        zone = option(expression.timeZoneId())
+        if zone is not None and zone != self.time_zone:
+            raise NotOnArrowError(
+                expression, f"it is of the time zone {zone}, and the session's is now {self.time_zone}"
+            )
+
+
+def cannot_fail(node: Node) -> bool:
+    """Return whether a node has a value for every row, so that nothing changes if it is evaluated needlessly."""
+    match node:
+        case Bound() | Constant():
+            return True
+        case Call(function=function, arguments=arguments):
+            return function in _NEVER_FAILING and all(map(cannot_fail, arguments))
+        case Branches(branches=branches, otherwise=otherwise):
+            parts = [part for branch in branches for part in branch] + ([] if otherwise is None else [otherwise])
+            return all(map(cannot_fail, parts))
+    return False
+
+
+_NEVER_FAILING = frozenset(
+    ("=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or", "not", "isnull", "isnotnull", "isnan", "in", "getfield",
+     "upper", "lower", "length", "concat", "contains", "startswith", "endswith", "like", "coalesce")
+)  # fmt: skip
+
+
+def folded(node: CastTo, time_zone: str) -> Node:
+    """Return a cast of a constant as a constant; one that fails does so when a row needs it, as in Spark."""
+    if not isinstance(node.argument, Constant):
+        return node
+    given = pa.array([node.argument.value], node.argument.kind)
+    try:
+        made = cast(given, node.kind, time_zone)
+    except (pa.ArrowException, OptionError):
+        return node
+    if pa.types.is_timestamp(node.kind):
+        made = made.cast(pa.int64())
+    elif pa.types.is_date(node.kind):
+        made = made.cast(pa.int32())
+    return Constant(made[0].as_py(), node.kind)
+
+
+# What every program has.
+
+
+@rule("AttributeReference")
+def _attribute(own: Expressions, expression: Any) -> Node:
+    return own.column(expression)
+
+
+@rule("Alias", "KnownNullable", "KnownNotNull")
+def _same(own: Expressions, expression: Any) -> Node:
+    return own.node(expression.child())
+
+
+@rule("Literal")
+def _literal(own: Expressions, expression: Any) -> Node:
+    kind = own.kind(expression)
+    try:
+        return Constant(constant(expression.value(), kind), kind)
+    except UnsupportedTypeError as error:
+        raise NotOnArrowError(expression, f"it is {error}") from error
+
+
+@rule("With")
+def _with(own: Expressions, expression: Any) -> Node:
+    for each in items(expression.defs()):
+        own.common(each)
+    return own.node(expression.child())
+
+
+@rule("CommonExpressionRef")
+def _reference(own: Expressions, expression: Any) -> Node:
+    return own.refer(expression)
+
+
+# Conditions.
+
+
+@rule("CaseWhen", "If", "NullIfResult", "Coalesce")
+def _branches(own: Expressions, expression: Any) -> Node:
+    given = list(items(expression.children()))
+    nodes, kinds = [own.node(each) for each in given], [own.kind(each) for each in given]
+    name = class_of(expression)
+    if name == "Coalesce":
+        if all(map(cannot_fail, nodes[1:])):
+            return own.call(expression, "coalesce", *given)
+        made = _first_valid
+    elif name == "NullIfResult":
+        made = _null_if
+    else:
+        made = _cases
+    return own.checked(expression, made, nodes, kinds)
+
+
+def _cases(given: Sequence[Node]) -> Node:
+    pairs = tuple(zip(given[0::2], given[1::2]))
+    return Branches(pairs, given[-1] if len(given) % 2 else None)
+
+
+def _null_if(given: Sequence[Node]) -> Node:
+    return Branches(((given[0], Constant(None, pa.null())),), given[1])
+
+
+def _first_valid(given: Sequence[Node]) -> Node:
+    """Return a ``coalesce`` that evaluates no argument after the first that is not null, as Spark's."""
+    return Branches(tuple((Call("isnotnull", (each,)), each) for each in given[:-1]), given[-1])
+
+
+@rule("Or")
+def _or(own: Expressions, expression: Any) -> Node:
+    left, right = own.node(expression.left()), own.node(expression.right())
+    if cannot_fail(right):
+        return Call("or", (left, right))
+    # Only `and` leaves out rows that the first side has decided already.
+    return Call("not", (Call("and", (Call("not", (left,)), Call("not", (right,)))),))
+
+
+@rule("In")
+def _in(own: Expressions, expression: Any) -> Node:
+    value, *choices = items(expression.children())
+    for each in choices:
+        own.fixed(each)
+    return own.call(expression, "in", value, *choices)

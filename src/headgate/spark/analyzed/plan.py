@@ -1,0 +1,277 @@
+"""A logical plan of Spark's analyzer becomes a plan of Headgate's, node by node.
+
+Never: run anything, or guess: a node that is not in `_NODES` is an `UnsupportedOperationError` with its name.
+
+    Spark                                        Headgate
+    -------------------------------------------  ----------------------------------------------------------------
+    StreamingRelationV2, DataSourceV2Relation    the source, by the name and the options that are in the node
+    Project, Filter                              the operators of these names; a projection that changes nothing: none
+    Expand of a sliding window, Aggregate        `headgate.spark.analyzed.aggregates`
+    SubqueryAlias                                the uid of the source or operator right below, unless it has one
+    View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
+    Union                                        a union
+    EventTimeWatermark                           the watermark strategy of the sources
+    Repartition, RepartitionByExpression         exchanges
+    MapInArrow                                   the function, as it was pickled for Spark
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from headgate.errors import UnsupportedOperationError
+from headgate.expressions.expressions import Bound, Column
+from headgate.graph.plan import PlanNode, can_be_named
+from headgate.graph.stage_graph import SourceDefinition
+from headgate.operators.filter import Filter
+from headgate.operators.project import Project
+from headgate.source import Boundedness
+from headgate.spark.analyzed.expressions import NotOnArrowError, evaluated_by_catalyst
+from headgate.spark.analyzed.rows import Columns, Rows
+from headgate.spark.analyzed.scala import JavaObject, class_of, items
+from headgate.spark.analyzed.windows import window_of
+from headgate.spark.continuous.settings import arrow_schema, session_time_zone
+from headgate.spark.continuous.sources import source_node
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def plan_of(frame: DataFrame) -> PlanNode:
+    """Return the plan of a DataFrame's program.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        It has something that cannot run continuously; the error names it.
+    OptionError
+        A source or an option is wrong, or two columns of the output have the same name.
+    """
+    analyzed = frame._jdf.queryExecution().analyzed()
+    rows = Translation(frame.sparkSession, streaming=analyzed.isStreaming()).rows(analyzed)
+    output = list(items(analyzed.output()))
+    windows = [each for each in output if each.exprId().id() in rows.windows]
+    if windows:
+        raise unsupported(analyzed, f"the window {windows[0].sql()} is not grouped by")
+    return read_once(_named(rows, output))
+
+
+def _named(rows: Rows, output: list[JavaObject]) -> PlanNode:
+    """Return rows with the columns of a node of Spark's, in its order and by its names."""
+    names = [str(each.name()) for each in output]
+    places = [rows.places[each.exprId().id()] for each in output]
+    if names == rows.node.schema.names and places == list(range(len(names))):
+        return rows.node
+    columns = [Column(Bound(place, name), name) for place, name in zip(places, names)]
+    return rows.node.then(Project(rows.node.schema, columns, rows.time_zone))
+
+
+def unsupported(node: JavaObject, why: str) -> UnsupportedOperationError:
+    """Return the error for a node that cannot run continuously."""
+    name = class_of(node)
+    return UnsupportedOperationError(
+        f"{name} cannot run continuously: {why}. The node is: {str(node.simpleString(25))[:300]}. Run the program with "
+        "df.writeStream, or without it.",
+        operation=name,
+    )
+
+
+def read_once(output: PlanNode) -> PlanNode:
+    """Return a plan in which each source stands once: a DataFrame that is used twice is read once.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        It would be read with two different watermarks.
+    """
+    sources: dict[int, PlanNode] = {}
+    made: dict[PlanNode, PlanNode] = {}
+
+    def merged(node: PlanNode) -> PlanNode:
+        if node not in made:
+            if isinstance(node.of, SourceDefinition):
+                made[node] = _one_source(sources, node, node.of)
+            else:
+                made[node] = replace(node, inputs=tuple(map(merged, node.inputs)))
+        return made[node]
+
+    merged(output)  # finds all names of a source
+    made.clear()
+    return merged(output)
+
+
+def _one_source(sources: dict[int, PlanNode], node: PlanNode, definition: SourceDefinition) -> PlanNode:
+    known = sources.setdefault(id(definition.source), node)
+    assert isinstance(known.of, SourceDefinition)
+    if known.of.watermark_strategy != definition.watermark_strategy:
+        raise UnsupportedOperationError(
+            f"The source {known.name or definition.uid!r} is read once, and its rows are used with different "
+            "watermarks. Call withWatermark once, before the DataFrame is used twice, or load it twice.",
+            operation="withWatermark", source=definition.uid,
+        )  # fmt: skip
+    if known.name is None and node.name is not None:
+        known = sources[id(definition.source)] = node
+    return known
+
+
+class Translation:
+    """Translates the nodes of one plan.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    streaming
+        Whether one of its sources is read for ever.
+    """
+
+    def __init__(self, spark: SparkSession, *, streaming: bool) -> None:
+        self.spark = spark
+        self.time_zone = session_time_zone(spark)
+        self._boundedness = Boundedness.CONTINUOUS_UNBOUNDED if streaming else Boundedness.BOUNDED
+        self._streaming = streaming
+        self._relations: dict[tuple[int, ...], PlanNode] = {}
+        self._definitions: dict[int, tuple[Rows, list[int]]] = {}
+        self._names: dict[str, int] = {}
+
+    def rows(self, node: JavaObject) -> Rows:
+        """Return what a node has become.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            It cannot run continuously.
+        """
+        make = _NODES.get(class_of(node))
+        if make is None:
+            raise unsupported(node, "it is not supported yet")
+        return make(self, node)
+
+    def source(self, node: JavaObject, name: str, options: dict[str, str]) -> Rows:
+        """Return the rows of a source; of one that is there already, those."""
+        ids = _ids(node)
+        if ids not in self._relations:
+            schema = arrow_schema(_schema(node))
+            self._relations[ids] = source_node(self.spark, name, options, schema, self._boundedness)
+        places = {number: place for place, number in enumerate(ids)}
+        return Rows(node=self._relations[ids], places=places, windows={}, time_zone=self.time_zone)
+
+    def named(self, rows: Rows, name: str) -> Rows:
+        """Return rows whose source or operator has a name, unless it has one or the name is another's already."""
+        node = rows.node
+        which = id(node.of.source) if isinstance(node.of, SourceDefinition) else id(node.of)
+        if node.name is not None or not can_be_named(name) or self._names.setdefault(name, which) != which:
+            return rows
+        return replace(rows, node=node.named(name))
+
+    def defined(self, number: int, node: JavaObject) -> None:
+        """Note what a common table expression stands for."""
+        self._definitions[number] = self.rows(node), list(_ids(node))
+
+    def referred(self, number: int, node: JavaObject) -> Rows:
+        """Return the rows of a common table expression, under the ids that its reference has."""
+        rows, ids = self._definitions[number]
+        again = dict(zip(ids, _ids(node)))
+        return replace(
+            rows,
+            places={again[each]: place for each, place in rows.places.items() if each in again},
+            windows={again[each]: window for each, window in rows.windows.items() if each in again},
+        )
+
+    def only_batch(self, node: JavaObject) -> None:
+        """Refuse a relation that ends in a query that does not."""
+        if self._streaming:
+            raise unsupported(node, "rows that end beside a stream that does not are not supported yet")
+
+
+def _ids(node: JavaObject) -> tuple[int, ...]:
+    return tuple(each.exprId().id() for each in items(node.output()))
+
+
+def _schema(node: JavaObject) -> Any:
+    import json
+
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(node.schema().json()))
+
+
+# The nodes.
+
+
+def _streaming_relation(own: Translation, node: Any) -> Rows:
+    return own.source(node, str(node.sourceName()), dict(node.extraOptions().asCaseSensitiveMap()))
+
+
+def _batch_relation(own: Translation, node: Any) -> Rows:
+    own.only_batch(node)
+    if class_of(node.table()) != "PythonTable":
+        raise unsupported(node, "it is read by Spark itself")
+    return own.source(node, str(node.table().name()), dict(node.options().asCaseSensitiveMap()))
+
+
+def _project(own: Translation, node: Any) -> Rows:
+    return project(own.rows(node.child()), list(items(node.projectList())))
+
+
+def project(before: Rows, named: list[JavaObject]) -> Rows:
+    """Return rows with the columns of named expressions."""
+    expressions, columns = before.expressions(), Columns()
+    places, windows = {}, {}
+    for each in named:
+        number = each.exprId().id()
+        try:
+            window = window_of(expressions, each)
+        except NotOnArrowError as why:
+            evaluated_by_catalyst(each, why)
+        value = each.child() if class_of(each) == "Alias" else each
+        if window is None and class_of(value) == "AttributeReference":
+            window = before.windows.get(value.exprId().id())
+        if window is not None:
+            windows[number] = window
+        else:
+            places[number] = columns.add(expressions.compiled(each), str(each.name()))
+    windows = {number: columns.window(each) for number, each in windows.items()}
+    return replace(before, node=before.projected(columns.made), places=places, windows=windows)
+
+
+def _filter(own: Translation, node: Any) -> Rows:
+    child = node.child()
+    if class_of(child) == "Expand":  # of windows: the filter is the analyzer's, for rows that are in fewer of them
+        return own.rows(child)
+    before = own.rows(child)
+    condition = before.expressions().compiled(node.condition())
+    return before.then(Filter(before.node.schema, Column(condition), before.time_zone))
+
+
+def _alias(own: Translation, node: Any) -> Rows:
+    return own.named(own.rows(node.child()), str(node.alias()))
+
+
+def _child(own: Translation, node: Any) -> Rows:
+    return own.rows(node.child())
+
+
+def _with_definitions(own: Translation, node: Any) -> Rows:
+    for each in items(node.cteDefs()):
+        own.defined(each.id(), each.child())
+    return own.rows(node.plan())
+
+
+def _reference(own: Translation, node: Any) -> Rows:
+    return own.referred(node.cteId(), node)
+
+
+_NODES: dict[str, Callable[[Translation, Any], Rows]] = {
+    "StreamingRelationV2": _streaming_relation,
+    "DataSourceV2Relation": _batch_relation,
+    "Project": _project,
+    "Filter": _filter,
+    "SubqueryAlias": _alias,
+    "View": _child,
+    "ResolvedHint": _child,
+    "WithCTE": _with_definitions,
+    "CTERelationRef": _reference,
+}

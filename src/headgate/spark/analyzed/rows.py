@@ -1,0 +1,96 @@
+"""What a node of Spark's plan has become: rows of ours, and where its attributes are among their columns.
+
+Never: find a column by its name: two of one name are different attributes, which have different ids.
+
+A window that rows are grouped by is no column yet: it is kept as the column of its time, and what windows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+import headgate.spark.analyzed.rules  # noqa: F401  # enters its rules
+from headgate.expressions.expressions import Bound, Column
+from headgate.graph.plan import PlanNode
+from headgate.operators.project import Project
+from headgate.operators.windows.assigner import SessionWindow, TimeWindow
+from headgate.spark.analyzed.expressions import Expressions
+
+Window = TimeWindow | SessionWindow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows on their way.
+
+    Parameters
+    ----------
+    node
+        Where they come from, in the plan of ours.
+    places
+        By the id of an attribute: its column, by number.
+    windows
+        By the id of an attribute: the windows that it stands for, whose time is a `Bound` column.
+    time_zone
+        The session's.
+    """
+
+    node: PlanNode
+    places: dict[int, int]
+    windows: dict[int, Window]
+    time_zone: str
+
+    def expressions(self, known: Sequence[tuple[Any, Bound]] = ()) -> Expressions:
+        """Return what translates expressions over these rows."""
+        return Expressions(self.node.schema, self.places, self.time_zone, known)
+
+    def then(self, operator: Any) -> Rows:
+        """Return these rows after an operator that leaves the columns as they are."""
+        return replace(self, node=self.node.then(operator))
+
+    def all(self) -> list[Column]:
+        """Return all columns."""
+        return [Column(Bound(index, name)) for index, name in enumerate(self.node.schema.names)]
+
+    def projected(self, columns: Sequence[Column]) -> PlanNode:
+        """Return the node of other columns; of these as they are, their own."""
+        if [each.node for each in columns] == [each.node for each in self.all()]:
+            return self.node
+        return self.node.then(Project(self.node.schema, columns, self.time_zone))
+
+
+class Columns:
+    """Columns that are made, each under a name that no other of them has."""
+
+    def __init__(self) -> None:
+        self.made: list[Column] = []
+        self._taken: set[str] = set()
+
+    def add(self, node: Any, name: str) -> int:
+        """Add a column and return its number."""
+        free, number = name, 1
+        while free.lower() in self._taken:
+            number += 1
+            free = f"{name} {number}"
+        self._taken.add(free.lower())
+        self.made.append(Column(node, free))
+        return len(self.made) - 1
+
+    def place(self, node: Any, name: str) -> int:
+        """Return the number of a column with the value of a node, which is added if there is none."""
+        for index, each in enumerate(self.made):
+            if each.node == node:
+                return index
+        return self.add(node, name)
+
+    def window(self, window: Window) -> Window:
+        """Return windows whose time is among these columns, as they are of the columns before."""
+        return msgspec.structs.replace(window, time=self._bound(window.time))
+
+    def _bound(self, time: Any) -> Bound:
+        index = self.place(time, "event time")
+        return Bound(index, self.made[index].name_in_output)

@@ -1,0 +1,104 @@
+"""What Spark's Scala objects look like from Python: sequences, classes, types, constants.
+
+Never: interpret an expression or a plan.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    pass
+
+
+JavaObject = Any
+"""An object of Spark's, whose methods py4j calls."""
+
+
+class UnsupportedTypeError(Exception):
+    """A type that Arrow columns of ours do not have; the message says which."""
+
+
+def items(collection: Any) -> Iterator[Any]:
+    """Yield the items of a Scala collection."""
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def class_of(instance: JavaObject) -> str:
+    """Return the simple name of a class, which is what Spark calls the node or the expression."""
+    return str(instance.getClass().getSimpleName()).removesuffix("$")
+
+
+def is_a(instance: JavaObject, trait: str) -> bool:
+    """Return whether an expression of Spark's is of a class or trait, given by its simple name."""
+    return _is_a(instance.getClass(), trait)
+
+
+def _is_a(java_class: JavaObject | None, trait: str) -> bool:
+    while java_class is not None:
+        if java_class.getSimpleName() == trait or any(_is_a(each, trait) for each in java_class.getInterfaces()):
+            return True
+        java_class = java_class.getSuperclass()
+    return False
+
+
+def option(value: JavaObject) -> Any:
+    """Return what a Scala ``Option`` holds; None: nothing."""
+    return value.get() if value.isDefined() else None
+
+
+def arrow_type(data_type: JavaObject) -> pa.DataType:
+    """Return a type of Spark's as Arrow's: timestamps in microseconds, UTC, and everything nullable.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        There is none, or its values do not compare as Arrow's do.
+    """
+    return _arrow_type(data_type.json(), data_type.catalogString())
+
+
+@cache
+def _arrow_type(json: str, text: str) -> pa.DataType:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
+
+    if "collate" in text:
+        raise UnsupportedTypeError(f"the type {text}, whose texts do not compare byte by byte")
+    if "interval" in text or "variant" in text or "time(" in text:
+        raise UnsupportedTypeError(f"the type {text}")
+    try:
+        nullable = StructType([StructField("column", _parse_datatype_json_string(json))]).toNullable()
+        return to_arrow_type(nullable["column"].dataType, timezone="UTC")
+    except (PySparkException, ValueError) as error:
+        raise UnsupportedTypeError(f"the type {text}") from error
+
+
+def constant(value: Any, kind: pa.DataType) -> Any:
+    """Return the value of a literal in a form of which Arrow makes a scalar; moments and days are numbers.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        It is not a simple value.
+    """
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if pa.types.is_string(kind):
+        return str(value.toString())
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal(value.toString())
+    raise UnsupportedTypeError(f"a constant of the type {kind}")
+
+
+def same_type(left: pa.DataType, right: pa.DataType) -> bool:
+    """Return whether two types are the same but for what may be null in them."""
+    return left == right or str(left).replace(" not null", "") == str(right).replace(" not null", "")
