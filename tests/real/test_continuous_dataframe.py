@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
+from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.source import Boundedness, WatermarkStrategy
 from tests.real.running_queries import PATIENCE_S, stop_all
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -72,3 +78,192 @@ def test_a_filter_and_columns_of_all_kinds(spark: SparkSession) -> None:
 def test_a_batch_program_ends(spark: SparkSession) -> None:
     frame = generated(spark.read).where(F.col("k") == 3).drop("name")
     assert in_order(finished(frame).table().to_pylist()) == in_order(frame.toArrow().to_pylist())
+
+
+def test_sql_over_a_view_with_common_table_expressions(spark: SparkSession) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        rows.createOrReplaceTempView("rides")
+        return spark.sql(
+            """WITH large AS (SELECT k AS city, n, length(name) AS long FROM rides WHERE n >= 500)
+               SELECT city, n, CASE WHEN n > 900 THEN 'big' ELSE 'small' END AS size FROM large WHERE long % 2 = 0
+               UNION ALL SELECT city, -n, 'odd' FROM large WHERE long % 2 = 1
+               UNION ALL SELECT k, n, concat('few ', cast(n AS string)) FROM rides WHERE n < 10 AND k IN (1, 2, 3)"""
+        )
+
+    query = check(spark, program)
+    assert query.status["sources"].keys() == {"rides"}, "the view's name is the uid, and it is read once"
+
+
+def test_two_columns_of_one_name_are_two(spark: SparkSession) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        both = rows.select(rows.k.alias("x"), rows.n.alias("x"), "name")
+        return both.filter(F.length("name") > 3).toDF("k", "n", "name").where("k < 5 and n > 300").drop("name")
+
+    check(spark, program)
+
+
+def test_a_union_of_two_sources_and_of_one_with_itself(spark: SparkSession) -> None:
+    first = generated(spark.readStream).alias("first")
+    second = generated(spark.readStream, rows=500, seed=7).alias("second").withColumn("n", F.col("n") + 1000)
+    query = finished(first.select("n").union(second.select("n")).union(first.select(-F.col("n"))))
+    one = [row.n for row in generated(spark.read).collect()]
+    other = [row.n + 1000 for row in generated(spark.read, rows=500, seed=7).collect()]
+    assert sorted(query.table()["n"].to_pylist()) == sorted([*one, *other, *(-n for n in one)])
+    assert query.status["sources"].keys() == {"first", "second"}
+
+
+WINDOWS = {
+    "tumbling": lambda: F.window("at", "500 milliseconds"),
+    "sliding": lambda: F.window("at", "600 milliseconds", "200 milliseconds"),
+    "sliding, of no whole number of slides": lambda: F.window("at", "500 milliseconds", "200 milliseconds"),
+    "begun later": lambda: F.window("at", "500 milliseconds", startTime="130 milliseconds"),
+    "sessions": lambda: F.session_window("at", "5 milliseconds"),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(spark: SparkSession, name: str) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        return (
+            rows.withWatermark("at", "100 milliseconds")
+            .groupBy(WINDOWS[name](), F.when(F.col("k") < 5, "low").otherwise("high").alias("half"))
+            .agg(F.sum("n").alias("n"), F.count("*").alias("rows"), (F.sum("n") / F.count("n")).alias("mean"))
+        )
+
+    query = check(spark, program)
+    assert query.status["sources"].keys() == {"datagen"}
+
+
+def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        rows.withWatermark("at", "1 second").createOrReplaceTempView("rides")
+        return spark.sql(
+            """SELECT k % 3 AS third, window.start AS start, max(n) - min(n) AS spread, avg(n) AS mean,
+                      count(*) AS rows,
+                      count(if(n > 500, n, NULL)) AS large, sum(n) FILTER (WHERE n < 100) AS small,
+                      count(*) FILTER (WHERE n < 100) AS few, bool_and(n < 990) AS below, count_if(n = 7) AS sevens,
+                      sum(cast(n AS decimal(10, 2))) AS price, max(name) AS last
+               FROM rides GROUP BY window(at, '1 second'), k % 3 HAVING count(*) > 10"""
+        )
+
+    check(spark, program)
+
+
+def test_a_renamed_window_of_a_computed_time_without_a_key(spark: SparkSession) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        timed = rows.withWatermark("at", "1 second").withColumn("event", F.timestamp_millis(F.unix_millis("at")))
+        return timed.select(F.window("event", "250 milliseconds").alias("w"), "n").groupBy("w").agg(F.max("n"))
+
+    check(spark, program)
+
+
+def test_updates_of_windows(spark: SparkSession) -> None:
+    rows = generated(spark.readStream).withWatermark("at", "1 second")
+    counted = rows.groupBy(F.window("at", "1 second").alias("w"), "k").count()
+    found: dict[tuple[Any, int], int] = {}
+    for row in finished(counted, mode="update").table().to_pylist():
+        found[row["w"]["start"], row["k"]] = row["count"]
+    expected = generated(spark.read).groupBy(F.window("at", "1 second").alias("w"), "k").count()
+    table = expected.toArrow().to_pylist()
+    assert found == {(row["w"]["start"], row["k"]): row["count"] for row in table}
+
+
+class Squares:
+    """A function with set-up, over columns that the program has renamed."""
+
+    def __init__(self) -> None:
+        self.opened = False
+
+    def open(self) -> None:
+        self.opened = True
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert self.opened
+        for batch in batches:
+            assert batch.schema.names == ["number", "k"]
+            square = pc.multiply(batch.column("number"), batch.column("number"))
+            yield pa.record_batch({"square": square, "k": batch.column("k")})
+
+
+def test_a_function_in_the_slot_and_partitions(spark: SparkSession) -> None:
+    rows = generated(spark.readStream).select(F.col("n").alias("number"), "k")
+    frame = (
+        rows.repartition(2).mapInArrow(Squares(), "square long, k long").alias("squares")
+        .repartition("k").repartition(3, F.col("k") % 4).coalesce(1).where("k > 2")
+    )  # fmt: skip
+    query = finished(frame, parallelism=3)
+    expected = [(row.n**2, row.k) for row in generated(spark.read).collect() if row.k > 2]
+    assert sorted(zip(*query.table().to_pydict().values())) == sorted(expected)
+
+
+def test_rows_go_to_the_partition_that_they_name(spark: SparkSession) -> None:
+    def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            thread = pa.array([threading.current_thread().name] * batch.num_rows)
+            yield pa.record_batch({"k": batch.column("k"), "thread": thread})
+
+    frame = generated(spark.readStream).repartitionById(3, F.col("k").cast("int"))
+    table = finished(frame.mapInArrow(numbered, "k long, thread string"), parallelism=3).table()
+    threads = {(row["k"] % 3, row["thread"]) for row in table.to_pylist()}
+    assert len(threads) == 3 == len({thread for _, thread in threads})
+
+
+UNSUPPORTED: dict[str, tuple[Program, str]] = {
+    "a function of Python's": (lambda rows: rows.select(F.udf(str.upper, "string")("name")), "PythonUDF has no Arrow"),
+    "Deduplicate": (lambda rows: rows.dropDuplicates(["k"]), "Deduplicate cannot run"),
+    "a count of all": (lambda rows: rows.groupBy("k").count(), "an aggregation without a window"),
+    "Join": (lambda rows: rows.join(rows.sparkSession.range(3).toDF("k"), "k"), "Join cannot run"),
+    "Generate": (lambda rows: rows.select(F.explode(F.split("name", "a"))), "Generate cannot run"),
+    "an expression": (lambda rows: rows.filter("n > 1").where(F.sin(F.col("n")) > 0.5), r"SIN\(CAST\(n AS DOUBLE\)\)"),
+    "an aggregate": (
+        lambda rows: rows.groupBy(F.window("at", "1 second")).agg(F.stddev("n")),
+        r"stddev\(.* StddevSamp is not supported",
+    ),
+    "a window that is a column": (lambda rows: rows.select(F.window("at", "1 second")), "is not grouped by"),
+    "a distinct aggregate": (
+        lambda rows: rows.groupBy(F.window("at", "1 second")).agg(F.countDistinct("n")),
+        "distinct values",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_cannot_run_is_named(spark: SparkSession, name: str) -> None:
+    program, message = UNSUPPORTED[name]
+    with pytest.raises(UnsupportedOperationError, match=message):
+        _ = headgate.continuous(program(generated(spark.readStream)), parallelism=1).writeStream
+
+
+def test_sources_of_spark_itself_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    for frame in (spark.readStream.format("rate").load(), spark.range(3), spark.createDataFrame([(1,)], "a int")):
+        with pytest.raises((UnsupportedOperationError, OptionError), match=r"rate|Range|LogicalRDD"):
+            _ = headgate.continuous(frame, parallelism=1).writeStream
+
+
+def test_two_columns_of_one_name_have_no_sink(spark: SparkSession) -> None:
+    with pytest.raises(OptionError, match="'n' stands more than once"):
+        _ = headgate.continuous(generated(spark.readStream).select("n", "n"), parallelism=1).writeStream
+
+
+def test_one_source_has_one_watermark(spark: SparkSession) -> None:
+    rows = generated(spark.readStream)
+    both = rows.withWatermark("at", "1 second").union(rows.withWatermark("at", "2 seconds"))
+    with pytest.raises(UnsupportedOperationError, match="different watermarks"):
+        _ = headgate.continuous(both, parallelism=1).writeStream
+
+
+def test_options_of_the_source_and_defaults_of_the_session(spark: SparkSession) -> None:
+    spark.conf.set("spark.headgate.scan.watermark.idle-timeout", "7 seconds")
+    try:
+        frame = generated(spark.readStream, EVENTTIMECOLUMN="at").alias("rides").where("n > 3")
+        (source,) = headgate.continuous(frame, parallelism=1).writeStream.format("noop").definition().graph.sources
+        delayed = frame.select(F.col("at").alias("moment"), "n").withWatermark("moment", "3 seconds")
+        (later,) = headgate.continuous(delayed, parallelism=1).writeStream.format("noop").definition().graph.sources
+    finally:
+        spark.conf.unset("spark.headgate.scan.watermark.idle-timeout")
+    assert (source.uid, source.boundedness) == ("rides", Boundedness.CONTINUOUS_UNBOUNDED)
+    assert source.source.options["numRows"] == 2000
+    assert source.watermark_strategy == WatermarkStrategy(event_time_column="at", idle_timeout_ms=7000)
+    assert later.watermark_strategy == WatermarkStrategy(
+        event_time_column="at", max_out_of_orderness_ms=3000, idle_timeout_ms=7000
+    )

@@ -59,9 +59,14 @@ def evaluated_by_catalyst(expression: JavaObject, why: NotOnArrowError) -> Node:
     UnsupportedOperationError
         Always; it names the expression and the part of it that is not on Arrow.
     """
+    raise not_supported(expression, why)
+
+
+def not_supported(expression: JavaObject, why: NotOnArrowError) -> UnsupportedOperationError:
+    """Return the error for a part of an expression, as the user wrote both."""
     whole, part = str(expression.sql()), str(why.expression.sql())
     within = "" if whole == part else f" (in {whole})"
-    raise UnsupportedOperationError(
+    return UnsupportedOperationError(
         f"{part}{within} cannot run continuously: {why.why}. Compute it in a mapInArrow function, or run the program "
         "with df.writeStream.",
         operation=class_of(why.expression), expression=part,

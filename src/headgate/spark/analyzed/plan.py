@@ -23,13 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound, Column
-from headgate.graph.plan import PlanNode, can_be_named
+from headgate.graph.plan import PlanNode, can_be_named, watermarked
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.filter import Filter
 from headgate.operators.project import Project
+from headgate.operators.union import Union
 from headgate.source import Boundedness
-from headgate.spark.analyzed.expressions import NotOnArrowError, evaluated_by_catalyst
-from headgate.spark.analyzed.rows import Columns, Rows
+from headgate.spark.analyzed.aggregates import aggregated, expanded
+from headgate.spark.analyzed.exchanges import repartitioned, spread
+from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
+from headgate.spark.analyzed.functions import mapped_in_arrow
+from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import window_of
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
@@ -51,31 +55,17 @@ def plan_of(frame: DataFrame) -> PlanNode:
     """
     analyzed = frame._jdf.queryExecution().analyzed()
     rows = Translation(frame.sparkSession, streaming=analyzed.isStreaming()).rows(analyzed)
-    output = list(items(analyzed.output()))
-    windows = [each for each in output if each.exprId().id() in rows.windows]
-    if windows:
-        raise unsupported(analyzed, f"the window {windows[0].sql()} is not grouped by")
-    return read_once(_named(rows, output))
+    return read_once(_named(rows, analyzed))
 
 
-def _named(rows: Rows, output: list[JavaObject]) -> PlanNode:
-    """Return rows with the columns of a node of Spark's, in its order and by its names."""
-    names = [str(each.name()) for each in output]
-    places = [rows.places[each.exprId().id()] for each in output]
-    if names == rows.node.schema.names and places == list(range(len(names))):
-        return rows.node
-    columns = [Column(Bound(place, name), name) for place, name in zip(places, names)]
-    return rows.node.then(Project(rows.node.schema, columns, rows.time_zone))
-
-
-def unsupported(node: JavaObject, why: str) -> UnsupportedOperationError:
-    """Return the error for a node that cannot run continuously."""
-    name = class_of(node)
-    return UnsupportedOperationError(
-        f"{name} cannot run continuously: {why}. The node is: {str(node.simpleString(25))[:300]}. Run the program with "
-        "df.writeStream, or without it.",
-        operation=name,
-    )
+def _named(rows: Rows, of: JavaObject) -> PlanNode:
+    """Return the node of rows in the columns of a node of Spark's, in its order and by its names."""
+    output = list(items(of.output()))
+    node, names = rows.node_of(output, of), [str(each.name()) for each in output]
+    if names == node.schema.names:
+        return node
+    columns = [Column(Bound(place, name), name) for place, name in enumerate(names)]
+    return node.then(Project(node.schema, columns, rows.time_zone))
 
 
 def read_once(output: PlanNode) -> PlanNode:
@@ -225,7 +215,7 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
         try:
             window = window_of(expressions, each)
         except NotOnArrowError as why:
-            evaluated_by_catalyst(each, why)
+            raise not_supported(each, why) from None
         value = each.child() if class_of(each) == "Alias" else each
         if window is None and class_of(value) == "AttributeReference":
             window = before.windows.get(value.exprId().id())
@@ -250,6 +240,48 @@ def _alias(own: Translation, node: Any) -> Rows:
     return own.named(own.rows(node.child()), str(node.alias()))
 
 
+def _union(own: Translation, node: Any) -> Rows:
+    nodes = []
+    for each in items(node.children()):
+        rows = own.rows(each)
+        nodes.append(rows.node_of(list(items(each.output())), each))
+    made = PlanNode(of=Union(*(each.schema for each in nodes)), inputs=tuple(nodes))
+    places = {number: place for place, number in enumerate(_ids(node))}
+    return Rows(node=made, places=places, windows={}, time_zone=own.time_zone)
+
+
+def _watermark(own: Translation, node: Any) -> Rows:
+    before = own.rows(node.child())
+    number = node.eventTime().exprId().id()
+    if number not in before.places:
+        raise unsupported(node, "event time is a column, not a window")
+    delay_ms = int(node.getDelayMs(node.delay()))
+    return replace(before, node=watermarked(before.node, before.places[number], delay_ms))
+
+
+def _expand(own: Translation, node: Any) -> Rows:
+    return expanded(own.rows(node.child()), node)
+
+
+def _aggregate(own: Translation, node: Any) -> Rows:
+    return aggregated(own.rows(node.child()), node)
+
+
+def _repartition(own: Translation, node: Any) -> Rows:
+    return spread(own.rows(node.child()), int(node.numPartitions()))
+
+
+def _repartition_by(own: Translation, node: Any) -> Rows:
+    return repartitioned(own.rows(node.child()), node)
+
+
+def _map_in_arrow(own: Translation, node: Any) -> Rows:
+    before = _named(own.rows(node.child()), node.child())
+    made = mapped_in_arrow(own.spark, before, node, arrow_schema(_schema(node)))
+    places = {number: place for place, number in enumerate(_ids(node))}
+    return Rows(node=made, places=places, windows={}, time_zone=own.time_zone)
+
+
 def _child(own: Translation, node: Any) -> Rows:
     return own.rows(node.child())
 
@@ -269,9 +301,16 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "DataSourceV2Relation": _batch_relation,
     "Project": _project,
     "Filter": _filter,
+    "Expand": _expand,
+    "Aggregate": _aggregate,
     "SubqueryAlias": _alias,
     "View": _child,
     "ResolvedHint": _child,
     "WithCTE": _with_definitions,
     "CTERelationRef": _reference,
+    "Union": _union,
+    "EventTimeWatermark": _watermark,
+    "Repartition": _repartition,
+    "RepartitionByExpression": _repartition_by,
+    "MapInArrow": _map_in_arrow,
 }

@@ -14,11 +14,13 @@ from typing import Any
 import msgspec
 
 import headgate.spark.analyzed.rules  # noqa: F401  # enters its rules
+from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound, Column
 from headgate.graph.plan import PlanNode
 from headgate.operators.project import Project
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions
+from headgate.spark.analyzed.scala import JavaObject, class_of
 
 Window = TimeWindow | SessionWindow
 
@@ -62,6 +64,23 @@ class Rows:
             return self.node
         return self.node.then(Project(self.node.schema, columns, self.time_zone))
 
+    def node_of(self, output: Sequence[JavaObject], of: JavaObject) -> PlanNode:
+        """Return the node of the columns of some attributes of a node of Spark's only, in their order.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            One of them is a window, which is there to be grouped by.
+        """
+        columns = Columns()
+        for each in output:
+            number = each.exprId().id()
+            if number in self.windows:
+                raise unsupported(of, f"the window {each.sql()} is not grouped by")
+            index = self.places[number]
+            columns.add(Bound(index, self.node.schema.names[index]), str(each.name()))
+        return self.projected(columns.made)
+
 
 class Columns:
     """Columns that are made, each under a name that no other of them has."""
@@ -72,13 +91,17 @@ class Columns:
 
     def add(self, node: Any, name: str) -> int:
         """Add a column and return its number."""
+        self.made.append(Column(node, self.free(name)))
+        return len(self.made) - 1
+
+    def free(self, name: str) -> str:
+        """Return a name that nobody has, now taken: this one, or with a number."""
         free, number = name, 1
         while free.lower() in self._taken:
             number += 1
             free = f"{name} {number}"
         self._taken.add(free.lower())
-        self.made.append(Column(node, free))
-        return len(self.made) - 1
+        return free
 
     def place(self, node: Any, name: str) -> int:
         """Return the number of a column with the value of a node, which is added if there is none."""
@@ -94,3 +117,13 @@ class Columns:
     def _bound(self, time: Any) -> Bound:
         index = self.place(time, "event time")
         return Bound(index, self.made[index].name_in_output)
+
+
+def unsupported(node: JavaObject, why: str) -> UnsupportedOperationError:
+    """Return the error for a node that cannot run continuously."""
+    name = class_of(node)
+    return UnsupportedOperationError(
+        f"{name} cannot run continuously: {why}. The node is: {str(node.simpleString(25))[:300]}. Run the program with "
+        "df.writeStream, or without it.",
+        operation=name,
+    )
