@@ -267,3 +267,17 @@ def test_options_of_the_source_and_defaults_of_the_session(spark: SparkSession) 
     assert later.watermark_strategy == WatermarkStrategy(
         event_time_column="at", max_out_of_orderness_ms=3000, idle_timeout_ms=7000
     )
+
+
+def test_explain_shows_stages_exchanges_and_state(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = generated(spark.readStream).alias("rides").withWatermark("at", "5 seconds").filter("n % 3 = 0")
+    counted = rows.groupBy(F.window("at", "10 seconds"), F.upper("name").alias("name")).agg(F.sum("n") + 1)
+    headgate.continuous(counted, parallelism=2).explain()
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("Stage")] == ["Stage 0", "Stage 1"]
+    assert "  rides: datagen, until the query is stopped; watermark: 5 s below the latest 'at'" in shown
+    assert "  rides.1.filter: ((n % 3) = 0)  [Arrow]" in shown
+    assert any(line.endswith("to stage 1 by the hash of name 2") for line in shown)
+    assert any(line.startswith("    state by key: sum(n) of int64 in window(at, 10 s, 10 s, 0 s)") for line in shown)
+    with pytest.raises(UnsupportedOperationError, match="Sort cannot run continuously"):
+        headgate.continuous(counted.orderBy("name"), parallelism=2).explain()

@@ -39,12 +39,12 @@ class Filter(Operator):
                 f"filter: {condition!r} has the type {found}; a condition is boolean.",
                 option="filter", value=repr(condition),
             )  # fmt: skip
-        self._node = condition.node
+        self.condition = condition.node
         self._time_zone = time_zone
         self.schema = schema
         self.function = f"filter({condition!r})"
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows for which the condition is true."""
-        keep = evaluate(self._node, batch, self._time_zone)
+        keep = evaluate(self.condition, batch, self._time_zone)
         emit(batch if keep.true_count == len(keep) else batch.filter(keep), split_id)

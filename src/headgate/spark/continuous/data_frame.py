@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, overload
 
 from headgate.errors import OptionError
-from headgate.graph.plan import PlanNode
+from headgate.graph.explain import explained
+from headgate.graph.plan import PlanNode, stage_graph
 from headgate.spark.analyzed.plan import plan_of
 from headgate.spark.continuous import streams
 from headgate.spark.continuous.streams import ContinuousStreams
@@ -96,6 +97,18 @@ class ContinuousDataFrame:
             A source or an option is wrong, or two columns have the same name.
         """
         return ContinuousStreamWriter(self._df.sparkSession, self._parallelism, self._plan)
+
+    def explain(self) -> None:
+        """Print the stages, what each does with the rows and by what, the exchanges between them, and what is kept.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            As `writeStream`.
+        OptionError
+            As `writeStream`.
+        """
+        print(explained(stage_graph(self._plan)))
 
     @cached_property
     def _plan(self) -> PlanNode:
