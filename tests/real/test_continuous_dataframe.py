@@ -141,12 +141,32 @@ def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
             """SELECT k % 3 AS third, window.start AS start, max(n) - min(n) AS spread, avg(n) AS mean,
                       count(*) AS rows,
                       count(if(n > 500, n, NULL)) AS large, sum(n) FILTER (WHERE n < 100) AS small,
-                      count(*) FILTER (WHERE n < 100) AS few, bool_and(n < 990) AS below, count_if(n = 7) AS sevens,
+                      count(*) FILTER (WHERE n < 100) AS few, bool_and(n < 990) AS below,
+                      bool_or(n > 990) AS above, count_if(n = 7) AS sevens,
                       sum(cast(n AS decimal(10, 2))) AS price, max(name) AS last
                FROM rides GROUP BY window(at, '1 second'), k % 3 HAVING count(*) > 10"""
         )
 
     check(spark, program)
+
+
+def test_aggregates_that_depend_on_the_order_of_arrival(spark: SparkSession) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        grouped = rows.withWatermark("at", "1 second").groupBy(F.window("at", "1 second").alias("w"), "k")
+        return grouped.agg(
+            F.collect_list("n").alias("all"), F.first("n", True).alias("first"), F.last("n").alias("last"),
+            F.any_value("n").alias("any"), F.approx_count_distinct("n").alias("about"),
+        )  # fmt: skip
+
+    rows = finished(program(generated(spark.readStream))).table().to_pylist()
+    found = {(row["w"]["start"], row["k"]): row for row in rows}
+    expected = program(generated(spark.read)).toArrow().to_pylist()
+    assert len(expected) == len(found) > 10
+    for row in expected:
+        ours = found[row["w"]["start"], row["k"]]
+        assert sorted(ours["all"]) == sorted(row["all"])
+        assert {ours["first"], ours["last"], ours["any"]} <= set(row["all"])
+        assert abs(ours["about"] - len(set(row["all"]))) <= 0.3 * len(row["all"])
 
 
 def test_a_renamed_window_of_a_computed_time_without_a_key(spark: SparkSession) -> None:

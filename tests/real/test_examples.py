@@ -123,6 +123,16 @@ def test_continuous_windows(run: Run, kafka: Broker, topic_name: str, tmp_path: 
     ]
 
 
+def test_continuous_dataframe(run: Run, tmp_path: Path) -> None:
+    """The program of a DataFrame gives what Spark's batch gives."""
+    shown = run("continuous_dataframe.py", tmp_path / "out")
+    assert re.search(r"^[1-9]\d* totals, 0 of them other than in Spark's batch$", shown, re.MULTILINE)
+    assert "  rides.1.filter:" in shown
+    sizes = {size: (int(rides), int(total)) for size, rides, total in rows_of(shown)}
+    assert sizes.keys() == {"big", "small"}
+    assert all(9 * rides <= total for rides, total in sizes.values())
+
+
 def test_continuous_updates(run: Run) -> None:
     """Groups are updated as they grow; what came too late is in the other sink, and nowhere else."""
     shown = run("continuous_updates.py")
