@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Node, evaluate
+from headgate.expressions.expressions import Constant, Node, evaluate
 from headgate.spark.analyzed.rows import Rows
 from headgate.spark.analyzed.scala import items
 from tests.real.test_functions_equal_spark import CASES, FAILING, SCHEMA
@@ -46,6 +48,168 @@ ALSO: dict[str, str] = {
     "ntz": "cast(at as timestamp_ntz) < timestamp_ntz'2024-02-29 12:00:00'",
     "trims and pads": "rpad(ltrim(s), 3, 'é')",
     "week": "date_trunc('WEEK', at)",
+}  # fmt: skip
+
+
+NUMBERS_AS_TEXT = [
+    "1",
+    "-1",
+    "+1",
+    " 1 ",
+    "1.5",
+    "1.",
+    "-.5",
+    ".",
+    "",
+    "+",
+    "1e5",
+    "1E5",
+    "1e",
+    "0x10",
+    "1_000",
+    "1,0",
+    "١",
+    "1\t",
+    "\n1",
+    "1d",
+    "1f",
+    "1L",
+    "NaN",
+    "-inf",
+    "Infinity",
+    "+INF",
+    "127",
+    "128",
+    "-128",
+    "-129",
+    "32768",
+    "2147483647",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "00012",
+    "-0",
+    "1e400",
+    "4.9e-324",
+    "1.9999999999999999999",
+    "0.1",
+    "1.7976931348623159e308",
+    "true",
+    "T",
+    "f",
+    "yes",
+    "No",
+    "0",
+    "on",
+    "\xa01",
+    "--1",
+    "0x1p3",
+    "2.5E0F",
+    "123456789.98765",
+]
+MOMENTS_AS_TEXT = [
+    "2024-01-01",
+    "2024-1-1",
+    "2024",
+    "2024-2",
+    "2024-02-30",
+    "02024-01-01",
+    "12024-01-01",
+    "-2024-01-01",
+    "2024-01-01T",
+    "2024-01-01T10",
+    "2024-01-01 10:11",
+    "2024-01-01 10:11:12.123456789",
+    "2024-01-01T10:11:12Z",
+    "2024-01-01T10:11:12+2",
+    "2024-01-01 10:11:12 Europe/Berlin",
+    "2024-01-01 24:00:00",
+    "2024-01-01 1:2:3",
+    "2024-01-01-",
+    "2024/01/01",
+    "20240101",
+    "epoch",
+    "0001-01-01",
+    "9999-12-31",
+    "1582-10-10",
+    "1900-01-01 00:00:00",
+    "2024-03-10 02:30:00",
+    "2024-11-03 01:30:00",
+    "2024-01-01x",
+    "99-01-01",
+    "2024-01-01 10:11:12-0800",
+    "2024-01-01 10:11:12.1 PST",
+    "\t2024-01-01\n",
+]
+TEXTS = [
+    "",
+    "a",
+    "abc",
+    "Straße",
+    "ﬁn",
+    "İstanbul",
+    "ıI",
+    "ΑΣ",
+    "ΣΑΣ Σ",
+    "ǅ",
+    "日本語",
+    "😀x",
+    "é",
+    "  a ",
+    "\ta\n",
+    "a\xa0",
+    "a%b",
+    "a_b",
+    "a\\b",
+    "a\nb",
+    "ŉ",
+    "ﬄ",
+    "µ",
+]
+SECONDS = [
+    0, 1, -1, 10**9, 10**10, -62135596800, 253402300800, -(10**11), 1710055800, 1710054000, 1730610000, 1730613600,
+]  # fmt: skip
+LONGS = [0, 1, -1, 5, 25, 127, -128, 2147483647, 2**63 - 1, -(2**63), 10**18]
+DOUBLES = [
+    0.0, -0.0, 1.5, -1.5, 2.5, 0.5, 1e300, math.nan, math.inf, -math.inf, 5e-324, 2.675, 1.005, 1234567.891, 0.1,
+    1e15 + 0.5, 4503599627370497.5, 9.2e18, 2147483647.5, -2147483648.9, 1 / 3,
+]  # fmt: skip
+T = "timestamp_seconds(v)"
+TRICKY: list[tuple[list[Any], pa.DataType, list[str]]] = [
+    (NUMBERS_AS_TEXT, pa.string(), [
+        f"try_cast(v as {kind})"
+        for kind in ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "decimal(10,2)")
+    ]),
+    (MOMENTS_AS_TEXT, pa.string(), [
+        f"cast(try_cast(v as {kind}) as string)" for kind in ("date", "timestamp")
+    ]),
+    (TEXTS, pa.string(), [
+        "upper(v)", "lower(v)", "length(v)", "reverse(v)", "trim(v)", "substring(v,-2,1)", "substring(v,-5,3)",
+        "substring(v,0)", "lpad(v,4,'é')", "rpad(v,-1,'x')", "v like 'a_b'", "v like '%\n%'", "contains(v,'')",
+        "replace(v,'a','')", "repeat(v,-1)", "split(v,'[ab]')", "regexp_extract(v,'^(a)(b)',2)", "v > 'a'",
+    ]),
+    (SECONDS, pa.int64(), [
+        *(f"{part}({T})" for part in ("year", "month", "hour", "minute", "second", "dayofweek", "weekofyear")),
+        *(f"cast(cast({T} as {kind}) as string)" for kind in ("date", "timestamp", "timestamp_ntz")),
+        *(f"unix_micros(date_trunc('{unit}', {T}))" for unit in ("year", "week", "day", "hour", "minute", "second")),
+        f"cast({T} as bigint)", f"cast({T} as double)", f"unix_millis({T})",
+        f"cast(date_add(cast({T} as date), 40) as string)",
+    ]),
+    (LONGS, pa.int64(), [
+        "v % 3", "v % -3", "v / 7", "ceil(v)", "round(v)", "cast(v as string)", "cast(v as double)", "cast(v as float)",
+        "try_cast(v as int)", "try_add(v, 1)", "try_multiply(v, 2)", "try_divide(v, 0)", "try_mod(v, 0)",
+    ]),
+    (DOUBLES, pa.float64(), [
+        "v * v", "-v", "abs(v)", "sqrt(v)", "round(v)", "round(v, 2)", "round(v, -1)", "v % 0.3d", "signum(v)", "v = 0",
+        "v < 0", "cast(v as float)", "greatest(v, 1d)", "v in (0d, 1.5d)", "try_cast(v as int)", "try_divide(v, 0)",
+        "try_cast(v as bigint)",
+    ]),
+]  # fmt: skip
+"""Values that are easily taken for others. What is ``try_`` here is not in the program, whose error is then null."""
+_WITHOUT_TRY = {
+    r"try_add\((.*), (.*)\)": r"\1 + \2", r"try_multiply\((.*), (.*)\)": r"\1 * \2",
+    r"try_divide\((.*), (.*)\)": r"\1 / \2", r"try_mod\((.*), (.*)\)": r"\1 % \2", "try_cast": "cast",
 }  # fmt: skip
 
 
@@ -89,6 +253,68 @@ def test_kernel_gives_what_spark_gives(index: int, analyzed: Any, batch: pa.Reco
         return
     ours = evaluate(compiled(made, SCHEMA, time_zone, index), batch, time_zone)
     assert [plain(each) for each in ours.to_pylist()] == [plain(each) for each in results.column(index).to_pylist()]
+
+
+@pytest.mark.parametrize("time_zone", ["UTC", "America/New_York"])
+@pytest.mark.parametrize("which", range(len(TRICKY)))
+def test_values_that_are_easily_taken_for_others(which: int, time_zone: str, spark: SparkSession) -> None:
+    values, kind, texts = TRICKY[which]
+    table = pa.table({"id": pa.array(range(len(values)), pa.int64()), "v": pa.array(values, kind)})
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", time_zone)
+    try:
+        frame = spark.createDataFrame(table).coalesce(1)
+        named = [f"{text} AS c{place}" for place, text in enumerate(texts)]
+        theirs = frame.selectExpr("id", *named).toArrow().sort_by("id")
+        for place, text in enumerate(texts):
+            for pattern, written in _WITHOUT_TRY.items():
+                text = re.sub(pattern, written, text)
+            node = compiled(frame.selectExpr(text), table.schema, time_zone)
+            ours = [evaluated(node, table.slice(row, 1), time_zone) for row in range(len(values))]
+            expected = [repr(each) for each in theirs.column(place + 1).to_pylist()]
+            different = [each for each in zip(values, ours, expected) if each[1] != each[2]]
+            assert different == [], text
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def evaluated(node: Node, row: pa.Table, time_zone: str) -> str:
+    """Return the value of a row; of an error null."""
+    try:
+        return repr(evaluate(node, row.to_batches()[0], time_zone).to_pylist()[0])
+    except pa.ArrowInvalid:
+        return "None"
+
+
+def test_ceil_and_floor_of_what_is_no_long_fail(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(9.3e18,)], "v double")
+    schema = pa.schema([("v", pa.float64())])
+    for text in ("ceil(v)", "floor(v)"):
+        with pytest.raises(pa.ArrowInvalid):
+            evaluate(compiled(frame.selectExpr(text), schema, "UTC"), pa.record_batch({"v": [9.3e18]}), "UTC")
+        with pytest.raises(Exception, match="ARITHMETIC_OVERFLOW"):
+            frame.selectExpr(text).collect()
+
+
+def test_what_has_no_columns_is_computed_by_spark_once(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([("abc",)], "v string")
+    schema = pa.schema([("v", pa.string())])
+    for text, value in (
+        ("pow(2, 10)", 1024.0),
+        ("sha2('a', 256)", hashlib.sha256(b"a").hexdigest()),
+        ("1.5d || 'x'", "1.5x"),
+    ):
+        node = compiled(frame.selectExpr(text), schema, "UTC")
+        assert isinstance(node, Constant) and node.value == value
+    assert (
+        evaluate(compiled(frame.selectExpr("right(v, 2)"), schema, "UTC"), pa.record_batch({"v": ["abc"]}), "UTC")[
+            0
+        ].as_py()
+        == "bc"
+    )
+    for text in ("current_timestamp()", "rand(1)", "date_add(current_date(), 1)"):
+        with pytest.raises(UnsupportedOperationError):
+            compiled(frame.selectExpr(text), schema, "UTC")
 
 
 @pytest.mark.parametrize("name", FAILING)

@@ -204,6 +204,8 @@ def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
                 ("(?i)^nan$", "NaN"),
             ):
                 trimmed = pc.replace_substring_regex(trimmed, pattern, name)
+        if pa.types.is_integer(to):  # Python reads the digits of all scripts
+            trimmed = pc.if_else(pc.string_is_ascii(trimmed), trimmed, "")
         if pa.types.is_decimal(to):  # commas are a file's, not a number's
             trimmed = pc.if_else(pc.match_substring(trimmed, ","), "", trimmed)
         result, bad = cast_strings(trimmed, to, {}, time_zone)
@@ -216,11 +218,18 @@ def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
 def _to_string(values: pa.Array, time_zone: str) -> pa.Array:
     if pa.types.is_floating(values.type):
         return _floats_to_string(values)
+    if pa.types.is_date(values.type):
+        return _signed_years(values.cast(pa.string()))
     if not pa.types.is_timestamp(values.type):
         return values.cast(pa.string())
     local = local_time(values, time_zone) if values.type.tz is not None else values
     # Arrow writes six digits of the second, Spark none that are not needed.
-    return pc.replace_substring_regex(local.cast(TIMESTAMP_NTZ).cast(pa.string()), r"\.?0+$", "")
+    return _signed_years(pc.replace_substring_regex(local.cast(TIMESTAMP_NTZ).cast(pa.string()), r"\.?0+$", ""))
+
+
+def _signed_years(texts: pa.Array) -> pa.Array:
+    """Write a plus before years of more than four digits, as Spark does."""
+    return pc.replace_substring_regex(texts, r"^(\d{5})", r"+\1")
 
 
 def _floats_to_string(values: pa.Array) -> pa.Array:
@@ -260,6 +269,7 @@ def _from_time(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
         return local_to_utc(values.cast(TIMESTAMP_NTZ), session_zone({}, time_zone))
     if pa.types.is_timestamp(values.type) and values.type.tz is not None and to in (pa.int64(), pa.float64()):
         micros = values.cast(TIMESTAMP).cast(pa.int64())
-        seconds = pc.divide(micros.cast(pa.float64()), 1e6)
-        return seconds if to == pa.float64() else pc.floor(seconds).cast(to)
+        if to == pa.float64():
+            return pc.divide(micros.cast(to, safe=False), 1e6)
+        return pa.array(np.floor_divide(np.asarray(micros.fill_null(0)), 1_000_000), mask=np.asarray(micros.is_null()))
     raise OptionError(f"cast: there is no cast of {values.type} to {to}.", option="cast", value=str(to))

@@ -8,6 +8,7 @@ number is an error. A function is given arrays of equal length and its fixed par
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -117,15 +118,12 @@ def _abs(values: pa.Array, *, time_zone: str) -> pa.Array:
 
 def _to_long(name: str, function: Callable[[pa.Array], pa.Array]) -> None:
     def run(values: pa.Array, *, time_zone: str) -> pa.Array:
+        if pa.types.is_integer(values.type):
+            return values.cast(pa.int64())
         if not pa.types.is_floating(values.type):
             return function(values).cast(pa.int64())
-        numbers = np.asarray(function(values).cast(pa.float64()).fill_null(0))
-        # As Java converts: what is too large becomes the largest, NaN zero.
-        inside = np.nan_to_num(np.where(np.abs(numbers) < 2.0**63, numbers, 0))
-        wholes = np.where(
-            numbers >= 2.0**63, 2**63 - 1, np.where(numbers < -(2.0**63), -(2**63), inside.astype(np.int64))
-        )
-        return pa.array(wholes, pa.int64(), mask=np.asarray(values.is_null()))
+        wholes = function(values).cast(pa.float64())
+        return pc.if_else(pc.is_nan(wholes), 0.0, wholes).cast(pa.int64())  # NaN becomes zero, as in Java
 
     KERNELS[name] = run
 
@@ -145,7 +143,7 @@ def _round(values: pa.Array, *, time_zone: str, scale: int) -> pa.Array:
     # Spark rounds the number as it is written: 2.675 is a half, though its nearest double is less.
     rounded = np.where((below + 0.5) / unit == size, below + 1, np.floor(scaled + 0.5)) / unit
     whole = ~np.isfinite(numbers) | (scaled >= 2.0**52)
-    result = np.where(whole, numbers, np.copysign(rounded, numbers))
+    result = np.where(whole, numbers, np.copysign(rounded, numbers)) + 0.0  # no zero is negative
     return pa.array(result, pa.float64(), mask=np.asarray(values.is_null())).cast(values.type)
 
 
@@ -161,7 +159,7 @@ def _of_double(name: str, function: Callable[[pa.Array], pa.Array], positive: bo
 
 for _name, _function in {
     "sqrt": pc.sqrt, "exp": pc.exp, "sin": pc.sin, "cos": pc.cos, "tan": pc.tan, "atan": pc.atan,
-    "signum": lambda doubles: pc.sign(doubles),
+    "signum": lambda doubles: pc.if_else(pc.equal(doubles, 0.0), doubles, pc.sign(doubles)),  # of -0.0 it is -0.0
 }.items():  # fmt: skip
     _of_double(_name, _function)
 for _name, _function in {"ln": pc.ln, "log10": pc.log10, "log2": pc.log2}.items():
@@ -261,8 +259,33 @@ def _texts(name: str, function: Callable[..., pa.Array]) -> None:
     KERNELS[name] = run
 
 
-_texts("upper", lambda text: pc.utf8_upper(pc.replace_substring(text, "ß", "SS")))  # Arrow maps it to one character
-_texts("lower", pc.utf8_lower)
+@functools.cache
+def _long_capitals() -> dict[str, str]:
+    """Return the characters that are several in capitals, as ß, which Arrow leaves as they are."""
+    capitals = {each: each.upper() for each in map(chr, range(128, 1 << 16))}
+    return {each: upper for each, upper in capitals.items() if len(upper) > 1}
+
+
+def _upper(text: pa.Array) -> pa.Array:
+    if not pc.all(pc.string_is_ascii(text)).as_py():
+        for each, capitals in _long_capitals().items():
+            if pc.any(pc.match_substring(text, each)).as_py():
+                text = pc.replace_substring(text, each, capitals)
+    return pc.utf8_upper(text)
+
+
+def _lower(text: pa.Array) -> pa.Array:
+    lower = pc.utf8_lower(pc.replace_substring(text, "İ", "i̇"))
+    sigma = pc.fill_null(pc.match_substring(text, "Σ"), False)  # ς or σ, by its place in the word: Greek texts only
+    if pc.any(sigma, min_count=0).as_py():
+        encoded = text.filter(sigma).dictionary_encode()
+        made = pa.array([each.lower() for each in encoded.dictionary.to_pylist()], pa.string())
+        lower = pc.replace_with_mask(lower, sigma, made.take(encoded.indices))
+    return lower
+
+
+_texts("upper", _upper)
+_texts("lower", _lower)
 _texts("length", pc.utf8_length)
 _texts("reverse", pc.utf8_reverse)
 _texts("trim", lambda text: pc.utf8_trim(text, " "))
@@ -308,7 +331,8 @@ def _substring(text: pa.Array, *, time_zone: str, position: int, length: int) ->
 
 def _pad(name: str, function: Callable[..., pa.Array]) -> None:
     def run(text: pa.Array, *, time_zone: str, length: int, pad: str) -> pa.Array:
-        return pc.utf8_slice_codeunits(function(text, width=length, padding=pad), 0, length)
+        width = max(length, 0)
+        return pc.utf8_slice_codeunits(function(text, width=width, padding=pad), 0, width)
 
     KERNELS[name] = run
 
@@ -366,11 +390,18 @@ for _name, _function in {
     _time_field(_name, _function)
 
 
+_WITHIN_AN_OFFSET = ("hour", "minute", "second", "millisecond")
+
+
 @kernel("date_trunc")
 def _date_trunc(values: pa.Array, *, time_zone: str, unit: str) -> pa.Array:
     moment = cast(values, values.type if pa.types.is_timestamp(values.type) else pa.timestamp("us", "UTC"), time_zone)
-    local = pc.floor_temporal(local_time(moment, time_zone), unit=unit, week_starts_monday=True)
-    return cast(local, moment.type, time_zone)
+    local = local_time(moment, time_zone)
+    floor = pc.floor_temporal(local, unit=unit, week_starts_monday=True)
+    if unit in _WITHIN_AN_OFFSET:  # which of the two hours of the night when clocks are put back it is stays so
+        since = pc.subtract(local.cast(pa.int64()), floor.cast(pa.int64()))
+        return pc.subtract(moment.cast(pa.int64()), since).cast(moment.type)
+    return cast(floor, moment.type, time_zone)
 
 
 def _days(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from headgate.errors import OptionError, UnsupportedOperationError
-from headgate.expressions.casts import cast
-from headgate.expressions.expressions import Bound, Branches, Call, CastTo, Constant, Node, evaluate
+from headgate.expressions.expressions import Bound, Branches, Call, Constant, Node, evaluate
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
@@ -126,12 +126,28 @@ class Expressions:
         for known, bound in self._known:
             if expression.semanticEquals(known):
                 return bound
+        value = self._value_of(expression)
+        if value is not None:
+            return value
         name = class_of(expression)
         if name in RULES:
             return RULES[name](self, expression)
         if is_a(expression, "RuntimeReplaceable"):
             return self.node(expression.replacement())
         raise NotOnArrowError(expression, f"{name} has no Arrow kernel that is proven to give Spark's result")
+
+    def _value_of(self, expression: JavaObject) -> Constant | None:
+        """Return what Spark itself computes of an expression without columns; None: it has some, or the time in it."""
+        from pyspark.errors import PySparkException
+
+        literal = class_of(expression) == "Literal"
+        if literal or not (expression.foldable() and expression.deterministic()) or _has_the_time(expression):
+            return None
+        try:
+            kind = arrow_type(expression.dataType())
+            return Constant(constant(expression.eval(None), kind), kind)
+        except (PySparkException, Py4JError, UnsupportedTypeError):
+            return None  # it fails when a row needs it, or has no simple value
 
     def kind(self, expression: JavaObject) -> pa.DataType:
         """Return the type that Spark gives to an expression."""
@@ -200,6 +216,13 @@ class Expressions:
             )
 
 
+def _has_the_time(expression: JavaObject) -> bool:
+    name = class_of(expression)
+    return name.startswith(("Current", "Now", "LocalTime", "CurDate")) or any(
+        map(_has_the_time, items(expression.children()))
+    )
+
+
 def cannot_fail(node: Node) -> bool:
     """Return whether a node has a value for every row, so that nothing changes if it is evaluated needlessly."""
     match node:
@@ -217,22 +240,6 @@ _NEVER_FAILING = frozenset(
     ("=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or", "not", "isnull", "isnotnull", "isnan", "in", "getfield",
      "upper", "lower", "length", "concat", "contains", "startswith", "endswith", "like", "coalesce")
 )  # fmt: skip
-
-
-def folded(node: CastTo, time_zone: str) -> Node:
-    """Return a cast of a constant as a constant; one that fails does so when a row needs it, as in Spark."""
-    if not isinstance(node.argument, Constant):
-        return node
-    given = pa.array([node.argument.value], node.argument.kind)
-    try:
-        made = cast(given, node.kind, time_zone)
-    except (pa.ArrowException, OptionError):
-        return node
-    if pa.types.is_timestamp(node.kind):
-        made = made.cast(pa.int64())
-    elif pa.types.is_date(node.kind):
-        made = made.cast(pa.int32())
-    return Constant(made[0].as_py(), node.kind)
 
 
 # What every program has.

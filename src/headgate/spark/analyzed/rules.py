@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headgate.expressions.casts import is_number
 from headgate.expressions.expressions import CastTo, Constant, Node
-from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, folded, rule
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, rule
 from headgate.spark.analyzed.scala import class_of, items
 
 # One kernel, all arguments.
@@ -24,7 +24,7 @@ _PLAIN = {
     "And": "and", "Not": "not", "IsNull": "isnull", "IsNotNull": "isnotnull", "IsNaN": "isnan",
     "EqualTo": "=", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
     "EqualNullSafe": "<=>", "Greatest": "greatest", "Least": "least",
-    "Ceil": "ceil", "Floor": "floor", "Sqrt": "sqrt", "Signum": "signum",
+    "Sqrt": "sqrt", "Signum": "signum",
     "Year": "year", "Quarter": "quarter", "Month": "month", "DayOfMonth": "dayofmonth", "DayOfYear": "dayofyear",
     "DayOfWeek": "dayofweek", "WeekDay": "weekday", "WeekOfYear": "weekofyear",
     "DateAdd": "date_add", "DateSub": "date_sub", "DateDiff": "datediff",
@@ -59,6 +59,13 @@ def _sign(own: Expressions, expression: Any) -> Node:
     return own.call(expression, "abs" if class_of(expression) == "Abs" else "negative", expression.child())
 
 
+@rule("Ceil", "Floor")
+def _whole_number(own: Expressions, expression: Any) -> Node:
+    if pa.types.is_floating(own.kind(expression.child())):
+        _check_ansi(expression, expression.failOnError())
+    return own.call(expression, class_of(expression).lower(), expression.child())
+
+
 @rule("Round")
 def _round(own: Expressions, expression: Any) -> Node:
     if pa.types.is_integer(own.kind(expression)):
@@ -87,9 +94,7 @@ def _cast(own: Expressions, expression: Any) -> Node:
         _check_cast(expression, source, to)
         if pa.types.is_temporal(source) or pa.types.is_temporal(to):
             own.check_zone(expression)
-    made = own.checked(expression, lambda given: CastTo(given[0], to, str(to)), [node], [source])
-    assert isinstance(made, CastTo)
-    return folded(made, own.time_zone)
+    return own.checked(expression, lambda given: CastTo(given[0], to, str(to)), [node], [source])
 
 
 def _is_widened(source: pa.DataType, to: pa.DataType) -> bool:
@@ -111,6 +116,7 @@ def _check_cast(expression: Any, source: pa.DataType, to: pa.DataType) -> None:
         (types.is_floating(source) and types.is_string(to))  # Java writes other digits than anybody else
         or (types.is_decimal(source) and types.is_floating(to))  # Arrow rounds twice
         or (types.is_decimal(source) and types.is_string(to) and source.scale > 6)  # Arrow writes 1E-7
+        or (types.is_string(source) and types.is_timestamp(to) and to.tz is None)  # Spark takes zones, and ignores them
         or types.is_nested(source)
         or types.is_nested(to)
     )

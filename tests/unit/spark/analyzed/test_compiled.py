@@ -1,4 +1,4 @@
-"""What is decided of expressions once they are nodes: which never fail, what is folded, which types are the same."""
+"""What is decided of expressions once they are nodes: which never fail, which types are the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.expressions.expressions import Bound, Branches, Call, CastTo, Constant, evaluate
-from headgate.spark.analyzed.expressions import cannot_fail, folded
+from headgate.spark.analyzed.expressions import cannot_fail
 from headgate.spark.analyzed.rules import _SAME_REGEX
 from headgate.spark.analyzed.scala import UnsupportedTypeError, constant, same_type
 
@@ -23,16 +23,6 @@ def test_what_cannot_fail_may_be_evaluated_needlessly() -> None:
     assert not cannot_fail(Call("/", (ONE, N)))
     assert not cannot_fail(Branches(((Call("=", (Call("%", (N, N)), ONE)), N),)))
     assert not cannot_fail(CastTo(N, pa.int8(), "int8"))
-
-
-def test_a_cast_of_a_constant_is_one_unless_it_fails() -> None:
-    assert folded(CastTo(ONE, pa.string(), "string"), "UTC") == Constant("1", pa.string())
-    moment = folded(CastTo(Constant("1970-01-01 00:00:01.5", pa.string()), pa.timestamp("us", "UTC"), ""), "UTC")
-    assert moment == Constant(1_500_000, pa.timestamp("us", "UTC"))
-    assert folded(CastTo(Constant("1970-01-03", pa.string()), pa.date32(), ""), "UTC") == Constant(2, pa.date32())
-    bad = CastTo(Constant("x", pa.string()), pa.int32(), "")
-    assert folded(bad, "UTC") is bad
-    assert folded(CastTo(N, pa.int32(), ""), "UTC") == CastTo(N, pa.int32(), "")
 
 
 def test_moments_and_days_are_numbers_and_evaluate_to_what_they_are() -> None:
