@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 import headgate
 from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.source import Boundedness, WatermarkStrategy
-from tests.real.running_queries import PATIENCE_S, stop_all
+from tests.real.running_queries import PATIENCE_S, Held, stop_all, wait_until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -78,6 +78,8 @@ def test_a_filter_and_columns_of_all_kinds(spark: SparkSession) -> None:
 def test_a_batch_program_ends(spark: SparkSession) -> None:
     frame = generated(spark.read).where(F.col("k") == 3).drop("name")
     assert in_order(finished(frame).table().to_pylist()) == in_order(frame.toArrow().to_pylist())
+    counted = frame.withWatermark("at", "1 second").groupBy(F.session_window("at", "1 millisecond")).count()
+    assert in_order(finished(counted).table().to_pylist()) == in_order(counted.toArrow().to_pylist())
 
 
 def test_sql_over_a_view_with_common_table_expressions(spark: SparkSession) -> None:
@@ -251,25 +253,25 @@ UNSUPPORTED: dict[str, tuple[Program, str]] = {
 def test_what_cannot_run_is_named(spark: SparkSession, name: str) -> None:
     program, message = UNSUPPORTED[name]
     with pytest.raises(UnsupportedOperationError, match=message):
-        _ = headgate.continuous(program(generated(spark.readStream)), parallelism=1).writeStream
+        headgate.continuous(program(generated(spark.readStream)), parallelism=1).writeStream.format("noop").start()
 
 
 def test_sources_of_spark_itself_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     for frame in (spark.readStream.format("rate").load(), spark.range(3), spark.createDataFrame([(1,)], "a int")):
         with pytest.raises((UnsupportedOperationError, OptionError), match=r"rate|Range|LogicalRDD"):
-            _ = headgate.continuous(frame, parallelism=1).writeStream
+            headgate.continuous(frame, parallelism=1).writeStream.format("noop").start()
 
 
 def test_two_columns_of_one_name_have_no_sink(spark: SparkSession) -> None:
     with pytest.raises(OptionError, match="'n' stands more than once"):
-        _ = headgate.continuous(generated(spark.readStream).select("n", "n"), parallelism=1).writeStream
+        headgate.continuous(generated(spark.readStream).select("n", "n"), parallelism=1).explain()
 
 
 def test_one_source_has_one_watermark(spark: SparkSession) -> None:
     rows = generated(spark.readStream)
     both = rows.withWatermark("at", "1 second").union(rows.withWatermark("at", "2 seconds"))
     with pytest.raises(UnsupportedOperationError, match="different watermarks"):
-        _ = headgate.continuous(both, parallelism=1).writeStream
+        headgate.continuous(both, parallelism=1).writeStream.format("noop").start()
 
 
 def test_options_of_the_source_and_defaults_of_the_session(spark: SparkSession) -> None:
@@ -287,6 +289,48 @@ def test_options_of_the_source_and_defaults_of_the_session(spark: SparkSession) 
     assert later.watermark_strategy == WatermarkStrategy(
         event_time_column="at", max_out_of_orderness_ms=3000, idle_timeout_ms=7000
     )
+
+
+def test_files_that_are_there_and_a_source_of_one_s_own(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"part-{number}.csv").write_text("n;name\n" + "".join(f"{n};x{n}\n" for n in range(number + 1)))
+    reader = spark.read.format("headgate.files").option("fileFormat", "csv").option("header", True).option("SEP", ";")
+    files = reader.schema("n long, name string").load(str(tmp_path / "*.csv")).select("n", F.substring("name", 2, 1))
+    assert sorted(finished(files).table()["n"].to_pylist()) == [0, 0, 0, 1, 1, 2]
+
+    headgate.register(spark, Held)
+    (tmp_path / "may end").touch()
+    own = spark.read.format("held-numbers").option("mayEnd", tmp_path / "may end").option("rows", 50).load()
+    query = finished(own.where("value % 2 = 1").alias("odd"))
+    assert sorted(query.table()["value"].to_pylist()) == list(range(1, 50, 2))
+    assert query.status["sources"].keys() == {"held-numbers"}
+
+
+def test_a_program_that_is_built_again_goes_on_from_its_savepoint(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark gives other ids to the columns; names of state, and what it is of, depend on the program only."""
+
+    def program(reader: Any) -> DataFrame:
+        rows = generated(reader, rows=6000).withWatermark("at", "100 milliseconds")
+        sized = rows.withColumn("size", F.when(F.col("n") > 500, "big").otherwise("small"))
+        return sized.groupBy(F.window("at", "2 seconds"), "size", (F.col("k") % 3).alias("k")).agg(
+            F.sum("n"), F.avg("n")
+        )
+
+    def start(savepoint: str | None = None) -> headgate.ContinuousQuery:
+        writer = headgate.continuous(program(spark.readStream), parallelism=2).writeStream.format("json")
+        writer = writer.option("path", tmp_path / "out").option("checkpointLocation", tmp_path / "checkpoints")
+        return writer.option("slots", "threads").start(fromSavepoint=savepoint)
+
+    query = start()
+    wait_until(lambda: query.status["rowsIn"] > 1000, query)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    assert query.status["rowsIn"] < 6000
+    query = start(str(tmp_path / "savepoint"))
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert query.status["rowsIn"] < 6000
+    expected = program(spark.read)
+    found = spark.read.schema(expected.schema).json(str(tmp_path / "out"))
+    assert sorted(map(repr, found.collect())) == sorted(map(repr, expected.collect()))
 
 
 def test_explain_shows_stages_exchanges_and_state(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Bound, Column
+from headgate.expressions.expressions import Bound, Call, Column, Node
 from headgate.graph.plan import PlanNode, can_be_named, watermarked
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.filter import Filter
@@ -229,10 +229,12 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
 
 def _filter(own: Translation, node: Any) -> Rows:
     child = node.child()
-    if class_of(child) == "Expand":  # of windows: the filter is the analyzer's, for rows that are in fewer of them
-        return own.rows(child)
     before = own.rows(child)
-    condition = before.expressions().compiled(node.condition())
+    if class_of(child) == "Expand":  # of sliding windows: the filter is the analyzer's, for rows that are in none
+        (time,) = {window.time for window in before.windows.values()}
+        condition: Node = Call("isnotnull", (time,))
+    else:
+        condition = before.expressions().compiled(node.condition())
     return before.then(Filter(before.node.schema, Column(condition), before.time_zone))
 
 

@@ -89,14 +89,10 @@ class ContinuousDataFrame:
     def writeStream(self) -> ContinuousStreamWriter:
         """Say where the rows go.
 
-        Raises
-        ------
-        UnsupportedOperationError
-            The program has something that cannot run continuously; the error names it.
-        OptionError
-            A source or an option is wrong, or two columns have the same name.
+        Its ``start()`` raises `headgate.errors.UnsupportedOperationError` if the program has something that cannot run
+        continuously; the error names it. ``outputMode()`` does, too: it depends on what the program does.
         """
-        return ContinuousStreamWriter(self._df.sparkSession, self._parallelism, self._plan)
+        return ContinuousStreamWriter(self._df.sparkSession, self._parallelism, lambda: self._plan)
 
     def explain(self) -> None:
         """Print the stages, what each does with the rows and by what, the exchanges between them, and what is kept.
@@ -104,9 +100,9 @@ class ContinuousDataFrame:
         Raises
         ------
         UnsupportedOperationError
-            As `writeStream`.
+            The program has something that cannot run continuously; the error names it.
         OptionError
-            As `writeStream`.
+            A source or an option is wrong, or two columns have the same name.
         """
         print(explained(stage_graph(self._plan)))
 

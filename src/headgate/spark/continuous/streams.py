@@ -433,7 +433,7 @@ class ContinuousStream:
     @property
     def writeStream(self) -> ContinuousStreamWriter:
         """Say where the rows go."""
-        return ContinuousStreamWriter(self._spark, self._parallelism, self._node)
+        return ContinuousStreamWriter(self._spark, self._parallelism, lambda: self._node)
 
     @property
     def _time_zone(self) -> str:

@@ -6,6 +6,7 @@ Never: start anything itself: `ContinuousStreamWriter.start` hands a validated `
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import OptionError
@@ -30,16 +31,20 @@ if TYPE_CHECKING:
 class ContinuousStreamWriter:
     """Says where rows go and how the query runs. Its methods are those of Spark's ``DataStreamWriter``."""
 
-    def __init__(self, spark: SparkSession, parallelism: int, node: PlanNode) -> None:
+    def __init__(self, spark: SparkSession, parallelism: int, plan: Callable[[], PlanNode]) -> None:
         self._spark = spark
         self._parallelism = parallelism
-        self._node = node
+        self._plan = plan
         self._format = "parquet"
         self._options: dict[str, str] = {}
         self._name: str | None = None
         self._interval_ms = 1000
         self._output_mode: OutputMode = "append"
         self._late_rows: tuple[str, dict[str, str]] | None = None
+
+    @property
+    def _node(self) -> PlanNode:
+        return self._plan()
 
     def format(self, source: str) -> ContinuousStreamWriter:
         """Name the sink: parquet (the default), json, csv, kafka, console, memory, noop, or a Python data source."""
@@ -135,7 +140,8 @@ class ContinuousStreamWriter:
         if continuous is None or others:
             raise OptionError(
                 f"trigger({', '.join(others) or ''}): a continuous query has trigger(continuous='1 second') only. To "
-                "read what is there and end, use streams.read instead of streams.readStream.",
+                "read what is there and end, use streams.read instead of streams.readStream (for a DataFrame "
+                "spark.read).",
                 option="trigger", value=sorted(others),
             )  # fmt: skip
         self._interval_ms = interval_ms("trigger", continuous)
