@@ -44,6 +44,12 @@ ALSO: dict[str, str] = {
     "texts to special doubles": "cast(case i when 1 then 'NaN' when -7 then '-inf' else 'Infinity' end as double)",
     "texts to timestamp": "cast(case i when 1 then '2024-03-10 02:30' when -7 then '2024-11-03T01:30:00.5' "
     "else '1969' end as timestamp)",
+    "case of case": "lower(upper(upper(s)))",
+    "null of what is never null": "greatest(abs(0), b + b) is null",
+    "null before an error": "nullif(j, j) + 1 / (j - j)",
+    "null after an error": "(1 / (k - k)) / nullif(k, k)",
+    "decided after an error": "1 / (i - j - i + j) > 0 and 1 > 2 or i is null",
+    "null in an error": "hour(null) * (1 / (b - b))",
     "literals": "struct(timestamp'2024-01-02 03:04:05.678901', date'1850-12-31', 1.50, 2e0, X'00ff', 12345678901)",
     "ntz": "cast(at as timestamp_ntz) < timestamp_ntz'2024-02-29 12:00:00'",
     "trims and pads": "rpad(ltrim(s), 3, 'é')",

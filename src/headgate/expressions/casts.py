@@ -254,9 +254,19 @@ def _java_text(number: Any) -> str:
 
 def local_time(values: pa.Array, time_zone: str) -> pa.Array:
     """Return the wall clock's time of timestamps in a time zone, or that of dates at midnight."""
+    _check_years(values)
     if pa.types.is_timestamp(values.type) and values.type.tz is not None:
         return pc.local_timestamp(values.cast(pa.timestamp("us", time_zone)))
     return values.cast(TIMESTAMP_NTZ)
+
+
+def _check_years(values: pa.Array) -> None:
+    """Refuse years beyond 32,000, which Arrow counts in 16 bits."""
+    per_year = 365.2425 if pa.types.is_date(values.type) else 365.2425 * 86_400_000_000
+    numbers = values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
+    bounds = pc.min_max(numbers).as_py()
+    if any(each is not None and abs(each) > 30_000 * per_year for each in bounds.values()):
+        raise pa.ArrowInvalid("a time is more than 30,000 years from 1970")
 
 
 def _from_time(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:

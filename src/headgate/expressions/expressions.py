@@ -71,6 +71,14 @@ Node = Name | Bound | Constant | Call | CastTo | Branches
 _INFIX = frozenset(("+", "-", "*", "/", "%", "=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or"))
 
 
+_DIVISIONS = ("/", "%")
+NULL_TOLERANT = frozenset(
+    ("and", "or", "<=>", "isnull", "isnotnull", "isnan", "in", "coalesce", "nullif", "greatest", "least", "concat",
+     "concat_ws", "struct")
+)  # fmt: skip
+"""The functions that evaluate all arguments, whichever of them is null; of the others the result is then null."""
+
+
 class Column:
     """An expression over columns. Made by `headgate.functions`; its methods have PySpark's names and meaning.
 
@@ -393,7 +401,7 @@ def evaluate(node: Node, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
         case Call(function="and", arguments=(left, right)):
             return _evaluate_and(left, right, batch, time_zone)
         case Call(function=function, arguments=arguments, parameters=parameters):
-            arrays = [evaluate(each, batch, time_zone) for each in arguments]
+            arrays = _evaluate_arguments(function, arguments, batch, time_zone)
             try:
                 found = KERNELS[function](*arrays, time_zone=time_zone, **parameters)
             except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
@@ -402,6 +410,26 @@ def evaluate(node: Node, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
                     f"{text_of(node)}: {function} cannot take {types}.", option=function, value=types
                 ) from error
             return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _evaluate_arguments(
+    function: str, arguments: tuple[Node, ...], batch: pa.RecordBatch, time_zone: str
+) -> list[pa.Array]:
+    """Evaluate arguments in Spark's order; one that fails only where another is null already has no error."""
+    order = range(len(arguments))
+    found: dict[int, pa.Array] = {}
+    for place in reversed(order) if function in _DIVISIONS else order:
+        try:
+            found[place] = evaluate(arguments[place], batch, time_zone)
+        except pa.ArrowInvalid:
+            if not found or function in NULL_TOLERANT:
+                raise
+            needed = pa.array(np.logical_and.reduce([np.asarray(each.is_valid()) for each in found.values()]))
+            if needed.true_count == len(needed):
+                raise
+            values = evaluate(arguments[place], batch.filter(needed), time_zone)
+            found[place] = pc.replace_with_mask(pa.nulls(len(needed), values.type), needed, values)
+    return [found[place] for place in order]
 
 
 def type_in(node: Node, schema: pa.Schema, time_zone: str) -> pa.DataType:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from headgate.errors import OptionError, UnsupportedOperationError
-from headgate.expressions.expressions import Bound, Branches, Call, Constant, Node, evaluate
+from headgate.expressions.expressions import NULL_TOLERANT, Bound, Branches, Call, Constant, Node, evaluate
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
@@ -51,8 +51,17 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def evaluated_by_catalyst(expression: JavaObject, why: NotOnArrowError) -> Node:
+def evaluated_by_catalyst(own: Expressions, expression: JavaObject, why: NotOnArrowError) -> Node:
     """Return the node that evaluates a whole expression in Spark's own code: not there yet.
+
+    Parameters
+    ----------
+    own
+        The columns of the rows, by which references in the expression can be bound.
+    expression
+        A whole column or condition: what is lazy in it stays so.
+    why
+        Which part is not on Arrow.
 
     Raises
     ------
@@ -96,8 +105,8 @@ class Expressions:
         known: Sequence[tuple[Any, Bound]] = (),
     ) -> None:
         self.time_zone = time_zone
-        self._schema = schema
-        self._places = places
+        self.schema = schema
+        self.places = places
         self._known = known
         self._common: dict[int, Node] = {}
 
@@ -113,7 +122,7 @@ class Expressions:
             return self.node(expression)
         except NotOnArrowError as error:
             why = error
-        return evaluated_by_catalyst(expression, why)
+        return evaluated_by_catalyst(self, expression, why)
 
     def node(self, expression: JavaObject) -> Node:
         """Return the node of an expression or a part of one.
@@ -159,15 +168,17 @@ class Expressions:
     def column(self, attribute: JavaObject) -> Bound:
         """Return the column of an attribute."""
         number = attribute.exprId().id()
-        if number not in self._places:
+        if number not in self.places:
             raise NotOnArrowError(attribute, "it is no column of the rows here; windows are there to be grouped by")
-        index = self._places[number]
-        return Bound(index, self._schema.names[index])
+        index = self.places[number]
+        return Bound(index, self.schema.names[index])
 
     def call(self, expression: JavaObject, kernel: str, *arguments: JavaObject, **parameters: Any) -> Node:
         """Return a call of a kernel over other expressions, if it gives the type that Spark says."""
         nodes = [self.node(each) for each in arguments]
         kinds = [self.kind(each) for each in arguments]
+        if kernel not in NULL_TOLERANT and any(isinstance(each, Constant) and each.value is None for each in nodes):
+            return Constant(None, self.kind(expression))
         return self.checked(expression, lambda given: Call(kernel, tuple(given), parameters), nodes, kinds)
 
     def checked(
@@ -309,9 +320,14 @@ def _first_valid(given: Sequence[Node]) -> Node:
     return Branches(tuple((Call("isnotnull", (each,)), each) for each in given[:-1]), given[-1])
 
 
-@rule("Or")
-def _or(own: Expressions, expression: Any) -> Node:
+@rule("And", "Or")
+def _logic(own: Expressions, expression: Any) -> Node:
     left, right = own.node(expression.left()), own.node(expression.right())
+    decided = Constant(class_of(expression) == "Or", pa.bool_())
+    if decided in (left, right):  # the other side is not evaluated
+        return decided
+    if class_of(expression) == "And":
+        return Call("and", (left, right))
     if cannot_fail(right):
         return Call("or", (left, right))
     # Only `and` leaves out rows that the first side has decided already.

@@ -21,7 +21,7 @@ from headgate.spark.analyzed.scala import class_of, items
 # One kernel, all arguments.
 
 _PLAIN = {
-    "And": "and", "Not": "not", "IsNull": "isnull", "IsNotNull": "isnotnull", "IsNaN": "isnan",
+    "Not": "not", "IsNaN": "isnan",
     "EqualTo": "=", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
     "EqualNullSafe": "<=>", "Greatest": "greatest", "Least": "least",
     "Sqrt": "sqrt", "Signum": "signum",
@@ -34,6 +34,13 @@ _PLAIN = {
 @rule(*_PLAIN)
 def _plain(own: Expressions, expression: Any) -> Node:
     return own.call(expression, _PLAIN[class_of(expression)], *items(expression.children()))
+
+
+@rule("IsNull", "IsNotNull")
+def _is_null(own: Expressions, expression: Any) -> Node:
+    if not expression.child().nullable():  # Spark does not evaluate it, so that it cannot fail
+        return Constant(class_of(expression) == "IsNotNull", pa.bool_())
+    return own.call(expression, class_of(expression).lower(), expression.child())
 
 
 # Arithmetic, in ANSI mode: what does not fit is an error.
@@ -130,6 +137,7 @@ _TEXTS = {
     "Upper": "upper", "Lower": "lower", "Length": "length", "Reverse": "reverse", "StringTrim": "trim",
     "StringTrimLeft": "ltrim", "StringTrimRight": "rtrim", "Concat": "concat",
 }  # fmt: skip
+_CASE = ("Upper", "Lower")
 _MATCHES = {
     "Contains": "contains",
     "StartsWith": "startswith",
@@ -142,6 +150,8 @@ _MATCHES = {
 @rule(*_TEXTS)
 def _text(own: Expressions, expression: Any) -> Node:
     name, given = class_of(expression), list(items(expression.children()))
+    while name in _CASE and class_of(given[0]) in _CASE:  # Spark's optimizer says that only the last one counts
+        given = [given[0].child()]
     _check_texts(own, expression, given)
     if name.startswith("StringTrim") and len(given) > 1:
         raise NotOnArrowError(expression, "it trims other characters than blanks")

@@ -38,6 +38,16 @@ def test_a_column_is_found_by_its_place() -> None:
     assert evaluate(Bound(1, "n"), batch, "UTC").to_pylist() == [2]
 
 
+def test_what_is_null_already_has_no_error() -> None:
+    batch = pa.record_batch({"n": pa.array([4, None, 2]), "zero": pa.array([1, 0, 2])})
+    quotient = Call("/", (ONE, Bound(1, "zero")))
+    assert evaluate(Call("+", (N, quotient)), batch, "UTC").to_pylist() == [5.0, None, 2.5]
+    assert evaluate(Call("/", (quotient, N)), batch, "UTC").to_pylist() == [0.25, None, 0.25]
+    for call in (Call("+", (quotient, N)), Call("greatest", (N, quotient)), Call("/", (N, quotient))):
+        with pytest.raises(pa.ArrowInvalid):
+            evaluate(call, batch, "UTC")
+
+
 def test_constants_are_simple_values() -> None:
     class Scala:
         def toString(self) -> str:
