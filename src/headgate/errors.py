@@ -71,6 +71,14 @@ class UserFunctionError(HeadgateError):
     """A function of the user's raised. Facts: function; the original is ``__cause__``."""
 
 
+class ExpressionError(HeadgateError):
+    """Spark's own code failed on an expression's values. Facts: condition, which is Spark's name of it; java_class."""
+
+
+class HelperLostError(HeadgateError):
+    """The Java process that evaluates expressions of a query has ended. Facts: pid, status."""
+
+
 class SourceError(HeadgateError):
     """The system that is read from failed. Facts: source, split, position where known."""
 

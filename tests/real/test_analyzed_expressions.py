@@ -223,7 +223,7 @@ def compiled(frame: DataFrame, schema: pa.Schema, time_zone: str, index: int = 0
     """Return what a column of the last projection of a DataFrame becomes."""
     analyzed = frame._jdf.queryExecution().analyzed()
     places = {each.exprId().id(): place for place, each in enumerate(items(analyzed.child().output()))}
-    rows = Rows(node=source(schema), places=places, windows={}, time_zone=time_zone)
+    rows = Rows(node=source(schema), places=places, windows={}, spark=frame.sparkSession, time_zone=time_zone)
     return rows.expressions().compiled(analyzed.projectList().apply(index))
 
 

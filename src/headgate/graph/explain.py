@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from headgate.expressions.expressions import Bound, Name, text_of
 from headgate.graph.stage_graph import SINK_UID, SourceDefinition, Stage, StageGraph
+from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
 from headgate.operators.operator import KeyedOperator, Operator
@@ -60,6 +61,8 @@ def _source(source: SourceDefinition) -> str:
 
 def _operator(operator: Operator) -> str:
     match operator:
+        case CatalystProject(function=function):
+            return f"{function}  [Catalyst]"
         case Filter(condition=condition):
             return f"{text_of(condition)}  [Arrow]"
         case Project(nodes=nodes, schema=schema):

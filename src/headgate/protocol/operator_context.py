@@ -37,6 +37,8 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
         A folder on the local disk, for this execution alone; deleted after it.
     memory_bytes
         How much of its keyed state an operator keeps in memory (`state.memory`); the rest is spilled.
+    catalyst_memory_bytes
+        The largest heap of the Java process for expressions (`catalyst.memory`).
     load
         Reads a pickled object of the user's, whose classes are the slot's own.
     """
@@ -53,6 +55,7 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     time_zone: str = "UTC"
     spill_folder: str = ""
     memory_bytes: int = 0
+    catalyst_memory_bytes: int = 512 << 20
     load: Callable[[bytes], Any] = pickle.loads
 
     @property

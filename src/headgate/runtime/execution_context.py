@@ -141,6 +141,7 @@ class ExecutionContext:
             time_zone=self.place.time_zone,
             spill_folder=next(iter(self.spill_folders), ""),
             memory_bytes=options["state.memory"],
+            catalyst_memory_bytes=options["catalyst.memory"],
             load=self.services.load,
         )
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from headgate.expressions.expressions import Bound, Branches, Column, Constant, Node
 from headgate.graph.plan import PlanNode
 from headgate.operators.windows.aggregates import Aggregate
+from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, Window, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
@@ -76,16 +77,18 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     for each in output:
         _find(each, grouping, found)
     columns = Columns()
-    expressions = before.expressions()
+    keys = [each for each in grouping if _window(before, each) is None]
+    before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
+    expressions = before.expressions(known)
     by = [_grouped_by(before, expressions, each, columns, output) for each in grouping]
     aggregates = [_aggregate(expressions, each, columns, output) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
     made: PlanNode = GroupedStream(before.node, by, before.time_zone, lambda made: made).agg(*aggregates)
-    known = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
-    _check_types(made.schema, expressions, known[len(grouping) :])
-    after = Rows(node=made, places={}, windows={}, time_zone=before.time_zone)
-    results = after.expressions(known)
+    made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
+    _check_types(made.schema, expressions, made_of[len(grouping) :])
+    after = Rows(node=made, places={}, windows={}, spark=before.spark, time_zone=before.time_zone)
+    results = after.expressions(made_of)
     outputs = Columns()
     places = {each.exprId().id(): outputs.add(results.compiled(each), str(each.name())) for each in output}
     return replace(after, node=after.projected(outputs.made), places=places)
@@ -116,6 +119,17 @@ def _name(expression: JavaObject, output: list[JavaObject], otherwise: str) -> s
     return otherwise
 
 
+def _arguments(expression: JavaObject) -> list[JavaObject]:
+    """Return what is evaluated for each row that is aggregated."""
+    condition = option(expression.filter())
+    return [*items(_aggregated_by(expression).children()), *([] if condition is None else [condition])]
+
+
+def _aggregated_by(expression: JavaObject) -> JavaObject:
+    of = expression.aggregateFunction()
+    return of.replacement() if is_a(of, "RuntimeReplaceable") else of
+
+
 def _grouped_by(
     before: Rows, expressions: Expressions, expression: JavaObject, columns: Columns, output: list[JavaObject]
 ) -> Column | Window:
@@ -138,9 +152,7 @@ def _aggregate(
 
 def _function(own: Expressions, expression: JavaObject) -> tuple[str, Node | None, dict[str, Any]]:
     """Return the name of an aggregate of ours, its argument and its parameters."""
-    of = expression.aggregateFunction()
-    if is_a(of, "RuntimeReplaceable"):
-        of = of.replacement()
+    of = _aggregated_by(expression)
     name, given = class_of(of), list(items(of.children()))
     if name not in _FUNCTIONS:
         raise NotOnArrowError(expression, f"the aggregate {name} is not supported yet")

@@ -1,7 +1,7 @@
 """An expression of Spark's analyzer becomes one that Arrow evaluates, where its result is proven to be Spark's.
 
 Never: type, coerce or resolve anything: each expression has its type from Spark, and a kernel that gives another is not
-used. What no kernel is proven for goes to `evaluated_by_catalyst`, the one place for Spark's own code.
+used. What no kernel is proven for is a column that `headgate.spark.analyzed.catalyst` had Spark's own code make.
 """
 
 from __future__ import annotations
@@ -49,26 +49,6 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return made
 
     return enter
-
-
-def evaluated_by_catalyst(own: Expressions, expression: JavaObject, why: NotOnArrowError) -> Node:
-    """Return the node that evaluates a whole expression in Spark's own code: not there yet.
-
-    Parameters
-    ----------
-    own
-        The columns of the rows, by which references in the expression can be bound.
-    expression
-        A whole column or condition: what is lazy in it stays so.
-    why
-        Which part is not on Arrow.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        Always; it names the expression and the part of it that is not on Arrow.
-    """
-    raise not_supported(expression, why)
 
 
 def not_supported(expression: JavaObject, why: NotOnArrowError) -> UnsupportedOperationError:
@@ -121,8 +101,7 @@ class Expressions:
         try:
             return self.node(expression)
         except NotOnArrowError as error:
-            why = error
-        return evaluated_by_catalyst(self, expression, why)
+            raise not_supported(expression, error) from error
 
     def node(self, expression: JavaObject) -> Node:
         """Return the node of an expression or a part of one.

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Bound, Call, Column, Node
+from headgate.expressions.expressions import Bound, Call, Column
 from headgate.graph.plan import PlanNode, can_be_named, watermarked
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.filter import Filter
@@ -30,6 +30,7 @@ from headgate.operators.project import Project
 from headgate.operators.union import Union
 from headgate.source import Boundedness
 from headgate.spark.analyzed.aggregates import aggregated, expanded
+from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.exchanges import repartitioned, spread
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import mapped_in_arrow
@@ -146,7 +147,7 @@ class Translation:
             schema = arrow_schema(_schema(node))
             self._relations[ids] = source_node(self.spark, name, options, schema, self._boundedness)
         places = {number: place for place, number in enumerate(ids)}
-        return Rows(node=self._relations[ids], places=places, windows={}, time_zone=self.time_zone)
+        return Rows(node=self._relations[ids], places=places, windows={}, spark=self.spark, time_zone=self.time_zone)
 
     def named(self, rows: Rows, name: str) -> Rows:
         """Return rows whose source or operator has a name, unless it has one or the name is another's already."""
@@ -208,10 +209,8 @@ def _project(own: Translation, node: Any) -> Rows:
 
 def project(before: Rows, named: list[JavaObject]) -> Rows:
     """Return rows with the columns of named expressions."""
-    expressions, columns = before.expressions(), Columns()
-    places, windows = {}, {}
+    expressions, columns, windows, values = before.expressions(), Columns(), {}, []
     for each in named:
-        number = each.exprId().id()
         try:
             window = window_of(expressions, each)
         except NotOnArrowError as why:
@@ -220,9 +219,12 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
         if window is None and class_of(value) == "AttributeReference":
             window = before.windows.get(value.exprId().id())
         if window is not None:
-            windows[number] = window
+            windows[each.exprId().id()] = window
         else:
-            places[number] = columns.add(expressions.compiled(each), str(each.name()))
+            values.append(each)
+    before, known = with_catalyst(before, values)
+    expressions = before.expressions(known)
+    places = {each.exprId().id(): columns.add(expressions.compiled(each), str(each.name())) for each in values}
     windows = {number: columns.window(each) for number, each in windows.items()}
     return replace(before, node=before.projected(columns.made), places=places, windows=windows)
 
@@ -232,10 +234,12 @@ def _filter(own: Translation, node: Any) -> Rows:
     before = own.rows(child)
     if class_of(child) == "Expand":  # of sliding windows: the filter is the analyzer's, for rows that are in none
         (time,) = {window.time for window in before.windows.values()}
-        condition: Node = Call("isnotnull", (time,))
-    else:
-        condition = before.expressions().compiled(node.condition())
-    return before.then(Filter(before.node.schema, Column(condition), before.time_zone))
+        has_time = Column(Call("isnotnull", (time,)))
+        return before.then(Filter(before.node.schema, has_time, before.time_zone))
+    wide, known = with_catalyst(before, [node.condition()])
+    condition = wide.expressions(known).compiled(node.condition())
+    filtered = wide.then(Filter(wide.node.schema, Column(condition), wide.time_zone))
+    return replace(before, node=filtered.projected(before.all())) if known else filtered
 
 
 def _alias(own: Translation, node: Any) -> Rows:
@@ -249,7 +253,7 @@ def _union(own: Translation, node: Any) -> Rows:
         nodes.append(rows.node_of(list(items(each.output())), each))
     made = PlanNode(of=Union(*(each.schema for each in nodes)), inputs=tuple(nodes))
     places = {number: place for place, number in enumerate(_ids(node))}
-    return Rows(node=made, places=places, windows={}, time_zone=own.time_zone)
+    return Rows(node=made, places=places, windows={}, spark=own.spark, time_zone=own.time_zone)
 
 
 def _watermark(own: Translation, node: Any) -> Rows:
@@ -281,7 +285,7 @@ def _map_in_arrow(own: Translation, node: Any) -> Rows:
     before = _named(own.rows(node.child()), node.child())
     made = mapped_in_arrow(own.spark, before, node, arrow_schema(_schema(node)))
     places = {number: place for place, number in enumerate(_ids(node))}
-    return Rows(node=made, places=places, windows={}, time_zone=own.time_zone)
+    return Rows(node=made, places=places, windows={}, spark=own.spark, time_zone=own.time_zone)
 
 
 def _child(own: Translation, node: Any) -> Rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,9 @@ from headgate.operators.project import Project
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions
 from headgate.spark.analyzed.scala import JavaObject, class_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Window = TimeWindow | SessionWindow
 
@@ -37,6 +40,8 @@ class Rows:
         By the id of an attribute: its column, by number.
     windows
         By the id of an attribute: the windows that it stands for, whose time is a `Bound` column.
+    spark
+        The session.
     time_zone
         The session's.
     """
@@ -44,6 +49,7 @@ class Rows:
     node: PlanNode
     places: dict[int, int]
     windows: dict[int, Window]
+    spark: SparkSession
     time_zone: str
 
     def expressions(self, known: Sequence[tuple[Any, Bound]] = ()) -> Expressions:

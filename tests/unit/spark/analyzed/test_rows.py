@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pyarrow as pa
 import pytest
 
@@ -20,7 +22,7 @@ TIMED = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 
 
 def rows() -> Rows:
-    return Rows(node=source(TIMED), places={7: 0, 9: 1}, windows={}, time_zone="UTC")
+    return Rows(node=source(TIMED), places={7: 0, 9: 1}, windows={}, spark=cast(Any, None), time_zone="UTC")
 
 
 def test_columns_of_one_name_get_names_of_their_own() -> None:

@@ -1,0 +1,73 @@
+"""`CatalystProject`: adds columns whose expressions Spark's own code evaluates.
+
+Never: keep anything between two batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headgate.catalyst.evaluator import Evaluator
+from headgate.catalyst.helper_jvm import shared_helper
+from headgate.operators.operator import Emit, Operator
+from headgate.protocol.operator_context import OperatorContext
+
+
+class CatalystProject(Operator):
+    """Adds a column for each expression to its input's, all in one call of the helper JVM.
+
+    Parameters
+    ----------
+    schema
+        The columns of its input.
+    arguments
+        The places of those that the expressions are evaluated on.
+    fields
+        The columns that are added.
+    projection
+        The expressions, Java-serialised (`headgate.spark.analyzed.catalyst`).
+    texts
+        The expressions, as Spark writes them.
+    """
+
+    kind = "select"
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        arguments: Sequence[int],
+        fields: Sequence[pa.Field],
+        projection: bytes,
+        texts: Sequence[str],
+    ) -> None:
+        self._arguments = list(arguments)
+        self._projection = projection
+        self.function = ", ".join(texts)
+        self.schema = pa.schema([*schema, *fields])
+
+    def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+        """Connect to this process's helper, which is started if nobody needed it before."""
+        self._evaluator = Evaluator(shared_helper(context.catalyst_memory_bytes), self._projection)
+
+    def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Emit the rows with what is added.
+
+        Raises
+        ------
+        ExpressionError
+            Spark's code raised an error.
+        HelperLostError
+            The helper has ended.
+        """
+        made = self._evaluator.evaluate([batch.column(each) for each in self._arguments], batch.num_rows)
+        kinds = self.schema.types[batch.num_columns :]
+        columns = [each if each.type == kind else each.cast(kind) for each, kind in zip(made, kinds)]
+        emit(pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self.schema), split_id)
+
+    def close(self) -> None:
+        """Close the connection; the helper stays, for others."""
+        evaluator = getattr(self, "_evaluator", None)
+        if evaluator is not None:
+            evaluator.close()
