@@ -7,6 +7,8 @@ without one of these around it (the original stays as ``__cause__``).
       OptionError (and ValueError)     the user: an option, its value, what is allowed
       DeploymentError                  the user: executors run other code than the driver
       UserFunctionError                the user: a function of theirs raised
+      ExpressionError                  the user: an expression of theirs failed on a value, in Spark's own code
+      HelperLostError                  the world outside: the Java process beside a slot ended
       SourceError                      the world outside
         BadDataError                   data that contradicts its format or schema: file and byte offset
         DataLossError                  data that was there is gone: a deleted, shrunken or replaced file

@@ -234,7 +234,10 @@ class PassesWatermarks(Unchecked):
 
 
 def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> None:
-    first_found(LATE, 465, {InputGate: PassesWatermarks}, of=in_time)
+    def slow(each: Scenario) -> Scenario:
+        return msgspec.structs.replace(each, row_ms=20, interval_ms=100, first_checkpoint_ms=10)
+
+    first_found(LATE, 561, {InputGate: PassesWatermarks}, of=in_time, change=slow)
 
 
 def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

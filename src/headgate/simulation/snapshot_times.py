@@ -32,7 +32,7 @@ class SnapshotTimes:
         """By run, generation and checkpoint: when each subtask of a stage took its snapshot."""
         self._deployed: dict[tuple[int, int], tuple[int, int]] = {}  # by stage and slot: attempt and execution
         self._running: set[tuple[int, int]] = set()
-        self._down: set[str] = set()  # sources whose enumerator has failed
+        self._has_failed = False  # an enumerator, since checkpoints last began: its readers report again first
         self._since_ms: int | None = None  # since when the first checkpoint of a deployment could have begun
 
     def on_barrier(self, run: int, order: msg.TriggerCheckpoint) -> None:
@@ -82,12 +82,9 @@ class SnapshotTimes:
                 self._running.add(subtask)
                 plan = self._cluster.plan
                 if plan is not None and len(self._running) == len(plan.stages) * plan.parallelism:
-                    self._since_ms = None if self._down else self._cluster.clock.now_ms
-            case jm.FromSource(source=uid, event=src.EnumeratorFailed()):  # a checkpoint is put off meanwhile
-                self._down.add(uid)
-                self._since_ms = None
-            case jm.FromSource(source=uid, event=src.EnumeratorStarted()):
-                self._down.discard(uid)
+                    self._since_ms = None if self._has_failed else self._cluster.clock.now_ms
+            case jm.FromSource(event=src.EnumeratorFailed()):  # checkpoints are put off
+                self._has_failed, self._since_ms = True, None
             case cp.Committed() | cp.CommitFailed() if self._since_ms is not None:
                 self._since_ms = self._cluster.clock.now_ms
 
@@ -102,7 +99,7 @@ class SnapshotTimes:
             case jm.Transmit(envelope=msg.Envelope(message=msg.CancelSubtask())):
                 self._forget()
             case jm.ForSource(action=src.CallEnumerator(call=src.SnapshotEnumerator())):
-                since_ms, self._since_ms = self._since_ms, None
+                since_ms, self._since_ms, self._has_failed = self._since_ms, None, False
                 cluster = self._cluster
                 if since_ms is not None and cluster.scenario.is_keyed and cluster.excused_until_ms < since_ms:
                     took_ms = cluster.clock.now_ms - since_ms
