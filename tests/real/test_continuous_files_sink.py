@@ -77,7 +77,7 @@ def context(run: int = 1) -> OperatorContext:
 
 def publish(sink: Sink, schema: pa.Schema, publications: list[list[dict[str, Any]]], run: int = 1) -> None:
     """Write and commit rows, one publication per element."""
-    writer, committer = sink.create_writer(context(run), schema, []), sink.create_committer()
+    writer, committer = sink.create_writer(context(run), schema, []), sink.create_committer("")
     assert committer is not None
     for number, rows in enumerate(publications, 1):
         writer.write(pa.RecordBatch.from_pylist([{**dict.fromkeys(schema.names), **row} for row in rows], schema))
@@ -184,7 +184,7 @@ def test_a_folder_of_sparks_own_sink_is_gone_on_with(spark: SparkSession, tmp_pa
 
 def test_readers_see_an_empty_table_before_the_first_publication(spark: SparkSession, tmp_path: Path) -> None:
     sink = make_sink("json", {"path": str(tmp_path / "out")}, SIMPLE)
-    committer = sink.create_committer()
+    committer = sink.create_committer("")
     writer = sink.create_writer(context(), SIMPLE, [])
     writer.write(pa.RecordBatch.from_pylist([{"id": 1, "name": "staged"}], SIMPLE))
     staged = writer.prepare_commit(1, final=True).result(120).committables
@@ -221,7 +221,7 @@ def test_a_bucket_gets_the_same_log(aws: MotoServer, size: str) -> None:
     path = f"s3://{ACCESS_KEY}:{SECRET_KEY}@{bucket}/out?{parameters}"
     options = {"path": path, "publishInterval": "0s", "targetFileSize": size}
     sink = make_sink("parquet", options, SIMPLE)
-    writer, committer = sink.create_writer(context(), SIMPLE, []), sink.create_committer()
+    writer, committer = sink.create_writer(context(), SIMPLE, []), sink.create_committer("")
     assert committer is not None
     for epoch in range(1, 11):
         for each in (2 * epoch, 2 * epoch + 1):

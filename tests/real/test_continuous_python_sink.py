@@ -91,7 +91,7 @@ def test_rows_are_those_of_spark_s_own_worker_and_commits_come_to_the_driver(spa
     writer.write(BATCH)
     state = writer.prepare_commit(1, final=True).result(60)
     writer.close()
-    committer = sink.create_committer()
+    committer = sink.create_committer("")
     assert committer is not None
     assert committer.commit(state.committables, epoch=1, final=True) == ()
     expected = [tuple(row) for row in spark.createDataFrame(pa.table(BATCH)).collect()]

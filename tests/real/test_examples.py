@@ -133,6 +133,12 @@ def test_continuous_dataframe(run: Run, tmp_path: Path) -> None:
     assert all(9 * rides <= total for rides, total in sizes.values())
 
 
+def test_continuous_foreach_batch(run: Run, tmp_path: Path) -> None:
+    """Spark's own writer stores each row once."""
+    shown = run("continuous_foreach_batch.py", tmp_path / "out")
+    assert re.search(r"^5000 rides, 5000 of them different, in [1-9]\d* batches$", shown, re.MULTILINE)
+
+
 def test_continuous_updates(run: Run) -> None:
     """Groups are updated as they grow; what came too late is in the other sink, and nowhere else."""
     shown = run("continuous_updates.py")

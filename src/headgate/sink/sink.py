@@ -95,11 +95,19 @@ class Sink(ABC):
     name: str
     publishes_on_slots: bool = False
     """Whether rows of the last checkpoint are published by the slots, after it is complete (`SinkWriter.finish`)."""
+    commits_with_spark: bool = False
+    """Whether its committer runs Spark jobs, which need a core beside those of the slots."""
 
     @abstractmethod
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
         """Return a subtask's writer, with the list state that the checkpoint holds for it. On the slot."""
 
-    def create_committer(self) -> SinkCommitter | None:
-        """Return the committer; None: there is nothing to commit on the driver. On the driver."""
+    def create_committer(self, checkpoint_location: str) -> SinkCommitter | None:
+        """Return the committer; None: there is nothing to commit on the driver. On the driver.
+
+        Parameters
+        ----------
+        checkpoint_location
+            Where the query's checkpoints are; a writer finds it among its context's options.
+        """
         return None

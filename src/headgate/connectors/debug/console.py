@@ -59,7 +59,7 @@ class ConsoleSink(Sink):
         """See `Sink.create_writer`."""
         return CarryingWriter(context, schema, self._most_rows)
 
-    def create_committer(self) -> ConsoleCommitter:
+    def create_committer(self, checkpoint_location: str) -> ConsoleCommitter:
         """See `Sink.create_committer`."""
         return ConsoleCommitter(self._most_rows, self._truncate)
 

@@ -44,7 +44,7 @@ class MemorySink(Sink):
         """See `Sink.create_writer`."""
         return CarryingWriter(context, schema, most_rows=None)
 
-    def create_committer(self) -> MemoryCommitter:
+    def create_committer(self, checkpoint_location: str) -> MemoryCommitter:
         """Return the one committer of this query: a rescaled query's next run goes on with the same table."""
         if self._committer is None:
             self._committer = MemoryCommitter(self._schema)

@@ -147,7 +147,7 @@ class QueryDriver:
         self._error: HeadgateError | None = None
         self._over = False
         self._stopping = False
-        self._committers = _committers(definition, ownership)
+        self._committers = _committers(definition, settings.slot.checkpoint_location, ownership)
         self._server = self._open_server(settings.port)
         # From here on nothing raises: threads run.
         self._storage_worker = SerialExecutor(f"headgate-storage-{self._name}")
@@ -476,10 +476,10 @@ class QueryDriver:
             answer.set_exception(HeadgateError("The query ended before the checkpoint was complete."))
 
 
-def _committers(definition: QueryDefinition, ownership: Ownership) -> dict[str, SinkCommitter]:
+def _committers(definition: QueryDefinition, location: str, ownership: Ownership) -> dict[str, SinkCommitter]:
     wanted = (definition.sink, definition.bad_records_sink, definition.late_rows_sink)
     sinks = [sink for sink in wanted if sink is not None]
-    made = {sink.uid: sink.create_committer() for sink in sinks}
+    made = {sink.uid: sink.create_committer(location) for sink in sinks}
     committers = {uid: committer for uid, committer in made.items() if committer is not None}
     for committer in committers.values():
         committer.check_owner = ownership.check

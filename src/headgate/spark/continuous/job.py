@@ -63,7 +63,7 @@ _groups: set[str] = set()
 """The job groups of this process's slots."""
 
 
-def check_session(spark: SparkSession, parallelism: int, slots: str) -> None:
+def check_session(spark: SparkSession, definition: QueryDefinition, parallelism: int) -> None:
     """Refuse a session in which slots could not live, or that the option ``slots`` is not for.
 
     Raises
@@ -71,8 +71,9 @@ def check_session(spark: SparkSession, parallelism: int, slots: str) -> None:
     OptionError
         Slots are to be threads, and there are executors. Or they are tasks, and speculation is on (two live attempts of
         every slow slot), Spark ends silent Python workers, or a local session has fewer cores than the query wants
-        slots.
+        slots, and one for the jobs of its sink.
     """
+    slots, spare = definition.options["slots"], int(definition.sink.commits_with_spark)
     if slots == "threads":
         if not is_local(spark):
             raise OptionError(
@@ -96,11 +97,13 @@ def check_session(spark: SparkSession, parallelism: int, slots: str) -> None:
                 "towards Spark as long as it lives. Set it to 0.",
                 option=name, value=value,
             )  # fmt: skip
-    cores = _cores(spark, parallelism)
-    if cores is not None and cores < parallelism and not _grows(spark):
+    cores = _cores(spark, parallelism + spare)
+    if cores is not None and cores < parallelism + spare and not _grows(spark):
+        beside = " and one for the jobs of its sink" if spare else ""
         raise OptionError(
-            f"A continuous query of parallelism {parallelism} needs {parallelism} cores for its slots, but "
-            f"{spark.sparkContext.master} has {cores}. Ask for a parallelism of at most {cores}, or for more cores.",
+            f"A continuous query of parallelism {parallelism} needs {parallelism} cores for its slots{beside}, but "
+            f"{spark.sparkContext.master} has {cores}. Ask for a parallelism of at most {cores - spare}, or for more "
+            "cores.",
             option="parallelism", value=parallelism, cores=cores,
         )  # fmt: skip
 

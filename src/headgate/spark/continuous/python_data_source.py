@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import pyarrow as pa
@@ -68,7 +68,7 @@ def make_python_sink(name: str, options: Mapping[str, str], schema: pa.Schema, s
     """
     from pyspark.errors import PySparkNotImplementedError
     from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamWriter
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     data_source = registered_class(name, spark)
     struct = from_arrow_schema(schema)
@@ -90,9 +90,7 @@ def make_python_sink(name: str, options: Mapping[str, str], schema: pa.Schema, s
             "DataSourceStreamWriter.",
             option="format", value=name,
         )  # fmt: skip
-    time_zone = spark.conf.get("spark.sql.session.timeZone")
-    binary_as_bytes = spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
-    return PythonSink(name, writer, struct, to_arrow_schema(struct, timezone=time_zone), binary_as_bytes)
+    return PythonSink.of(name, writer, schema, spark)
 
 
 def registered_class(name: str, spark: SparkSession) -> type[DataSource]:
@@ -174,6 +172,16 @@ class PythonSink(Sink):
         self._schema = schema
         self._binary_as_bytes = binary_as_bytes
 
+    @classmethod
+    def of(cls, name: str, writer: DataSourceStreamWriter, schema: pa.Schema, spark: SparkSession) -> Self:
+        """Return the sink of a writer whose rows are as the session says."""
+        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+        struct = from_arrow_schema(schema)
+        time_zone = spark.conf.get("spark.sql.session.timeZone")
+        binary_as_bytes = spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
+        return cls(name, writer, struct, to_arrow_schema(struct, timezone=time_zone), binary_as_bytes)
+
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
         """Return a subtask's writer."""
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -183,7 +191,7 @@ class PythonSink(Sink):
         function = f"{type(self._writer).__name__}.write"
         return PythonSinkWriter(write, self._schema, function, f"headgate-sink-{self.name}-{context.subtask}")
 
-    def create_committer(self) -> SinkCommitter:
+    def create_committer(self, checkpoint_location: str) -> SinkCommitter:
         """Return what calls the writer's ``commit``."""
         return PythonSinkCommitter(self._writer)
 

@@ -59,7 +59,7 @@ def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQ
     StoredStateError
         The checkpoint it would resume from cannot be used.
     """
-    check_session(spark, definition.parallelism, definition.options["slots"])
+    check_session(spark, definition, definition.parallelism)
     query = ContinuousQuery(spark, definition)
     query._begin()
     return query
@@ -253,7 +253,7 @@ class ContinuousQuery:
             The checkpoint did not complete, and the query continues as before; or the new run could not be started, and
             the query has ended.
         """
-        check_session(self._spark, parallelism, self._definition.options["slots"])
+        check_session(self._spark, self._definition, parallelism)
         self._check_parallelism(parallelism)
         with self._changing:
             driver = self._live()

@@ -19,11 +19,13 @@ from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 from headgate.sink import Sink
 from headgate.source import Boundedness, Options
+from headgate.spark.continuous.foreach import make_foreach_sink
+from headgate.spark.continuous.foreach_batch import ForeachBatchSink
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
 from headgate.spark.continuous.sinks import make_sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from headgate.spark.continuous.query import ContinuousQuery
 
@@ -36,6 +38,7 @@ class ContinuousStreamWriter:
         self._parallelism = parallelism
         self._plan = plan
         self._format = "parquet"
+        self._foreach: Any = None
         self._options: dict[str, str] = {}
         self._name: str | None = None
         self._interval_ms = 1000
@@ -48,7 +51,35 @@ class ContinuousStreamWriter:
 
     def format(self, source: str) -> ContinuousStreamWriter:
         """Name the sink: parquet (the default), json, csv, kafka, console, memory, noop, or a Python data source."""
-        self._format = source
+        self._format, self._foreach = source, None
+        return self
+
+    def foreachBatch(self, func: Callable[[DataFrame, int], Any]) -> ContinuousStreamWriter:
+        """Call a function on the driver with the rows of each checkpoint.
+
+        Parameters
+        ----------
+        func
+            Gets a DataFrame and its batch's number. Batches without rows are left out. After a crash the last batch may
+            come again, with the same number and the same rows. The rows are there until the function returns; its Spark
+            jobs need a core that no slot has.
+        """
+        return self._foreach_sink("foreachBatch", func)
+
+    def foreach(self, f: Any) -> ContinuousStreamWriter:
+        """Give each row to a function, or to an object with ``process(row)``, in the slots, at least once.
+
+        Parameters
+        ----------
+        f
+            A function of a ``Row``, or an object with ``process(row)`` and, if it likes, ``open(partition_id,
+            epoch_id)`` and ``close(error)``. It is pickled. Each checkpoint ends an epoch; none has the number of
+            another, even if rows come again after a failure.
+        """
+        return self._foreach_sink("foreach", f)
+
+    def _foreach_sink(self, name: str, given: Any) -> ContinuousStreamWriter:
+        self._format, self._foreach = name, given
         return self
 
     def option(self, key: str, value: Any) -> ContinuousStreamWriter:
@@ -198,7 +229,7 @@ class ContinuousStreamWriter:
         return QueryDefinition(
             name=self._name,
             graph=graph,
-            sink=make_sink(self._format, for_sink, self._node.schema, spark=self._spark),
+            sink=self._sink(for_sink),
             sink_format=self._format,
             options=options,
             parallelism=self._parallelism,
@@ -210,6 +241,13 @@ class ContinuousStreamWriter:
             late_rows_sink=self._late_rows_sink(graph),
             time_zone=session_time_zone(self._spark),
         )
+
+    def _sink(self, options: dict[str, str]) -> Sink:
+        if self._foreach is None:
+            return make_sink(self._format, options, self._node.schema, spark=self._spark)
+        if self._format == "foreach":
+            return make_foreach_sink(self._foreach, options, self._node.schema, self._spark)
+        return ForeachBatchSink(self._spark, self._foreach, options, self._node.schema)
 
     def _bad_records(self, options: Options) -> tuple[str, Sink | None]:
         handling: str = options["badRecords"]

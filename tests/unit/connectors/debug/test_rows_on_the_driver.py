@@ -48,7 +48,7 @@ def test_a_committable_is_a_line_of_json_and_an_arrow_stream() -> None:
 
 def test_memory_holds_each_committed_row_once() -> None:
     sink = MemorySink({"checkpointLocation": "x"}, SCHEMA)
-    committer, writer = sink.create_committer(), sink.create_writer(context(), SCHEMA, [])
+    committer, writer = sink.create_committer(""), sink.create_writer(context(), SCHEMA, [])
     assert committer.table() == SCHEMA.empty_table()
     writer.write(rows(1, 2))
     first = prepared(writer, 1)
@@ -73,12 +73,12 @@ def test_noop_counts() -> None:
     writer = sink.create_writer(context(), SCHEMA, [])
     writer.write(rows(1, 2))
     writer.write(rows(3))
-    assert writer.rows == 3 and prepared(writer, 1) == () and sink.create_committer() is None
+    assert writer.rows == 3 and prepared(writer, 1) == () and sink.create_committer("") is None
 
 
 def test_console_prints_the_first_rows_of_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     sink = ConsoleSink({"numRows": "2"})
-    committer, writer = sink.create_committer(), sink.create_writer(context(), SCHEMA, [])
+    committer, writer = sink.create_committer(""), sink.create_writer(context(), SCHEMA, [])
     for batch in (rows(1), rows(2, 3, 4), rows(5)):
         writer.write(batch)
     committables = prepared(writer, 1)

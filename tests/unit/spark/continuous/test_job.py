@@ -130,16 +130,20 @@ def test_a_session_that_was_stopped_or_lost_ends_threads_too() -> None:
     assert "was killed or has crashed" in reports[1].message  # type: ignore[union-attr]
 
 
+def threads() -> Any:
+    return SimpleNamespace(options={"slots": "threads"}, sink=SimpleNamespace(commits_with_spark=True))
+
+
 @pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]", "yarn"])
 def test_threads_are_for_a_local_master_only(master: str) -> None:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     with pytest.raises(
         OptionError, match="'slots' is 'threads': all slots would run in this one process, the driver's"
     ):
-        check_session(session, 2, "threads")
+        check_session(session, threads(), 2)
 
 
 @pytest.mark.parametrize("master", ["local", "local[1]", "local[*]"])
 def test_threads_wait_for_no_core(master: str) -> None:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
-    check_session(session, 8, "threads")
+    check_session(session, threads(), 8)

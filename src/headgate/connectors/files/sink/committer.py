@@ -53,7 +53,14 @@ from headgate.connectors.files.sink.spark_metadata import (
     PublishedFile,
     SparkMetadataLog,
 )
-from headgate.connectors.files.sink.staged_files import FOLDER, StagedFile, StagedName, decode_staged, staged_path
+from headgate.connectors.files.sink.staged_files import (
+    FOLDER,
+    KnownWriters,
+    StagedFile,
+    StagedName,
+    decode_staged,
+    staged_path,
+)
 from headgate.connectors.files.sink.writer import as_sink_error
 from headgate.errors import CorruptStateError, OptionError, SinkError, UnsupportedVersionError
 from headgate.sink import SinkCommitter
@@ -161,7 +168,7 @@ class FilesCommitter(SinkCommitter):
         self._metadata = SparkMetadataLog(file_system, output)
         self._published: dict[int, frozenset[str]] | None = None  # by batch, the last ones; None: to be recovered
         self._waiting: dict[str, StagedFile] = {}
-        self._newest: dict[str, _Writers] = {}  # by query
+        self._writers = KnownWriters()
         self._published_at_ms: int | None = None
 
     def open(self) -> None:
@@ -189,7 +196,7 @@ class FilesCommitter(SinkCommitter):
         self._waiting.update({each.name: each for each in staged})
         # What was waiting when the last commit failed may have been published by it.
         self._forget(published)
-        sweeps = self._note_writers(staged)
+        sweeps = self._writers.note(staged)
         with as_sink_error(self._output, "publish"):
             if (final or self._is_due()) if self._waiting else self._is_bare():
                 published = self._publish(published)
@@ -407,23 +414,6 @@ class FilesCommitter(SinkCommitter):
 
     # Staged files that nobody will commit.
 
-    def _note_writers(self, staged: Iterable[StagedFile]) -> bool:
-        """Note who staged; return whether there is a writer that was not known.
-
-        Checkpoints complete in order, and a subtask has one writer at a time: once a writer's files are committed, no
-        more come of those before it (they wait, or never will).
-        """
-        changed = False
-        for each in staged:
-            name = StagedName.parse(each.name)
-            writers = self._newest.setdefault(name.query, _Writers(run=name.run))
-            if name.run > writers.run:
-                writers = self._newest[name.query] = _Writers(run=name.run)
-            if name.run == writers.run and name.execution > writers.executions.get(name.subtask, -1):
-                writers.executions[name.subtask] = name.execution
-                changed = True
-        return changed
-
     def _sweep(self, published: dict[int, frozenset[str]]) -> None:
         """Delete staged files that are published or that a dead writer left, and what publications left over."""
         known = frozenset().union(*published.values())
@@ -437,7 +427,7 @@ class FilesCommitter(SinkCommitter):
             name = StagedName.try_parse(info.base_name)
             if name is None or info.base_name in self._waiting:
                 continue
-            if info.base_name in known or self._is_dead(name):
+            if info.base_name in known or self._writers.is_dead(name):
                 delete_if_there(self._fs, info.path)
 
     def _sweep_intent(self, path: str, *, half: bool) -> None:
@@ -450,16 +440,3 @@ class FilesCommitter(SinkCommitter):
         except FileNotFoundError:  # whose it is, or another, was faster
             return
         self._settle(_decode_intent(data, path), path)
-
-    def _is_dead(self, name: StagedName) -> bool:
-        writers = self._newest.get(name.query)
-        if writers is None:
-            return False
-        return (name.run, name.execution) < (writers.run, writers.executions.get(name.subtask, -1))
-
-
-class _Writers(msgspec.Struct):
-    """The newest writers of a query that committed: those of a run, with the execution of each subtask."""
-
-    run: int
-    executions: dict[int, int] = {}

@@ -102,14 +102,14 @@ class FilesSink(Sink):
             size_bytes=parsed["publishSize"],
             file_bytes=parsed["targetFileSize"],
         )
-        _check_columns(name, self._encoding, schema, header=name == "csv" and parsed["header"])
+        check_columns(name, self._encoding, schema, header=name == "csv" and parsed["header"])
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> FilesWriter:
         """See `Sink.create_writer`."""
         names = StagedNames(context, self._encoding.extension)
         return FilesWriter(self._fs, self._output, self._encoding, schema, names, self._limits.file_bytes)
 
-    def create_committer(self) -> FilesCommitter:
+    def create_committer(self, checkpoint_location: str) -> FilesCommitter:
         """See `Sink.create_committer`. Makes the folder ready: readers see nothing in it but what is published."""
         committer = FilesCommitter(self._fs, self._output, self._base_uri, self._encoding, self._schema, self._limits)
         committer.open()
@@ -135,7 +135,14 @@ def _base_uri(path: str, output: str) -> str:
     return f"{match['scheme']}://{quote(posixpath.normpath(match['rest']))}"
 
 
-def _check_columns(name: str, encoding: FileEncoding, schema: pa.Schema, *, header: bool) -> None:
+def check_columns(name: str, encoding: FileEncoding, schema: pa.Schema, *, header: bool = False) -> None:
+    """Refuse columns that cannot be written, or not be read again.
+
+    Raises
+    ------
+    OptionError
+        There are none, two of one name, or one of a type that the encoding does not have.
+    """
     if not schema.names:
         raise OptionError(f"The sink {name} needs at least one column.", option="format", value=name)
     seen: set[str] = set()

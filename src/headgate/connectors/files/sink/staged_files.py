@@ -12,6 +12,7 @@ import hashlib
 import posixpath
 import re
 import secrets
+from collections.abc import Iterable
 
 import msgspec
 
@@ -78,6 +79,37 @@ class StagedName(msgspec.Struct, frozen=True, order=True):
             return None
         numbers = {each: int(match[each]) for each in ("run", "subtask", "execution", "attempt", "count")}
         return cls(query=match["query"], **numbers)
+
+
+class KnownWriters:
+    """The newest writers of each query that committed: those of a run, with the execution of each subtask.
+
+    Checkpoints complete in order, and a subtask has one writer at a time: once a writer's files are committed, no more
+    come of those before it (they wait, or never will).
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, dict[int, int]]] = {}
+
+    def note(self, staged: Iterable[StagedFile]) -> bool:
+        """Note who staged; return whether there is a writer that was not known."""
+        changed = False
+        for each in staged:
+            name = StagedName.parse(each.name)
+            run, executions = self._newest.setdefault(name.query, (name.run, {}))
+            if name.run > run:
+                run, executions = self._newest[name.query] = name.run, {}
+            if name.run == run and name.execution > executions.get(name.subtask, -1):
+                executions[name.subtask] = name.execution
+                changed = True
+        return changed
+
+    def is_dead(self, name: StagedName) -> bool:
+        """Return whether a file that is not committed never will be."""
+        if name.query not in self._newest:
+            return False
+        run, executions = self._newest[name.query]
+        return (name.run, name.execution) < (run, executions.get(name.subtask, -1))
 
 
 def decode_staged(committable: bytes) -> StagedFile:

@@ -18,7 +18,7 @@ CONTEXT = OperatorContext(uid="sink", subtask=0, parallelism=1, run=1, execution
 
 def test_it_works_from_the_driver_to_a_slot_and_back(tmp_path: Path) -> None:
     sink = FilesSink("csv", {"PATH": f"file://{tmp_path}/out", "header": "true", "sep": ";"}, SCHEMA)
-    committer = sink.create_committer()
+    committer = sink.create_committer("")
     on_slot: FilesSink = pickle.loads(pickle.dumps(sink))
     writer = on_slot.create_writer(CONTEXT, SCHEMA, [])
     writer.write(pa.record_batch({"id": [1], "s": ["a;b"]}))
@@ -76,7 +76,7 @@ def test_columns_that_are_refused(name: str, schema: pa.Schema, message: str) ->
 def test_a_folder_with_files_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").touch()
     with pytest.raises(OptionError, match=r"rows\.parquet"):
-        FilesSink("parquet", {"path": str(tmp_path)}, SCHEMA).create_committer()
+        FilesSink("parquet", {"path": str(tmp_path)}, SCHEMA).create_committer("")
 
 
 @pytest.mark.parametrize(

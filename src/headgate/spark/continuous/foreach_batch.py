@@ -1,0 +1,202 @@
+"""``writeStream.foreachBatch``: a function of the user's gets the rows of each epoch as a DataFrame, on the driver.
+
+Never: call the function with a number again but with the same rows; delete rows that it may be called with again.
+
+Writers stage rows as Parquet in ``<checkpointLocation>/foreach-batch``. Once their checkpoint is complete the function
+is called. When it has returned, ``committed-<epoch>`` says so, and the staged files are deleted. A crash between these
+two calls it once more, with the same number and the same rows: who writes to a table notes the number with them.
+
+Follows PySpark's ``DataStreamWriter.foreachBatch``, whose batches count from 0, where epochs count from 1.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+
+from headgate.connectors.files.sink.durable_files import delete_if_there, write_at_once
+from headgate.connectors.files.sink.encodings import ParquetEncoding
+from headgate.connectors.files.sink.sink import check_columns
+from headgate.connectors.files.sink.staged_files import (
+    FOLDER,
+    KnownWriters,
+    StagedFile,
+    StagedName,
+    StagedNames,
+    decode_staged,
+    staged_path,
+)
+from headgate.connectors.files.sink.writer import FilesWriter, as_sink_error
+from headgate.errors import HeadgateError, OptionError, SinkError, UserFunctionError
+from headgate.formats.file_systems import resolve_paths
+from headgate.protocol.operator_context import OperatorContext
+from headgate.sink import Sink, SinkCommitter
+from headgate.source.options import Options, OptionSpec, text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BatchFunction = Callable[["DataFrame", int], Any]
+SINK_OPTION_SPECS = (OptionSpec("checkpointLocation", text, None, "", status="no-op", why="the query's own"),)
+
+_MARK = re.compile(r"committed-(\d+)")
+_TARGET_BYTES = 128 << 20
+
+
+def _folder(checkpoint_location: str) -> tuple[pa_fs.FileSystem, str]:
+    file_system, (location,) = resolve_paths([checkpoint_location], "checkpointLocation")
+    return file_system, posixpath.join(location, "foreach-batch")
+
+
+class ForeachBatchSink(Sink):
+    """See `Sink`.
+
+    Parameters
+    ----------
+    spark
+        The session of the DataFrames.
+    function
+        Gets a DataFrame and its batch's number.
+    options
+        What the user set.
+    schema
+        The rows' columns.
+
+    Raises
+    ------
+    OptionError
+        It is no function, a column's type cannot be staged, or there is an option, which it does not have.
+    """
+
+    name = "foreachBatch"
+    commits_with_spark = True
+
+    def __init__(
+        self, spark: SparkSession, function: BatchFunction, options: dict[str, str], schema: pa.Schema
+    ) -> None:
+        if not callable(function):
+            raise OptionError(
+                f"foreachBatch: {function!r} is no function. It takes a DataFrame and the number of its batch.",
+                option="foreachBatch", value=type(function).__name__,
+            )  # fmt: skip
+        Options.parse("The sink foreachBatch", SINK_OPTION_SPECS, options)
+        self._encoding = ParquetEncoding("snappy")
+        check_columns(self.name, self._encoding, schema)
+        self._schema = schema
+        self._spark: SparkSession | None = spark
+        self._function: BatchFunction | None = function
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_spark": None, "_function": None}  # they stay on the driver
+
+    def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> FilesWriter:
+        """See `Sink.create_writer`."""
+        file_system, folder = _folder(context.options["checkpointLocation"])
+        names = StagedNames(context, self._encoding.extension)
+        return FilesWriter(file_system, folder, self._encoding, schema, names, _TARGET_BYTES)
+
+    def create_committer(self, checkpoint_location: str) -> ForeachBatchCommitter:
+        """See `Sink.create_committer`."""
+        assert self._spark is not None and self._function is not None
+        return ForeachBatchCommitter(self._spark, self._function, self._schema, checkpoint_location)
+
+
+class ForeachBatchCommitter(SinkCommitter):
+    """Calls the function, batch by batch.
+
+    Parameters
+    ----------
+    spark, function, schema
+        See `ForeachBatchSink`.
+    location
+        Where the query's checkpoints are.
+    """
+
+    def __init__(self, spark: SparkSession, function: BatchFunction, schema: pa.Schema, location: str) -> None:
+        self._spark = spark
+        self._function = function
+        self._schema = schema
+        self._location = location
+        self._fs, self._folder = _folder(location)
+        self._writers = KnownWriters()
+
+    def commit(self, committables: Sequence[bytes], *, epoch: int, final: bool) -> Sequence[bytes]:
+        """See `SinkCommitter.commit`. An epoch without rows is none of the function's batches.
+
+        Raises
+        ------
+        UserFunctionError
+            The function raised.
+        SinkError
+            Rows are gone, or storage fails.
+        """
+        staged = sorted(map(decode_staged, committables), key=lambda each: StagedName.parse(each.name))
+        with as_sink_error(self._folder, "read what is committed"):
+            marks = self._marks()
+        if staged and epoch > max(marks, default=0):
+            self._call(staged, epoch - 1)
+            with as_sink_error(self._folder, "note what is committed"):
+                write_at_once(self._fs, self._mark(epoch), iter([b""]))
+        with as_sink_error(self._folder, "delete what is committed"):
+            for mark in marks:
+                if staged and mark < epoch:
+                    delete_if_there(self._fs, self._mark(mark))
+            for each in staged:
+                delete_if_there(self._fs, staged_path(self._folder, each.name))
+            if self._writers.note(staged):
+                self._sweep()
+        return ()
+
+    def _marks(self) -> list[int]:
+        listed = self._fs.get_file_info(pa_fs.FileSelector(self._folder, allow_not_found=True))
+        return [int(match[1]) for each in listed if (match := _MARK.fullmatch(each.base_name))]
+
+    def _mark(self, epoch: int) -> str:
+        return posixpath.join(self._folder, f"committed-{epoch}")
+
+    def _call(self, staged: Sequence[StagedFile], number: int) -> None:
+        paths = [staged_path(self._folder, each.name) for each in staged]
+        with as_sink_error(self._folder, "find staged rows"):
+            gone = [each.path for each in self._fs.get_file_info(paths) if each.type != pa_fs.FileType.File]
+        if gone:
+            raise SinkError(
+                f"foreachBatch: the staged rows in {gone[0]} are gone. If the query was started from an old "
+                "checkpoint, its function had them long ago: give the query another checkpointLocation.",
+                sink="foreachBatch", path=gone[0],
+            )  # fmt: skip
+        self.check_owner()
+        frame = self._frame([each[len(self._folder) :] for each in paths])
+        function = getattr(self._function, "__qualname__", repr(self._function))
+        try:
+            self._function(frame, number)
+        except HeadgateError:
+            raise
+        except Exception as error:
+            raise UserFunctionError(
+                f"foreachBatch: {function} failed with batch {number}: {type(error).__name__}: {error}",
+                function=function,
+            ) from error  # fmt: skip
+
+    def _frame(self, names: Sequence[str]) -> DataFrame:
+        """Return staged rows. Spark reads local files itself; what else holds checkpoints it may not open."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        reader = self._spark.read.schema(from_arrow_schema(self._schema))
+        if isinstance(self._fs, pa_fs.LocalFileSystem):
+            return reader.parquet(*(f"file://{self._folder}{name}" for name in names))
+        base, mark, parameters = self._location.partition("?")
+        uris = [f"{base.rstrip('/')}/foreach-batch{name}{mark}{parameters}" for name in names]
+        return reader.format("headgate.files").option("fileFormat", "parquet").load(uris)
+
+    def _sweep(self) -> None:
+        """Delete what writers staged that are no more, and that no checkpoint holds."""
+        folder = posixpath.join(self._folder, FOLDER)
+        for each in self._fs.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True)):
+            name = StagedName.try_parse(each.base_name)
+            if name is not None and self._writers.is_dead(name):
+                delete_if_there(self._fs, each.path)

@@ -1,0 +1,226 @@
+"""``foreachBatch`` and ``foreach`` of continuous queries on real Spark."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+
+import headgate
+from headgate.errors import OptionError, SinkError, UserFunctionError
+from headgate.protocol.operator_context import OperatorContext
+from headgate.spark.continuous.foreach_batch import ForeachBatchSink
+from local.kinesis import MotoServer
+from tests.real.running_queries import PATIENCE_S, stop_all
+from tests.real.test_files_s3 import Bucket
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+SCHEMA = pa.schema({"n": pa.int64(), "tags": pa.list_(pa.string()), "at": pa.timestamp("us", "UTC")})
+AT = datetime.datetime(2024, 2, 29, 12, 30, 0, 123456)
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    stop_all()
+
+
+def generated(spark: SparkSession, rows: int = 3000) -> DataFrame:
+    options = {"numRows": rows, "rowsPerSecond": 1000, "numPartitions": 3, "fields.n.kind": "sequence"}
+    return spark.readStream.format("headgate.datagen").options(**options).schema("n long").load()
+
+
+def started(writer: Any, location: Path, **options: str) -> headgate.ContinuousQuery:
+    given = {"slots": "threads", "checkpointLocation": str(location), **options}
+    query: headgate.ContinuousQuery = writer.options(**given).trigger(continuous="200 milliseconds").start()
+    return query
+
+
+def test_a_function_gets_each_row_once_in_numbered_batches(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[tuple[int, list[int]]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        assert batch.sparkSession is spark and batch.columns == ["n"]
+        seen.append((number, [row.n for row in batch.collect()]))
+
+    query = started(headgate.continuous(generated(spark), 2).writeStream.foreachBatch(take), tmp_path)
+    assert query.awaitTermination(PATIENCE_S), query.status
+    numbers = [number for number, _ in seen]
+    assert numbers == sorted(set(numbers)) and len(numbers) > 2
+    assert all(rows for _, rows in seen), "a batch without rows is none"
+    assert sorted(n for _, rows in seen for n in rows) == list(range(3000))
+    assert list((tmp_path / "foreach-batch" / "_staging").iterdir()) == []
+
+
+def test_a_batch_whose_function_failed_comes_again_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    seen: dict[int, list[list[int]]] = {}
+
+    def take(batch: DataFrame, number: int) -> None:
+        seen.setdefault(number, []).append(sorted(row.n for row in batch.collect()))
+        if len(seen) == 3 and len(seen[number]) == 1:
+            raise ConnectionError("the table's server is away")
+
+    writer = headgate.continuous(generated(spark), 2).writeStream.foreachBatch(take)
+    query = started(writer, tmp_path)
+    assert query.awaitTermination(PATIENCE_S), query.status
+    again = [each for each in seen.values() if len(each) == 2]
+    assert len(again) == 1 and again[0][0] == again[0][1]
+    assert sorted(n for each in seen.values() for n in each[0]) == list(range(3000))
+
+
+def test_the_error_of_a_function_ends_the_query_with_its_name(spark: SparkSession, tmp_path: Path) -> None:
+    def take(batch: DataFrame, number: int) -> None:
+        raise ConnectionError("the table's server is away")
+
+    writer = headgate.continuous(generated(spark), 2).writeStream.foreachBatch(take)
+    query = started(writer, tmp_path, **{"restart-strategy": "none"})
+    with pytest.raises(UserFunctionError, match="take failed with batch 0: ConnectionError: the table"):
+        query.awaitTermination(PATIENCE_S)
+
+
+def staging(spark: SparkSession, function: Any, location: str, execution: int = 1) -> tuple[Any, Any]:
+    """Return a writer and a committer, as a slot and the driver make them."""
+    sink = ForeachBatchSink(spark, function, {}, SCHEMA)
+    context = OperatorContext(
+        uid="sink", subtask=0, parallelism=1, execution=execution, query_id="q",
+        options={"checkpointLocation": location},
+    )  # fmt: skip
+    return sink.create_writer(context, SCHEMA, []), sink.create_committer(location)
+
+
+def rows_of(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"n": n, "tags": ["a", None], "at": AT} for n in numbers], SCHEMA)
+
+
+def test_a_crash_before_it_is_noted_that_a_function_returned_gives_it_the_batch_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, list[Row]]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        seen.append((number, batch.collect()))
+        if len(seen) == 1:
+            raise KeyboardInterrupt  # as abrupt as an end of the process, for who called
+
+    writer, committer = staging(spark, take, str(tmp_path))
+    writer.write(rows_of(1, 2))
+    state = writer.prepare_commit(1, final=False).result(PATIENCE_S)
+    with pytest.raises(KeyboardInterrupt):
+        committer.commit(state.committables, epoch=1, final=False)
+    for _ in range(2):  # the second time the staged rows are gone, and it is known why
+        _, again = staging(spark, take, str(tmp_path))
+        assert again.commit(state.committables, epoch=1, final=False) == ()
+    assert [number for number, _ in seen] == [0, 0]
+    assert seen[0][1] == seen[1][1] == [Row(n=n, tags=["a", None], at=seen[0][1][0].at) for n in (1, 2)]
+
+    writer.notify_checkpoint_complete(1)
+    writer.write(rows_of(3))
+    later = writer.prepare_commit(2, final=True).result(PATIENCE_S)
+    assert again.commit(later.committables, epoch=2, final=True) == ()
+    assert [[row.n for row in rows] for _, rows in seen[2:]] == [[3]]
+    assert {each.name for each in (tmp_path / "foreach-batch").iterdir()} == {"_staging", "committed-2"}
+    writer.close()
+
+
+def test_rows_that_somebody_deleted_are_an_error_and_a_dead_writer_s_are_deleted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    dead, _ = staging(spark, print, str(tmp_path))
+    dead.write(rows_of(1))
+    dead.prepare_commit(1, final=False).result(PATIENCE_S)
+    writer, committer = staging(spark, lambda *_: None, str(tmp_path), execution=2)
+    writer.write(rows_of(1))
+    first = writer.prepare_commit(1, final=False).result(PATIENCE_S)
+    writer.notify_checkpoint_complete(1)
+    folder = tmp_path / "foreach-batch" / "_staging"
+    assert len(list(folder.iterdir())) == 2
+    committer.commit(first.committables, epoch=1, final=False)
+    assert list(folder.iterdir()) == []
+
+    writer.write(rows_of(2))
+    second = writer.prepare_commit(2, final=False).result(PATIENCE_S)
+    (lost,) = folder.iterdir()
+    lost.unlink()
+    with pytest.raises(SinkError, match="are gone"):
+        committer.commit(second.committables, epoch=2, final=False)
+    dead.close()
+    writer.close()
+
+
+def test_batches_of_checkpoints_in_an_object_store(spark: SparkSession, aws: MotoServer) -> None:
+    seen: list[int] = []
+    bucket = Bucket(aws).path("checkpoints")
+    writer, committer = staging(spark, lambda batch, _: seen.extend(row.n for row in batch.collect()), bucket)
+    writer.write(rows_of(1, 2))
+    state = writer.prepare_commit(1, final=False).result(PATIENCE_S)
+    committer.commit(state.committables, epoch=1, final=False)
+    assert sorted(seen) == [1, 2]
+    writer.close()
+
+
+def test_what_foreach_batch_cannot_do_is_refused(spark: SparkSession) -> None:
+    writer = headgate.continuous(generated(spark), 2).writeStream
+    with pytest.raises(OptionError, match="'take' is no function"):
+        writer.foreachBatch("take").definition()  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="foreachBatch has no option 'pth'"):
+        writer.foreachBatch(print).option("pth", "out").definition()
+    slots = spark.sparkContext.defaultParallelism
+    with pytest.raises(OptionError, match=f"and one for the jobs of its sink, .* at most {slots - 1}"):
+        headgate.continuous(generated(spark), slots).writeStream.foreachBatch(print).start()
+
+
+class Collected:
+    """Writes what it sees to files of its subtask and epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        self.epoch = self.folder / f"{partition_id}-{epoch_id}"
+        self.rows: list[str] = []
+        return partition_id < 2
+
+    def process(self, row: Row) -> None:
+        self.rows.append(str(row.n))
+
+    def close(self, error: BaseException | None) -> None:
+        if error is None:
+            with self.epoch.open("x") as file:
+                file.write("\n".join(self.rows))
+
+
+def test_an_object_gets_each_row(spark: SparkSession, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    writer = headgate.continuous(generated(spark), 2).writeStream.foreach(Collected(out))
+    query = started(writer, tmp_path / "checkpoints")
+    assert query.awaitTermination(PATIENCE_S), query.status
+    files = list(out.iterdir())
+    assert {each.name.partition("-")[0] for each in files} == {"0", "1"}
+    assert sorted(int(n) for each in files for n in each.read_text().split()) == list(range(3000))
+
+
+def test_an_error_in_foreach_is_the_user_s(spark: SparkSession, tmp_path: Path) -> None:
+    def take(row: Row) -> None:
+        raise ValueError(f"no room for {row.n}")
+
+    writer = headgate.continuous(generated(spark), 1).writeStream.foreach(take)
+    query = started(writer, tmp_path, **{"restart-strategy": "none"})
+    with pytest.raises(UserFunctionError, match="ValueError: no room for"):
+        query.awaitTermination(PATIENCE_S)
+
+
+def test_what_foreach_cannot_take_is_refused(spark: SparkSession) -> None:
+    writer = headgate.continuous(generated(spark), 2).writeStream
+    with pytest.raises(OptionError, match="or an object with process"):
+        writer.foreach(object()).definition()
+    with pytest.raises(OptionError, match="cannot be pickled for the slots"):
+        writer.foreach(lambda row: spark.createDataFrame([row]).show()).definition()
