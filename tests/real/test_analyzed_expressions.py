@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Constant, Node, evaluate
-from headgate.spark.analyzed.rows import Rows
+from headgate.spark.analyzed.rows import Rows, Session
 from headgate.spark.analyzed.scala import items
 from tests.real.test_functions_equal_spark import CASES, FAILING, SCHEMA
 from tests.real.test_functions_equal_spark import batch as batch  # a fixture
@@ -223,7 +223,7 @@ def compiled(frame: DataFrame, schema: pa.Schema, time_zone: str, index: int = 0
     """Return what a column of the last projection of a DataFrame becomes."""
     analyzed = frame._jdf.queryExecution().analyzed()
     places = {each.exprId().id(): place for place, each in enumerate(items(analyzed.child().output()))}
-    rows = Rows(node=source(schema), places=places, windows={}, spark=frame.sparkSession, time_zone=time_zone)
+    rows = Rows(node=source(schema), places=places, windows={}, session=Session(frame.sparkSession, time_zone, False))
     return rows.expressions().compiled(analyzed.projectList().apply(index))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import running_queries
 from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +23,10 @@ from running_queries import PATIENCE_S, wait_until
 import headgate
 from headgate.catalyst import helper_jvm
 from headgate.errors import DeploymentError, ExpressionError, UnsupportedOperationError
+from headgate.graph.plan import stage_graph
+from headgate.operators.operator import Operator
+from headgate.protocol.operator_context import OperatorContext
+from headgate.spark.analyzed.plan import plan_of
 from tests.spark_java import SparkJava
 
 EXPRESSIONS = (
@@ -165,10 +172,63 @@ def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         helper_jvm.HelperJvm(64 << 20)
 
 
-@pytest.mark.parametrize(
-    ("expression", "reason"),
-    [("rand()", "another one each time"), ("current_timestamp()", "current_timestamp"), ("uuid()", "uuid")],
-)
-def test_what_has_no_one_result_is_refused(spark: SparkSession, expression: str, reason: str) -> None:
-    with pytest.raises(UnsupportedOperationError, match=reason):
+@pytest.mark.parametrize("expression", ["monotonically_increasing_id()", "input_file_name()"])
+def test_what_a_stream_has_not_is_refused(spark: SparkSession, expression: str) -> None:
+    with pytest.raises(UnsupportedOperationError, match=expression.removesuffix("()")):
         headgate.continuous(rows(spark).selectExpr(expression)).explain()
+
+
+def evaluated(operators: list[Operator], count: int, **context: int) -> list[dict[str, Any]]:
+    """Return what operators make of some rows, in a subtask of some run and execution."""
+    batch = pa.record_batch({"n": pa.array(range(count), pa.int64())})
+    for each in operators:
+        made: list[pa.RecordBatch] = []
+        each.open(OperatorContext(uid="x", subtask=0, parallelism=1, **context), [])
+        each.process(batch, "split", lambda rows, _, made=made: made.append(rows))
+        each.close()
+        (batch,) = made
+    found: list[dict[str, Any]] = batch.to_pylist()
+    return found
+
+
+def operators_of(frame: DataFrame) -> list[Operator]:
+    return [each.operator for each in stage_graph(plan_of(frame)).operators]
+
+
+def numbers(reader: Any) -> DataFrame:
+    generated: DataFrame = reader.format("headgate.datagen").option("rowsPerSecond", 1).schema("n long").load()
+    return generated
+
+
+def test_what_is_drawn_by_chance_is_drawn_anew_in_a_stream_and_after_a_restart(spark: SparkSession) -> None:
+    """A batch has Spark's own draws, until rows may have been given some already."""
+    draws = ("uuid() AS id", "rand(7) AS r", "2 * rand(7) AS twice")
+    batch = operators_of(numbers(spark.read.option("numRows", 5)).selectExpr("n", *draws))
+    first = evaluated(batch, 5)
+    assert first == evaluated(batch, 5)
+    theirs = spark.range(0, 5, 1, 1).selectExpr("rand(7) AS r").collect()
+    assert [row["r"] for row in first] == [row.r for row in theirs]
+    assert all(row["twice"] == 2 * row["r"] for row in first)
+    stream = operators_of(numbers(spark.readStream).selectExpr("n", *draws))
+    again = [evaluated(batch, 5, run=2), evaluated(batch, 5, execution=2), evaluated(stream, 5), evaluated(stream, 5)]
+    for column in ("id", "r"):
+        assert len({row[column] for made in (first, *again) for row in made}) == 25
+
+
+def test_the_current_time_is_when_rows_are_processed(spark: SparkSession, tmp_path: Path) -> None:
+    began = datetime.datetime.now(datetime.UTC)
+    frame = rows(spark, 200).where("current_timestamp() > TIMESTAMP'2020-01-01'").selectExpr(
+        "n", "current_timestamp() AS at", "now() AS now", "current_date() AS day", "localtimestamp() AS local",
+        "date_format(current_timestamp(), 'yyyy-MM-dd HH:mm:ss.SSSSSS') AS text",
+    )  # fmt: skip
+    query = run(frame, tmp_path)
+    assert query.awaitTermination(PATIENCE_S) and query.exception() is None, query.exception()
+    ended = datetime.datetime.now(datetime.UTC)
+    found = query.table().to_pylist()
+    assert len(found) == 200
+    for row in found:
+        assert began <= row["at"] <= ended and row["now"] == row["at"]
+        zone = zoneinfo.ZoneInfo(spark.conf.get("spark.sql.session.timeZone") or "UTC")
+        local = row["at"].astimezone(zone).replace(tzinfo=None)
+        assert (row["local"], row["day"]) == (local, local.date())
+        assert row["text"] == local.isoformat(" ", "microseconds")

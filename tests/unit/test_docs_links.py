@@ -53,7 +53,7 @@ def test_the_index_names_every_page() -> None:
 def test_what_code_cites_exists() -> None:
     """Docstrings and messages cite pages, some with the title of a heading in quotes."""
     cited = re.compile(r'\b(docs/[\w/-]+\.md)(?:, "([^"\n]+)")?')
-    for folder in ("src", "tests", "fuzz", "bench", "local", "demo", "examples"):
+    for folder in ("src", "tests", "conformance", "fuzz", "bench", "local", "demo", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             for page, heading in cited.findall(path.read_text()):
                 assert (ROOT / page).exists(), f"{path.relative_to(ROOT)} cites {page}"

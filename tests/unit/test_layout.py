@@ -263,7 +263,7 @@ def test_nothing_cites_pages_that_readers_do_not_have() -> None:
         r"\b(?:traps?|lessons?),? \(?\d|(?:traps|lessons|style|api|defects|design)\.md|\bdesign, \"", re.I
     )
     pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
-    for folder in ("src", "tests", "bench", "demo", "examples", "fuzz", "local"):
+    for folder in ("src", "tests", "bench", "demo", "examples", "fuzz", "conformance", "local"):
         pages += (root / folder).rglob("*.py")
     cited = [f"{path.relative_to(root)}: {match[0]}" for path in pages for match in notes.finditer(path.read_text())]
     assert [each for each in cited if not each.startswith("tests/unit/test_layout.py")] == []

@@ -15,6 +15,7 @@ import java.nio.channels.Channels;
 import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.SocketChannel;
 import java.nio.charset.StandardCharsets;
+import java.security.SecureRandom;
 
 import java.util.ArrayList;
 import java.util.Iterator;
@@ -31,6 +32,8 @@ import org.apache.arrow.vector.ipc.message.ArrowRecordBatch;
 import org.apache.arrow.vector.ipc.message.MessageSerializer;
 import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.ExpressionWithRandomSeed;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
 import org.apache.spark.sql.internal.SQLConf;
@@ -40,8 +43,11 @@ import org.apache.spark.sql.util.ArrowUtils$;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
+import scala.Function1;
 import scala.collection.immutable.Seq;
 import scala.runtime.AbstractFunction0;
+import scala.runtime.AbstractFunction1;
+import scala.runtime.AbstractPartialFunction;
 
 /**
  * Evaluates Catalyst expressions on Arrow batches for the processes that connect to a Unix socket. Compiled by Janino,
@@ -122,11 +128,13 @@ public final class Evaluator implements Runnable {
     private void serve() throws IOException {
         InputStream in = Channels.newInputStream(channel);
         DataInputStream requests = new DataInputStream(in);
+        int partition = requests.readInt();
+        boolean ownSeeds = requests.readBoolean();
         byte[] request = new byte[requests.readInt()];
         requests.readFully(request);
         Projection projection;
         try {
-            projection = new Projection(request);
+            projection = new Projection(request, partition, ownSeeds);
         } catch (Throwable error) {
             answerError(error);
             return;
@@ -181,6 +189,20 @@ public final class Evaluator implements Runnable {
         }
     }
 
+    /** What Spark does to expressions of each micro-batch. */
+    private static final class WithNewSeeds extends AbstractPartialFunction {
+        public boolean isDefinedAt(Object expression) {
+            return expression instanceof ExpressionWithRandomSeed;
+        }
+
+        public Object applyOrElse(Object expression, Function1 otherwise) {
+            if (!isDefinedAt(expression)) {
+                return otherwise.apply(expression);
+            }
+            return ((ExpressionWithRandomSeed) expression).withNewSeed(new SecureRandom().nextLong());
+        }
+    }
+
     /** Expressions, ready to be evaluated. */
     private static final class Projection {
         final BufferAllocator allocator = ArrowUtils$.MODULE$.rootAllocator().newChildAllocator("evaluator", 0, Long.MAX_VALUE);
@@ -191,7 +213,7 @@ public final class Evaluator implements Runnable {
         private final VectorSchemaRoot output;
         private final ArrowWriter writer;
 
-        Projection(byte[] request) throws Exception {
+        Projection(byte[] request, int partition, boolean ownSeeds) throws Exception {
             final ClassLoader loading = Evaluator.class.getClassLoader();
             ObjectInputStream objects = new ObjectInputStream(new ByteArrayInputStream(request)) {
                 protected Class resolveClass(java.io.ObjectStreamClass described) throws IOException, ClassNotFoundException {
@@ -210,8 +232,16 @@ public final class Evaluator implements Runnable {
                 conf.setConfString(name, (String) settings.get(name));
             }
             CONF.set(conf);
-            projection = UnsafeProjection.create((Seq) parts[0], (Seq) parts[1]);
-            projection.initialize(0);
+            Seq expressions = (Seq) parts[0];
+            if (ownSeeds) {
+                expressions = (Seq) expressions.map(new AbstractFunction1() {
+                    public Object apply(Object expression) {
+                        return ((Expression) expression).transform(new WithNewSeeds());
+                    }
+                });
+            }
+            projection = UnsafeProjection.create(expressions, (Seq) parts[1]);
+            projection.initialize(partition);
             StructType outputType = (StructType) parts[2];
             StructType inputType = org.apache.spark.sql.catalyst.types.DataTypeUtils$.MODULE$.fromAttributes((Seq) parts[1]);
             input = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(inputType, "UTC", true, false, false), allocator);

@@ -17,6 +17,7 @@ from headgate.errors import ExpressionError
 
 _SIZE: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">bi")
+_REQUEST: Final = struct.Struct(">i?i")
 
 
 class Evaluator:
@@ -28,6 +29,10 @@ class Evaluator:
         The Java process.
     projection
         What `headgate.spark.analyzed.catalyst` made: the expressions, Java-serialised.
+    partition
+        The number of the partition, for functions that ask.
+    own_seeds
+        Whether what is drawn by chance has new seeds, or those that are in the expressions.
 
     Raises
     ------
@@ -37,11 +42,11 @@ class Evaluator:
         Spark cannot make a projection of the expressions.
     """
 
-    def __init__(self, helper: HelperJvm, projection: bytes) -> None:
+    def __init__(self, helper: HelperJvm, projection: bytes, partition: int, *, own_seeds: bool) -> None:
         self._helper = helper
         self._connection = helper.connect()
         try:
-            self._send(_SIZE.pack(len(projection)), projection)
+            self._send(_REQUEST.pack(partition, own_seeds, len(projection)), projection)
             schemas = pa.BufferReader(self._answer())
         except BaseException:
             self.close()

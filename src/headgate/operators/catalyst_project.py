@@ -30,6 +30,8 @@ class CatalystProject(Operator):
         The expressions, Java-serialised (`headgate.spark.analyzed.catalyst`).
     texts
         The expressions, as Spark writes them.
+    is_unbounded
+        Whether what is drawn by chance has seeds of its own each time, as in a stream of Spark's.
     """
 
     kind = "select"
@@ -41,15 +43,21 @@ class CatalystProject(Operator):
         fields: Sequence[pa.Field],
         projection: bytes,
         texts: Sequence[str],
+        *,
+        is_unbounded: bool = False,
     ) -> None:
         self._arguments = list(arguments)
         self._projection = projection
+        self._is_unbounded = is_unbounded
         self.function = ", ".join(texts)
         self.schema = pa.schema([*schema, *fields])
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Connect to this process's helper, which is started if nobody needed it before."""
-        self._evaluator = Evaluator(shared_helper(context.catalyst_memory_bytes), self._projection)
+        # Rows that are read again, and those after them, must not be given what other rows were: uuid() is unique.
+        draws = self._is_unbounded or context.run > 1 or context.execution > 1
+        helper = shared_helper(context.catalyst_memory_bytes)
+        self._evaluator = Evaluator(helper, self._projection, context.subtask, own_seeds=draws)
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows with what is added.

@@ -87,7 +87,7 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     made: PlanNode = GroupedStream(before.node, by, before.time_zone, lambda made: made).agg(*aggregates)
     made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
     _check_types(made.schema, expressions, made_of[len(grouping) :])
-    after = Rows(node=made, places={}, windows={}, spark=before.spark, time_zone=before.time_zone)
+    after = Rows(node=made, places={}, windows={}, session=before.session)
     results = after.expressions(made_of)
     outputs = Columns()
     places = {each.exprId().id(): outputs.add(results.compiled(each), str(each.name())) for each in output}

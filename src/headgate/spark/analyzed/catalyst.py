@@ -6,7 +6,6 @@ Never: interpret an expression. One that only stands for another is replaced by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,22 @@ import pyarrow as pa
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound
 from headgate.operators.catalyst_project import CatalystProject
-from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
-from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, arrow_type, class_of, items
+from headgate.operators.current_time import CurrentTime
+from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported, same
+from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, class_of, column_type, items
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headgate.spark.analyzed.rows import Rows
 
-_INLINE = "spark.sql.alwaysInlineCommonExpr"
 Known = tuple[JavaObject, Bound]
+
+CURRENT_TIMES = {
+    "CurrentTimestamp": "timestamp", "Now": "timestamp", "CurrentDate": "date", "LocalTimestamp": "local timestamp",
+    "CurrentTime": "time",
+}  # fmt: skip
+"""What `CurrentTime` makes for an expression, by its class."""
 
 
 def with_catalyst(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, list[Known]]:
@@ -36,34 +41,57 @@ def with_catalyst(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, lis
     UnsupportedOperationError
         An expression cannot be evaluated by Spark's code alone either.
     """
+    before, now = _with_current_time(before, wanted)
     missing: list[JavaObject] = []
-    expressions = before.expressions()
+    expressions = before.expressions(now)
     for each in wanted:
         value = each.child() if class_of(each) == "Alias" else each
         try:
             expressions.node(value)
         except NotOnArrowError as why:
             _check(value, why)
-            if not any(value.semanticEquals(other) for other in missing):
+            if not any(same(value, other) for other in missing):
                 missing.append(value)
     if not missing:
+        return before, now
+    made = _operator(before, missing, now)
+    return replace(before, node=before.node.then(made)), [*_added(before, made.schema, missing), *now]
+
+
+def _with_current_time(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, list[Known]]:
+    """Return rows with a column for each function of the current time in some expressions, and which these are."""
+    found: dict[str, JavaObject] = {}
+    for each in (part for one in wanted for part in _all(one)):
+        if class_of(each) in CURRENT_TIMES:
+            found.setdefault(str(each.sql()), each)
+    if not found:
         return before, []
-    made = _operator(before, missing)
-    first = len(before.node.schema)
-    known = [(each, Bound(first + index, made.schema.names[first + index])) for index, each in enumerate(missing)]
-    return replace(before, node=before.node.then(made)), known
+    made = CurrentTime(before.node.schema, [_current_time(each) for each in found.values()], before.time_zone)
+    return replace(before, node=before.node.then(made)), _added(before, made.schema, list(found.values()))
+
+
+def _current_time(expression: JavaObject) -> tuple[str, int]:
+    name = class_of(expression)
+    digits = expression.precision() if name == "CurrentTime" else 6
+    return CURRENT_TIMES[name], int(digits)
+
+
+def _added(before: Rows, schema: pa.Schema, expressions: Sequence[JavaObject]) -> list[Known]:
+    """Return expressions with the columns that an operator added for them."""
+    places = range(len(before.node.schema), len(schema))
+    return [(each, Bound(place, schema.names[place])) for place, each in zip(places, expressions, strict=True)]
 
 
 def _check(expression: JavaObject, why: NotOnArrowError) -> None:
-    """Refuse what Spark's code cannot evaluate by itself, row by row, with the same result each time."""
+    """Refuse what Spark's code cannot evaluate by itself, row by row."""
     for each in _all(expression):
         name = class_of(each)
-        if name in ("CurrentDate", "CurrentTimestamp", "Now", "LocalTimestamp", "CurrentTime", "CurrentTimestampLike"):
-            raise not_supported(expression, NotOnArrowError(each, "the time of a query that does not end is not one"))
+        if name.startswith("InputFile"):
+            raise not_supported(expression, NotOnArrowError(each, "rows of a stream are of no file"))
+        if name == "MonotonicallyIncreasingID":
+            raise not_supported(expression, NotOnArrowError(each, "a stream has none, in Spark neither"))
         if name in ("PythonUDF", "PythonUDAF", "AggregateExpression", "WindowExpression") or "Subquery" in name:
             raise not_supported(expression, why)
-    if not expression.deterministic():
-        raise not_supported(expression, NotOnArrowError(expression, "its result is another one each time"))
 
 
 def _all(expression: JavaObject) -> list[JavaObject]:
@@ -73,10 +101,17 @@ def _all(expression: JavaObject) -> list[JavaObject]:
     return found
 
 
-def _operator(before: Rows, wanted: Sequence[JavaObject]) -> CatalystProject:
-    attributes = {int(each.exprId().id()): each for one in wanted for each in items(one.references())}
+def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
+    jvm: Any = before.session.spark._jvm
+    stand_ins = [(each, _attribute(jvm, each)) for each, _ in now]
+    places = {
+        **before.places,
+        **{int(attribute.exprId().id()): bound.index for (_, attribute), (_, bound) in zip(stand_ins, now)},
+    }
+    evaluated = [_substituted(jvm, each, stand_ins) for each in wanted]
+    attributes = {int(each.exprId().id()): each for one in evaluated for each in items(one.references())}
     for number, each in attributes.items():
-        if number not in before.places:
+        if number not in places:
             raise UnsupportedOperationError(
                 f"{each.sql()} is a window, and there is no value of it before it is grouped by.",
                 operation="window", expression=str(each.sql()),
@@ -84,7 +119,7 @@ def _operator(before: Rows, wanted: Sequence[JavaObject]) -> CatalystProject:
     names, fields = set(before.node.schema.names), []
     for each in wanted:
         try:
-            kind = arrow_type(each.dataType())
+            kind = column_type(each.dataType())
         except UnsupportedTypeError as error:
             raise not_supported(each, NotOnArrowError(each, f"it has {error}")) from error
         name = next(name for name in (f"{each.sql()}{tail}" for tail in _tails()) if name not in names)
@@ -92,11 +127,33 @@ def _operator(before: Rows, wanted: Sequence[JavaObject]) -> CatalystProject:
         fields.append(pa.field(name, kind))
     return CatalystProject(
         before.node.schema,
-        [before.places[number] for number in attributes],
+        [places[number] for number in attributes],
         fields,
-        _serialized(before.spark, wanted, list(attributes.values())),
+        _serialized(before.session.spark, evaluated, list(attributes.values())),
         [str(each.sql()) for each in wanted],
+        is_unbounded=before.session.streams,
     )
+
+
+def _attribute(jvm: Any, expression: JavaObject) -> JavaObject:
+    """Return a new attribute of the type of an expression."""
+    types, named = jvm.org.apache.spark.sql.types, _singleton(jvm, "expressions.NamedExpression")
+    return jvm.org.apache.spark.sql.catalyst.expressions.AttributeReference(
+        class_of(expression), expression.dataType(), True, types.Metadata.empty(), named.newExprId(), _sequence(jvm, ())
+    )
+
+
+def _substituted(jvm: Any, expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, JavaObject]]) -> JavaObject:
+    """Return an expression with attributes in the place of some of its parts."""
+    if not stand_ins:
+        return expression
+    for part, attribute in stand_ins:
+        if expression.semanticEquals(part):
+            return attribute
+    children = list(items(expression.children()))
+    made = [_substituted(jvm, each, stand_ins) for each in children]
+    changed = any(one is not other for one, other in zip(made, children))
+    return expression.withNewChildren(_sequence(jvm, made)) if changed else expression
 
 
 def _tails() -> Iterator[str]:
@@ -134,21 +191,24 @@ def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObj
     ]
     relation = catalyst.plans.logical.LocalRelation(inputs, nothing, False, none)
     plan = catalyst.plans.logical.Project(_sequence(jvm, named), relation)
-    with _common_expressions_inlined(spark):
-        for rule in ("ReplaceExpressions", "RewriteWithExpression"):
-            plan = _singleton(jvm, f"optimizer.{rule}").apply(plan)
-    return plan.projectList()
+    for rule in ("ReplaceExpressions", "RewriteWithExpression"):
+        plan = _singleton(jvm, f"optimizer.{rule}").apply(plan)
+    session: Any = spark._jsparkSession
+    plan = catalyst.optimizer.ReplaceCurrentLike(session.sessionState().catalogManager()).apply(plan)
+    plan = _singleton(jvm, "optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
+    return _sequence(jvm, _inlined(jvm, plan))
 
 
-@contextmanager
-def _common_expressions_inlined(spark: SparkSession) -> Iterator[None]:
-    """Have no plan made for what an expression uses twice."""
-    before = spark.conf.get(_INLINE)
-    spark.conf.set(_INLINE, "true")
-    try:
-        yield
-    finally:
-        spark.conf.set(_INLINE, before or "false")
+def _inlined(jvm: Any, plan: JavaObject) -> list[JavaObject]:
+    """Return the expressions of a projection over others, each common expression in every place that refers to it."""
+    expressions, below = list(items(plan.projectList())), plan.child()
+    while class_of(below) == "Project":
+        common = [
+            (each.toAttribute(), each.child()) for each in items(below.projectList()) if class_of(each) == "Alias"
+        ]
+        expressions = [_substituted(jvm, each, common) for each in expressions]
+        below = below.child()
+    return expressions
 
 
 def _singleton(jvm: Any, name: str) -> JavaObject:

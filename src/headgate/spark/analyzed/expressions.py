@@ -62,6 +62,11 @@ def not_supported(expression: JavaObject, why: NotOnArrowError) -> UnsupportedOp
     )  # fmt: skip
 
 
+def same(one: JavaObject, other: JavaObject) -> bool:
+    """Return whether two expressions have the same value, also if it is drawn by chance."""
+    return bool(one.semanticEquals(other) or one == other)
+
+
 class Expressions:
     """Translates the expressions over the columns of one input.
 
@@ -112,7 +117,7 @@ class Expressions:
             No kernel is proven to give Spark's result.
         """
         for known, bound in self._known:
-            if expression.semanticEquals(known):
+            if same(expression, known):
                 return bound
         value = self._value_of(expression)
         if value is not None:

@@ -34,7 +34,7 @@ from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.exchanges import repartitioned, spread
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import mapped_in_arrow
-from headgate.spark.analyzed.rows import Columns, Rows, unsupported
+from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import window_of
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
@@ -120,7 +120,7 @@ class Translation:
 
     def __init__(self, spark: SparkSession, *, streaming: bool) -> None:
         self.spark = spark
-        self.time_zone = session_time_zone(spark)
+        self.session = Session(spark, session_time_zone(spark), streaming)
         self._boundedness = Boundedness.CONTINUOUS_UNBOUNDED if streaming else Boundedness.BOUNDED
         self._streaming = streaming
         self._relations: dict[tuple[int, ...], PlanNode] = {}
@@ -147,7 +147,7 @@ class Translation:
             schema = arrow_schema(_schema(node))
             self._relations[ids] = source_node(self.spark, name, options, schema, self._boundedness)
         places = {number: place for place, number in enumerate(ids)}
-        return Rows(node=self._relations[ids], places=places, windows={}, spark=self.spark, time_zone=self.time_zone)
+        return Rows(node=self._relations[ids], places=places, windows={}, session=self.session)
 
     def named(self, rows: Rows, name: str) -> Rows:
         """Return rows whose source or operator has a name, unless it has one or the name is another's already."""
@@ -253,7 +253,7 @@ def _union(own: Translation, node: Any) -> Rows:
         nodes.append(rows.node_of(list(items(each.output())), each))
     made = PlanNode(of=Union(*(each.schema for each in nodes)), inputs=tuple(nodes))
     places = {number: place for place, number in enumerate(_ids(node))}
-    return Rows(node=made, places=places, windows={}, spark=own.spark, time_zone=own.time_zone)
+    return Rows(node=made, places=places, windows={}, session=own.session)
 
 
 def _watermark(own: Translation, node: Any) -> Rows:
@@ -285,7 +285,7 @@ def _map_in_arrow(own: Translation, node: Any) -> Rows:
     before = _named(own.rows(node.child()), node.child())
     made = mapped_in_arrow(own.spark, before, node, arrow_schema(_schema(node)))
     places = {number: place for place, number in enumerate(_ids(node))}
-    return Rows(node=made, places=places, windows={}, spark=own.spark, time_zone=own.time_zone)
+    return Rows(node=made, places=places, windows={}, session=own.session)
 
 
 def _child(own: Translation, node: Any) -> Rows:

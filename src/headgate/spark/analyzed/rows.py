@@ -28,6 +28,25 @@ if TYPE_CHECKING:
 Window = TimeWindow | SessionWindow
 
 
+@dataclass(frozen=True)
+class Session:
+    """What a program is run in.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    time_zone
+        Its time zone.
+    streams
+        Whether the program is one that does not end.
+    """
+
+    spark: SparkSession
+    time_zone: str
+    streams: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """Rows on their way.
@@ -40,17 +59,19 @@ class Rows:
         By the id of an attribute: its column, by number.
     windows
         By the id of an attribute: the windows that it stands for, whose time is a `Bound` column.
-    spark
-        The session.
-    time_zone
-        The session's.
+    session
+        What the program is run in.
     """
 
     node: PlanNode
     places: dict[int, int]
     windows: dict[int, Window]
-    spark: SparkSession
-    time_zone: str
+    session: Session
+
+    @property
+    def time_zone(self) -> str:
+        """The session's time zone."""
+        return self.session.time_zone
 
     def expressions(self, known: Sequence[tuple[Any, Bound]] = ()) -> Expressions:
         """Return what translates expressions over these rows."""

@@ -65,16 +65,35 @@ def arrow_type(data_type: JavaObject) -> pa.DataType:
     return _arrow_type(data_type.json(), data_type.catalogString())
 
 
+def column_type(data_type: JavaObject) -> pa.DataType:
+    """Return the type that a column has which Spark's own code made: also of what Arrow's kernels do not compare.
+
+    Raises
+    ------
+    UnsupportedTypeError
+        There is none.
+    """
+    text = data_type.catalogString()
+    if text == "variant":
+        return pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False)])
+    return _column_type(data_type.json(), text)
+
+
 @cache
 def _arrow_type(json: str, text: str) -> pa.DataType:
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_type
-    from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
-
     if "collate" in text:
         raise UnsupportedTypeError(f"the type {text}, whose texts do not compare byte by byte")
     if "interval" in text or "variant" in text or "time(" in text:
         raise UnsupportedTypeError(f"the type {text}")
+    return _column_type(json, text)
+
+
+@cache
+def _column_type(json: str, text: str) -> pa.DataType:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
+
     try:
         nullable = StructType([StructField("column", _parse_datatype_json_string(json))]).toNullable()
         return to_arrow_type(nullable["column"].dataType, timezone="UTC")

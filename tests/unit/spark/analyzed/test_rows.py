@@ -15,14 +15,14 @@ from headgate.operators.union import Union
 from headgate.operators.windows.assigner import TimeWindow
 from headgate.spark.analyzed.exchanges import PartitionIds
 from headgate.spark.analyzed.plan import read_once
-from headgate.spark.analyzed.rows import Columns, Rows
+from headgate.spark.analyzed.rows import Columns, Rows, Session
 from tests.unit.operators.collecting_sink import source
 
 TIMED = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 
 
 def rows() -> Rows:
-    return Rows(node=source(TIMED), places={7: 0, 9: 1}, windows={}, spark=cast(Any, None), time_zone="UTC")
+    return Rows(node=source(TIMED), places={7: 0, 9: 1}, windows={}, session=Session(cast(Any, None), "UTC", False))
 
 
 def test_columns_of_one_name_get_names_of_their_own() -> None:

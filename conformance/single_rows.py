@@ -1,0 +1,239 @@
+"""One row of expressions: with columns in the place of literals, evaluated as a continuous query does, and by Spark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+from conformance.spark import Outcome
+from headgate.errors import ExpressionError, HeadgateError, UnsupportedOperationError
+from headgate.graph.plan import PlanNode
+from headgate.graph.stage_graph import SourceDefinition
+from headgate.operators.catalyst_project import CatalystProject
+from headgate.protocol.operator_context import OperatorContext
+from headgate.source import Boundedness
+from headgate.spark.analyzed.plan import project
+from headgate.spark.analyzed.rows import Rows, Session, unsupported
+from headgate.spark.analyzed.scala import UnsupportedTypeError, arrow_type, class_of, items
+from headgate.spark.continuous.settings import session_time_zone
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class NotOneRowError(Exception):
+    """The query is not a projection of one row, or Spark refuses it."""
+
+
+class SingleRow:
+    """An example of a function.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    function, query
+        Which it is.
+    """
+
+    def __init__(self, spark: SparkSession, function: str, query: str) -> None:
+        self._spark = spark
+        self._function = function
+        self._query = query
+        self._jvm: Any = spark._jvm
+        try:
+            node = spark.sql(query)._jdf.queryExecution().analyzed()
+        except Exception as error:
+            raise NotOneRowError from error
+        self._projections: list[list[Any]] = []
+        while class_of(node) == "Project":
+            self._projections.insert(0, list(items(node.projectList())))
+            node = node.child()
+        if not self._projections:
+            raise NotOneRowError
+        self._below = node
+        self._literals: list[tuple[Any, Any]] = []  # with the attribute that stands for each
+
+    def outcome(self) -> Outcome:
+        """Evaluate it twice and compare."""
+        try:
+            first, *others = self._projections
+            by, ours = self._evaluated([[self._with_columns(each) for each in first], *others])
+        except UnsupportedOperationError:
+            self._literals = []
+            try:
+                by, ours = self._evaluated(self._projections)
+            except UnsupportedOperationError as error:
+                return Outcome(self._function, self._query, "refused", str(error))
+        theirs = self._by_spark()
+        if self._literals and isinstance(ours, tuple) and not isinstance(theirs, tuple):
+            self._literals = []  # Spark checks only later whether a function may have a column there
+            by, ours = self._evaluated(self._projections)
+        equal = _equal(ours, theirs)
+        if not equal and not _equal(theirs, self._by_spark()):  # the time, or what is drawn by chance
+            equal = _shape(ours) == _shape(theirs)
+        return Outcome(self._function, self._query, by if equal else "different", f"{ours} / {theirs}")
+
+    # Columns for literals.
+
+    def _with_columns(self, expression: Any) -> Any:
+        """Return an expression in which literals are attributes, wherever it can be resolved so."""
+        if class_of(expression) == "Literal":
+            return self._attribute(expression)
+        children = list(items(expression.children()))
+        made = expression
+        for index, child in enumerate(children):
+            known = len(self._literals)
+            replaced = self._with_columns(child)
+            if replaced is child:
+                continue
+            try:
+                candidate = made.withNewChildren(self._sequence([*children[:index], replaced, *children[index + 1 :]]))
+                fits = candidate.resolved() and candidate.dataType().equals(expression.dataType())
+            except (Py4JError, TypeError):
+                fits = False
+            if fits:
+                made, children[index] = candidate, replaced
+            else:
+                del self._literals[known:]
+        return made
+
+    def _attribute(self, literal: Any) -> Any:
+        try:
+            arrow_type(literal.dataType())
+        except UnsupportedTypeError:
+            return literal
+        if class_of(literal.dataType()) == "NullType":
+            return literal
+        catalyst = self._jvm.org.apache.spark.sql.catalyst.expressions
+        made = catalyst.AttributeReference(
+            f"c{len(self._literals)}", literal.dataType(), True, self._jvm.org.apache.spark.sql.types.Metadata.empty(),
+            self._object("expressions.NamedExpression").newExprId(), self._sequence(()),
+        )  # fmt: skip
+        self._literals.append((literal, made))
+        return made
+
+    def _object(self, name: str) -> Any:
+        loader = self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        return loader.loadClass(f"org.apache.spark.sql.catalyst.{name}$").getField("MODULE$").get(None)
+
+    def _sequence(self, elements: Sequence[Any]) -> Any:
+        made = self._jvm.java.util.ArrayList()
+        for each in elements:
+            made.add(each)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
+
+    def _batch(self) -> pa.RecordBatch:
+        """Return a batch of two equal rows with the literals."""
+        if not self._literals:
+            return pa.record_batch({"nothing": [0, 0]})
+        from pyspark.sql import DataFrame
+
+        catalyst = self._jvm.org.apache.spark.sql.catalyst
+        none, nothing = self._jvm.scala.Option.empty(), self._sequence(())
+        named = [
+            catalyst.expressions.Alias(literal, str(attribute.name()), attribute.exprId(), nothing, none, nothing)
+            for literal, attribute in self._literals
+        ]
+        plan = catalyst.plans.logical.Project(self._sequence(named), catalyst.plans.logical.OneRowRelation())
+        made = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._spark._jsparkSession, plan)
+        table = DataFrame(made, self._spark).toArrow()
+        return pa.Table.from_batches([*table.to_batches(), *table.to_batches()]).combine_chunks().to_batches()[0]
+
+    # The two sides.
+
+    def _evaluated(self, projections: Sequence[Sequence[Any]]) -> tuple[str, Any]:
+        if class_of(self._below) != "OneRowRelation":
+            raise unsupported(self._below, "it is not supported yet")
+        batch = self._batch()
+        kinds = [arrow_type(attribute.dataType()) for _, attribute in self._literals] or batch.schema.types
+        batch = pa.RecordBatch.from_arrays(
+            [each if each.type == kind else each.cast(kind) for each, kind in zip(batch.columns, kinds)],
+            schema=pa.schema([pa.field(name, kind) for name, kind in zip(batch.schema.names, kinds)]),
+        )
+        source = PlanNode(of=_source(batch.schema))
+        places = {attribute.exprId().id(): place for place, (_, attribute) in enumerate(self._literals)}
+        zone = session_time_zone(self._spark)
+        rows = Rows(node=source, places=places, windows={}, session=Session(self._spark, zone, False))
+        for named in projections:
+            rows = project(rows, list(named))
+        node = rows.node
+        operators: list[Any] = []
+        while node is not source:
+            operators.insert(0, node.of)
+            (node,) = node.inputs
+        by = "arrow" if self._literals else "spark"
+        if any(isinstance(each, CatalystProject) for each in operators):
+            by = "catalyst"
+        return by, _result(operators, batch, zone)
+
+    def _by_spark(self) -> Any:
+        from pyspark.sql.types import VariantVal
+
+        try:
+            frame = self._spark.sql(self._query)
+            try:
+                return [each[0].as_py() for each in frame.toArrow().columns]
+            except pa.ArrowException:  # of a null variant, in Spark 4.3
+                return [vars(each) if isinstance(each, VariantVal) else each for each in frame.collect()[0]]
+        except Exception as error:
+            return type(error).__name__, _condition(error)
+
+
+def _source(schema: pa.Schema) -> SourceDefinition:
+    from headgate.connectors.datagen.source import DatagenSource
+
+    source = DatagenSource({"rowsPerSecond": "1"})
+    return SourceDefinition(uid="example", source=source, schema=schema, boundedness=Boundedness.BOUNDED)
+
+
+def _result(operators: Sequence[Any], batch: pa.RecordBatch, zone: str) -> Any:
+    """Return the row that the operators give, or the error's condition."""
+    context = OperatorContext(uid="example", subtask=0, parallelism=1, time_zone=zone)
+    opened = []
+    try:
+        for each in operators:
+            each.open(context, [])
+            opened.append(each)
+            made: list[pa.RecordBatch] = []
+            each.process(batch, "split", lambda rows, _, made=made: made.append(rows))
+            (batch,) = made
+        return [each[0].as_py() for each in batch.columns]
+    except ExpressionError as error:
+        return "error", error.condition
+    except (HeadgateError, pa.ArrowException) as error:
+        return "error", None, str(error)
+    finally:
+        for each in opened:
+            each.close()
+
+
+def _condition(error: Exception) -> str | None:
+    condition = getattr(error, "getCondition", None)
+    return condition() if condition is not None else str(error)[:100]
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, tuple) and isinstance(theirs, tuple):  # errors, of which those on Arrow have no condition
+        return ours[1] in (None, theirs[1])
+    return bool(_plain(ours) == _plain(theirs))
+
+
+def _shape(value: Any) -> Any:
+    return [type(each) for each in value]
+
+
+def _plain(value: Any) -> Any:
+    """Make NaN equal to itself, and 0 another value than -0."""
+    match value:
+        case float():
+            return "NaN" if math.isnan(value) else (value, math.copysign(1, value))
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+    return value
