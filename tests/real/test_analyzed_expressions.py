@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Constant, Node, evaluate
+from headgate.expressions.compiled import evaluate
+from headgate.expressions.expressions import Constant, Node
 from headgate.spark.analyzed.rows import Rows, Session
 from headgate.spark.analyzed.scala import items
 from tests.real.test_functions_equal_spark import CASES, FAILING, SCHEMA

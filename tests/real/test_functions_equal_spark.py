@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as spark_functions
 
 import headgate.functions as headgate_functions
-from headgate.expressions.expressions import evaluate
+from headgate.expressions.compiled import evaluate
 
 UTC = dt.UTC
 SCHEMA = pa.schema(

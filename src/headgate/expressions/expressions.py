@@ -1,7 +1,6 @@
-"""`Column`: an expression over the columns of a batch, as PySpark writes them, and how it is evaluated by Arrow.
+"""`Column`: an expression over the columns of a batch, as PySpark writes them.
 
-Never: loop over rows in Python, or evaluate a branch for rows that do not take it: ``when(b != 0, a / b)`` must not
-divide by zero.
+Never: evaluate it: `headgate.expressions.compiled` does.
 
 Expressions are data (a name of `headgate.expressions.kernels` and its arguments): they can be pickled and shown.
 """
@@ -13,13 +12,10 @@ import decimal
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.errors import OptionError
-from headgate.expressions.casts import TIMESTAMP, cast, common_type, type_of_name
-from headgate.expressions.kernels import KERNELS
+from headgate.expressions.casts import TIMESTAMP, type_of_name
 
 # What expressions are made of.
 
@@ -45,7 +41,7 @@ class Constant(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A function of `KERNELS`, its arguments and its fixed parameters."""
+    """A function of `headgate.expressions.kernels`, its arguments and its fixed parameters."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -69,14 +65,6 @@ class Branches(msgspec.Struct, frozen=True):
 
 Node = Name | Bound | Constant | Call | CastTo | Branches
 _INFIX = frozenset(("+", "-", "*", "/", "%", "=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or"))
-
-
-_DIVISIONS = ("/", "%")
-NULL_TOLERANT = frozenset(
-    ("and", "or", "<=>", "isnull", "isnotnull", "isnan", "in", "coalesce", "nullif", "greatest", "least", "concat",
-     "concat_ws", "struct")
-)  # fmt: skip
-"""The functions that evaluate all arguments, whichever of them is null; of the others the result is then null."""
 
 
 class Column:
@@ -295,7 +283,7 @@ class Column:
 
 
 def call(function: str, *arguments: Any, **parameters: Any) -> Column:
-    """Return a call of one of `KERNELS`; arguments that are not columns are constants, and parameters must be."""
+    """Return a call of a kernel; arguments that are not columns are constants, and parameters must be."""
     fixed = {name: _fixed(function, name, value) for name, value in parameters.items()}
     return Column(Call(function, tuple(as_node(each) for each in arguments), fixed))
 
@@ -366,126 +354,7 @@ def text_of(node: Node) -> str:
             return f"{function}({', '.join([*map(text_of, arguments), *map(str, parameters.values())])})"
 
 
-# How they are evaluated.
-
-
-def evaluate(node: Node, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
-    """Return an expression's value for each row of a batch.
-
-    Raises
-    ------
-    OptionError
-        A column is missing, or types do not go together: whatever the rows are.
-    pyarrow.ArrowInvalid
-        A row's value does not do: an overflow, a division by zero, a text that is not a number.
-    """
-    match node:
-        case Name(path=path):
-            return _column(batch, path)
-        case Bound(index=index):
-            return batch.column(index)
-        case Constant(value=value, kind=kind):
-            if isinstance(value, datetime.datetime) and value.tzinfo is None:
-                return cast(pa.repeat(pa.scalar(value, kind), batch.num_rows), TIMESTAMP, time_zone)
-            return pa.repeat(pa.scalar(value, kind), batch.num_rows)
-        case CastTo(argument=argument, kind=kind):
-            values = evaluate(argument, batch, time_zone)
-            try:
-                return cast(values, kind, time_zone)
-            except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                raise OptionError(
-                    f"cast: there is no cast of {values.type} to {kind}.", option="cast", value=str(kind)
-                ) from error
-        case Branches():
-            return _evaluate_branches(node, batch, time_zone)
-        case Call(function="and", arguments=(left, right)):
-            return _evaluate_and(left, right, batch, time_zone)
-        case Call(function=function, arguments=arguments, parameters=parameters):
-            arrays = _evaluate_arguments(function, arguments, batch, time_zone)
-            try:
-                found = KERNELS[function](*arrays, time_zone=time_zone, **parameters)
-            except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
-                types = ", ".join(str(each.type) for each in arrays)
-                raise OptionError(
-                    f"{text_of(node)}: {function} cannot take {types}.", option=function, value=types
-                ) from error
-            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-
-
-def _evaluate_arguments(
-    function: str, arguments: tuple[Node, ...], batch: pa.RecordBatch, time_zone: str
-) -> list[pa.Array]:
-    """Evaluate arguments in Spark's order; one that fails only where another is null already has no error."""
-    order = range(len(arguments))
-    found: dict[int, pa.Array] = {}
-    for place in reversed(order) if function in _DIVISIONS else order:
-        try:
-            found[place] = evaluate(arguments[place], batch, time_zone)
-        except pa.ArrowInvalid:
-            if not found or function in NULL_TOLERANT:
-                raise
-            needed = pa.array(np.logical_and.reduce([np.asarray(each.is_valid()) for each in found.values()]))
-            if needed.true_count == len(needed):
-                raise
-            values = evaluate(arguments[place], batch.filter(needed), time_zone)
-            found[place] = pc.replace_with_mask(pa.nulls(len(needed), values.type), needed, values)
-    return [found[place] for place in order]
-
-
-def type_in(node: Node, schema: pa.Schema, time_zone: str) -> pa.DataType:
-    """Return the type of an expression over rows with these columns; raises as `evaluate`, for no rows."""
-    return evaluate(node, pa.RecordBatch.from_pylist([], schema=schema), time_zone).type
-
-
-def _evaluate_and(left: Node, right: Node, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
-    first = evaluate(left, batch, time_zone)
-    try:
-        return _and(first, evaluate(right, batch, time_zone))
-    except pa.ArrowInvalid:
-        # It may have failed on rows for which the first side is false already: those are not evaluated.
-        needed = pc.fill_null(first, True)
-        second = pa.nulls(batch.num_rows, pa.bool_())
-        values = evaluate(right, batch.filter(needed), time_zone)
-        return _and(first, pc.replace_with_mask(second, needed, values))
-
-
-def _and(left: pa.Array, right: pa.Array) -> pa.Array:
-    try:
-        return pc.and_kleene(left, right)
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise OptionError(
-            f"AND takes boolean values, not {left.type} and {right.type}.", option="and", value=str(right.type)
-        ) from error
-
-
-def _evaluate_branches(node: Branches, batch: pa.RecordBatch, time_zone: str) -> pa.Array:
-    values = [value for _, value in node.branches] + ([] if node.otherwise is None else [node.otherwise])
-    kind = common_type([type_in(value, batch.schema, time_zone) for value in values], "when")
-    left, rows = batch, np.arange(batch.num_rows)  # the rows that no branch has taken, and where they were
-    found: list[tuple[pa.Array, np.ndarray]] = []
-
-    def take(value: Node | None, taken: pa.RecordBatch, where: np.ndarray) -> None:
-        column = pa.nulls(len(where), kind) if value is None else evaluate(value, taken, time_zone)
-        found.append((cast(column, kind, time_zone), where))
-
-    for condition, value in node.branches:
-        applies = pc.fill_null(evaluate(condition, left, time_zone), False)
-        mask = np.asarray(applies)
-        take(value, left.filter(applies), rows[mask])
-        left, rows = left.filter(pc.invert(applies)), rows[~mask]
-    take(node.otherwise, left, rows)
-    order = np.argsort(np.concatenate([where for _, where in found]), kind="stable")
-    return pa.concat_arrays([column for column, _ in found]).take(pa.array(order))
-
-
-def _column(batch: pa.RecordBatch, path: str) -> pa.Array:
-    first, *fields = split_path(path)
-    column = batch.column(index_of(batch.schema, first))
-    for field in fields:
-        if not pa.types.is_struct(column.type) or column.type.get_field_index(field) < 0:
-            raise OptionError(f"{path!r}: {column.type} has no field {field!r}.", option="col", value=path)
-        column = pc.struct_field(column, field)
-    return column
+# Names.
 
 
 def index_of(schema: pa.Schema, name: str) -> int:

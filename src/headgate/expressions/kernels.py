@@ -86,7 +86,7 @@ def _remainder(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
     if pa.types.is_integer(kind) and len(left) and not left.null_count and not right.null_count:
         bounds = pc.min_max(right)
         if bounds["min"] == bounds["max"] and bounds["min"].as_py() > 0:
-            return pa.array(_remainder_by(np.asarray(left), np.asarray(right)[0]))
+            return pa.array(remainder_by(np.asarray(left), np.asarray(right)[0]))
     valid = pc.and_(left.is_valid(), right.is_valid())
     if pc.any(pc.and_(valid, pc.equal(right, pa.scalar(0).cast(kind)))).as_py():
         raise pa.ArrowInvalid("remainder by zero")
@@ -96,7 +96,7 @@ def _remainder(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
     return pa.array(remainders, kind, mask=~np.asarray(valid))
 
 
-def _remainder_by(values: Any, divisor: Any) -> Any:
+def remainder_by(values: Any, divisor: Any) -> Any:
     """Return the remainders by one positive number: several times faster than by numbers that may differ."""
     remainders = values // divisor
     remainders *= divisor

@@ -5,10 +5,13 @@ Never: keep anything between two batches.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Column, evaluate, type_in
+from headgate.expressions.compiled import Run, compiled, type_in
+from headgate.expressions.expressions import Column
 from headgate.operators.operator import Emit, Operator
 
 
@@ -44,7 +47,11 @@ class Filter(Operator):
         self.schema = schema
         self.function = f"filter({condition!r})"
 
+    @cached_property
+    def _compiled(self) -> Run:
+        return compiled(self.condition, self.schema, self._time_zone).run
+
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows for which the condition is true."""
-        keep = evaluate(self.condition, batch, self._time_zone)
+        keep = self._compiled(batch)
         emit(batch if keep.true_count == len(keep) else batch.filter(keep), split_id)

@@ -6,11 +6,13 @@ Never: keep anything between two batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Column, Node, evaluate, index_of, type_in
+from headgate.expressions.compiled import Run, compiled, type_in
+from headgate.expressions.expressions import Column, Node, index_of
 from headgate.operators.operator import Emit, Operator
 
 
@@ -45,6 +47,7 @@ class Project(Operator):
                 option="select", value=twice,
             )  # fmt: skip
         self._nodes = [each.node for each in columns]
+        self._input = schema
         self._time_zone = time_zone
         self.function = f"select({', '.join(map(repr, columns))})"
         self.schema = pa.schema(
@@ -60,7 +63,11 @@ class Project(Operator):
         """Return what a column of the output is made of."""
         return self._nodes[index_of(self.schema, column)]
 
+    @cached_property
+    def _compiled(self) -> Sequence[Run]:
+        return [compiled(node, self._input, self._time_zone).run for node in self._nodes]
+
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the results."""
-        arrays = [evaluate(node, batch, self._time_zone) for node in self._nodes]
+        arrays = [run(batch) for run in self._compiled]
         emit(pa.RecordBatch.from_arrays(arrays, schema=self.schema), split_id)

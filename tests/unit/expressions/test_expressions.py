@@ -12,7 +12,7 @@ import pytest
 
 from headgate import functions as f
 from headgate.errors import OptionError
-from headgate.expressions.expressions import evaluate, type_in
+from headgate.expressions.compiled import evaluate, type_in
 from headgate.expressions.row_condition import condition_of
 from headgate.functions import Column, col, lit, when
 from headgate.operators.filter import Filter

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from headgate.expressions.expressions import Node, evaluate
+from headgate.expressions.compiled import evaluate
+from headgate.expressions.expressions import Node
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported

@@ -13,7 +13,8 @@ import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from headgate.errors import OptionError, UnsupportedOperationError
-from headgate.expressions.expressions import NULL_TOLERANT, Bound, Branches, Call, Constant, Node, evaluate
+from headgate.expressions.compiled import NULL_TOLERANT, compiled, type_in
+from headgate.expressions.expressions import Bound, Branches, Call, Constant, Node
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
@@ -175,14 +176,17 @@ class Expressions:
         """Return what is made of other nodes, if over their types it gives the one that Spark says."""
         schema = pa.schema([pa.field(str(index), kind) for index, kind in enumerate(kinds)])
         trial = make([Bound(index, name) for index, name in enumerate(schema.names)])
-        nothing = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in kinds], schema=schema)
         try:
-            found = evaluate(trial, nothing, self.time_zone).type
+            found = type_in(trial, schema, self.time_zone)
         except (OptionError, pa.ArrowException) as error:
             raise NotOnArrowError(expression, f"its Arrow kernel cannot take {', '.join(map(str, kinds))}") from error
         if not same_type(found, self.kind(expression)):
             raise NotOnArrowError(expression, f"its Arrow kernel gives {found}, Spark {self.kind(expression)}")
         return make(nodes)
+
+    def cannot_fail(self, node: Node) -> bool:
+        """Return whether a node has a value for every row, so that nothing changes if it is evaluated needlessly."""
+        return compiled(node, self.schema, self.time_zone).cannot_fail
 
     def fixed(self, expression: JavaObject) -> Any:
         """Return the value of an argument that is the same for all rows."""
@@ -216,25 +220,6 @@ def _has_the_time(expression: JavaObject) -> bool:
     return name.startswith(("Current", "Now", "LocalTime", "CurDate")) or any(
         map(_has_the_time, items(expression.children()))
     )
-
-
-def cannot_fail(node: Node) -> bool:
-    """Return whether a node has a value for every row, so that nothing changes if it is evaluated needlessly."""
-    match node:
-        case Bound() | Constant():
-            return True
-        case Call(function=function, arguments=arguments):
-            return function in _NEVER_FAILING and all(map(cannot_fail, arguments))
-        case Branches(branches=branches, otherwise=otherwise):
-            parts = [part for branch in branches for part in branch] + ([] if otherwise is None else [otherwise])
-            return all(map(cannot_fail, parts))
-    return False
-
-
-_NEVER_FAILING = frozenset(
-    ("=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or", "not", "isnull", "isnotnull", "isnan", "in", "getfield",
-     "upper", "lower", "length", "concat", "contains", "startswith", "endswith", "like", "coalesce")
-)  # fmt: skip
 
 
 # What every program has.
@@ -280,7 +265,7 @@ def _branches(own: Expressions, expression: Any) -> Node:
     nodes, kinds = [own.node(each) for each in given], [own.kind(each) for each in given]
     name = class_of(expression)
     if name == "Coalesce":
-        if all(map(cannot_fail, nodes[1:])):
+        if all(map(own.cannot_fail, nodes[1:])):
             return own.call(expression, "coalesce", *given)
         made = _first_valid
     elif name == "NullIfResult":
@@ -312,7 +297,7 @@ def _logic(own: Expressions, expression: Any) -> Node:
         return decided
     if class_of(expression) == "And":
         return Call("and", (left, right))
-    if cannot_fail(right):
+    if own.cannot_fail(right):
         return Call("or", (left, right))
     # Only `and` leaves out rows that the first side has decided already.
     return Call("not", (Call("and", (Call("not", (left,)), Call("not", (right,)))),))

@@ -7,13 +7,17 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from headgate.expressions.expressions import Bound, Branches, Call, CastTo, Constant, evaluate
-from headgate.spark.analyzed.expressions import cannot_fail
+from headgate.expressions.compiled import compiled, evaluate
+from headgate.expressions.expressions import Bound, Branches, Call, CastTo, Constant, Node
 from headgate.spark.analyzed.rules import _SAME_REGEX
 from headgate.spark.analyzed.scala import UnsupportedTypeError, constant, same_type
 
 N = Bound(0, "n")
 ONE = Constant(1, pa.int64())
+
+
+def cannot_fail(node: Node) -> bool:
+    return compiled(node, pa.schema({"n": pa.int64()}), "UTC").cannot_fail
 
 
 def test_what_cannot_fail_may_be_evaluated_needlessly() -> None:
