@@ -93,6 +93,8 @@ class Sink(ABC):
 
     uid: str = "sink"
     name: str
+    output_mode: str = "append"
+    """What rows are to those before: ``append``; ``update`` of some; ``complete``: each checkpoint has all of them."""
     publishes_on_slots: bool = False
     """Whether rows of the last checkpoint are published by the slots, after it is complete (`SinkWriter.finish`)."""
     commits_with_spark: bool = False

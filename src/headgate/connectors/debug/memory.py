@@ -47,7 +47,7 @@ class MemorySink(Sink):
     def create_committer(self, checkpoint_location: str) -> MemoryCommitter:
         """Return the one committer of this query: a rescaled query's next run goes on with the same table."""
         if self._committer is None:
-            self._committer = MemoryCommitter(self._schema)
+            self._committer = MemoryCommitter(self._schema, replaces=self.output_mode == "complete")
         return self._committer
 
 
@@ -58,19 +58,26 @@ class MemoryCommitter(SinkCommitter):
     ----------
     schema
         The rows' columns.
+    replaces
+        Whether the rows of a checkpoint replace those before, as in the output mode ``complete``.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, replaces: bool = False) -> None:
         self._schema = schema
+        self._replaces = replaces
         self._numbers = CommittedNumbers()
         self._lock = threading.Lock()
         self._tables: list[pa.Table] = []  # guarded by _lock
 
     def commit(self, committables: Sequence[bytes], *, epoch: int, final: bool) -> Sequence[bytes]:
         """See `SinkCommitter.commit`."""
-        tables = [rows.table for rows in self._numbers.take_new(committables)]
+        new = self._numbers.take_new(committables)
         with self._lock:
-            self._tables += tables
+            if not self._replaces:
+                self._tables += [rows.table for rows in new]
+            elif new:
+                # A writer also carries what an aborted checkpoint had: its last rows count.
+                self._tables = list({rows.writer: rows.table for rows in new}.values())
         return ()
 
     def table(self) -> pa.Table:

@@ -124,6 +124,10 @@ class Accumulator(ABC):
         """Return the results of groups."""
         return partials[0]
 
+    def of_nothing(self) -> list[Any]:
+        """Return the partial results of a group without rows."""
+        return [pa.nulls(1, each.kind) for each in self.partials]
+
 
 def accumulator_of(aggregate: Aggregate, kind: pa.DataType | None) -> Accumulator:
     """Return how an aggregate is computed of values of a type.
@@ -154,6 +158,9 @@ class _Count(Accumulator):
         if values is None or values.null_count == 0:
             return [_ones(rows)]
         return [values.is_valid().cast(pa.int64())]
+
+    def of_nothing(self) -> list[Any]:
+        return [pa.array([0])]
 
 
 @functools.lru_cache(maxsize=1)
@@ -288,6 +295,9 @@ class _Values(Accumulator):
     def lift(self, values: Any, rows: int) -> list[Any]:
         return [_single(values.drop_null(), values.is_valid())]
 
+    def of_nothing(self) -> list[Any]:
+        return [pa.array([[]], self.kind)]
+
 
 def _single(values: Any, there: Any) -> Any:
     """Return lists of one value, or of none where there is none."""
@@ -325,6 +335,9 @@ class _Sketch(Accumulator):
         code = ((hashes >> np.uint64(left)) << np.uint64(_RHO_BITS)) | rho
         kind = self.partials[0].kind.value_type
         return [_single(pa.array(code.astype(kind.to_pandas_dtype())), there)]
+
+    def of_nothing(self) -> list[Any]:
+        return [pa.array([[]], self.partials[0].kind)]
 
     def finish(self, partials: Sequence[Any]) -> Any:
         lists = partials[0]

@@ -1,4 +1,4 @@
-"""Which windows a row belongs to, by its event time: tumbling, sliding and session windows, as values.
+"""Which windows a row belongs to, by its event time: tumbling, sliding and session windows or none, as values.
 
 Never: look at anything but event times.
 
@@ -10,9 +10,11 @@ Rows are kept in *buckets*, each with the start of a window for its name:
     tumbling                               a window                 one bucket     one bucket
     sliding, of a whole number of slides   a slide                  one bucket     several buckets
     sliding, of any other size             a window                 several        one bucket
+    none                                   everything               one bucket     one bucket
+    none, and the event time is a key      an event time            one bucket     one bucket
 
 In each case a row's last window, and a bucket's last one too, ends one window's size after the bucket's start: after
-that it is late.
+that it is late. Without a window everything ends with the last watermark, and an event time with one that is as late.
 
 Follows Spark 4.3's ``TimeWindowing`` and ``SessionWindowing``.
 """
@@ -97,6 +99,23 @@ class SessionWindow(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, name=name)
 
 
+class NoWindow(msgspec.Struct, frozen=True):
+    """No window: groups live as long as the query, or until the watermark is at the event time in their key.
+
+    Parameters
+    ----------
+    time
+        The event time, if it is a key; None: none of them is.
+    """
+
+    time: Node | None = None
+
+    @property
+    def text(self) -> str:
+        """What it is, for people to read."""
+        return "no window" if self.time is None else f"no window, until {text_of(self.time)}"
+
+
 class Buckets:
     """Which buckets rows are in, and which windows are made of them.
 
@@ -108,9 +127,13 @@ class Buckets:
         Whether every bucket is to be a window.
     """
 
-    def __init__(self, window: TimeWindow, *, apart: bool = False) -> None:
-        self.size_us = window.size_us
+    def __init__(self, window: TimeWindow | NoWindow, *, apart: bool = False) -> None:
         self._window = window
+        self.slide_us, self.per_window, self.per_row = 0, 1, 1
+        if isinstance(window, NoWindow):
+            self.size_us = MOST_US if window.time is None else 0
+            return
+        self.size_us, self.slide_us = window.size_us, window.slide_us
         whole, rest = divmod(window.size_us, window.slide_us)
         shared = rest == 0 and not apart
         self.per_window = whole if shared else 1
@@ -119,8 +142,8 @@ class Buckets:
         """In how many buckets a row is at most."""
 
     def of(self, times: Micros) -> Micros:
-        """Return the last bucket of each event time."""
-        return self._window.last_starts(times)
+        """Return the last bucket of each event time; without a window, of 0 for each row, or of its key."""
+        return times if isinstance(self._window, NoWindow) else self._window.last_starts(times)
 
     def all(self, last: Micros, times: Micros, horizon: Any) -> tuple[npt.NDArray[np.int64], Micros]:
         """Return the buckets of rows that have not ended by a horizon, as rows, in their order, and the bucket of each.
@@ -136,7 +159,7 @@ class Buckets:
         """
         rows, buckets = [np.arange(len(last))], [last]
         for number in range(1, self.per_row):
-            starts = last - number * self._window.slide_us
+            starts = last - number * self.slide_us
             ends = starts + self.size_us
             (those,) = np.nonzero((ends > times) & (ends > horizon))
             rows.append(those)
@@ -146,10 +169,10 @@ class Buckets:
 
     def ended(self, buckets: Micros, horizon: int) -> list[int]:
         """Return the starts, in order, of windows with rows in these buckets that end by the horizon."""
-        slide = self._window.slide_us
+        slide = self.slide_us
         starts = {int(each) - number * slide for each in buckets for number in range(self.per_window)}
         return sorted(start for start in starts if start + self.size_us <= horizon)
 
     def parts(self, start: int) -> list[int]:
         """Return the buckets that a window is made of."""
-        return [start + number * self._window.slide_us for number in range(self.per_window)]
+        return [start + number * self.slide_us for number in range(self.per_window)]

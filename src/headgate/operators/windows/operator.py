@@ -1,14 +1,18 @@
-"""`WindowAggregate`: aggregates the rows of tumbling and sliding windows, by key.
+"""`WindowAggregate`: aggregates rows by key, and by tumbling or sliding windows or none.
 
 Never: hold an object per key, or let a window fire twice.
 
 Rows become partial results, a batch at a time, and are merged with others as in
 `headgate.operators.windows.sorted_runs`. A window fires when the watermark is at its end or beyond: its groups are
 emitted once, in ``append`` mode, and its rows forgotten. In ``update`` mode groups that changed are emitted before
-every barrier, and those that changed since when their window fires. To a sliding window that has ended a row that is
+every barrier, and those that changed since when their window fires. In ``complete`` mode all groups are emitted before
+every barrier, and none is ever forgotten, whatever the watermark is. To a sliding window that has ended a row that is
 not late yet does not count either.
 
-Follows Spark 4.3's ``groupBy(window)``.
+Without a window groups end with the last watermark, or at the event time in their key. An aggregation without keys
+has one row, also of no rows at all.
+
+Follows Spark 4.3's ``groupBy``.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, merge
-from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, TimeWindow
+from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWindow, TimeWindow
 from headgate.operators.windows.sorted_runs import BUCKET, Part, SortedRuns
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
 from headgate.protocol.operator_context import OperatorContext
@@ -34,27 +39,29 @@ FIRE_ROWS = 1 << 18
 
 
 class WindowAggregate(WindowedAggregate):
-    """Aggregates rows by tumbling or sliding windows and keys. The parameters are those of `WindowedAggregate`."""
+    """Aggregates rows by keys, and by tumbling or sliding windows. The parameters are those of `WindowedAggregate`."""
 
     def __init__(
         self,
         input_schema: pa.Schema,
-        window: TimeWindow,
+        window: TimeWindow | NoWindow,
         *,
-        time: str,
+        time: str | None,
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
     ) -> None:
-        super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
+        name = None if isinstance(window, NoWindow) else window.name
+        super().__init__(input_schema, name, time=time, keys=keys, aggregates=aggregates, columns=columns)
         self._window = window
+        self._always_one_row = time is None and all(key.name is None for key in self._keys)
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
         super().open(context, items)
         # What is shared by windows is merged in the order of time, and not of arrival.
         in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
-        self._buckets = Buckets(self._window, apart=in_order or self.output_mode == "update")
+        self._buckets = Buckets(self._window, apart=in_order or self.output_mode != "append")
         self._changed: list[Any] = []
         self._runs = SortedRuns(
             keys=self._state_keys,
@@ -76,7 +83,10 @@ class WindowAggregate(WindowedAggregate):
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Take rows of one split."""
-        batch, micros = self._timed(batch)
+        if isinstance(self._window, NoWindow):
+            micros = self._ends(batch)
+        else:
+            batch, micros = self._timed(batch)
         if batch.num_rows == 0:
             return
         buckets = self._buckets.of(micros)
@@ -96,6 +106,12 @@ class WindowAggregate(WindowedAggregate):
             lifted = lifted.take(rows).set_column(0, BUCKET, pa.array(all_buckets))
         self._wait(lifted)
 
+    def _ends(self, batch: pa.RecordBatch) -> Any:
+        """Return the event times that are in keys, after all others where there is none; 0 if none is a key."""
+        if self._time is None:
+            return np.zeros(batch.num_rows, np.int64)
+        return batch.column(self._time).cast(pa.int64()).fill_null(MOST_US).to_numpy()
+
     def _flush(self) -> None:
         """Merge what waits, and add it to the state."""
         if not self._waiting:
@@ -112,17 +128,19 @@ class WindowAggregate(WindowedAggregate):
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit the windows that end by the watermark."""
         watermark = watermark_us(timestamp_ms)
-        if watermark <= self._watermark_us:
+        if watermark <= self._watermark_us or self.output_mode == "complete":
             return
         self._flush()
         before, self._watermark_us = self._watermark_us, watermark
         first = self._runs.first_bucket
-        if first is None or first - (self._buckets.per_window - 1) * self._window.slide_us > self._last_ended:
+        if first is None and watermark == MOST_US:
+            self._emit_row_of_nothing(emit)
+        if first is None or first - (self._buckets.per_window - 1) * self._buckets.slide_us > self._last_ended:
             return
         if self.output_mode == "update":
             self._emit_changed(self._last_ended, emit)
         elif self._buckets.per_window == 1:
-            self._fire_buckets(emit)
+            self._fire_buckets(self._last_ended, emit)
         else:
             self._fire_windows(before, emit)
         self._runs.drop(self._last_ended)
@@ -133,10 +151,15 @@ class WindowAggregate(WindowedAggregate):
         return max(LEAST_US, self._watermark_us - self._buckets.size_us)
 
     def prepare_snapshot(self, emit: Emit) -> None:
-        """In update mode, emit the groups that changed."""
-        if self.output_mode == "update":
+        """In update mode, emit the groups that changed; in complete mode all."""
+        if self.output_mode != "append":
             self._flush()
+        if self.output_mode == "update":
             self._emit_changed(MOST_US, emit)
+        elif self.output_mode == "complete":
+            self._fire_buckets(MOST_US, emit)
+            if self._runs.first_bucket is None:
+                self._emit_row_of_nothing(emit)
 
     def close(self) -> None:
         """Delete the local files."""
@@ -144,9 +167,9 @@ class WindowAggregate(WindowedAggregate):
 
     # Firing.
 
-    def _fire_buckets(self, emit: Emit) -> None:
+    def _fire_buckets(self, last: int, emit: Emit) -> None:
         keys = [BUCKET, *self._state_keys]
-        for buckets in self._together(self._runs.buckets(self._last_ended)):
+        for buckets in self._together(self._runs.buckets(last)):
             for table in self._runs.merged(buckets, keys):
                 self._emit_buckets(table, emit)
 
@@ -198,6 +221,17 @@ class WindowAggregate(WindowedAggregate):
             order = np.argsort(starts, kind="stable")
             table, starts = table.take(order), starts[order]
         self._emit(table, starts, starts + self._buckets.size_us, emit)
+
+    def _emit_row_of_nothing(self, emit: Emit) -> None:
+        """Emit what an aggregation without keys has of no rows, in the subtask that would have them."""
+        if not self._always_one_row:
+            return
+        keys = [pa.array([0], self.input_schema.field(key.column).type) for key in self._keys]
+        own = self._context.key_groups
+        if own.first <= key_groups(keys, self._context.max_parallelism)[0].as_py() <= own.last:
+            partials = [each for one in self._aggregates for each in one.accumulator.of_nothing()]
+            names = [*self._state_keys, *self._state_partials]
+            self._emit(pa.Table.from_arrays([*keys, *partials], names=names), [], [], emit)
 
     # State.
 

@@ -36,7 +36,7 @@ from headgate.operators.windows.assigner import LEAST_US, MOST_US
 from headgate.operators.windows.sorted_runs import Part
 from headgate.protocol.operator_context import OperatorContext
 
-OutputMode = Literal["append", "update"]
+OutputMode = Literal["append", "update", "complete"]
 STATE_VERSION = 1
 FLUSH_ROWS = 1 << 16
 """So many rows wait before they are merged: small batches are merged together."""
@@ -106,9 +106,9 @@ class WindowedAggregate(KeyedOperator):
     input_schema
         The columns of its input.
     window
-        The name of the window's column.
+        The name of the window's column; None: there is no window.
     time
-        The column with the event time.
+        The column with the event time; None: it does not matter.
     keys
         The columns of the key.
     aggregates
@@ -123,9 +123,9 @@ class WindowedAggregate(KeyedOperator):
     def __init__(
         self,
         input_schema: pa.Schema,
-        window: str,
+        window: str | None,
         *,
-        time: str,
+        time: str | None,
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
@@ -136,10 +136,11 @@ class WindowedAggregate(KeyedOperator):
         self._time = time
         self._keys = tuple(keys)
         self._aggregates = tuple(aggregates)
-        bound = input_schema.field(time).type
         types = {key.name: input_schema.field(key.column).type for key in keys}
         types |= {each.name: each.accumulator.kind for each in aggregates}
-        types[window] = pa.struct([pa.field("start", bound), pa.field("end", bound)])
+        if window is not None:
+            bound = input_schema.field(time).type
+            types[window] = pa.struct([pa.field("start", bound), pa.field("end", bound)])
         self.schema = pa.schema([pa.field(name, types[name]) for name in columns])
         self._state_keys = [f"key {number}" for number in range(len(self._keys))]
         self._state_partials = {
@@ -172,9 +173,9 @@ class WindowedAggregate(KeyedOperator):
         return self._late_rows
 
     @property
-    def late_schema(self) -> pa.Schema:
-        """The columns of rows that came too late."""
-        return self.input_schema
+    def late_schema(self) -> pa.Schema | None:
+        """The columns of rows that came too late; None: no row can."""
+        return None if self._time is None or self.output_mode == "complete" else self.input_schema
 
     @property
     @abstractmethod
@@ -226,16 +227,17 @@ class WindowedAggregate(KeyedOperator):
         """Emit finished groups, with the start and the end of the window of each."""
         for begin in range(0, table.num_rows, EMIT_ROWS):
             rows = table.slice(begin, EMIT_ROWS).combine_chunks()
-            kind = self.schema.field(self._window_name).type
-            bounds = [pa.array(each[begin : begin + EMIT_ROWS]).cast(kind.field(0).type) for each in (starts, ends)]
             made: dict[str | None, Any] = {}
+            if self._window_name is not None:
+                kind = self.schema.field(self._window_name).type
+                bounds = [pa.array(each[begin : begin + EMIT_ROWS]).cast(kind.field(0).type) for each in (starts, ends)]
+                made[self._window_name] = pa.StructArray.from_arrays(bounds, fields=list(kind))
             for key, state in zip(self._keys, self._state_keys):
                 made[key.name] = _one(rows.column(state))
             for number, each in enumerate(self._aggregates):
                 places = range(len(each.accumulator.partials))
                 partials = [_one(rows.column(f"partial {number} {place}")) for place in places]
                 made[each.name] = each.accumulator.finish(partials)
-            made[self._window_name] = pa.StructArray.from_arrays(bounds, fields=list(kind))
             emit(pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema), "")
 
     # State.

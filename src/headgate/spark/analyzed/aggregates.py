@@ -1,4 +1,4 @@
-"""An ``Aggregate`` of Spark's plan becomes an exchange by key and the operator of its window.
+"""An ``Aggregate`` of Spark's plan becomes an exchange by key and the operator of its groups.
 
 Never: compute what an aggregate has: the operators of `headgate.operators.windows` do, and an aggregate whose result
 would have another type than Spark's is refused.
@@ -18,6 +18,7 @@ import pyarrow as pa
 from headgate.expressions.expressions import Bound, Branches, Column, Constant, Node
 from headgate.graph.plan import PlanNode
 from headgate.operators.windows.aggregates import Aggregate
+from headgate.operators.windows.assigner import NoWindow
 from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, Window, unsupported
@@ -30,6 +31,7 @@ _FUNCTIONS = {
     "CollectList": "collect_list", "HyperLogLogPlusPlus": "approx_count_distinct",
 }  # fmt: skip
 _ONE = Constant(1, pa.int32())
+_EVENT_TIME = "spark.watermarkDelayMs"
 
 
 def expanded(before: Rows, node: JavaObject) -> Rows:
@@ -63,16 +65,15 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     Raises
     ------
     UnsupportedOperationError
-        It has no window, or an aggregate that there is no operator for.
+        It has several windows, or an aggregate that there is no operator for.
     OptionError
         A key cannot be grouped by, or the window's times are not those of the watermark.
     """
     grouping = list(items(node.groupingExpressions()))
     output = list(items(node.aggregateExpressions()))
     windows = [each for each in grouping if _window(before, each) is not None]
-    if len(windows) != 1:
-        why = "an aggregation without a window" if not windows else "an aggregation by several windows"
-        raise unsupported(node, f"{why} is not supported yet; group by window(...) or session_window(...)")
+    if len(windows) > 1:
+        raise unsupported(node, "an aggregation by several windows has no end")
     found: list[JavaObject] = []
     for each in output:
         _find(each, grouping, found)
@@ -80,7 +81,11 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     keys = [each for each in grouping if _window(before, each) is None]
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
     expressions = before.expressions(known)
-    by = [_grouped_by(before, expressions, each, columns, output) for each in grouping]
+    by: list[Column | Window | NoWindow] = [
+        _grouped_by(before, expressions, each, columns, output) for each in grouping
+    ]
+    if not windows:
+        by += [NoWindow(expressions.compiled(each)) for each in grouping if _is_event_time(each)][:1]
     aggregates = [_aggregate(expressions, each, columns, output) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
@@ -97,6 +102,11 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
 def _window(before: Rows, expression: JavaObject) -> Window | None:
     named = class_of(expression) == "AttributeReference"
     return before.windows.get(expression.exprId().id()) if named else None
+
+
+def _is_event_time(expression: JavaObject) -> bool:
+    named = class_of(expression) == "AttributeReference"
+    return named and bool(expression.metadata().contains(_EVENT_TIME))
 
 
 def _find(expression: JavaObject, grouping: list[JavaObject], found: list[JavaObject]) -> None:

@@ -21,7 +21,7 @@ from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
 from headgate.operators.project import Project
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
-from headgate.operators.windows.assigner import SessionWindow, TimeWindow
+from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate
@@ -42,7 +42,7 @@ class GroupedStream(Generic[Stream]):
     node
         The rows' node in the plan.
     by
-        Keys, and at most one window.
+        Keys, and at most one window, or how long groups live without one.
     time_zone
         The session's.
     stream_of
@@ -52,23 +52,25 @@ class GroupedStream(Generic[Stream]):
     def __init__(
         self,
         node: PlanNode,
-        by: Sequence[Column | TimeWindow | SessionWindow],
+        by: Sequence[Column | TimeWindow | SessionWindow | NoWindow],
         time_zone: str,
         stream_of: Callable[[PlanNode], Stream],
     ) -> None:
         self._stream_of = stream_of
         self._node = node
-        self._by = tuple(by)
+        self._by = tuple(each for each in by if not isinstance(each, NoWindow))
+        self._windows = [each for each in by if not isinstance(each, Column)]
         self._time_zone = time_zone
 
     def __repr__(self) -> str:
         return f"GroupedStream[{', '.join(_name(each) for each in self._by)}]"
 
     def agg(self, *exprs: Aggregate) -> Stream:
-        """Aggregate each group, and forget it when its window is over.
+        """Aggregate each group, and forget it when its window is over; without a window never.
 
         One subtask has all rows of a group. In output mode ``append`` a group is emitted once, when the watermark is at
-        the end of its window; in ``update`` also before every checkpoint, if it changed.
+        the end of its window; in ``update`` also before every checkpoint, if it changed; in ``complete`` all groups are
+        emitted before every checkpoint, and none is forgotten.
 
         Parameters
         ----------
@@ -78,8 +80,8 @@ class GroupedStream(Generic[Stream]):
         Raises
         ------
         OptionError
-            There is not one window among what is grouped by, a column is missing or has the wrong type, two columns of
-            the output have the same name, or the window's times are not those of the watermark.
+            There are several windows among what is grouped by, a column is missing or has the wrong type, two columns
+            of the output have the same name, or the window's times are not those of the watermark.
         """
         window = self._window()
         _check_aggregates(exprs)
@@ -91,7 +93,7 @@ class GroupedStream(Generic[Stream]):
             for each in self._by
             if isinstance(each, Column)
         ]
-        time = columns.take(window.time)
+        time = None if window.time is None else columns.take(window.time)
         taken = [None if each.argument is None else columns.take(each.argument) for each in exprs]
         # Without a key all rows are of one group: they have a constant in common.
         keyed_by = keys or [Key(columns.take(Constant(0, pa.int32()), "all"), None)]
@@ -100,7 +102,8 @@ class GroupedStream(Generic[Stream]):
         for key in keyed_by:
             check_key_type(repr(key.column), types[key.column])
             _check_grouped(key.column, types[key.column])
-        self._check_is_event_time(window, types[time])
+        if time is not None and not isinstance(window, NoWindow):
+            self._check_is_event_time(window, types[time])
         kinds = [None if column is None else types[column] for column in taken]
         aggregates = [
             Aggregated(each.name_in_output, accumulator_of(each, kind), column)
@@ -108,6 +111,7 @@ class GroupedStream(Generic[Stream]):
         ]
         operator: WindowedAggregate
         if isinstance(window, SessionWindow):
+            assert time is not None
             operator = SessionAggregate(
                 node.schema, window, time=time, keys=keyed_by, aggregates=aggregates, columns=names
             )
@@ -142,12 +146,12 @@ class GroupedStream(Generic[Stream]):
         """Find the greatest value of columns for each group, as ``max(NAME)``: see `agg`."""
         return self.agg(*map(functions.max, cols))
 
-    def _window(self) -> TimeWindow | SessionWindow:
+    def _window(self) -> TimeWindow | SessionWindow | NoWindow:
         """Return the one window among what is grouped by."""
-        windows = [each for each in self._by if isinstance(each, TimeWindow | SessionWindow)]
+        windows = self._windows or [NoWindow()]
         if len(windows) != 1:
             raise OptionError(
-                f"groupBy has {len(windows)} windows; an aggregation of a stream that does not end needs one: "
+                f"groupBy has {len(windows)} windows; an aggregation has one at most: "
                 'groupBy(window("at", "10 seconds"), ...) or session_window("at", "5 minutes").',
                 option="groupBy", value=len(windows),
             )  # fmt: skip

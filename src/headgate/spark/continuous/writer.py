@@ -14,6 +14,7 @@ from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options, split_options
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
 from headgate.operators import bad_records
+from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedOperator
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
@@ -100,8 +101,9 @@ class ContinuousStreamWriter:
         ----------
         outputMode
             ``append``, the default: a window's groups are emitted once, when it is over. ``update``: also before every
-            checkpoint, those that changed. Without an aggregation there is ``append`` only, but for
-            ``transformWithState``: its processor says which rows there are, so both are the same.
+            checkpoint, those that changed. ``complete``: all groups before every checkpoint. Without an aggregation
+            there is ``append`` only, but for ``transformWithState``: its processor says which rows there are, so
+            ``update`` is the same.
         """
         wanted = outputMode.lower()
         if not _keyed(self._node) and wanted != "append":
@@ -109,24 +111,31 @@ class ContinuousStreamWriter:
                 f"The output mode is {outputMode!r}; a query without an aggregation has only 'append'.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
-        if wanted not in ("append", "update"):
+        if wanted not in ("append", "update", "complete") or (wanted == "complete" and not _aggregations(self._node)):
             raise OptionError(
-                f"The output mode is {outputMode!r}; an aggregation has 'append' and 'update'.",
+                f"The output mode is {outputMode!r}; an aggregation has 'append', 'update' and 'complete', "
+                "transformWithState the first two.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
-        if wanted == "update" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
+        if wanted != "append" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
             raise OptionError(
-                "The output mode is 'update', and there are session windows: these have 'append' only, as in Spark, "
+                f"The output mode is {wanted!r}, and there are session windows: these have 'append' only, as in Spark, "
                 "since rows written of a session that still grows cannot be retracted.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
-        if wanted == "update" and _is_counted_again(self._node):
+        if wanted != "append" and _is_counted_again(self._node):
             raise OptionError(
-                "The output mode is 'update', and there is an aggregation or transformWithState after an aggregation: "
-                "it would count what the first one updates again. Use 'append'.",
+                f"The output mode is {wanted!r}, and there is an aggregation or transformWithState after an "
+                "aggregation: it would count what the first one updates again. Use 'append'.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
-        self._output_mode = "append" if wanted == "append" else "update"
+        if wanted == "complete" and _goes_on_elsewhere(self._node):
+            raise OptionError(
+                "The output mode is 'complete', and there is a repartition after the aggregation: its rows would come "
+                "when no more are expected. Repartition before groupBy, or use 'update'.",
+                option="outputMode", value=outputMode,
+            )  # fmt: skip
+        self._output_mode = wanted  # type: ignore[assignment]
         return self
 
     def lateRows(self, sink: str, **options: Any) -> ContinuousStreamWriter:
@@ -221,6 +230,12 @@ class ContinuousStreamWriter:
             )  # fmt: skip
         if self._output_mode == "append":
             _check_windows_end(self._node)
+        if self._output_mode == "complete" and self._format.lower() in ("parquet", "json", "csv"):
+            raise OptionError(
+                f"The output mode is 'complete', and {self._format} only appends: each checkpoint would add all groups "
+                "again. Use 'append', or foreachBatch, which can overwrite.",
+                option="outputMode", value="complete",
+            )  # fmt: skip
         handling, bad_sink = self._bad_records(options)
         graph = stage_graph(self._node)
         for each in graph.operators:
@@ -244,7 +259,9 @@ class ContinuousStreamWriter:
 
     def _sink(self, options: dict[str, str]) -> Sink:
         if self._foreach is None:
-            return make_sink(self._format, options, self._node.schema, spark=self._spark)
+            sink = make_sink(self._format, options, self._node.schema, spark=self._spark)
+            sink.output_mode = self._output_mode
+            return sink
         if self._format == "foreach":
             return make_foreach_sink(self._foreach, options, self._node.schema, self._spark)
         return ForeachBatchSink(self._spark, self._foreach, options, self._node.schema)
@@ -306,6 +323,12 @@ def _is_counted_again(node: PlanNode) -> bool:
     return any(_aggregations(before) for each in stateful for before in each.inputs)
 
 
+def _goes_on_elsewhere(node: PlanNode) -> bool:
+    """Return whether rows of an aggregation go to other subtasks."""
+    exchanges = (each for each in _nodes(node) if isinstance(each.of, Exchange))
+    return any(_aggregations(before) for each in exchanges for before in each.inputs)
+
+
 def _check_windows_end(node: PlanNode) -> None:
     """Refuse an aggregation of which nothing would ever come."""
     for aggregation in _nodes(node):
@@ -313,9 +336,16 @@ def _check_windows_end(node: PlanNode) -> None:
             continue
         for each in _nodes(aggregation):
             source = each.of
-            if not isinstance(source, SourceDefinition) or source.watermark_strategy is not None:
+            if not isinstance(source, SourceDefinition) or source.boundedness is not Boundedness.CONTINUOUS_UNBOUNDED:
                 continue
-            if source.boundedness is Boundedness.CONTINUOUS_UNBOUNDED:
+            if aggregation.of.late_schema is None:
+                raise OptionError(
+                    f"{aggregation.of.function} in the output mode 'append' has neither a window nor the event time "
+                    "among its keys: no group would ever be complete. Group by window(...), or call "
+                    "outputMode('update') or outputMode('complete').",
+                    option="outputMode", value="append", source=source.uid,
+                )  # fmt: skip
+            if source.watermark_strategy is None:
                 raise OptionError(
                     f"{aggregation.of.function} in the output mode 'append' needs a watermark, and the source "
                     f"{source.uid!r} has none: no window would ever end. Call withWatermark(column, delay) before "

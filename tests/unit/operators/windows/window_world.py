@@ -15,7 +15,7 @@ from headgate.functions import Column
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
-from headgate.operators.windows.assigner import SessionWindow, TimeWindow
+from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import Aggregated, Key, OutputMode, WindowedAggregate
@@ -43,21 +43,24 @@ def many(keys: Any, second: float) -> pa.RecordBatch:
 
 def made(
     schema: pa.Schema,
-    window: TimeWindow | SessionWindow,
+    window: TimeWindow | SessionWindow | NoWindow,
     keys: Sequence[str],
     aggregates: Sequence[Aggregate],
     mode: OutputMode = "append",
 ) -> WindowedAggregate:
-    """Return an operator over columns as they are; the event time is in ``at``."""
+    """Return an operator over columns as they are; the event time is in ``at``. Without keys ``k`` is the same."""
     computed = []
     for each in aggregates:
         name = None if each.argument is None else Column(each.argument).name_in_output
         kind = None if name is None else schema.field(name).type
         computed.append(Aggregated(each.name_in_output, accumulator_of(each, kind), name))
-    columns = [window.name, *keys, *(each.name for each in computed)]
+    windows = [] if isinstance(window, NoWindow) else [window.name]
     arguments: dict[str, Any] = {
-        "time": "at", "keys": [Key(name, name) for name in keys], "aggregates": computed, "columns": columns,
-    }  # fmt: skip
+        "time": None if window.time is None else "at",
+        "keys": [Key(name, name) for name in keys] or [Key("k", None)],
+        "aggregates": computed,
+        "columns": [*windows, *keys, *(each.name for each in computed)],
+    }
     operator: WindowedAggregate
     if isinstance(window, SessionWindow):
         operator = SessionAggregate(schema, window, **arguments)

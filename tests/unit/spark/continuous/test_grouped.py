@@ -179,7 +179,10 @@ def late(stream: ContinuousStream, mode: str = "append") -> Any:
 
 TWICE = rides().groupBy(TEN, "user").agg(count().alias("n")).select("user", "n", col("window.start").alias("at"))
 WRONG: dict[str, tuple[str, Any]] = {
-    "no window": ("groupBy has 0 windows", lambda: rides().groupBy("user").agg(count())),
+    "no window": (
+        "no group would ever be complete",
+        lambda: rides().groupBy("user").agg(count()).writeStream.format("noop").definition(),
+    ),
     "two windows": ("groupBy has 2 windows", lambda: rides().groupBy(TEN, TEN.alias("w")).agg(count())),
     "nothing to compute": ("at least one aggregate", lambda: rides().groupBy(TEN).agg()),
     "no aggregate": ("is not an aggregate", lambda: rides().groupBy(TEN).agg(col("amount"))),  # type: ignore[arg-type]
@@ -191,12 +194,22 @@ WRONG: dict[str, tuple[str, Any]] = {
     "names": ("'user' appears more than once", lambda: rides().groupBy(TEN, "user").agg(count().alias("user"))),
     "key of a struct": ("neither a struct nor", lambda: rides().groupBy(TEN, struct("user").alias("s")).agg(count())),
     "aggregate elsewhere": ("A column or its name", lambda: rides().select(sum("amount"))),  # type: ignore[arg-type]
-    "complete": ("has 'append' and 'update'", lambda: late(rides().groupBy(TEN).agg(count()), "complete")),
+    "no mode": ("has 'append', 'update' and 'compl", lambda: late(rides().groupBy(TEN).agg(count()), "overwrite")),
+    "complete files": (
+        "only appends",
+        lambda: late(rides().groupBy(TEN).agg(count()), "complete").format("json").option("path", "x").definition(),
+    ),
+    "complete elsewhere": (
+        "a repartition after", lambda: late(rides().groupBy("user").agg(count()).repartition(), "complete"),
+    ),
     "update of sessions": (
         "session windows", lambda: late(rides().groupBy(session_window("at", "1 hour")).agg(count()), "update"),
     ),
     "update twice": ("after an aggregation", lambda: late(TWICE.groupBy(TEN).agg(sum("n")), "update")),
     "late rows of none": ("has no windows and no transform", lambda: late(rides()).lateRows("noop")),
+    "late rows without a window": (
+        "has no windows and no", lambda: late(rides().groupBy("user").count()).lateRows("noop"),
+    ),
     "late rows' sink": ("'path'", lambda: late(TWICE).lateRows("parquet").format("memory").definition()),
     "no watermark": (
         "needs a watermark, and the source 'datagen'", lambda: definition(numbers(RIDES).groupBy(TEN).agg(count())),

@@ -1,0 +1,125 @@
+"""Groups without a window: state that lives on, its output modes, and event times as keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headgate.expressions.expressions import Name
+from headgate.functions import avg, collect_list, count, max, sum
+from headgate.operators.windows.assigner import NoWindow
+from headgate.source.watermark import MAX_WATERMARK_MS
+from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
+
+AGGREGATES = (sum("v"), count())
+BY_TIME = NoWindow(Name("at"))
+
+
+def subtasks(folder: Path, mode: Any = "update", keys: Any = ("k",), window: Any = None, **options: Any) -> Subtasks:
+    aggregates = options.pop("aggregates", AGGREGATES)
+    return Subtasks(lambda: made(SCHEMA, window or NoWindow(), list(keys), aggregates, mode), folder, **options)
+
+
+def taken(world: Subtasks) -> list[tuple[Any, ...]]:
+    """Return what was emitted since the last time."""
+    found = sorted((tuple(row.values()) for row in world.rows()), key=repr)
+    world.emitted.clear()
+    return found
+
+
+def test_updates_go_on_for_ever(tmp_path: Path) -> None:
+    """No watermark ends a group, no row is late, and a rescaled query goes on with what it had."""
+    world = subtasks(tmp_path)
+    world.process(batch((1, 1, 5), (None, 1, 6), (3, None, 2)))
+    world.watermark(10_000_000)
+    assert taken(world) == []
+    states = world.checkpoint()
+    assert taken(world) == [(1, 11, 2), (None, 2, 1)]
+    world.restore(states, 3)
+    world.process(batch((1, 1, 1), (9, 2, 3)))
+    world.checkpoint()
+    assert taken(world) == [(1, 12, 3), (2, 3, 1)]
+    world.process(batch((None, None, 1)))
+    world.watermark(MAX_WATERMARK_MS)
+    assert taken(world) == [(None, 3, 2)], "what changed since the last barrier is emitted at the end"
+    world.checkpoint()
+    assert taken(world) == []
+    assert world.late_rows == 0
+    assert world.operators[0].late_schema is None
+
+
+def test_append_emits_groups_at_the_end_of_the_input_only(tmp_path: Path) -> None:
+    world = subtasks(tmp_path, "append", parallelism=2)
+    world.process(batch((1, 1, 5), (2, 2, 6)))
+    world.checkpoint()
+    world.watermark(10_000_000)
+    assert taken(world) == []
+    world.watermark(MAX_WATERMARK_MS)
+    assert taken(world) == [(1, 5, 1), (2, 6, 1)]
+
+
+def test_complete_emits_all_groups_before_every_barrier(tmp_path: Path) -> None:
+    """Also after the end of the input: other subtasks may go on, and a checkpoint has the rows of all."""
+    world = subtasks(tmp_path, "complete", parallelism=2)
+    world.process(batch((1, 1, 5), (2, 2, 6)))
+    world.watermark(5_000)
+    for _ in range(2):
+        states = world.checkpoint()
+        assert taken(world) == [(1, 5, 1), (2, 6, 1)]
+    world.restore(states, 1)
+    world.process(batch((0, 3, 1)))
+    world.watermark(MAX_WATERMARK_MS)
+    assert taken(world) == []
+    world.checkpoint()
+    assert taken(world) == [(1, 5, 1), (2, 6, 1), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("mode", ["append", "update", "complete"])
+def test_an_aggregation_without_keys_has_one_row_of_no_rows(tmp_path: Path, mode: str) -> None:
+    """In one subtask, with what Spark has of nothing."""
+    aggregates = (count(), sum("v"), avg("v"), max("v"), collect_list("v"), count("v"))
+    world = subtasks(tmp_path, mode, (), parallelism=3, aggregates=aggregates)
+    world.watermark(MAX_WATERMARK_MS)
+    world.checkpoint()
+    assert taken(world) == [(0, None, None, None, [], 0)]
+    world = subtasks(tmp_path, mode, (), parallelism=3)
+    world.process(batch((1, 0, 5), (2, 0, 6)))
+    world.watermark(MAX_WATERMARK_MS)
+    world.checkpoint()
+    assert taken(world) == [(11, 2)]
+
+
+def test_a_group_whose_key_is_the_event_time_ends_with_the_watermark(tmp_path: Path) -> None:
+    """As in Spark at the watermark, not after it; without a time at the end only; what comes later is late."""
+    world = subtasks(tmp_path, "append", ("at", "k"), BY_TIME)
+    world.process(batch((1, 1, 5), (2, 1, 6), (None, 1, 7), (1, 1, 1)))
+    world.watermark(999)
+    assert taken(world) == []
+    world.watermark(1000)
+    assert [((at - EPOCH).total_seconds(), *rest) for at, *rest in taken(world)] == [(1.0, 1, 6, 2)]
+    states = world.checkpoint()
+    world.restore(states, 2)
+    world.process(batch((1, 1, 9), (3, 1, 1), (None, 1, 1)))
+    assert world.late_rows == 1
+    world.watermark(3000)
+    assert sorted(row[2:] for row in taken(world)) == [(1, 1), (6, 1)]
+    world.watermark(MAX_WATERMARK_MS)
+    assert taken(world) == [(None, 1, 8, 2)]
+
+
+def test_an_update_reports_changes_of_large_spilled_state(tmp_path: Path) -> None:
+    """State beyond its memory is in files; a restored and rescaled query finds all of it."""
+    world = subtasks(tmp_path, memory_bytes=400_000)
+    keys = np.arange(60_000)
+    for begin in range(0, len(keys), 20_000):
+        process(world, many(keys[begin : begin + 20_000], 1))
+        states = world.checkpoint()
+    assert world.operators[0].state_bytes[1] > 0
+    taken(world)
+    world.restore(states, 2)
+    world.process(batch((1, 7, 1), (2, 59_999, 1), (3, 60_000, 1)))
+    world.checkpoint()
+    assert taken(world) == [(59_999, 59_999 % 7 + 1, 2), (60_000, 1, 1), (7, 1, 2)]
