@@ -231,7 +231,6 @@ def test_rows_go_to_the_partition_that_they_name(spark: SparkSession) -> None:
 
 
 UNSUPPORTED: dict[str, tuple[Program, str]] = {
-    "a function of Python's": (lambda rows: rows.select(F.udf(str.upper, "string")("name")), "PythonUDF has no Arrow"),
     "Deduplicate": (lambda rows: rows.dropDuplicates(["k"]), "Deduplicate cannot run"),
     "Join": (lambda rows: rows.join(rows.sparkSession.range(3).toDF("k"), "k"), "Join cannot run"),
     "Generate": (lambda rows: rows.select(F.explode(F.split("name", "a"))), "Generate cannot run"),

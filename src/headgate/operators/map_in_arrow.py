@@ -32,12 +32,15 @@ class MapInArrow(Operator):
         which are called in every subtask, once each time it is started: after a failure on the same object again.
     schema
         The columns of what it yields.
+    given
+        The columns that it gets, if their types are others than those of the rows; None: they are the same.
     """
 
     kind = "map-in-arrow"
 
-    def __init__(self, function: ArrowFunction, schema: pa.Schema) -> None:
+    def __init__(self, function: ArrowFunction, schema: pa.Schema, given: pa.Schema | None = None) -> None:
         self._function = function
+        self._given = given
         self.schema = schema
         self.function = _name_of(function)
 
@@ -55,7 +58,7 @@ class MapInArrow(Operator):
         UserFunctionError
             It yields a value that does not fit.
         """
-        returned = self._function(iter((batch,)))
+        returned = self._function(iter((batch if self._given is None else batch.cast(self._given),)))
         if isinstance(returned, pa.RecordBatch | pa.Table) or not isinstance(returned, Iterable):
             raise self._wrong_function(f"returned {type(returned).__name__}; it must return an iterator of")
         for each in returned:

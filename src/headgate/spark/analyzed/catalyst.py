@@ -17,7 +17,8 @@ from headgate.expressions.expressions import Bound
 from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.current_time import CurrentTime
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported, same
-from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, class_of, column_type, items
+from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
+from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, class_of, column_type, items, sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +42,9 @@ def with_catalyst(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, lis
     UnsupportedOperationError
         An expression cannot be evaluated by Spark's code alone either.
     """
+    while calls := next_calls(before, wanted):
+        wide, known = with_catalyst(before, [argument for each in calls for argument in arguments_of(each)])
+        before = called(wide, wide.expressions(known), calls)
     before, now = _with_current_time(before, wanted)
     missing: list[JavaObject] = []
     expressions = before.expressions(now)
@@ -49,12 +53,12 @@ def with_catalyst(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, lis
         try:
             expressions.node(value)
         except NotOnArrowError as why:
-            _check(value, why)
+            _check(with_results(before, value), why)
             if not any(same(value, other) for other in missing):
                 missing.append(value)
     if not missing:
         return before, now
-    made = _operator(before, missing, now)
+    made = _operator(before, [with_results(before, each) for each in missing], now)
     return replace(before, node=before.node.then(made)), [*_added(before, made.schema, missing), *now]
 
 
@@ -102,13 +106,13 @@ def _all(expression: JavaObject) -> list[JavaObject]:
 
 
 def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
-    jvm: Any = before.session.spark._jvm
-    stand_ins = [(each, _attribute(jvm, each)) for each, _ in now]
+    spark = before.session.spark
+    stand_ins = [(each, _attribute(spark, each)) for each, _ in now]
     places = {
         **before.places,
         **{int(attribute.exprId().id()): bound.index for (_, attribute), (_, bound) in zip(stand_ins, now)},
     }
-    evaluated = [_substituted(jvm, each, stand_ins) for each in wanted]
+    evaluated = [_substituted(spark, each, stand_ins) for each in wanted]
     attributes = {int(each.exprId().id()): each for one in evaluated for each in items(one.references())}
     for number, each in attributes.items():
         if number not in places:
@@ -129,21 +133,29 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
         before.node.schema,
         [places[number] for number in attributes],
         fields,
-        _serialized(before.session.spark, evaluated, list(attributes.values())),
+        _serialized(spark, evaluated, list(attributes.values())),
         [str(each.sql()) for each in wanted],
         is_unbounded=before.session.streams,
     )
 
 
-def _attribute(jvm: Any, expression: JavaObject) -> JavaObject:
+def _attribute(spark: SparkSession, expression: JavaObject) -> JavaObject:
     """Return a new attribute of the type of an expression."""
+    jvm: Any = spark._jvm
     types, named = jvm.org.apache.spark.sql.types, _singleton(jvm, "expressions.NamedExpression")
     return jvm.org.apache.spark.sql.catalyst.expressions.AttributeReference(
-        class_of(expression), expression.dataType(), True, types.Metadata.empty(), named.newExprId(), _sequence(jvm, ())
+        class_of(expression),
+        expression.dataType(),
+        True,
+        types.Metadata.empty(),
+        named.newExprId(),
+        sequence(spark, ()),
     )
 
 
-def _substituted(jvm: Any, expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, JavaObject]]) -> JavaObject:
+def _substituted(
+    spark: SparkSession, expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, JavaObject]]
+) -> JavaObject:
     """Return an expression with attributes in the place of some of its parts."""
     if not stand_ins:
         return expression
@@ -151,9 +163,9 @@ def _substituted(jvm: Any, expression: JavaObject, stand_ins: Sequence[tuple[Jav
         if expression.semanticEquals(part):
             return attribute
     children = list(items(expression.children()))
-    made = [_substituted(jvm, each, stand_ins) for each in children]
+    made = [_substituted(spark, each, stand_ins) for each in children]
     changed = any(one is not other for one, other in zip(made, children))
-    return expression.withNewChildren(_sequence(jvm, made)) if changed else expression
+    return expression.withNewChildren(sequence(spark, made)) if changed else expression
 
 
 def _tails() -> Iterator[str]:
@@ -164,7 +176,7 @@ def _tails() -> Iterator[str]:
 def _serialized(spark: SparkSession, wanted: Sequence[JavaObject], attributes: Sequence[JavaObject]) -> bytes:
     """Return what Evaluator.java reads: the expressions, their attributes, the type of the output, SQL settings."""
     jvm: Any = spark._jvm
-    inputs = _sequence(jvm, attributes)
+    inputs = sequence(spark, attributes)
     expressions = _replaced(spark, wanted, inputs)
     output = jvm.org.apache.spark.sql.types.StructType()
     for index, each in enumerate(wanted):
@@ -183,30 +195,30 @@ def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObj
     """Return the expressions as Spark's optimizer leaves those that only stand for others."""
     jvm: Any = spark._jvm
     catalyst = jvm.org.apache.spark.sql.catalyst
-    none, nothing = jvm.scala.Option.empty(), _sequence(jvm, ())
+    none, nothing = jvm.scala.Option.empty(), sequence(spark, ())
     new_id = _singleton(jvm, "expressions.NamedExpression").newExprId
     named = [
         catalyst.expressions.Alias(each, f"c{index}", new_id(), nothing, none, nothing)
         for index, each in enumerate(wanted)
     ]
     relation = catalyst.plans.logical.LocalRelation(inputs, nothing, False, none)
-    plan = catalyst.plans.logical.Project(_sequence(jvm, named), relation)
+    plan = catalyst.plans.logical.Project(sequence(spark, named), relation)
     for rule in ("ReplaceExpressions", "RewriteWithExpression"):
         plan = _singleton(jvm, f"optimizer.{rule}").apply(plan)
     session: Any = spark._jsparkSession
     plan = catalyst.optimizer.ReplaceCurrentLike(session.sessionState().catalogManager()).apply(plan)
     plan = _singleton(jvm, "optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
-    return _sequence(jvm, _inlined(jvm, plan))
+    return sequence(spark, _inlined(spark, plan))
 
 
-def _inlined(jvm: Any, plan: JavaObject) -> list[JavaObject]:
+def _inlined(spark: SparkSession, plan: JavaObject) -> list[JavaObject]:
     """Return the expressions of a projection over others, each common expression in every place that refers to it."""
     expressions, below = list(items(plan.projectList())), plan.child()
     while class_of(below) == "Project":
         common = [
             (each.toAttribute(), each.child()) for each in items(below.projectList()) if class_of(each) == "Alias"
         ]
-        expressions = [_substituted(jvm, each, common) for each in expressions]
+        expressions = [_substituted(spark, each, common) for each in expressions]
         below = below.child()
     return expressions
 
@@ -215,13 +227,6 @@ def _singleton(jvm: Any, name: str) -> JavaObject:
     """Return a Scala object of Catalyst's."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     return loader.loadClass(f"org.apache.spark.sql.catalyst.{name}$").getField("MODULE$").get(None)
-
-
-def _sequence(jvm: Any, elements: Sequence[JavaObject]) -> JavaObject:
-    made = jvm.java.util.ArrayList()
-    for each in elements:
-        made.add(each)
-    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
 
 
 def _settings(spark: SparkSession) -> JavaObject:

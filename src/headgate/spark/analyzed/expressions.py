@@ -230,6 +230,13 @@ def _attribute(own: Expressions, expression: Any) -> Node:
     return own.column(expression)
 
 
+@rule("PythonUDF")
+def _result(own: Expressions, expression: Any) -> Node:
+    if expression.resultId().id() not in own.places:
+        raise NotOnArrowError(expression, "users' functions are called in columns, filters and keys only")
+    return own.column(expression.resultAttribute())
+
+
 @rule("Alias", "KnownNullable", "KnownNotNull")
 def _same(own: Expressions, expression: Any) -> Node:
     return own.node(expression.child())

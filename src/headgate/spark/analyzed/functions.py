@@ -1,25 +1,37 @@
 """A user's function in Spark's plan is called in the slot itself: rows never cross to a JVM.
 
 Never: call it here.
+
+A UDF in an expression becomes a column, as in Spark's ``ExtractPythonUDFs``: `next_calls` finds those whose arguments
+can be evaluated, `called` adds their results, and the rest of the expression finds them there, by the id that Spark
+gives to a result. A UDF of nothing but another's result is called on it directly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headgate.graph.plan import PlanNode
 from headgate.operators.map_in_arrow import MapInArrow
-from headgate.spark.analyzed.rows import unsupported
-from headgate.spark.analyzed.scala import JavaObject, option
+from headgate.operators.user_functions import MapInPandas, UserFunction, UserFunctions, in_zone
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
+from headgate.spark.analyzed.rows import Columns, Rows, unsupported
+from headgate.spark.analyzed.scala import JavaObject, class_of, items, option, sequence
+from headgate.spark.continuous.settings import session_time_zone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_KINDS = {101: "udf", 200: "pandas_udf", 204: "pandas_udf", 250: "arrow_udf", 251: "arrow_udf"}
+_ITERATORS = (204, 251)
 
-def mapped_in_arrow(spark: SparkSession, before: PlanNode, node: JavaObject, schema: pa.Schema) -> PlanNode:
-    """Return the node of a ``MapInArrow``.
+
+def mapped(spark: SparkSession, before: PlanNode, node: JavaObject, schema: pa.Schema) -> PlanNode:
+    """Return the node of a ``MapInArrow`` or ``MapInPandas``.
 
     Parameters
     ----------
@@ -39,11 +51,136 @@ def mapped_in_arrow(spark: SparkSession, before: PlanNode, node: JavaObject, sch
     """
     if node.isBarrier() or option(node.profile()) is not None:
         raise unsupported(node, "barrier mode and resource profiles are those of Spark's own stages")
-    return before.then(MapInArrow(function_of(spark, node, node.functionExpr().func()), schema))
+    function = _function_of(spark, node, node.functionExpr().func())
+    called = MapInPandas(function, _conf(spark)) if class_of(node) == "MapInPandas" else function[0]
+    return before.then(MapInArrow(called, schema, in_zone(before.schema, session_time_zone(spark))))
 
 
-def function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> Any:
-    """Return a function as it was pickled for Spark.
+def next_calls(before: Rows, wanted: Sequence[JavaObject]) -> list[JavaObject]:
+    """Return the UDFs of expressions that can be called next, all together; none: all have been."""
+    found: list[JavaObject] = []
+    for each in wanted:
+        _find_calls(before, each, found)
+    if not found:
+        return []
+    kind = found[0].evalType()
+    return found[:1] if kind in _ITERATORS else [each for each in found if each.evalType() == kind]
+
+
+def arguments_of(call: JavaObject) -> list[JavaObject]:
+    """Return the expressions that a UDF, or the first of those that are called one on the other, is called on."""
+    return [each.value() if class_of(each) == "NamedArgumentExpression" else each for each in _given(call)]
+
+
+def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) -> Rows:
+    """Return rows with the results of UDFs.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        A UDF is of another kind, or uses a broadcast variable.
+    """
+    columns, fields, texts = Columns(), [], []
+    types: dict[int, str] = {}
+    functions: list[UserFunction] = []
+    for each in before.all():
+        columns.add(each.node, each.name_in_output)
+    results: list[tuple[JavaObject, int]] = []
+    for call in calls:
+        same = next((number for other, number in results if call.semanticEquals(other)), None)
+        results.append((call, len(functions) if same is None else same))
+        if same is not None:
+            continue
+        positional, named = [], {}
+        for each in _given(call):
+            name = str(each.key()) if class_of(each) == "NamedArgumentExpression" else None
+            value = each if name is None else each.value()
+            place = columns.place(arguments.compiled(value), "argument")
+            number = list(types).index(place) if place in types else len(types)
+            types.setdefault(place, str(value.dataType().json()))
+            if name is None:
+                positional.append(number)
+            else:
+                named[name] = number
+        chain = tuple(_function_of(before.session.spark, each, each.func()) for each in _chain(call))
+        functions.append(UserFunction(functions=chain, arguments=tuple(positional), named=named))
+        texts.append(str(call.sql()))
+        try:
+            fields.append(pa.field(columns.free(str(call.name())), arguments.kind(call)))
+        except NotOnArrowError as why:
+            raise not_supported(call, why) from None
+    node, kind = before.projected(columns.made), int(calls[0].evalType())
+    first = len(node.schema)
+    made = UserFunctions(
+        node.schema, list(types), list(types.values()), fields, functions, kind, _conf(before.session.spark), texts
+    )
+    places = before.places | {int(call.resultId().id()): first + number for call, number in results}
+    return replace(before, node=node.then(made), places=places)
+
+
+def with_results(before: Rows, expression: JavaObject) -> JavaObject:
+    """Return an expression in which UDFs that have been called are the attributes of their results."""
+    if class_of(expression) == "PythonUDF" and int(expression.resultId().id()) in before.places:
+        return expression.resultAttribute()
+    if not has_user_function(expression):
+        return expression
+    children = [with_results(before, each) for each in items(expression.children())]
+    return expression.withNewChildren(sequence(before.session.spark, children))
+
+
+def has_user_function(expression: JavaObject) -> bool:
+    """Return whether a UDF is in an expression."""
+    return class_of(expression) == "PythonUDF" or any(map(has_user_function, items(expression.children())))
+
+
+def _find_calls(before: Rows, expression: JavaObject, found: list[JavaObject]) -> None:
+    given = list(items(expression.children()))
+    if class_of(expression) == "PythonUDF":
+        number = expression.resultId().id()
+        if number in before.places or any(number == each.resultId().id() for each in found):
+            return
+        if expression.evalType() not in _KINDS:
+            why = "a UDF that is called with pickled rows is not supported: leave out useArrow=False"
+            raise unsupported(expression, why if expression.evalType() == 100 else "it is no scalar function")
+        given = _given(expression)
+        count = len(found)
+        for each in given:
+            _find_calls(before, each, found)
+        if len(found) == count and not any(_uncalled(before, each) for each in given):
+            found.append(expression)
+        return
+    for each in given:
+        _find_calls(before, each, found)
+
+
+def _uncalled(before: Rows, expression: JavaObject) -> bool:
+    if class_of(expression) == "PythonUDF":
+        return expression.resultId().id() not in before.places
+    return any(_uncalled(before, each) for each in items(expression.children()))
+
+
+def _chain(call: JavaObject) -> list[JavaObject]:
+    """Return the UDFs that are called one on the result of the other, the first one first."""
+    given = list(items(call.children()))
+    if len(given) != 1 or class_of(given[0]) != "PythonUDF" or call.evalType() in _ITERATORS:
+        return [call]
+    return [*_chain(given[0]), call] if given[0].evalType() == call.evalType() else [call]
+
+
+def _given(call: JavaObject) -> list[JavaObject]:
+    return list(items(_chain(call)[0].children()))
+
+
+def _conf(spark: SparkSession) -> dict[str, str]:
+    """Return the settings that Spark gives to its Python workers."""
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().conf()
+    made = jvm.org.apache.spark.sql.execution.python.ArrowPythonRunner.getPythonRunnerConfMap(conf)
+    return {str(each._1()): str(each._2()) for each in items(made)}
+
+
+def _function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> tuple[Any, Any]:
+    """Return a function as it was pickled for Spark, and the type of its result.
 
     Raises
     ------
@@ -56,5 +193,5 @@ def function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> A
         raise unsupported(node, "its function uses a broadcast variable, or is as large as one (1 MiB)")
     jvm: Any = spark._jvm
     command = bytes(pickled.command().toArray(jvm.scala.reflect.ClassTag.Byte()))
-    function, _ = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
-    return function
+    function, kind = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
+    return function, kind

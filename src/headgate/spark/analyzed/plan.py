@@ -12,7 +12,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Union                                        a union
     EventTimeWatermark                           the watermark strategy of the sources
     Repartition, RepartitionByExpression         exchanges
-    MapInArrow                                   the function, as it was pickled for Spark
+    MapInArrow, MapInPandas                      the function, as it was pickled for Spark
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headgate.spark.analyzed.aggregates import aggregated, expanded
 from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.exchanges import repartitioned, spread
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
-from headgate.spark.analyzed.functions import mapped_in_arrow
+from headgate.spark.analyzed.functions import has_user_function, mapped
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import window_of
@@ -236,10 +236,24 @@ def _filter(own: Translation, node: Any) -> Rows:
         (time,) = {window.time for window in before.windows.values()}
         has_time = Column(Call("isnotnull", (time,)))
         return before.then(Filter(before.node.schema, has_time, before.time_zone))
-    wide, known = with_catalyst(before, [node.condition()])
-    condition = wide.expressions(known).compiled(node.condition())
-    filtered = wide.then(Filter(wide.node.schema, Column(condition), wide.time_zone))
-    return replace(before, node=filtered.projected(before.all())) if known else filtered
+    for each in sorted(_conjuncts(node.condition()), key=has_user_function):
+        before = filtered(before, each)
+    return before
+
+
+def _conjuncts(condition: JavaObject) -> list[JavaObject]:
+    """Return the conditions that all must hold, if users' functions are called for some: only where others hold."""
+    if class_of(condition) == "And" and has_user_function(condition):
+        return [*_conjuncts(condition.left()), *_conjuncts(condition.right())]
+    return [condition]
+
+
+def filtered(before: Rows, condition: JavaObject) -> Rows:
+    """Return the rows for which a condition is true."""
+    wide, known = with_catalyst(before, [condition])
+    made = Column(wide.expressions(known).compiled(condition))
+    rows = wide.then(Filter(wide.node.schema, made, wide.time_zone))
+    return rows if wide is before else replace(before, node=rows.projected(before.all()))
 
 
 def _alias(own: Translation, node: Any) -> Rows:
@@ -281,9 +295,9 @@ def _repartition_by(own: Translation, node: Any) -> Rows:
     return repartitioned(own.rows(node.child()), node)
 
 
-def _map_in_arrow(own: Translation, node: Any) -> Rows:
+def _map(own: Translation, node: Any) -> Rows:
     before = _named(own.rows(node.child()), node.child())
-    made = mapped_in_arrow(own.spark, before, node, arrow_schema(_schema(node)))
+    made = mapped(own.spark, before, node, arrow_schema(_schema(node)))
     places = {number: place for place, number in enumerate(_ids(node))}
     return Rows(node=made, places=places, windows={}, session=own.session)
 
@@ -318,5 +332,6 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "EventTimeWatermark": _watermark,
     "Repartition": _repartition,
     "RepartitionByExpression": _repartition_by,
-    "MapInArrow": _map_in_arrow,
+    "MapInArrow": _map,
+    "MapInPandas": _map,
 }

@@ -6,15 +6,14 @@ Never: interpret an expression or a plan.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    pass
-
+    from pyspark.sql import SparkSession
 
 JavaObject = Any
 """An object of Spark's, whose methods py4j calls."""
@@ -29,6 +28,15 @@ def items(collection: Any) -> Iterator[Any]:
     iterator = collection.iterator()
     while iterator.hasNext():
         yield iterator.next()
+
+
+def sequence(spark: SparkSession, elements: Sequence[JavaObject]) -> JavaObject:
+    """Return a Scala list."""
+    jvm: Any = spark._jvm
+    made = jvm.java.util.ArrayList()
+    for each in elements:
+        made.add(each)
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
 
 
 def class_of(instance: JavaObject) -> str:
