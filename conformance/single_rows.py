@@ -16,8 +16,9 @@ from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.catalyst_project import CatalystProject
 from headgate.protocol.operator_context import OperatorContext
 from headgate.source import Boundedness
+from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.plan import project
-from headgate.spark.analyzed.rows import Rows, Session, unsupported
+from headgate.spark.analyzed.rows import Rows, Session
 from headgate.spark.analyzed.scala import UnsupportedTypeError, arrow_type, class_of, items
 from headgate.spark.continuous.settings import session_time_zone
 
@@ -49,30 +50,28 @@ class SingleRow:
             node = spark.sql(query)._jdf.queryExecution().analyzed()
         except Exception as error:
             raise NotOneRowError from error
-        self._projections: list[list[Any]] = []
-        while class_of(node) == "Project":
-            self._projections.insert(0, list(items(node.projectList())))
+        self._nodes: list[Any] = []
+        while class_of(node) in ("Project", "Generate"):
+            self._nodes.insert(0, node)
             node = node.child()
-        if not self._projections:
+        if not self._nodes or class_of(node) != "OneRowRelation":
             raise NotOneRowError
-        self._below = node
         self._literals: list[tuple[Any, Any]] = []  # with the attribute that stands for each
 
     def outcome(self) -> Outcome:
         """Evaluate it twice and compare."""
         try:
-            first, *others = self._projections
-            by, ours = self._evaluated([[self._with_columns(each) for each in first], *others])
+            by, ours = self._evaluated(with_columns=True)
         except UnsupportedOperationError:
             self._literals = []
             try:
-                by, ours = self._evaluated(self._projections)
+                by, ours = self._evaluated()
             except UnsupportedOperationError as error:
                 return Outcome(self._function, self._query, "refused", str(error))
         theirs = self._by_spark()
         if self._literals and isinstance(ours, tuple) and not isinstance(theirs, tuple):
             self._literals = []  # Spark checks only later whether a function may have a column there
-            by, ours = self._evaluated(self._projections)
+            by, ours = self._evaluated()
         equal = _equal(ours, theirs)
         if not equal and not _equal(theirs, self._by_spark()):  # the time, or what is drawn by chance
             equal = _shape(ours) == _shape(theirs)
@@ -128,9 +127,9 @@ class SingleRow:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
 
     def _batch(self) -> pa.RecordBatch:
-        """Return a batch of two equal rows with the literals."""
+        """Return a batch of one row with the literals."""
         if not self._literals:
-            return pa.record_batch({"nothing": [0, 0]})
+            return pa.record_batch({"nothing": [0]})
         from pyspark.sql import DataFrame
 
         catalyst = self._jvm.org.apache.spark.sql.catalyst
@@ -142,13 +141,15 @@ class SingleRow:
         plan = catalyst.plans.logical.Project(self._sequence(named), catalyst.plans.logical.OneRowRelation())
         made = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._spark._jsparkSession, plan)
         table = DataFrame(made, self._spark).toArrow()
-        return pa.Table.from_batches([*table.to_batches(), *table.to_batches()]).combine_chunks().to_batches()[0]
+        return table.combine_chunks().to_batches()[0]
 
     # The two sides.
 
-    def _evaluated(self, projections: Sequence[Sequence[Any]]) -> tuple[str, Any]:
-        if class_of(self._below) != "OneRowRelation":
-            raise unsupported(self._below, "it is not supported yet")
+    def _evaluated(self, *, with_columns: bool = False) -> tuple[str, Any]:
+        lowest = self._nodes[0]
+        named = list(items(lowest.projectList())) if class_of(lowest) == "Project" else []
+        if with_columns:
+            named = [self._with_columns(each) for each in named]
         batch = self._batch()
         kinds = [arrow_type(attribute.dataType()) for _, attribute in self._literals] or batch.schema.types
         batch = pa.RecordBatch.from_arrays(
@@ -159,8 +160,11 @@ class SingleRow:
         places = {attribute.exprId().id(): place for place, (_, attribute) in enumerate(self._literals)}
         zone = session_time_zone(self._spark)
         rows = Rows(node=source, places=places, windows={}, session=Session(self._spark, zone, False))
-        for named in projections:
-            rows = project(rows, list(named))
+        for each in self._nodes:
+            if class_of(each) == "Generate":
+                rows = generated(rows, each)
+            else:
+                rows = project(rows, named if each is lowest else list(items(each.projectList())))
         node = rows.node
         operators: list[Any] = []
         while node is not source:
@@ -177,9 +181,9 @@ class SingleRow:
         try:
             frame = self._spark.sql(self._query)
             try:
-                return [each[0].as_py() for each in frame.toArrow().columns]
+                return [each.to_pylist() for each in frame.toArrow().columns]
             except pa.ArrowException:  # of a null variant, in Spark 4.3
-                return [vars(each) if isinstance(each, VariantVal) else each for each in frame.collect()[0]]
+                return [[vars(each) if isinstance(each, VariantVal) else each] for each in frame.collect()[0]]
         except Exception as error:
             return type(error).__name__, _condition(error)
 
@@ -192,7 +196,7 @@ def _source(schema: pa.Schema) -> SourceDefinition:
 
 
 def _result(operators: Sequence[Any], batch: pa.RecordBatch, zone: str) -> Any:
-    """Return the row that the operators give, or the error's condition."""
+    """Return the columns that the operators give, or the error's condition."""
     context = OperatorContext(uid="example", subtask=0, parallelism=1, time_zone=zone)
     opened = []
     try:
@@ -202,7 +206,7 @@ def _result(operators: Sequence[Any], batch: pa.RecordBatch, zone: str) -> Any:
             made: list[pa.RecordBatch] = []
             each.process(batch, "split", lambda rows, _, made=made: made.append(rows))
             (batch,) = made
-        return [each[0].as_py() for each in batch.columns]
+        return [each.to_pylist() for each in batch.columns]
     except ExpressionError as error:
         return "error", error.condition
     except (HeadgateError, pa.ArrowException) as error:
@@ -224,7 +228,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def _shape(value: Any) -> Any:
-    return [type(each) for each in value]
+    return [[type(each) for each in column] for column in value]
 
 
 def _plain(value: Any) -> Any:

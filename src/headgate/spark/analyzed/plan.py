@@ -7,6 +7,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     StreamingRelationV2, DataSourceV2Relation    the source, by the name and the options that are in the node
     Project, Filter                              the operators of these names; a projection that changes nothing: none
     Expand of a sliding window, Aggregate        `headgate.spark.analyzed.aggregates`
+    Generate                                     `headgate.spark.analyzed.generators`
     SubqueryAlias                                the uid of the source or operator right below, unless it has one
     View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
     Union                                        a union
@@ -34,6 +35,7 @@ from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.exchanges import repartitioned, spread
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import has_user_function, mapped
+from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import window_of
@@ -287,6 +289,10 @@ def _aggregate(own: Translation, node: Any) -> Rows:
     return aggregated(own.rows(node.child()), node)
 
 
+def _generate(own: Translation, node: Any) -> Rows:
+    return generated(own.rows(node.child()), node)
+
+
 def _repartition(own: Translation, node: Any) -> Rows:
     return spread(own.rows(node.child()), int(node.numPartitions()))
 
@@ -323,6 +329,7 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "Filter": _filter,
     "Expand": _expand,
     "Aggregate": _aggregate,
+    "Generate": _generate,
     "SubqueryAlias": _alias,
     "View": _child,
     "ResolvedHint": _child,
