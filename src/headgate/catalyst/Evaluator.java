@@ -34,7 +34,17 @@ import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.ExpressionWithRandomSeed;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.JoinedRow;
+import org.apache.spark.sql.catalyst.expressions.MutableProjection;
+import org.apache.spark.sql.catalyst.expressions.SpecificInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
+import org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate;
+import org.apache.spark.sql.catalyst.expressions.aggregate.ImperativeAggregate;
+import org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate;
+import org.apache.spark.sql.catalyst.types.DataTypeUtils$;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.internal.SQLConf$;
@@ -45,6 +55,7 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import scala.Function1;
 import scala.collection.immutable.Seq;
+import scala.jdk.javaapi.CollectionConverters;
 import scala.runtime.AbstractFunction0;
 import scala.runtime.AbstractFunction1;
 import scala.runtime.AbstractPartialFunction;
@@ -53,8 +64,8 @@ import scala.runtime.AbstractPartialFunction;
  * Evaluates Catalyst expressions on Arrow batches for the processes that connect to a Unix socket. Compiled by Janino,
  * which is among Spark's jars, when it is started: therefore no lambdas, and casts in the place of inferred types.
  *
- * A connection evaluates one projection. First comes what it is (see `read`), answered by the Arrow schemas of what
- * goes in and what comes out; then batches, each answered by one. An answer is a byte, which is 0 unless it is an
+ * A connection evaluates one projection, or one aggregate function. First comes what it is (see `served`), answered by
+ * the Arrow schemas of what goes in and what comes out; then batches, each after a number and answered by one. An answer is a byte, which is 0 unless it is an
  * error's, the number of bytes that follow, and those.
  */
 public final class Evaluator implements Runnable {
@@ -132,22 +143,22 @@ public final class Evaluator implements Runnable {
         boolean ownSeeds = requests.readBoolean();
         byte[] request = new byte[requests.readInt()];
         requests.readFully(request);
-        Projection projection;
+        Served served;
         try {
-            projection = new Projection(request, partition, ownSeeds);
+            served = served(request, partition, ownSeeds);
         } catch (Throwable error) {
             answerError(error);
             return;
         }
         try {
-            answer(projection.schemas());
+            answer(served.schemas());
             while (true) {
-                int size = requests.readInt();
+                int kind = requests.readInt();
                 byte[] answer = null;
                 Throwable failure = null;
-                ArrowRecordBatch batch = MessageSerializer.deserializeRecordBatch(new ReadChannel(channel), projection.allocator);
+                ArrowRecordBatch batch = MessageSerializer.deserializeRecordBatch(new ReadChannel(channel), served.allocator);
                 try {
-                    answer = projection.evaluate(batch);
+                    answer = served.evaluate(kind, batch);
                 } catch (Throwable error) {
                     failure = error;
                 }
@@ -158,7 +169,7 @@ public final class Evaluator implements Runnable {
                 }
             }
         } finally {
-            projection.close();
+            served.close();
         }
     }
 
@@ -203,35 +214,116 @@ public final class Evaluator implements Runnable {
         }
     }
 
-    /** Expressions, ready to be evaluated. */
-    private static final class Projection {
+    /** What a connection is for. */
+    private abstract static class Served {
         final BufferAllocator allocator = ArrowUtils$.MODULE$.rootAllocator().newChildAllocator("evaluator", 0, Long.MAX_VALUE);
-        private final UnsafeProjection projection;
-        private final VectorSchemaRoot input;
+
+        /** Answers a batch; what the number before it means is the subclass's. */
+        abstract byte[] evaluate(int kind, ArrowRecordBatch batch) throws IOException;
+
+        /** Returns the schemas of what comes in first and of what goes out last. */
+        abstract byte[] schemas() throws IOException;
+
+        abstract void close();
+
+        static byte[] schemas(RowsIn in, RowsOut out) throws IOException {
+            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+            WriteChannel channel = new WriteChannel(Channels.newChannel(bytes));
+            MessageSerializer.serialize(channel, in.root.getSchema());
+            MessageSerializer.serialize(channel, out.root.getSchema());
+            return bytes.toByteArray();
+        }
+    }
+
+    private static Served served(byte[] request, int partition, boolean ownSeeds) throws Exception {
+        final ClassLoader loading = Evaluator.class.getClassLoader();
+        ObjectInputStream objects = new ObjectInputStream(new ByteArrayInputStream(request)) {
+            protected Class resolveClass(java.io.ObjectStreamClass described) throws IOException, ClassNotFoundException {
+                try {
+                    return Class.forName(described.getName(), false, loading);
+                } catch (ClassNotFoundException error) {
+                    return super.resolveClass(described);
+                }
+            }
+        };
+        Object[] parts = (Object[]) objects.readObject();
+        SQLConf conf = new SQLConf();
+        Map settings = (Map) parts[3];
+        for (Iterator names = settings.keySet().iterator(); names.hasNext();) {
+            String name = (String) names.next();
+            conf.setConfString(name, (String) settings.get(name));
+        }
+        CONF.set(conf);
+        if (parts[0] instanceof AggregateFunction) {
+            return new Aggregate(parts);
+        }
+        return new Projection(parts, partition, ownSeeds);
+    }
+
+    /** Batches that come, as rows. */
+    private static final class RowsIn {
+        final VectorSchemaRoot root;
         private final VectorLoader loader;
         private final ColumnVector[] columns;
-        private final VectorSchemaRoot output;
+
+        RowsIn(StructType type, BufferAllocator allocator) {
+            root = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(type, "UTC", true, false, false), allocator);
+            loader = new VectorLoader(root);
+            columns = new ColumnVector[root.getFieldVectors().size()];
+        }
+
+        Iterator of(ArrowRecordBatch batch) {
+            try {
+                loader.load(batch);
+            } finally {
+                batch.close();
+            }
+            List vectors = root.getFieldVectors();
+            for (int i = 0; i < columns.length; i++) {
+                columns[i] = new ArrowColumnVector((FieldVector) vectors.get(i));
+            }
+            return new ColumnarBatch(columns, root.getRowCount()).rowIterator();
+        }
+    }
+
+    /** Rows that go, as batches. */
+    private static final class RowsOut {
+        final VectorSchemaRoot root;
         private final ArrowWriter writer;
 
-        Projection(byte[] request, int partition, boolean ownSeeds) throws Exception {
-            final ClassLoader loading = Evaluator.class.getClassLoader();
-            ObjectInputStream objects = new ObjectInputStream(new ByteArrayInputStream(request)) {
-                protected Class resolveClass(java.io.ObjectStreamClass described) throws IOException, ClassNotFoundException {
-                    try {
-                        return Class.forName(described.getName(), false, loading);
-                    } catch (ClassNotFoundException error) {
-                        return super.resolveClass(described);
-                    }
-                }
-            };
-            Object[] parts = (Object[]) objects.readObject();
-            SQLConf conf = new SQLConf();
-            Map settings = (Map) parts[3];
-            for (Iterator names = settings.keySet().iterator(); names.hasNext();) {
-                String name = (String) names.next();
-                conf.setConfString(name, (String) settings.get(name));
+        RowsOut(StructType type, BufferAllocator allocator) {
+            root = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(type, "UTC", true, false, false), allocator);
+            writer = ArrowWriter.create(root);
+        }
+
+        void write(InternalRow row) {
+            writer.write(row);
+        }
+
+        void writeValue(Object value) {
+            writer.write(new GenericInternalRow(new Object[] {value}));
+        }
+
+        byte[] made() throws IOException {
+            writer.finish();
+            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+            ArrowRecordBatch made = new VectorUnloader(root).getRecordBatch();
+            try {
+                MessageSerializer.serialize(new WriteChannel(Channels.newChannel(bytes)), made);
+            } finally {
+                made.close();
             }
-            CONF.set(conf);
+            return bytes.toByteArray();
+        }
+    }
+
+    /** Expressions, ready to be evaluated. */
+    private static final class Projection extends Served {
+        private final UnsafeProjection projection;
+        private final RowsIn input;
+        private final RowsOut output;
+
+        Projection(Object[] parts, int partition, boolean ownSeeds) {
             Seq expressions = (Seq) parts[0];
             if (ownSeeds) {
                 expressions = (Seq) expressions.map(new AbstractFunction1() {
@@ -242,53 +334,188 @@ public final class Evaluator implements Runnable {
             }
             projection = UnsafeProjection.create(expressions, (Seq) parts[1]);
             projection.initialize(partition);
-            StructType outputType = (StructType) parts[2];
-            StructType inputType = org.apache.spark.sql.catalyst.types.DataTypeUtils$.MODULE$.fromAttributes((Seq) parts[1]);
-            input = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(inputType, "UTC", true, false, false), allocator);
-            loader = new VectorLoader(input);
-            List vectors = input.getFieldVectors();
-            columns = new ColumnVector[vectors.size()];
-            output = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(outputType, "UTC", true, false, false), allocator);
-            writer = ArrowWriter.create(output);
+            input = new RowsIn(DataTypeUtils$.MODULE$.fromAttributes((Seq) parts[1]), allocator);
+            output = new RowsOut((StructType) parts[2], allocator);
         }
 
         byte[] schemas() throws IOException {
-            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-            WriteChannel channel = new WriteChannel(Channels.newChannel(bytes));
-            MessageSerializer.serialize(channel, input.getSchema());
-            MessageSerializer.serialize(channel, output.getSchema());
-            return bytes.toByteArray();
+            return schemas(input, output);
         }
 
-        byte[] evaluate(ArrowRecordBatch batch) throws IOException {
-            try {
-                loader.load(batch);
-            } finally {
-                batch.close();
+        byte[] evaluate(int kind, ArrowRecordBatch batch) throws IOException {
+            output.writer.reset();
+            for (Iterator rows = input.of(batch); rows.hasNext();) {
+                output.write(projection.apply((InternalRow) rows.next()));
             }
-            writer.reset();
-            List vectors = input.getFieldVectors();
-            for (int i = 0; i < columns.length; i++) {
-                columns[i] = new ArrowColumnVector((FieldVector) vectors.get(i));
-            }
-            Iterator rows = new ColumnarBatch(columns, input.getRowCount()).rowIterator();
-            while (rows.hasNext()) {
-                writer.write(projection.apply((InternalRow) rows.next()));
-            }
-            writer.finish();
-            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-            ArrowRecordBatch made = new VectorUnloader(output).getRecordBatch();
-            try {
-                MessageSerializer.serialize(new WriteChannel(Channels.newChannel(bytes)), made);
-            } finally {
-                made.close();
-            }
-            return bytes.toByteArray();
+            return output.made();
         }
 
         void close() {
-            output.close();
-            input.close();
+            output.root.close();
+            input.root.close();
+            allocator.close();
+        }
+    }
+
+    /**
+     * An aggregate function, with its buffers as bytes: one for each row (1), one for the rows of each group (2), a
+     * result for each (3). The last column of what it is computed of says which rows count.
+     */
+    private static final class Aggregate extends Served {
+        private final AggregateFunction function;
+        private final int condition;
+        private final InternalRow buffer;
+        private final UnsafeProjection stored;
+        private final UnsafeRow merged;
+        private final RowsIn input;
+        private final RowsIn buffers;
+        private final RowsOut lifted;
+        private final RowsOut output;
+        private MutableProjection initialize;
+        private MutableProjection update;
+        private MutableProjection merge;
+        private UnsafeProjection evaluate;
+        private final JoinedRow both = new JoinedRow();
+
+        Aggregate(Object[] parts) {
+            function = (AggregateFunction) parts[0];
+            Seq inputs = (Seq) parts[1];
+            condition = inputs.size() - 1;
+            buffer = new SpecificInternalRow(function.aggBufferSchema());
+            merged = new UnsafeRow(function.aggBufferSchema().size());
+            stored = UnsafeProjection.create(function.aggBufferSchema());
+            input = new RowsIn(DataTypeUtils$.MODULE$.fromAttributes(inputs), allocator);
+            buffers = new RowsIn(new StructType().add("buffer", "binary").add("group", "int"), allocator);
+            lifted = new RowsOut(new StructType().add("buffer", "binary"), allocator);
+            output = new RowsOut((StructType) parts[2], allocator);
+            if (function instanceof DeclarativeAggregate) {
+                DeclarativeAggregate declared = (DeclarativeAggregate) function;
+                Seq own = declared.aggBufferAttributes();
+                initialize = MutableProjection.create(declared.initialValues(), sequence(new Seq[0]));
+                update = MutableProjection.create(declared.updateExpressions(), sequence(new Seq[] {own, inputs}));
+                merge = MutableProjection.create(
+                    declared.mergeExpressions(), sequence(new Seq[] {own, declared.inputAggBufferAttributes()}));
+                evaluate = UnsafeProjection.create(one(declared.evaluateExpression()), own);
+                initialize.target(buffer);
+                update.target(buffer);
+                merge.target(buffer);
+            }
+        }
+
+        private static Seq one(Object element) {
+            List elements = new ArrayList();
+            elements.add(element);
+            return CollectionConverters.asScala(elements).toList();
+        }
+
+        private static Seq sequence(Seq[] parts) {
+            List elements = new ArrayList();
+            for (int i = 0; i < parts.length; i++) {
+                for (scala.collection.Iterator each = parts[i].iterator(); each.hasNext();) {
+                    elements.add(each.next());
+                }
+            }
+            return CollectionConverters.asScala(elements).toList();
+        }
+
+        byte[] schemas() throws IOException {
+            return schemas(input, output);
+        }
+
+        byte[] evaluate(int kind, ArrowRecordBatch batch) throws IOException {
+            RowsOut made = kind == 3 ? output : lifted;
+            made.writer.reset();
+            if (kind == 1) {
+                lift(input.of(batch));
+            } else if (kind == 2) {
+                merge(buffers.of(batch));
+            } else {
+                finish(buffers.of(batch));
+            }
+            return made.made();
+        }
+
+        private void lift(Iterator rows) {
+            while (rows.hasNext()) {
+                InternalRow row = (InternalRow) rows.next();
+                begin();
+                if (!row.isNullAt(condition) && row.getBoolean(condition)) {
+                    if (update != null) {
+                        update.apply(both.apply(buffer, row));
+                    } else {
+                        ((ImperativeAggregate) function).update(buffer, row);
+                    }
+                }
+                store();
+            }
+        }
+
+        private void merge(Iterator rows) {
+            int group = -1;
+            while (rows.hasNext()) {
+                InternalRow row = (InternalRow) rows.next();
+                if (row.getInt(1) != group) {
+                    if (group >= 0) {
+                        store();
+                    }
+                    begin();
+                    group = row.getInt(1);
+                }
+                add(row);
+            }
+            if (group >= 0) {
+                store();
+            }
+        }
+
+        private void finish(Iterator rows) {
+            while (rows.hasNext()) {
+                InternalRow row = (InternalRow) rows.next();
+                if (evaluate != null) {
+                    pointTo(row);
+                    output.write(evaluate.apply(merged));
+                } else {
+                    begin();
+                    add(row);
+                    output.writeValue(((ImperativeAggregate) function).eval(buffer));
+                }
+            }
+        }
+
+        private void begin() {
+            if (initialize != null) {
+                initialize.apply(InternalRow.empty());
+            } else {
+                ((ImperativeAggregate) function).initialize(buffer);
+            }
+        }
+
+        private void add(InternalRow row) {
+            pointTo(row);
+            if (merge != null) {
+                merge.apply(both.apply(buffer, merged));
+            } else {
+                ((ImperativeAggregate) function).merge(buffer, merged);
+            }
+        }
+
+        private void pointTo(InternalRow row) {
+            byte[] bytes = row.getBinary(0);
+            merged.pointTo(bytes, bytes.length);
+        }
+
+        private void store() {
+            if (function instanceof TypedImperativeAggregate) {
+                ((TypedImperativeAggregate) function).serializeAggregateBufferInPlace(buffer);
+            }
+            lifted.writeValue(stored.apply(buffer).getBytes());
+        }
+
+        void close() {
+            input.root.close();
+            buffers.root.close();
+            lifted.root.close();
+            output.root.close();
             allocator.close();
         }
     }

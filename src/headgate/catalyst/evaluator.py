@@ -1,4 +1,4 @@
-"""`Evaluator`: a projection that Catalyst's own code evaluates, batch by batch.
+"""`Evaluator`: a projection that Catalyst's own code evaluates, batch by batch; `AggregateEvaluator`: an aggregate.
 
 What an expression gives is what Spark gives: the same class evaluates it. The messages are in Evaluator.java.
 
@@ -18,35 +18,26 @@ from headgate.errors import ExpressionError
 _SIZE: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">bi")
 _REQUEST: Final = struct.Struct(">i?i")
+_BUFFERS: Final = pa.schema([("buffer", pa.binary())])
+_GROUPED: Final = pa.schema([("buffer", pa.binary()), ("group", pa.int32())])
 
 
-class Evaluator:
-    """Evaluates the expressions of a projection in a helper's thread. For one thread.
-
-    Parameters
-    ----------
-    helper
-        The Java process.
-    projection
-        What `headgate.spark.analyzed.catalyst` made: the expressions, Java-serialised.
-    partition
-        The number of the partition, for functions that ask.
-    own_seeds
-        Whether what is drawn by chance has new seeds, or those that are in the expressions.
+class _Connection:
+    """A connection to a thread of the helper, for one thread.
 
     Raises
     ------
     HelperLostError
         The process has ended.
     ExpressionError
-        Spark cannot make a projection of the expressions.
+        Spark cannot make what is asked for.
     """
 
-    def __init__(self, helper: HelperJvm, projection: bytes, partition: int, *, own_seeds: bool) -> None:
+    def __init__(self, helper: HelperJvm, request: bytes, partition: int, *, own_seeds: bool) -> None:
         self._helper = helper
         self._connection = helper.connect()
         try:
-            self._send(_REQUEST.pack(partition, own_seeds, len(projection)), projection)
+            self._send(_REQUEST.pack(partition, own_seeds, len(request)), request)
             schemas = pa.BufferReader(self._answer())
         except BaseException:
             self.close()
@@ -54,8 +45,13 @@ class Evaluator:
         self._input = pa.ipc.read_schema(schemas)
         self._output = pa.ipc.read_schema(schemas)
 
-    def evaluate(self, columns: list[pa.Array], rows: int) -> list[pa.Array]:
-        """Return a column for each expression, as many rows as the columns have that it is evaluated on.
+    def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
+        """Return a batch of columns as the helper wants them."""
+        arrays = [each if each.type == kind else each.cast(kind) for each, kind in zip(columns, self._input.types)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._input)
+
+    def _evaluated(self, kind: int, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """Return the answer to a batch.
 
         Raises
         ------
@@ -64,18 +60,11 @@ class Evaluator:
         ExpressionError
             Spark's code raised an error, which its ``condition`` names.
         """
-        arrays = [each if each.type == kind else each.cast(kind) for each, kind in zip(columns, self._input.types)]
-        if arrays:
-            batch = pa.RecordBatch.from_arrays(arrays, schema=self._input)
-        else:
-            batch = pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-        message = batch.serialize()
-        self._send(_SIZE.pack(message.size), memoryview(message))
-        made = pa.ipc.read_record_batch(self._answer(), self._output)
-        return list(made.columns)
+        self._send(_SIZE.pack(kind), memoryview(batch.serialize()))
+        return pa.ipc.read_record_batch(self._answer(), schema)
 
     def close(self) -> None:
-        """Let the helper forget the projection."""
+        """Let the helper forget what it evaluates."""
         self._connection.close()
 
     def _send(self, *parts: bytes | memoryview) -> None:
@@ -105,3 +94,57 @@ class Evaluator:
                 raise self._helper.lost()
             rest = rest[count:]
         return received
+
+
+class Evaluator(_Connection):
+    """Evaluates the expressions of a projection in a helper's thread. For one thread.
+
+    Parameters
+    ----------
+    helper
+        The Java process.
+    projection
+        What `headgate.spark.analyzed.catalyst` made: the expressions, Java-serialised.
+    partition
+        The number of the partition, for functions that ask.
+    own_seeds
+        Whether what is drawn by chance has new seeds, or those that are in the expressions.
+    """
+
+    def evaluate(self, columns: list[pa.Array], rows: int) -> list[pa.Array]:
+        """Return a column for each expression, as many rows as the columns have that it is evaluated on."""
+        nothing = pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+        return list(self._evaluated(0, self._batch(columns) if columns else nothing, self._output).columns)
+
+
+class AggregateEvaluator(_Connection):
+    """Computes an aggregate function in a helper's thread, with its buffers as bytes. For one thread.
+
+    Parameters
+    ----------
+    helper
+        The Java process.
+    function
+        What `headgate.spark.analyzed.catalyst` made: the function, Java-serialised.
+    """
+
+    def __init__(self, helper: HelperJvm, function: bytes) -> None:
+        super().__init__(helper, function, 0, own_seeds=False)
+
+    def lift(self, columns: list[pa.Array]) -> pa.Array:
+        """Return a buffer for each row; the last column says which rows count."""
+        return self._evaluated(1, self._batch(columns), _BUFFERS).column(0)
+
+    def of_nothing(self) -> pa.Array:
+        """Return the buffer of no rows, once."""
+        return self.lift([pa.nulls(1, each) for each in self._input.types])
+
+    def merge(self, buffers: pa.Array, groups: pa.Array) -> pa.Array:
+        """Return a buffer for each group; rows of a group, which is a number, follow one another."""
+        return self._evaluated(2, pa.RecordBatch.from_arrays([buffers, groups], schema=_GROUPED), _BUFFERS).column(0)
+
+    def finish(self, buffers: pa.Array) -> pa.Array:
+        """Return the result of each buffer."""
+        groups = pa.nulls(len(buffers), pa.int32())
+        batch = pa.RecordBatch.from_arrays([buffers, groups], schema=_GROUPED)
+        return self._evaluated(3, batch, self._output).column(0)

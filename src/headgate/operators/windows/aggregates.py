@@ -16,6 +16,7 @@ the order of arrival, and the last of them is finished.
     collect_list             values                        concatenation    a list; nulls are left out
     approx_count_distinct    HyperLogLog registers, those  greatest by      long
                              that are not zero             register
+    any other of Spark's     its buffer, as bytes          Spark's code     `windows.catalyst_aggregate`
 
 A sum of integers that does not fit into a long is an error, as in Spark's ANSI mode.
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -41,8 +42,11 @@ from headgate.expressions.casts import is_number
 from headgate.expressions.expressions import Node, text_of
 from headgate.operators.key_hash import key_hash
 from headgate.operators.windows.groups import Groups
+from headgate.protocol.operator_context import OperatorContext
 
-Merging = Literal["sum", "min", "max", "first", "last", "first_valid", "last_valid", "time", "lists", "registers"]
+Merging = Literal[
+    "sum", "min", "max", "first", "last", "first_valid", "last_valid", "time", "lists", "registers", "buffers"
+]  # fmt: skip
 ORDERED: tuple[Merging, ...] = ("first", "last", "first_valid", "last_valid")
 """What depends on the order of arrival."""
 
@@ -60,12 +64,15 @@ class Aggregate(msgspec.Struct, frozen=True):
         What else it was given.
     name
         The name of its column; None: as Spark calls it.
+    accumulator
+        How it is computed; None: as its name says.
     """
 
     function: str
     argument: Node | None = None
     parameters: dict[str, Any] = {}
     name: str | None = None
+    accumulator: Accumulator | None = None
 
     @property
     def name_in_output(self) -> str:
@@ -101,11 +108,14 @@ class Partial(msgspec.Struct, frozen=True):
         How values of a group become one.
     of
         The aggregate, for errors.
+    merge_buffers
+        Merges ``buffers``: takes them and the number of the group of each, in its order.
     """
 
     kind: pa.DataType
     merging: Merging
     of: str
+    merge_buffers: Callable[[Any, Any], Any] | None = None
 
 
 class Accumulator(ABC):
@@ -115,6 +125,12 @@ class Accumulator(ABC):
     """The type of its result."""
     partials: tuple[Partial, ...]
     """Its partial results."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Get ready. Called once, before anything else."""
+
+    def close(self) -> None:
+        """Release what it holds."""
 
     @abstractmethod
     def lift(self, values: Any, rows: int) -> list[Any]:
@@ -137,6 +153,8 @@ def accumulator_of(aggregate: Aggregate, kind: pa.DataType | None) -> Accumulato
     OptionError
         It cannot be computed of them.
     """
+    if aggregate.accumulator is not None:
+        return aggregate.accumulator
     made = _MADE[aggregate.function](aggregate, kind)
     if made is None:
         raise OptionError(
@@ -496,6 +514,9 @@ def merge(table: Any, keys: Sequence[str], partials: dict[str, Partial]) -> Any:
                 groups.pick(name, last=last, valid=valid, by=by if by in partials else None)
             case "lists" | "registers":
                 groups.gather(name)
+            case "buffers":
+                assert partial.merge_buffers is not None
+                groups.fold(name, partial.merge_buffers)
     merged = groups.result()
     for name, partial in partials.items():
         column = merged[name]

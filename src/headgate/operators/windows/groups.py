@@ -5,7 +5,7 @@ Never: loop over rows or groups in Python, or change the order of arrival within
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,7 @@ class Groups:
         self._places: dict[str, int] = {}
         self._picked: list[tuple[str, str | None, Any]] = []
         self._gathered: list[str] = []
+        self._folded: dict[str, Callable[[Any, Any], Any]] = {}
 
     def reduce(self, name: str, function: Literal["sum", "min", "max"]) -> None:
         """Want the sum, the least or the greatest of a column's values; null if there is none."""
@@ -60,9 +61,13 @@ class Groups:
         """Want the concatenation of a column's lists, in the order of rows."""
         self._gathered.append(name)
 
+    def fold(self, name: str, function: Callable[[Any, Any], Any]) -> None:
+        """Want what a function makes of a column's values, given with the number of the group of each, in its order."""
+        self._folded[name] = function
+
     def result(self) -> dict[str, Any]:
         """Return the keys and what was wanted, by name, a value for each group."""
-        if self._gathered:
+        if self._gathered or self._folded:
             self._table = self._table.append_column(_ROW, self._rows())
             self._want(_ROW, _ROW, "list")
         # Threads would change the order within groups, and the other core has work of its own.
@@ -74,10 +79,13 @@ class Groups:
             found[name] = self._table.column(name).take(rows)
             if by is not None:
                 found[by] = self._table.column(by).take(rows)
-        if self._gathered:
+        if self._gathered or self._folded:
             lists = found.pop(_ROW).combine_chunks()
             for name in self._gathered:
                 found[name] = _concatenated(self._table.column(name), lists)
+            groups = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
+            for name, function in self._folded.items():
+                found[name] = function(_one(self._table.column(name).take(lists.flatten())), groups)
         return found
 
     def _rows(self) -> Any:

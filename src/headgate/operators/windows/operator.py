@@ -163,6 +163,7 @@ class WindowAggregate(WindowedAggregate):
 
     def close(self) -> None:
         """Delete the local files."""
+        super().close()
         self._runs.close()
 
     # Firing.

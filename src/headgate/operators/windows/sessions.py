@@ -215,6 +215,7 @@ class SessionAggregate(WindowedAggregate):
 
     def close(self) -> None:
         """Delete the local files."""
+        super().close()
         for piece in self._pieces:
             self._forget(piece)
         self._pieces = []

@@ -152,6 +152,8 @@ class WindowedAggregate(KeyedOperator):
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
+        for each in self._aggregates:
+            each.accumulator.open(context)
         self._context = context
         self._names = 0
         self._waiting: list[Any] = []
@@ -160,6 +162,11 @@ class WindowedAggregate(KeyedOperator):
         self._watermark_us = LEAST_US
         self._fired = np.full(context.max_parallelism, LEAST_US, np.int64)
         self._most_fired_us = LEAST_US
+
+    def close(self) -> None:
+        """Release what the aggregates hold."""
+        for each in self._aggregates:
+            each.accumulator.close()
 
     def _new_name(self) -> str:
         context = self._context

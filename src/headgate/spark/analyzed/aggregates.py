@@ -15,11 +15,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.expressions.expressions import Bound, Branches, Column, Constant, Node
+from headgate.errors import OptionError
+from headgate.expressions.expressions import Bound, Branches, Call, Column, Constant, Node
 from headgate.graph.plan import PlanNode
-from headgate.operators.windows.aggregates import Aggregate
+from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import NoWindow
-from headgate.spark.analyzed.catalyst import with_catalyst
+from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
+from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, Window, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
@@ -77,6 +79,8 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     found: list[JavaObject] = []
     for each in output:
         _find(each, grouping, found)
+    for each in found:
+        _check_aggregate(each)
     columns = Columns()
     keys = [each for each in grouping if _window(before, each) is None]
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
@@ -86,13 +90,14 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     ]
     if not windows:
         by += [NoWindow(expressions.compiled(each)) for each in grouping if _is_event_time(each)][:1]
-    aggregates = [_aggregate(expressions, each, columns, output) for each in found]
+    aggregates = [_aggregate(before, expressions, each, columns, output) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
     made: PlanNode = GroupedStream(before.node, by, before.time_zone, lambda made: made).agg(*aggregates)
     made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
     _check_types(made.schema, expressions, made_of[len(grouping) :])
     after = Rows(node=made, places={}, windows={}, session=before.session)
+    after, made_of = with_catalyst(after, output, made_of)
     results = after.expressions(made_of)
     outputs = Columns()
     places = {each.exprId().id(): outputs.add(results.compiled(each), str(each.name())) for each in output}
@@ -129,15 +134,32 @@ def _name(expression: JavaObject, output: list[JavaObject], otherwise: str) -> s
     return otherwise
 
 
+def _check_aggregate(expression: JavaObject) -> None:
+    """Refuse what has no buffers that can be merged, or none that Spark alone knows how to make."""
+    of = _aggregated_by(expression)
+    why = None
+    if expression.isDistinct():
+        why = "distinct values of a stream are not aggregated, in Spark's streaming neither; use approx_count_distinct"
+    elif not str(of.getClass().getName()).startswith("org.apache.spark.sql.catalyst.expressions."):
+        why = f"the aggregate {class_of(of)} is a function of a user's"
+    elif any(class_of(each) == "SortOrder" for each in items(of.children())):
+        why = "values of a group are aggregated in the order of arrival, not in another"
+    if why is not None:
+        raise not_supported(expression, NotOnArrowError(expression, why))
+
+
 def _arguments(expression: JavaObject) -> list[JavaObject]:
     """Return what is evaluated for each row that is aggregated."""
     condition = option(expression.filter())
-    return [*items(_aggregated_by(expression).children()), *([] if condition is None else [condition])]
+    given = [each for each in items(_aggregated_by(expression).children()) if not each.foldable()]
+    return [*given, *([] if condition is None else [condition])]
 
 
 def _aggregated_by(expression: JavaObject) -> JavaObject:
     of = expression.aggregateFunction()
-    return of.replacement() if is_a(of, "RuntimeReplaceable") else of
+    while is_a(of, "RuntimeReplaceable"):
+        of = of.replacement()
+    return of
 
 
 def _grouped_by(
@@ -151,44 +173,76 @@ def _grouped_by(
 
 
 def _aggregate(
-    expressions: Expressions, expression: JavaObject, columns: Columns, output: list[JavaObject]
+    before: Rows, own: Expressions, expression: JavaObject, columns: Columns, output: list[JavaObject]
 ) -> Aggregate:
     try:
-        function, argument, parameters = _function(expressions, expression)
+        made = _on_arrow(own, expression) or _by_catalyst(before, own, expression)
     except NotOnArrowError as why:
         raise not_supported(expression, why) from None
-    return Aggregate(function, argument, parameters, columns.free(_name(expression, output, function)))
+    return made.alias(columns.free(_name(expression, output, made.function)))
 
 
-def _function(own: Expressions, expression: JavaObject) -> tuple[str, Node | None, dict[str, Any]]:
-    """Return the name of an aggregate of ours, its argument and its parameters."""
+def _on_arrow(own: Expressions, expression: JavaObject) -> Aggregate | None:
+    """Return an aggregate of ours; None: none gives Spark's result."""
     of = _aggregated_by(expression)
     name, given = class_of(of), list(items(of.children()))
     if name not in _FUNCTIONS:
-        raise NotOnArrowError(expression, f"the aggregate {name} is not supported yet")
-    if expression.isDistinct() or (name == "Count" and len(given) != 1):
-        raise NotOnArrowError(expression, "distinct values, and those of several columns, are not aggregated yet")
+        return None
+    condition = option(expression.filter())
+    parameters: dict[str, Any] = {}
+    argument = _counted(own, given) if name == "Count" else own.node(given[0])
+    skips_null = True
     if name in ("Sum", "Average") and not pa.types.is_floating(own.kind(given[0])):
         mode = of.evalContext().evalMode() if name == "Sum" else of.evalMode()
         if str(mode.toString()) != "ANSI":
-            raise NotOnArrowError(expression, "it is not in ANSI mode (spark.sql.ansi.enabled), or a try_ function")
-    parameters: dict[str, Any] = {}
-    skips_null = True
+            return None
     if name in ("First", "Last", "CollectList"):
         skips_null = bool(of.ignoreNulls())
     if name in ("First", "Last"):
         parameters["ignorenulls"] = skips_null
     elif name == "HyperLogLogPlusPlus":
         parameters["rsd"] = float(of.relativeSD())
-    argument: Node | None = own.node(given[0])
-    if name == "Count" and isinstance(argument, Constant) and argument.value is not None:
-        argument = None
-    condition = option(expression.filter())
+    if not skips_null and (condition is not None or name == "CollectList"):
+        return None
     if condition is not None:
         argument = Branches(((own.node(condition), _ONE if argument is None else argument),))
-    if not skips_null and (condition is not None or name == "CollectList"):
-        raise NotOnArrowError(expression, "an aggregate that counts nulls has neither FILTER nor lists yet")
-    return _FUNCTIONS[name], argument, parameters
+    made = Aggregate(_FUNCTIONS[name], argument, parameters)
+    try:
+        kind = accumulator_of(made, None if argument is None else own.kind(given[0])).kind
+    except OptionError:
+        return None
+    return made if same_type(kind, own.kind(expression)) else None
+
+
+def _counted(own: Expressions, given: list[JavaObject]) -> Node | None:
+    """Return what is not null in rows that count; None: they all do."""
+    nodes = [own.node(each) for each in given]
+    nodes = [each for each in nodes if not isinstance(each, Constant) or each.value is None]
+    if len(nodes) < 2:
+        return nodes[0] if nodes else None
+    there: Node = Call("isnotnull", (nodes[0],))
+    for each in nodes[1:]:
+        there = Call("and", (there, Call("isnotnull", (each,))))
+    return Branches(((there, _ONE),))
+
+
+def _by_catalyst(before: Rows, own: Expressions, expression: JavaObject) -> Aggregate:
+    """Return an aggregate that Spark's own code computes, of a struct of its arguments and its condition."""
+    of = _aggregated_by(expression)
+    nodes = tuple(own.node(each) for each in _arguments(expression))
+    name = str(of.prettyName())
+    if not nodes:
+        raise NotOnArrowError(expression, "an aggregate of constants is not supported")
+    accumulator = CatalystAggregate(
+        str(expression.sql()),
+        own.kind(expression),
+        stored_aggregate(before.session.spark, of),
+        conditional=option(expression.filter()) is not None,
+    )
+    argument = Call("struct", nodes, {"names": tuple(map(str, range(len(nodes))))})
+    constants = [str(each.sql()) for each in items(of.children()) if each.foldable()]
+    parameters = {"constants": ", ".join(constants)} if constants else {}
+    return Aggregate(name, argument, parameters, accumulator=accumulator)
 
 
 def _check_types(schema: pa.Schema, own: Expressions, made: list[tuple[JavaObject, Bound]]) -> None:

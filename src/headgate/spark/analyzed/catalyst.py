@@ -18,7 +18,7 @@ from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.current_time import CurrentTime
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported, same
 from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
-from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, class_of, column_type, items, sequence
+from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, class_of, column_type, is_a, items, sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,18 +34,31 @@ CURRENT_TIMES = {
 """What `CurrentTime` makes for an expression, by its class."""
 
 
-def with_catalyst(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, list[Known]]:
+def with_catalyst(
+    before: Rows, wanted: Sequence[JavaObject], made_before: Sequence[Known] = ()
+) -> tuple[Rows, list[Known]]:
     """Return rows that have a column for each of the expressions that no Arrow kernel evaluates, and which these are.
+
+    Parameters
+    ----------
+    before
+        The rows.
+    wanted
+        The expressions.
+    made_before
+        Parts of them whose values are columns of the rows.
 
     Raises
     ------
     UnsupportedOperationError
         An expression cannot be evaluated by Spark's code alone either.
     """
-    while calls := next_calls(before, wanted):
-        wide, known = with_catalyst(before, [argument for each in calls for argument in arguments_of(each)])
+    while calls := next_calls(before, wanted, [each for each, _ in made_before]):
+        arguments = [argument for each in calls for argument in arguments_of(each)]
+        wide, known = with_catalyst(before, arguments, made_before)
         before = called(wide, wide.expressions(known), calls)
     before, now = _with_current_time(before, wanted)
+    now += made_before
     missing: list[JavaObject] = []
     expressions = before.expressions(now)
     for each in wanted:
@@ -53,7 +66,7 @@ def with_catalyst(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, lis
         try:
             expressions.node(value)
         except NotOnArrowError as why:
-            _check(with_results(before, value), why)
+            _check(with_results(before, value), why, [each for each, _ in made_before])
             if not any(same(value, other) for other in missing):
                 missing.append(value)
     if not missing:
@@ -86,9 +99,9 @@ def _added(before: Rows, schema: pa.Schema, expressions: Sequence[JavaObject]) -
     return [(each, Bound(place, schema.names[place])) for place, each in zip(places, expressions, strict=True)]
 
 
-def _check(expression: JavaObject, why: NotOnArrowError) -> None:
+def _check(expression: JavaObject, why: NotOnArrowError, known: Sequence[JavaObject]) -> None:
     """Refuse what Spark's code cannot evaluate by itself, row by row."""
-    for each in _all(expression):
+    for each in _all(expression, known):
         name = class_of(each)
         if name.startswith("InputFile"):
             raise not_supported(expression, NotOnArrowError(each, "rows of a stream are of no file"))
@@ -98,16 +111,19 @@ def _check(expression: JavaObject, why: NotOnArrowError) -> None:
             raise not_supported(expression, why)
 
 
-def _all(expression: JavaObject) -> list[JavaObject]:
+def _all(expression: JavaObject, known: Sequence[JavaObject] = ()) -> list[JavaObject]:
+    """Return an expression and its parts, but for known ones."""
+    if any(expression.semanticEquals(each) for each in known):
+        return []
     found = [expression]
     for each in items(expression.children()):
-        found += _all(each)
+        found += _all(each, known)
     return found
 
 
 def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
     spark = before.session.spark
-    stand_ins = [(each, _attribute(spark, each)) for each, _ in now]
+    stand_ins = [(each, attribute_of(spark, each)) for each, _ in now]
     places = {
         **before.places,
         **{int(attribute.exprId().id()): bound.index for (_, attribute), (_, bound) in zip(stand_ins, now)},
@@ -139,7 +155,7 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
     )
 
 
-def _attribute(spark: SparkSession, expression: JavaObject) -> JavaObject:
+def attribute_of(spark: SparkSession, expression: JavaObject) -> JavaObject:
     """Return a new attribute of the type of an expression."""
     jvm: Any = spark._jvm
     types, named = jvm.org.apache.spark.sql.types, _singleton(jvm, "expressions.NamedExpression")
@@ -174,16 +190,45 @@ def _tails() -> Iterator[str]:
 
 
 def _serialized(spark: SparkSession, wanted: Sequence[JavaObject], attributes: Sequence[JavaObject]) -> bytes:
-    """Return what Evaluator.java reads: the expressions, their attributes, the type of the output, SQL settings."""
+    """Return what Evaluator.java reads of expressions."""
     jvm: Any = spark._jvm
     inputs = sequence(spark, attributes)
     expressions = _replaced(spark, wanted, inputs)
     output = jvm.org.apache.spark.sql.types.StructType()
     for index, each in enumerate(wanted):
         output = output.add(f"c{index}", each.dataType(), True)
+    return _stored(spark, expressions, inputs, output)
+
+
+def stored_aggregate(spark: SparkSession, function: JavaObject) -> bytes:
+    """Return what Evaluator.java reads of an aggregate function: it is computed of attributes, the last a condition.
+
+    Constants stay what they are: Spark evaluates them when it makes the function.
+    """
+    jvm: Any = spark._jvm
+    types, catalyst = jvm.org.apache.spark.sql.types, jvm.org.apache.spark.sql.catalyst
+    given = list(items(function.children()))
+    attributes = [attribute_of(spark, each) for each in given if not each.foldable()]
+    left = iter(attributes)
+    children = [each if each.foldable() else next(left) for each in given]
+    if not is_a(function, "DeclarativeAggregate"):  # its code evaluates its children, those of others are bound
+        places = {id(each): place for place, each in enumerate(attributes)}
+        children = [
+            catalyst.expressions.BoundReference(places[id(each)], each.dataType(), True) if id(each) in places else each
+            for each in children
+        ]
+    true = _singleton(jvm, "expressions.Literal").TrueLiteral()
+    inputs = sequence(spark, [*attributes, attribute_of(spark, true)])
+    output = types.StructType().add("result", function.dataType(), True)
+    return _stored(spark, function.withNewChildren(sequence(spark, children)), inputs, output)
+
+
+def _stored(spark: SparkSession, of: JavaObject, inputs: JavaObject, output: JavaObject) -> bytes:
+    """Return what Evaluator.java reads: what is evaluated, its attributes, the type of the output, SQL settings."""
+    jvm: Any = spark._jvm
     gateway: Any = spark.sparkContext._gateway
     parts = gateway.new_array(jvm.java.lang.Object, 4)
-    parts[0], parts[1], parts[2], parts[3] = expressions, inputs, output, _settings(spark)
+    parts[0], parts[1], parts[2], parts[3] = of, inputs, output, _settings(spark)
     made = jvm.java.io.ByteArrayOutputStream()
     stream = jvm.java.io.ObjectOutputStream(made)
     stream.writeObject(parts)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.graph.plan import PlanNode
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.user_functions import MapInPandas, UserFunction, UserFunctions, in_zone
-from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported, same
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items, option, sequence
 from headgate.spark.continuous.settings import session_time_zone
@@ -56,11 +56,21 @@ def mapped(spark: SparkSession, before: PlanNode, node: JavaObject, schema: pa.S
     return before.then(MapInArrow(called, schema, in_zone(before.schema, session_time_zone(spark))))
 
 
-def next_calls(before: Rows, wanted: Sequence[JavaObject]) -> list[JavaObject]:
-    """Return the UDFs of expressions that can be called next, all together; none: all have been."""
+def next_calls(before: Rows, wanted: Sequence[JavaObject], known: Sequence[JavaObject]) -> list[JavaObject]:
+    """Return the UDFs of expressions that can be called next, all together; none: all have been.
+
+    Parameters
+    ----------
+    before
+        The rows.
+    wanted
+        The expressions.
+    known
+        Parts of them whose values are columns of the rows.
+    """
     found: list[JavaObject] = []
     for each in wanted:
-        _find_calls(before, each, found)
+        _find_calls(before, each, known, found)
     if not found:
         return []
     kind = found[0].evalType()
@@ -87,9 +97,9 @@ def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) ->
         columns.add(each.node, each.name_in_output)
     results: list[tuple[JavaObject, int]] = []
     for call in calls:
-        same = next((number for other, number in results if call.semanticEquals(other)), None)
-        results.append((call, len(functions) if same is None else same))
-        if same is not None:
+        earlier = next((number for other, number in results if call.semanticEquals(other)), None)
+        results.append((call, len(functions) if earlier is None else earlier))
+        if earlier is not None:
             continue
         positional, named = [], {}
         for each in _given(call):
@@ -133,7 +143,9 @@ def has_user_function(expression: JavaObject) -> bool:
     return class_of(expression) == "PythonUDF" or any(map(has_user_function, items(expression.children())))
 
 
-def _find_calls(before: Rows, expression: JavaObject, found: list[JavaObject]) -> None:
+def _find_calls(before: Rows, expression: JavaObject, known: Sequence[JavaObject], found: list[JavaObject]) -> None:
+    if any(same(expression, each) for each in known):
+        return
     given = list(items(expression.children()))
     if class_of(expression) == "PythonUDF":
         number = expression.resultId().id()
@@ -145,12 +157,12 @@ def _find_calls(before: Rows, expression: JavaObject, found: list[JavaObject]) -
         given = _given(expression)
         count = len(found)
         for each in given:
-            _find_calls(before, each, found)
+            _find_calls(before, each, known, found)
         if len(found) == count and not any(_uncalled(before, each) for each in given):
             found.append(expression)
         return
     for each in given:
-        _find_calls(before, each, found)
+        _find_calls(before, each, known, found)
 
 
 def _uncalled(before: Rows, expression: JavaObject) -> bool:
