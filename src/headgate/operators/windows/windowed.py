@@ -212,7 +212,7 @@ class WindowedAggregate(KeyedOperator):
 
     def _lifted(self, batch: pa.RecordBatch) -> list[Any]:
         """Return the keys and the partial results of rows."""
-        arrays = [_plain_key(batch.column(key.column)) for key in self._keys]
+        arrays = [plain_key(batch.column(key.column)) for key in self._keys]
         for each in self._aggregates:
             values = None if each.column is None else batch.column(each.column)
             arrays += each.accumulator.lift(values, batch.num_rows)
@@ -324,20 +324,20 @@ def read_part(chunk: RestoredChunk) -> Any:
         table = pa.ipc.open_stream(chunk.read()).read_all()
     except pa.ArrowInvalid as error:
         raise CorruptStateError(
-            f"The state of windows in the chunk {chunk.chunk_id!r} cannot be read: {error}",
+            f"The keyed state in the chunk {chunk.chunk_id!r} cannot be read: {error}",
             what=chunk.chunk_id, expected="an Arrow stream", found=str(error),
         ) from error  # fmt: skip
     version = (table.schema.metadata or {}).get(b"version", b"none").decode()
     if version != str(STATE_VERSION):
         raise UnsupportedVersionError(
-            f"The state of windows in the chunk {chunk.chunk_id!r} has the version {version}; this Headgate reads "
+            f"The keyed state in the chunk {chunk.chunk_id!r} has the version {version}; this Headgate reads "
             f"version {STATE_VERSION}.",
             what=chunk.chunk_id, expected=STATE_VERSION, found=version,
         )  # fmt: skip
     return table.replace_schema_metadata(None)
 
 
-def _plain_key(values: Any) -> Any:
+def plain_key(values: Any) -> Any:
     """Return a key as Spark groups it: -0.0 is 0.0, and there is one NaN."""
     if not pa.types.is_floating(values.type):
         return values

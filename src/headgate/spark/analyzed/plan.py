@@ -8,6 +8,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Project, Filter                              the operators of these names; a projection that changes nothing: none
     Expand of a sliding window, Aggregate        `headgate.spark.analyzed.aggregates`
     Generate                                     `headgate.spark.analyzed.generators`
+    Deduplicate, -WithinWatermark, Distinct      `headgate.spark.analyzed.duplicates`
     SubqueryAlias                                the uid of the source or operator right below, unless it has one
     View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
     Union                                        a union
@@ -32,6 +33,7 @@ from headgate.operators.union import Union
 from headgate.source import Boundedness
 from headgate.spark.analyzed.aggregates import aggregated, expanded
 from headgate.spark.analyzed.catalyst import with_catalyst
+from headgate.spark.analyzed.duplicates import deduplicated
 from headgate.spark.analyzed.exchanges import repartitioned, spread
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import has_user_function, mapped
@@ -293,6 +295,10 @@ def _generate(own: Translation, node: Any) -> Rows:
     return generated(own.rows(node.child()), node)
 
 
+def _deduplicate(own: Translation, node: Any) -> Rows:
+    return deduplicated(own.rows(node.child()), node)
+
+
 def _repartition(own: Translation, node: Any) -> Rows:
     return spread(own.rows(node.child()), int(node.numPartitions()))
 
@@ -330,6 +336,9 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "Expand": _expand,
     "Aggregate": _aggregate,
     "Generate": _generate,
+    "Deduplicate": _deduplicate,
+    "DeduplicateWithinWatermark": _deduplicate,
+    "Distinct": _deduplicate,
     "SubqueryAlias": _alias,
     "View": _child,
     "ResolvedHint": _child,
