@@ -20,6 +20,7 @@ LONGEST = (
     "tests/real/test_continuous_failover.py::test_with_retries_of_tasks",
     "tests/real/test_continuous_keyed.py::test_with_rows_under_way_too",
     "tests/real/test_examples.py",
+    "tests/real/test_continuous_aggregations.py",
     "tests/real/test_kafka_alignment.py",
     "tests/real/test_continuous_kafka_sink.py",
     "tests/real/test_kafka_equal_spark.py",

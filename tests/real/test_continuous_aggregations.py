@@ -36,6 +36,13 @@ PROGRAMS: dict[str, Program] = {
     "SQL": lambda rows: rows.sparkSession.sql(
         "SELECT k, count(*) AS rides FROM {rows} GROUP BY k HAVING sum(n) > 1000", rows=rows
     ),
+    "rollup": lambda rows: rows.rollup("k", F.col("n") % 3).agg(F.count("*"), F.sum("n"), F.grouping_id()),
+    "cube": lambda rows: rows.cube("k", F.length("name").alias("long")).agg(F.grouping("k"), F.max("n")),
+    "grouping sets of a window": lambda rows: rows.withWatermark("at", "1 second").sparkSession.sql(
+        """SELECT w.start, k, n % 2 AS odd, sum(n) AS n FROM (SELECT *, window(at, '1 second') AS w FROM {rows})
+           GROUP BY w, GROUPING SETS ((k), (n % 2), ())""",
+        rows=rows.withWatermark("at", "1 second"),
+    ),
     "the event time as a key": lambda rows: rows.withWatermark("at", "1 second").groupBy("at", "k").count(),
 }
 

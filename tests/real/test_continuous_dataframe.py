@@ -238,6 +238,10 @@ UNSUPPORTED: dict[str, tuple[Program, str]] = {
         r"listagg\(.* in the order of arrival",
     ),
     "a window that is a column": (lambda rows: rows.select(F.window("at", "1 second")), "is not grouped by"),
+    "a window that is null": (
+        lambda rows: rows.rollup(F.window("at", "1 second"), "k").count(),
+        "a window that is null in a grouping set",
+    ),
     "a distinct aggregate": (
         lambda rows: rows.groupBy(F.window("at", "1 second")).agg(F.countDistinct("n")),
         "distinct values",

@@ -18,6 +18,7 @@ import pyarrow as pa
 from headgate.errors import OptionError
 from headgate.expressions.expressions import Bound, Branches, Call, Column, Constant, Node
 from headgate.graph.plan import PlanNode
+from headgate.operators.union import Union
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
@@ -37,18 +38,18 @@ _EVENT_TIME = "spark.watermarkDelayMs"
 
 
 def expanded(before: Rows, node: JavaObject) -> Rows:
-    """Return rows with the sliding windows that the analyzer made an ``Expand`` for; the rows are as they were.
+    """Return the rows of an ``Expand``: of sliding windows those that were there, of grouping sets each several times.
 
     Raises
     ------
     UnsupportedOperationError
-        It was made for something else.
+        A window is among the grouping sets, or an expression that cannot be evaluated.
     """
     output = list(items(node.output()))
     first = list(items(next(items(node.projections()))))
-    found = [(attribute, made) for attribute, made in zip(output, first) if is_window(attribute)]
-    if len(found) != 1 or class_of(found[0][1]) != "CreateNamedStruct":
-        raise unsupported(node, "rollup, cube, grouping sets and several windows are not supported yet")
+    found = [(attribute, made) for attribute, made in zip(output, first) if class_of(made) == "CreateNamedStruct"]
+    if len(found) != 1 or not is_window(found[0][0]):
+        return _grouping_sets(before, node)
     attribute, made = found[0]
     columns = Columns()
     for each in before.all():
@@ -59,6 +60,30 @@ def expanded(before: Rows, node: JavaObject) -> Rows:
         raise not_supported(made, why) from None
     windows = {**before.windows, attribute.exprId().id(): columns.window(window)}
     return replace(before, node=before.projected(columns.made), windows=windows)
+
+
+def _grouping_sets(before: Rows, node: JavaObject) -> Rows:
+    """Return each row once for each grouping set, with nulls for the keys that are not in it."""
+    output, nodes = list(items(node.output())), []
+    places: dict[int, int] = {}
+    windows: dict[int, Window] = {}
+    expressions = before.expressions()
+    all_windows: set[int] = set()
+    for projection in items(node.projections()):
+        columns, known = Columns(), {}
+        for attribute, value in zip(output, items(projection)):
+            number, window = attribute.exprId().id(), _window(before, value)
+            if window is None:
+                places[number] = columns.add(expressions.compiled(value), str(attribute.name()))
+            else:
+                known[number] = window
+        windows = {number: columns.window(window) for number, window in known.items()}
+        nodes.append(before.projected(columns.made))
+        all_windows |= set(windows)
+    if all_windows & set(places):
+        raise unsupported(node, "a window that is null in a grouping set has no end")
+    made = PlanNode(of=Union(*(each.schema for each in nodes)), inputs=tuple(nodes))
+    return replace(before, node=made, places=places, windows=windows)
 
 
 def aggregated(before: Rows, node: JavaObject) -> Rows:
