@@ -21,11 +21,11 @@ from headgate.protocol import messages as msg
 from headgate.simulation.planted import Bugs
 from headgate.simulation.scenario import Scenario
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from headgate.task import alignment as al
+from headgate.task import split_alignment as al
 from headgate.task import subtask as st
 from headgate.task import watermarks as wm
-from headgate.task.alignment import SplitAlignment
 from headgate.task.reader_output import StreamingOutput
+from headgate.task.split_alignment import SplitAlignment
 from headgate.task.subtask import SubtaskMachine
 from headgate.task.watermarks import SplitWatermarks
 from tests.scenarios.planted import first_found

@@ -17,9 +17,9 @@ from headgate.protocol.messages import SplitEventTime
 from headgate.source import WatermarkAlignment, WatermarkStrategy
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from headgate.task import StreamingOutput
-from headgate.task import alignment as al
+from headgate.task import split_alignment as al
 from headgate.task import watermarks as wm
-from headgate.task.alignment import PauseOrResumeSplits, PauseSource, ResumeSource, SplitAlignment
+from headgate.task.split_alignment import PauseOrResumeSplits, PauseSource, ResumeSource, SplitAlignment
 from headgate.task.watermarks import SplitWatermarks
 from tests import search
 

@@ -25,7 +25,7 @@ from headgate.protocol.messages import SplitEventTime
 from headgate.source.event_time import UNITS_PER_SECOND
 from headgate.source.reader import ReaderOutput, SourceOutput
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkStrategy, saturated_ms
-from headgate.task import alignment as al
+from headgate.task import split_alignment as al
 from headgate.task import watermarks as wm
 
 _READER_ITSELF = ""

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from headgate.errors import InvalidTransitionError
 from headgate.source import WatermarkAlignment
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from headgate.task.alignment import (
+from headgate.task.split_alignment import (
     Action,
     AllowedAnnounced,
     Event,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headgate.source import WatermarkAlignment
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, saturated_ms
-from headgate.task.alignment import (
+from headgate.task.split_alignment import (
     AllowedAnnounced,
     Event,
     PauseOrResumeSplits,

@@ -3,7 +3,7 @@
 Never: read a clock, or announce anything but when the minimum moved (to all readers), a reader joined (to it), or the
 others of the reader that holds the minimum fell (to it: it goes by itself and would run ahead of them).
 
-`headgate.task.alignment` pauses the splits of a reader that are beyond that.
+`headgate.task.split_alignment` pauses the splits of a reader that are beyond that.
 
 A reader votes with what it reported last. Each execution of a reader reports once in any case, be it that it has no
 vote; until all readers of the query have, those that have not hold the group as if they had a split without a
