@@ -211,6 +211,9 @@ class WindowAggregate(WindowedAggregate):
         rest = changed.filter(pc.invert(due))
         self._changed = [rest] if rest.num_rows else []
         changed = changed.filter(due)
+        if isinstance(self._window, NoWindow) and (found := self._runs.merged_with_keys(changed)) is not None:
+            self._emit_buckets(_only(found, changed, keys), emit)
+            return
         for buckets in self._together(np.unique(changed.column(BUCKET).to_numpy())):
             for table in self._runs.merged(buckets, keys):
                 self._emit_buckets(_only(table, changed, keys), emit)

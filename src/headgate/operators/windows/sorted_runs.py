@@ -32,7 +32,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headgate.operators.key_hash import key_groups
+from headgate.operators.key_hash import key_groups, key_hash
 from headgate.operators.windows.aggregates import Partial, merge
 
 BUCKET = "bucket"
@@ -42,6 +42,8 @@ PART_BYTES = 32 << 20
 FAN_IN = 4
 """So many runs of about one size are merged."""
 _SMALL_ROWS = 4096
+_FEW_WANTED = 8
+"""A group of so many is looked for by its key; if more of them are wanted, all are merged."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -78,6 +80,7 @@ class SortedRun:
         self.nbytes = int(self.table.nbytes)
         self._buckets, self._starts = _bounds(self.table.column(BUCKET))
         self._live = 0
+        self._by_hash: tuple[Any, Any] | None = None
 
     @property
     def buckets(self) -> Any:
@@ -110,6 +113,20 @@ class SortedRun:
             return None
         begin, end = int(self._starts[low]), int(self._starts[high])
         return self.table.slice(begin, end - begin)
+
+    def with_keys(self, hashes: Any, keys: Sequence[str]) -> Any:
+        """Return the rows whose keys have one of some different hashes, in their order."""
+        if self._by_hash is None:
+            all_hashes = key_hash([_one(self.table.column(name)) for name in keys])
+            order = np.argsort(all_hashes, kind="stable")
+            self._by_hash = all_hashes[order], order.astype(np.int32)
+            self.nbytes += sum(each.nbytes for each in self._by_hash)
+        known, rows = self._by_hash
+        begins = np.searchsorted(known, hashes, side="left")
+        counts = np.searchsorted(known, hashes, side="right") - begins
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        found = np.sort(rows[np.repeat(begins, counts) + within])
+        return self.table.take(found[found >= self.rows_dropped])
 
     def live_parts(self) -> list[Part]:
         """Return the parts that have rows."""
@@ -251,6 +268,18 @@ class SortedRuns:
         """Yield the merged partial results of buckets, by these keys; each group is in one of the tables."""
         found = [(run, rows) for run in self.runs for each in buckets if (rows := run.of(each, each)) is not None]
         yield from self._merged(found, keys)
+
+    def merged_with_keys(self, wanted: Any) -> Any:
+        """Return the merged partial results of groups with these keys, and perhaps of others; None: look for buckets.
+
+        It is worth it where few groups of a bucket are wanted. Of a run that is spilled nothing is known in memory.
+        """
+        rows = sum(run.rows for run in self.runs)
+        if rows < _FEW_WANTED * wanted.num_rows or any(run.spilled for run in self.runs):
+            return None
+        hashes = np.unique(key_hash([_one(wanted.column(name)) for name in self._keys]))
+        found = pa.concat_tables([run.with_keys(hashes, self._keys) for run in self.runs])
+        return merge(found, [BUCKET, *self._keys], self._partials)
 
     def _merged(self, found: Sequence[tuple[SortedRun, Any]], keys: Sequence[str]) -> Iterator[Any]:
         columns = [*dict.fromkeys([*keys, *self._keys, *self._partials])]

@@ -110,16 +110,31 @@ def test_a_group_whose_key_is_the_event_time_ends_with_the_watermark(tmp_path: P
     assert taken(world) == [(None, 1, 8, 2)]
 
 
-def test_an_update_reports_changes_of_large_spilled_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory_bytes", [0, 400_000])
+def test_an_update_reports_changes_of_large_state(tmp_path: Path, memory_bytes: int) -> None:
     """State beyond its memory is in files; a restored and rescaled query finds all of it."""
-    world = subtasks(tmp_path, memory_bytes=400_000)
+    world = subtasks(tmp_path, memory_bytes=memory_bytes)
     keys = np.arange(60_000)
     for begin in range(0, len(keys), 20_000):
         process(world, many(keys[begin : begin + 20_000], 1))
         states = world.checkpoint()
-    assert world.operators[0].state_bytes[1] > 0
+    assert (world.operators[0].state_bytes[1] > 0) == (memory_bytes > 0)
     taken(world)
     world.restore(states, 2)
     world.process(batch((1, 7, 1), (2, 59_999, 1), (3, 60_000, 1)))
     world.checkpoint()
     assert taken(world) == [(59_999, 59_999 % 7 + 1, 2), (60_000, 1, 1), (7, 1, 2)]
+    world.process(batch((1, 7, 1), (3, 60_000, None), (3, None, 3)))
+    world.checkpoint()
+    assert taken(world) == [(60_000, 1, 2), (7, 2, 3), (None, 3, 1)]
+
+
+def test_changes_of_event_times_are_reported_each(tmp_path: Path) -> None:
+    """A key that has several event times has a group of each, and only those that changed are emitted."""
+    world = subtasks(tmp_path, "update", ("at", "k"), BY_TIME)
+    world.process(batch(*((second, 1, second) for second in range(100))))
+    world.checkpoint()
+    taken(world)
+    world.process(batch((7, 1, 1), (200, 1, 1)))
+    world.checkpoint()
+    assert sorted(row[1:] for row in taken(world)) == [(1, 1, 1), (1, 8, 2)]
