@@ -231,7 +231,6 @@ def test_rows_go_to_the_partition_that_they_name(spark: SparkSession) -> None:
 
 
 UNSUPPORTED: dict[str, tuple[Program, str]] = {
-    "Join": (lambda rows: rows.join(rows.sparkSession.range(3).toDF("k"), "k"), "Join cannot run"),
     "an expression": (lambda rows: rows.where(F.input_file_name() != ""), r"input_file_name.* of no file"),
     "an aggregate": (
         lambda rows: rows.groupBy("k").agg(F.expr("listagg(name) WITHIN GROUP (ORDER BY n)")),

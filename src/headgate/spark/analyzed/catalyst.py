@@ -158,7 +158,7 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
 def attribute_of(spark: SparkSession, expression: JavaObject) -> JavaObject:
     """Return a new attribute of the type of an expression."""
     jvm: Any = spark._jvm
-    types, named = jvm.org.apache.spark.sql.types, _singleton(jvm, "expressions.NamedExpression")
+    types, named = jvm.org.apache.spark.sql.types, singleton(jvm, "expressions.NamedExpression")
     return jvm.org.apache.spark.sql.catalyst.expressions.AttributeReference(
         class_of(expression),
         expression.dataType(),
@@ -217,7 +217,7 @@ def stored_aggregate(spark: SparkSession, function: JavaObject) -> bytes:
             catalyst.expressions.BoundReference(places[id(each)], each.dataType(), True) if id(each) in places else each
             for each in children
         ]
-    true = _singleton(jvm, "expressions.Literal").TrueLiteral()
+    true = singleton(jvm, "expressions.Literal").TrueLiteral()
     inputs = sequence(spark, [*attributes, attribute_of(spark, true)])
     output = types.StructType().add("result", function.dataType(), True)
     return _stored(spark, function.withNewChildren(sequence(spark, children)), inputs, output)
@@ -241,7 +241,7 @@ def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObj
     jvm: Any = spark._jvm
     catalyst = jvm.org.apache.spark.sql.catalyst
     none, nothing = jvm.scala.Option.empty(), sequence(spark, ())
-    new_id = _singleton(jvm, "expressions.NamedExpression").newExprId
+    new_id = singleton(jvm, "expressions.NamedExpression").newExprId
     named = [
         catalyst.expressions.Alias(each, f"c{index}", new_id(), nothing, none, nothing)
         for index, each in enumerate(wanted)
@@ -249,10 +249,10 @@ def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObj
     relation = catalyst.plans.logical.LocalRelation(inputs, nothing, False, none)
     plan = catalyst.plans.logical.Project(sequence(spark, named), relation)
     for rule in ("ReplaceExpressions", "RewriteWithExpression"):
-        plan = _singleton(jvm, f"optimizer.{rule}").apply(plan)
+        plan = singleton(jvm, f"optimizer.{rule}").apply(plan)
     session: Any = spark._jsparkSession
     plan = catalyst.optimizer.ReplaceCurrentLike(session.sessionState().catalogManager()).apply(plan)
-    plan = _singleton(jvm, "optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
+    plan = singleton(jvm, "optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
     return sequence(spark, _inlined(spark, plan))
 
 
@@ -268,7 +268,7 @@ def _inlined(spark: SparkSession, plan: JavaObject) -> list[JavaObject]:
     return expressions
 
 
-def _singleton(jvm: Any, name: str) -> JavaObject:
+def singleton(jvm: Any, name: str) -> JavaObject:
     """Return a Scala object of Catalyst's."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     return loader.loadClass(f"org.apache.spark.sql.catalyst.{name}$").getField("MODULE$").get(None)

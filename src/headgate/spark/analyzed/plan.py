@@ -9,6 +9,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Expand of a sliding window, Aggregate        `headgate.spark.analyzed.aggregates`
     Generate                                     `headgate.spark.analyzed.generators`
     Deduplicate, -WithinWatermark, Distinct      `headgate.spark.analyzed.duplicates`
+    Join with rows that end                      `headgate.spark.analyzed.joins`
     SubqueryAlias                                the uid of the source or operator right below, unless it has one
     View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
     Union                                        a union
@@ -38,6 +39,7 @@ from headgate.spark.analyzed.exchanges import repartitioned, spread
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import has_user_function, mapped
 from headgate.spark.analyzed.generators import generated
+from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import window_of
@@ -175,10 +177,18 @@ class Translation:
             windows={again[each]: window for each, window in rows.windows.items() if each in again},
         )
 
+    def is_static(self, node: JavaObject) -> bool:
+        """Return whether Spark collects the rows of a node: they end, and are not those of a source of ours."""
+        return not node.isStreaming() if self._streaming else not any(map(_is_ours, items(node.collectLeaves())))
+
     def only_batch(self, node: JavaObject) -> None:
         """Refuse a relation that ends in a query that does not."""
         if self._streaming:
             raise unsupported(node, "rows that end beside a stream that does not are not supported yet")
+
+
+def _is_ours(leaf: JavaObject) -> bool:
+    return class_of(leaf) == "DataSourceV2Relation" and class_of(leaf.table()) == "PythonTable"
 
 
 def _ids(node: JavaObject) -> tuple[int, ...]:
@@ -299,6 +309,16 @@ def _deduplicate(own: Translation, node: Any) -> Rows:
     return deduplicated(own.rows(node.child()), node)
 
 
+def _join(own: Translation, node: Any) -> Rows:
+    left, right = own.is_static(node.left()), own.is_static(node.right())
+    if left == right:
+        raise unsupported(node, "a stream is joined with rows that end, as those of a file or a table, only")
+    rows, conditions = joined(own.rows(node.right() if left else node.left()), node, on_the_left=left)
+    for each in sorted(conditions, key=has_user_function):
+        rows = filtered(rows, each)
+    return rows
+
+
 def _repartition(own: Translation, node: Any) -> Rows:
     return spread(own.rows(node.child()), int(node.numPartitions()))
 
@@ -339,6 +359,7 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "Deduplicate": _deduplicate,
     "DeduplicateWithinWatermark": _deduplicate,
     "Distinct": _deduplicate,
+    "Join": _join,
     "SubqueryAlias": _alias,
     "View": _child,
     "ResolvedHint": _child,

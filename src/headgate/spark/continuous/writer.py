@@ -16,6 +16,7 @@ from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefi
 from headgate.operators import bad_records
 from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedOperator
+from headgate.operators.static_join import StaticJoin
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 from headgate.sink import Sink
@@ -241,6 +242,8 @@ class ContinuousStreamWriter:
         for each in graph.operators:
             if isinstance(each.operator, WindowedAggregate):
                 each.operator.output_mode = self._output_mode
+            if isinstance(each.operator, StaticJoin):
+                each.operator.table = each.operator.table.loaded(options["static.memory"])
         return QueryDefinition(
             name=self._name,
             graph=graph,
