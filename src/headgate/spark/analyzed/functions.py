@@ -51,7 +51,7 @@ def mapped(spark: SparkSession, before: PlanNode, node: JavaObject, schema: pa.S
     """
     if node.isBarrier() or option(node.profile()) is not None:
         raise unsupported(node, "barrier mode and resource profiles are those of Spark's own stages")
-    function = _function_of(spark, node, node.functionExpr().func())
+    function = function_of(spark, node, node.functionExpr().func())
     called = MapInPandas(function, _conf(spark)) if class_of(node) == "MapInPandas" else function[0]
     return before.then(MapInArrow(called, schema, in_zone(before.schema, session_time_zone(spark))))
 
@@ -112,7 +112,7 @@ def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) ->
                 positional.append(number)
             else:
                 named[name] = number
-        chain = tuple(_function_of(before.session.spark, each, each.func()) for each in _chain(call))
+        chain = tuple(function_of(before.session.spark, each, each.func()) for each in _chain(call))
         functions.append(UserFunction(functions=chain, arguments=tuple(positional), named=named))
         texts.append(str(call.sql()))
         try:
@@ -191,7 +191,7 @@ def _conf(spark: SparkSession) -> dict[str, str]:
     return {str(each._1()): str(each._2()) for each in items(made)}
 
 
-def _function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> tuple[Any, Any]:
+def function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> tuple[Any, Any]:
     """Return a function as it was pickled for Spark, and the type of its result.
 
     Raises

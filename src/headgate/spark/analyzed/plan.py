@@ -10,6 +10,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Generate                                     `headgate.spark.analyzed.generators`
     Deduplicate, -WithinWatermark, Distinct      `headgate.spark.analyzed.duplicates`
     Join with rows that end                      `headgate.spark.analyzed.joins`
+    TransformWithStateInPySpark                  `headgate.spark.analyzed.stateful`
     SubqueryAlias                                the uid of the source or operator right below, unless it has one
     View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
     Union                                        a union
@@ -42,6 +43,7 @@ from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
+from headgate.spark.analyzed.stateful import rows_of, transformed
 from headgate.spark.analyzed.windows import window_of
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
 from headgate.spark.continuous.sources import source_node
@@ -319,6 +321,20 @@ def _join(own: Translation, node: Any) -> Rows:
     return rows
 
 
+def _transform_with_state(own: Translation, node: Any, event_time: str = "") -> Rows:
+    below = rows_of(node)
+    before = _named(own.rows(below), below)
+    made = transformed(own.spark, before, node, _schema(node), own.session.time_zone, event_time)
+    places = {number: place for place, number in enumerate(_ids(node))}
+    return Rows(node=made, places=places, windows={}, session=own.session)
+
+
+def _event_time_of_state(own: Translation, node: Any) -> Rows:
+    if class_of(node.child()) != "TransformWithStateInPySpark":
+        raise unsupported(node, "it is of something else than transformWithState")
+    return _transform_with_state(own, node.child(), str(node.eventTime().name()))
+
+
 def _repartition(own: Translation, node: Any) -> Rows:
     return spread(own.rows(node.child()), int(node.numPartitions()))
 
@@ -360,6 +376,8 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "DeduplicateWithinWatermark": _deduplicate,
     "Distinct": _deduplicate,
     "Join": _join,
+    "TransformWithStateInPySpark": _transform_with_state,
+    "UpdateEventTimeWatermarkColumn": _event_time_of_state,
     "SubqueryAlias": _alias,
     "View": _child,
     "ResolvedHint": _child,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Column, Name, index_of
+from headgate.expressions.expressions import Bound, Column, Name, index_of
 from headgate.graph.plan import PlanNode
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
@@ -123,6 +123,8 @@ def _is_event_time(node: PlanNode, name: str) -> bool:
             return before.event_time_column == name
         case Project() as project:
             made_of = project.expression_of(name)
+            if isinstance(made_of, Bound):
+                return _is_event_time(node.inputs[0], node.inputs[0].schema.names[made_of.index])
             return isinstance(made_of, Name) and _is_event_time(node.inputs[0], made_of.path.replace("`", ""))
         case Union():
             place = node.schema.names.index(name)
