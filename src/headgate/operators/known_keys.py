@@ -103,8 +103,9 @@ class KnownKeys:
             By when what is known has expired, of each.
         """
         known = np.zeros(len(hashes), np.bool_)
+        in_order = np.argsort(hashes)  # neighbours are found near each other, which caches like
         for run in self._runs:
-            (left,) = np.nonzero(~known)
+            left = in_order[~known[in_order]]
             at = np.searchsorted(run.hashes, hashes[left])
             while len(left):  # once, unless two keys of a run have the same hash
                 there = at < len(run.hashes)
