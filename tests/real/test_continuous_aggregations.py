@@ -112,7 +112,9 @@ def test_groups_that_never_end_are_not_appended(spark: SparkSession) -> None:
 
 
 AGGREGATES = (
-    "stddev(n)", "stddev_pop(n)", "var_samp(n)", "var_pop(n)", "skewness(n)", "kurtosis(n)", "corr(n, k)",
+    "stddev(n)", "stddev_pop(n)", "var_samp(n)", "var_pop(n)", "var_samp(if(n % 200 = k, n, NULL))",
+    "stddev(1000 + n / 3)", "var_pop(if(n > 990, double('inf'), n))", "stddev_pop(n) FILTER (WHERE n < 0)",
+    "skewness(n)", "kurtosis(n)", "corr(n, k)",
     "covar_pop(n, k)", "covar_samp(n, k)", "regr_slope(n, k)", "max_by(k, struct(n, name))",
     "min_by(struct(n), n)", "approx_percentile(n, 0.5, 10000)", "approx_percentile(n, array(0.1, 0.9), 10000)",
     "percentile(n, 0.25)", "median(n)", "sort_array(collect_set(n % 7))", "count(n, nullif(k, 3))",

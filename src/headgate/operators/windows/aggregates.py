@@ -16,6 +16,7 @@ the order of arrival, and the last of them is finished.
     collect_list             values                        concatenation    a list; nulls are left out
     approx_count_distinct    HyperLogLog registers, those  greatest by      long
                              that are not zero             register
+    variance, stddev         how many, mean, squares       Chan's formula   double
     any other of Spark's     its buffer, as bytes          Spark's code     `windows.catalyst_aggregate`
 
 A sum of integers that does not fit into a long is an error, as in Spark's ANSI mode.
@@ -325,6 +326,78 @@ def _single(values: Any, there: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
+# Moments.
+
+_MOMENTS = pa.list_(pa.float64(), 3)
+"""How many values there are, their mean, and the sum of the squares of their distances from it."""
+
+
+class _Variance(Accumulator):
+    """A variance or its root, of all values or of a sample of them.
+
+    Parameters
+    ----------
+    of
+        The aggregate, for errors.
+    sample
+        Whether values are a sample.
+    root
+        Whether the result is the root.
+    of_one
+        What a sample of one value has.
+    """
+
+    kind = pa.float64()
+
+    def __init__(self, of: str, *, sample: bool, root: bool, of_one: float | None) -> None:
+        self._sample, self._root, self._of_one = sample, root, of_one
+        self.partials = (Partial(_MOMENTS, "buffers", of, merged_moments),)
+
+    def lift(self, values: Any, rows: int) -> list[Any]:
+        numbers = values.fill_null(0.0).to_numpy(zero_copy_only=False)
+        there = values.is_valid().to_numpy(zero_copy_only=False)
+        with np.errstate(invalid="ignore"):
+            squares = numbers - numbers  # NaN for what is infinite
+        return [_moments(there, numbers, squares)]
+
+    def of_nothing(self) -> list[Any]:
+        return [_moments(np.zeros(1), np.zeros(1), np.zeros(1))]
+
+    def finish(self, partials: Sequence[Any]) -> Any:
+        counts, _, squares = _parts_of(partials[0])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = squares / (counts - self._sample)
+            found = np.sqrt(found) if self._root else found
+        alone = counts == 1 if self._sample else np.zeros(len(counts), bool)
+        nothing = counts == 0
+        if self._of_one is None:
+            nothing |= alone
+        else:
+            found[alone] = self._of_one
+        return pa.array(found, mask=nothing, from_pandas=False)
+
+
+def _moments(counts: Any, means: Any, squares: Any) -> Any:
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.stack([counts, means, squares], axis=1).ravel()), 3)
+
+
+def _parts_of(moments: Any) -> Any:
+    return moments.flatten().to_numpy().reshape(-1, 3).T
+
+
+def merged_moments(moments: Any, groups: Any) -> Any:
+    """Return the moments of each group, given those of its parts with the number of the group of each, in its order."""
+    counts, means, squares = _parts_of(moments)
+    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
+    sizes = np.diff(np.append(starts, len(groups)))
+    some = np.add.reduceat(counts, starts)
+    with np.errstate(invalid="ignore"):
+        base = means[starts]  # sums of distances from it lose no digits, and do not overflow
+        mean = base + np.add.reduceat(counts * (means - np.repeat(base, sizes)), starts) / np.maximum(some, 1)
+        apart = means - np.repeat(mean, sizes)
+        return _moments(some, mean, np.add.reduceat(squares + counts * apart * apart, starts))
+
+
 # Sketches.
 
 _RHO_BITS = 6
@@ -460,6 +533,12 @@ def _made_sketch(aggregate: Aggregate, kind: Any) -> Accumulator | None:
     return None if pa.types.is_map(kind) else _Sketch(aggregate.text, aggregate.parameters["rsd"])
 
 
+def _made_variance(aggregate: Aggregate, kind: Any) -> Accumulator | None:
+    root, sample = aggregate.function.startswith("stddev"), aggregate.function.endswith("samp")
+    of_one = aggregate.parameters.get("of_one")
+    return _Variance(aggregate.text, sample=sample, root=root, of_one=of_one) if kind == pa.float64() else None
+
+
 _MADE = {
     "count": _made_count,
     "sum": _made_sum,
@@ -470,6 +549,7 @@ _MADE = {
     "last": _made_one_of,
     "collect_list": _made_values,
     "approx_count_distinct": _made_sketch,
+    **dict.fromkeys(("stddev_pop", "stddev_samp", "var_pop", "var_samp"), _made_variance),
 }
 
 

@@ -9,6 +9,7 @@ a projection after it, and columns that are no such computation are taken as the
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,8 @@ from headgate.spark.continuous.grouped import GroupedStream
 
 _FUNCTIONS = {
     "Count": "count", "Sum": "sum", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
-    "CollectList": "collect_list", "HyperLogLogPlusPlus": "approx_count_distinct",
+    "CollectList": "collect_list", "HyperLogLogPlusPlus": "approx_count_distinct", "StddevPop": "stddev_pop",
+    "StddevSamp": "stddev_samp", "VariancePop": "var_pop", "VarianceSamp": "var_samp",
 }  # fmt: skip
 _ONE = Constant(1, pa.int32())
 _EVENT_TIME = "spark.watermarkDelayMs"
@@ -227,6 +229,8 @@ def _on_arrow(own: Expressions, expression: JavaObject) -> Aggregate | None:
         parameters["ignorenulls"] = skips_null
     elif name == "HyperLogLogPlusPlus":
         parameters["rsd"] = float(of.relativeSD())
+    elif name in ("StddevSamp", "VarianceSamp") and not of.nullOnDivideByZero():
+        parameters["of_one"] = math.nan
     if not skips_null and (condition is not None or name == "CollectList"):
         return None
     if condition is not None:

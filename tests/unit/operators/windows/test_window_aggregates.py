@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import OptionError
+from headgate.expressions.expressions import Name
 from headgate.functions import approx_count_distinct, avg, collect_list, count, first, last, max, min, sum
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of, merge
 
@@ -132,3 +133,29 @@ def test_what_cannot_be_computed_is_refused() -> None:
             accumulator_of(aggregate, pa.string())
     with pytest.raises(OptionError, match="there is no min of struct"):
         accumulator_of(min("v"), pa.struct([("a", pa.int64())]))
+
+
+@given(
+    values=st.lists(st.none() | st.floats(-1e9, 1e9) | st.sampled_from([math.inf, math.nan]), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 30)),
+    function=st.sampled_from(["stddev_pop", "stddev_samp", "var_pop", "var_samp"]),
+)
+def test_variances_are_those_of_all_values_however_they_are_merged(
+    values: list[float | None], cuts: list[int], function: str
+) -> None:
+    """Of null none; of infinite values NaN, as in Spark; of a sample of one null."""
+    made = accumulator_of(Aggregate(function, Name("x")), pa.float64())
+    (parts,) = made.lift(pa.array(values, pa.float64()), len(values))
+    (partial,) = made.partials
+    assert partial.merge_buffers is not None
+    merged = partial.merge_buffers(parts, np.searchsorted(sorted(cuts), np.arange(len(values)), side="right"))
+    (found,) = made.finish([partial.merge_buffers(merged, np.zeros(len(merged)))]).to_pylist()
+    numbers = np.array([each for each in values if each is not None])
+    sample = function.endswith("samp")
+    if len(numbers) <= sample:
+        assert found is None
+        return
+    with np.errstate(invalid="ignore"):
+        expected = numbers.var(ddof=int(sample))
+    found = found**2 if function.startswith("stddev") else found
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6, nan_ok=True)
