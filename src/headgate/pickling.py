@@ -50,9 +50,9 @@ class _Unpickler(pickle.Unpickler):
 
     def _make_class(self, make: Callable[..., type], by_id: Any, *arguments: Any) -> type:
         """Return a class; the last two arguments are its id, and nothing."""
-        is_known = arguments[-2] in by_id
+        known = by_id.get(arguments[-2])  # held, or the class could be collected before it is asked for again
         made = make(*arguments)
-        if is_known:
+        if made is known:
             self._known.add(made)
         return made
 

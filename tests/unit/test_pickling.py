@@ -56,3 +56,21 @@ def test_the_cause_of_an_error_is_of_the_class_that_the_user_defined(notebook: A
     cause = error_of(report_of(error)).__cause__
     assert type(cause) is notebook.Refused and cause.args == ("no",)
     assert notebook.Refused.times == 4
+
+
+class Collects(type):
+    """What makes these classes lets the garbage collector run, as anything may."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        gc.collect()
+        return super().__new__(cls, *arguments, **options)
+
+
+def test_a_class_that_is_collected_while_it_is_looked_for_is_read_whole() -> None:
+    """As one of `headgate.register` is, which only its cycles hold: Spark keeps the pickle."""
+    gc.disable()
+    try:
+        data = dumps(Collects("Registered", (), {"__module__": "__main__", "source": 5}))
+        assert loads(data).source == 5
+    finally:
+        gc.enable()
