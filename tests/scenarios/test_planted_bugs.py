@@ -150,6 +150,15 @@ class ForgetsEnds(SubtaskMachine):
         return actions
 
 
+class WaitsForTheMessage(SubtaskMachine):
+    """What a barrier of a channel has of the checkpoint before it is not heard: its committables come twice."""
+
+    TRANSITIONS = SubtaskMachine.TRANSITIONS  # again, for the handler that is another
+
+    def _on_trigger_checkpoint(self, message: msg.TriggerCheckpoint, now_ms: int) -> list[st.Action]:
+        return super()._on_trigger_checkpoint(msgspec.structs.replace(message, completed=0), now_ms)
+
+
 class RunsBeforeItRegisters(SubtaskMachine):
     """RUNNING is posted before the registrations."""
 
@@ -180,6 +189,7 @@ IN_SUBTASKS: list[tuple[type[SubtaskMachine], int, str]] = [
     (ReportsNothingAgain, 7, PLACE),
     (ForgetsEnds, 7, PLACE),
     (RunsBeforeItRegisters, 5, PLACE),
+    (WaitsForTheMessage, 21, "committables that one before it published"),
 ]
 
 

@@ -151,10 +151,12 @@ class SnapshotSources(msgspec.Struct, frozen=True):
 class SendBarriers(msgspec.Struct, frozen=True):
     """Send the barrier to every subtask, then notify the source coordinators that it is out.
 
-    ``location`` is a savepoint's folder; state files go to the query's own location all the same, and are copied.
+    ``completed`` is the newest complete checkpoint, 0 if there is none. ``location`` is a savepoint's folder; state
+    files go to the query's own location all the same, and are copied.
     """
 
     checkpoint_id: int
+    completed: int
     kind: CheckpointKind
     location: str
 

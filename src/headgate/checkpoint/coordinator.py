@@ -394,7 +394,8 @@ class CheckpointCoordinator(Machine):
         if pending.sources.keys() != self._plan.sources.keys():
             return []
         self.state = "pending"
-        return [cp.SendBarriers(pending.checkpoint_id, pending.kind, pending.location)]
+        completed = 0 if self.latest is None else self.latest.checkpoint_id
+        return [cp.SendBarriers(pending.checkpoint_id, completed, pending.kind, pending.location)]
 
     def _on_source_refused(self, event: cp.SourceRefused, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()

@@ -73,7 +73,7 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", kw_only=True):
 
     Parameters
     ----------
-    checkpoint_id, kind, location
+    checkpoint_id, completed, kind, location
         As in `headgate.protocol.messages.TriggerCheckpoint`.
     unaligned
         It passes rows, and what it passed is stored with the checkpoint as channel state.
@@ -84,6 +84,7 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", kw_only=True):
     """
 
     checkpoint_id: int
+    completed: int = 0
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     location: str = ""
     unaligned: bool = False

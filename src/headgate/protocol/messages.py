@@ -369,9 +369,13 @@ class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
 
     Sent to subtasks with sources; to others it comes through their channels (`headgate.protocol.channels.Barrier` says
     what ``unaligned`` and ``alignment_timeout_ms`` mean).
+
+    ``completed`` is the newest complete checkpoint, 0 if there is none: through channels the barrier may come before
+    `CheckpointCompleted`, and what that one holds must not be reported again.
     """
 
     checkpoint_id: int
+    completed: int = 0
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     location: str = ""
     unaligned: bool = False

@@ -450,6 +450,7 @@ class Execution:
             stage=self.context.deployed.stage,
             execution=self.number,
             checkpoint_id=barrier.checkpoint_id,
+            completed=barrier.completed,
             kind=barrier.kind,
             location=barrier.location,
             unaligned=barrier.unaligned,

@@ -221,6 +221,7 @@ class Subtask:
 def _barrier_of(message: msg.TriggerCheckpoint) -> Barrier:
     return Barrier(
         checkpoint_id=message.checkpoint_id,
+        completed=message.completed,
         kind=message.kind,
         location=message.location,
         unaligned=message.unaligned,

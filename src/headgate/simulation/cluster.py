@@ -255,7 +255,7 @@ class Cluster:
         )
         now = [each for each in committables if each not in later]
         self.table.publish(now[: len(now) // 2] if fault == "half" else now)
-        self.invariants.on_published(None if fault or later else action)
+        self.invariants.on_published(action, [] if fault else now, whole=not (fault or later))
         if fault:
             raise OSError
         return {"sink": tuple(later)}

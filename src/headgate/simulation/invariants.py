@@ -61,6 +61,7 @@ class Invariants:
         self._parallelism = 0
         self._restoring: set[str] = set()
         self._epoch: int | None = None
+        self._published_in: dict[bytes, int] = {}  # by the driver of this run, which knows what it published
         self._positions: dict[tuple[str, str], int] = {}  # where splits were in the newest manifest
         self._resolved: dict[tuple[str, str], int] = {}  # where they were in the first completed checkpoint
         self._slowest_ms = MIN_WATERMARK_MS  # how far the slowest split of the alignment group ever was in this run
@@ -72,7 +73,7 @@ class Invariants:
     def on_run(self, parallelism: int) -> None:
         """Note that a run begins."""
         self._deployed = {}
-        self._epoch = None
+        self._epoch, self._published_in = None, {}
         self._slowest_ms = MIN_WATERMARK_MS
         if parallelism != self._parallelism:
             self._owners = {}
@@ -381,17 +382,20 @@ class Invariants:
         for committables in action.committables.values():
             missing = [each for each in committables if each not in storage.promised]
             assert not missing, f"epoch {action.epoch} publishes {missing}, which no manifest holds"
+            again = [each for each in committables if self._published_in.get(each, action.epoch) < action.epoch]
+            assert not again, f"epoch {action.epoch} repeats {len(again)} committables that one before it published"
         # A new run may begin with epochs that were committed and are not known to be.
         first = self._epoch is None and action.epoch <= table.epoch + 1
         assert first or self._epoch in (action.epoch, action.epoch - 1), f"epoch {action.epoch} follows {self._epoch}"
         self._epoch = action.epoch
         table.epoch = max(table.epoch, action.epoch)
 
-    def on_published(self, action: cp.Commit | None) -> None:
+    def on_published(self, action: cp.Commit, published: list[bytes], whole: bool) -> None:
         """Check that nothing was published twice and, after a whole epoch, that nothing is left out."""
+        self._published_in |= dict.fromkeys(published, action.epoch)
         doubled = self._cluster.table.doubled
         assert not doubled, f"published twice: {doubled[:5]}"
-        if action is not None and not self._cluster.scenario.is_keyed:  # else rows may be on their way
+        if whole and not self._cluster.scenario.is_keyed:  # else rows may be on their way
             self._assert_no_gaps()
 
     def _assert_no_gaps(self) -> None:

@@ -293,16 +293,19 @@ class SubtaskMachine(Machine):
         Row("running, suspended",       msg.EventToReader,       SAME, [HandEvent]),
         Row("drained, ended",           msg.EventToReader,       SAME, IGNORED, "nobody reads any longer"),
         Row("running, suspended, drained, ended", msg.ReportSource, SAME, [Post]),
-        Row("running",                  msg.TriggerCheckpoint,   "running", [TakeSnapshot]),
-        Row("running",                  msg.TriggerCheckpoint,   "suspended", [TakeSnapshot], "SUSPEND"),
-        Row("running",                  msg.TriggerCheckpoint,   "drained", [TakeSnapshot], "DRAIN"),
+        Row("running",                  msg.TriggerCheckpoint,   "running", [Maybe(NotifyOperators), TakeSnapshot]),
+        Row("running",                  msg.TriggerCheckpoint,   "suspended", [Maybe(NotifyOperators), TakeSnapshot],
+            "SUSPEND"),
+        Row("running",                  msg.TriggerCheckpoint,   "drained", [Maybe(NotifyOperators), TakeSnapshot],
+            "DRAIN"),
         Row("suspended",                msg.TriggerCheckpoint,   "running", [ResumeReading, TakeSnapshot],
             "its own one was aborted; that message comes later", when="newer"),
         Row("suspended",                msg.TriggerCheckpoint,   SAME, [ResumeReading, TakeSnapshot], "SUSPEND",
             when="newer"),
         Row("suspended",                msg.TriggerCheckpoint,   "drained", [ResumeReading, TakeSnapshot], "DRAIN",
             when="newer"),
-        Row("drained, ended",           msg.TriggerCheckpoint,   SAME, [TakeSnapshot],
+        Row("drained",                  msg.TriggerCheckpoint,   SAME, [TakeSnapshot], "likewise, at its end"),
+        Row("ended",                    msg.TriggerCheckpoint,   SAME, [Maybe(NotifyOperators), TakeSnapshot],
             "whoever ended still takes part"),
         Row("running, suspended, drained, ended", SnapshotMade, SAME, [Post]),
         Row("running, suspended, drained, ended", SnapshotMade, SAME, [], "its checkpoint was aborted", when="late"),
@@ -312,6 +315,8 @@ class SubtaskMachine(Machine):
         Row("running, suspended, drained, ended", SnapshotFailed, SAME, when="late"),
         Row("idle, opening, failed",    SnapshotFailed,          SAME, IGNORED, when="late"),
         Row("running, suspended, drained, ended", msg.CheckpointCompleted, SAME, [NotifyOperators]),
+        Row("running, suspended, drained, ended", msg.CheckpointCompleted, SAME, [],
+            "the barrier after it was faster", when="again"),
         Row("opening",                  msg.CheckpointCompleted, SAME, IGNORED, "nothing of it is here"),
         Row("running",                  msg.CheckpointAborted,   SAME, [], "what was staged is carried on"),
         Row("ended",                    msg.CheckpointAborted,   SAME, [], "an end stays an end"),
@@ -338,6 +343,7 @@ class SubtaskMachine(Machine):
         self._held: list[RequestMade | EventMade] = []  # made before the registration
         self._snapshots: dict[int, _Barrier] = {}  # those under way
         self._stopped_by: int | None = None  # the checkpoint that suspended or drained it, or before it was deployed
+        self._completed: int | None = None  # the newest complete checkpoint that its operators need not hear of
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -478,15 +484,18 @@ class SubtaskMachine(Machine):
         checkpoint_id = message.checkpoint_id
         if checkpoint_id in self._snapshots:
             raise self.invalid(MessageReceived(message))
+        if self._stopped_by is not None and not message.completed < self._stopped_by < checkpoint_id:
+            raise self.invalid(MessageReceived(message))
         if self.state == "suspended":
             # A barrier of a channel may be faster than the message that the checkpoint before it was aborted.
-            if self._stopped_by is None or checkpoint_id <= self._stopped_by:
-                raise self.invalid(MessageReceived(message))
             self.state, self._stopped_by = "running", None
             actions.append(ResumeReading())
         reading = self.state == "running"
         drain = reading and message.kind is CheckpointKind.DRAIN
         suspend = reading and message.kind is CheckpointKind.SUSPEND
+        if self._completed is None:
+            self._completed = message.completed  # from before this execution
+        actions += self._complete(message.completed)
         finished = {uid: tuple(reader.finished) for uid, reader in self._readers.items()}
         self._snapshots[checkpoint_id] = _Barrier(finished, input_ended=drain or not reading)
         if suspend or drain:
@@ -519,7 +528,14 @@ class SubtaskMachine(Machine):
         for uid, known in message.finished_known.items():
             reader = self._readers[uid]
             reader.finished = [end for end in reader.finished if end.number > known]
-        return [NotifyOperators(message.checkpoint_id)]
+        return self._complete(message.checkpoint_id)
+
+    def _complete(self, checkpoint_id: int) -> list[Action]:
+        """Let operators know that a checkpoint is complete, unless they do."""
+        if self._completed is not None and checkpoint_id <= self._completed:
+            return []
+        self._completed = checkpoint_id
+        return [NotifyOperators(checkpoint_id)]
 
     def _on_checkpoint_aborted(self, message: msg.CheckpointAborted, now_ms: int) -> list[Action]:
         self._snapshots.pop(message.checkpoint_id, None)
@@ -540,7 +556,8 @@ class SubtaskMachine(Machine):
         """Leave the execution, if there is one that was not left before."""
         actions: list[Action] = [] if self.state in ("idle", "failed") else [CloseAll()]
         self.state = state
-        self._readers, self._held, self._snapshots, self._stopped_by = {}, [], {}, None
+        self._readers, self._held, self._snapshots = {}, [], {}
+        self._stopped_by = self._completed = None
         return actions
 
     def _post(self, message: Callable[..., msg.FromSlot], **fields: Any) -> Post:

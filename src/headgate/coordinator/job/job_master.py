@@ -581,6 +581,7 @@ class JobMaster:
                 stage=status.subtask.stage,
                 execution=status.execution,
                 checkpoint_id=action.checkpoint_id,
+                completed=action.completed,
                 kind=action.kind,
                 location=action.location,
                 unaligned=unaligned,
