@@ -60,6 +60,20 @@ def test_a_function_gets_each_row_once_in_numbered_batches(spark: SparkSession, 
     assert list((tmp_path / "foreach-batch" / "_staging").iterdir()) == []
 
 
+def test_it_does_after_an_exchange_too(spark: SparkSession, tmp_path: Path) -> None:
+    """There a barrier comes before its writer hears that the checkpoint before it is complete."""
+    seen: list[int] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        seen.extend(row.n for row in batch.collect())
+
+    keyed = headgate.continuous(generated(spark).repartition("n"), 2)
+    options = {"slots": "threads", "checkpointLocation": str(tmp_path)}
+    query = keyed.writeStream.foreachBatch(take).options(**options).trigger(continuous="20 milliseconds").start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert sorted(seen) == list(range(3000))
+
+
 def test_a_batch_whose_function_failed_comes_again_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     seen: dict[int, list[list[int]]] = {}
 
