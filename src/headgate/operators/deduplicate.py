@@ -65,19 +65,13 @@ class Deduplicate(KeyedOperator):
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
         self._context = context
-        self._names = 0
+        self._new_name = partial(next, context.chunk_names())
         self._late_rows = 0
         self._watermark_us = LEAST_US
         self._reached_us = np.full(context.max_parallelism, LEAST_US, np.int64)
         self._known = KnownKeys(
             self._columns, name=self._new_name, memory_bytes=context.memory_bytes, spill_folder=context.spill_folder
         )
-
-    def _new_name(self) -> str:
-        context = self._context
-        self._names += 1
-        where = f"{context.run}-{context.subtask}-{context.attempt}-{context.execution}"
-        return f"{context.uid}-{where}-{self._names}"
 
     @property
     def late_rows(self) -> int:

@@ -6,7 +6,8 @@ Never: hold anything that is open.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -57,6 +58,15 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     catalyst_memory_bytes: int = 512 << 20
     load: Callable[[bytes], Any] = pickle.loads
+
+    @property
+    def execution_name(self) -> str:
+        """Names what the subtask makes in this execution: no other one of the query has the same."""
+        return f"{self.run}-{self.subtask}-{self.attempt}-{self.execution}"
+
+    def chunk_names(self) -> Iterator[str]:
+        """Return names for chunks of the operator's state, that no other execution gives."""
+        return (f"{self.uid}-{self.execution_name}-{number}" for number in count(1))
 
     @property
     def key_groups(self) -> KeyGroupRange:

@@ -161,7 +161,7 @@ class Keyed(Observed, KeyedOperator, Generic[T]):
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Begin without state."""
         super().open(context, items)
-        self._chunks = 0
+        self._names = context.chunk_names()
         self._reached_ms: dict[int, int] = {}  # by key group: its watermark when it was restored
 
     def group_of(self, item: T) -> int:
@@ -188,9 +188,8 @@ class Keyed(Observed, KeyedOperator, Generic[T]):
 
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
         """Return all of it as one chunk."""
-        context, groups = self._context, self._context.key_groups
-        self._chunks += 1
-        name = f"{context.uid}-{context.run}-{context.subtask}-{context.attempt}-{context.execution}-{self._chunks}"
+        groups = self._context.key_groups
+        name = next(self._names)
         reached_ms = {group: at_ms for group in range(groups.first, groups.last + 1) if (at_ms := self._reached(group))}
         data = msgspec.msgpack.encode((self.held(), reached_ms))
         return [KeyedChunk(name, groups.first, groups.last, lambda: data)]

@@ -105,7 +105,7 @@ class CarryingWriter(SinkWriter):
     """
 
     def __init__(self, context: OperatorContext, schema: pa.Schema, most_rows: int | None) -> None:
-        self._name = f"{context.run}-{context.subtask}-{context.attempt}-{context.execution}-{secrets.token_hex(4)}"
+        self._name = f"{context.execution_name}-{secrets.token_hex(4)}"
         self._schema = schema
         self._most_rows = most_rows
         self._held: list[pa.RecordBatch] = []

@@ -155,7 +155,7 @@ class WindowedAggregate(KeyedOperator):
         for each in self._aggregates:
             each.accumulator.open(context)
         self._context = context
-        self._names = 0
+        self._new_name = partial(next, context.chunk_names())
         self._waiting: list[Any] = []
         self._waiting_rows = 0
         self._late_rows = 0
@@ -167,12 +167,6 @@ class WindowedAggregate(KeyedOperator):
         """Release what the aggregates hold."""
         for each in self._aggregates:
             each.accumulator.close()
-
-    def _new_name(self) -> str:
-        context = self._context
-        self._names += 1
-        where = f"{context.run}-{context.subtask}-{context.attempt}-{context.execution}"
-        return f"{context.uid}-{where}-{self._names}"
 
     @property
     def late_rows(self) -> int:

@@ -163,7 +163,7 @@ class StagedNames:
 
     def __init__(self, context: OperatorContext, extension: str) -> None:
         query = hashlib.sha256(context.query_id.encode()).hexdigest()[:8]
-        self._prefix = f"{query}-{context.run}-{context.subtask}-{context.attempt}-{context.execution}"
+        self._prefix = f"{query}-{context.execution_name}"
         self._suffix = f"{secrets.token_hex(4)}.{extension}"
         self._count = 0
 
