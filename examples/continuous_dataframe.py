@@ -13,14 +13,14 @@ import headgate
 
 
 def totals(rides: DataFrame) -> DataFrame:
-    """Return the rides and amounts of each city in windows of ten seconds, large rides apart."""
-    rides.withWatermark("at", "5 seconds").createOrReplaceTempView("rides")
+    """Return the rides and amounts of each city in windows of a second, large rides apart."""
+    rides.withWatermark("at", "500 milliseconds").createOrReplaceTempView("rides")
     sized = spark.sql(
         """SELECT at, concat('city-', city % 5) AS city, amount,
                   CASE WHEN amount > 40 THEN 'big' ELSE 'small' END AS size
            FROM rides WHERE amount BETWEEN 1 AND 49"""
     )
-    return sized.groupBy(F.window("at", "10 seconds"), "city", "size").agg(
+    return sized.groupBy(F.window("at", "1 second"), "city", "size").agg(
         F.count("*").alias("rides"), F.sum("amount").alias("total")
     )
 
@@ -33,7 +33,7 @@ if __name__ == "__main__":
         .config("spark.sql.session.timeZone", "UTC").getOrCreate()
     )  # fmt: skip
     generated = {
-        "numRows": 20_000, "rowsPerSecond": 1000, "numPartitions": 2, "fields.city.min": 0, "fields.amount.min": 0,
+        "numRows": 20_000, "rowsPerSecond": 5000, "numPartitions": 2, "fields.city.min": 0, "fields.amount.min": 0,
         "fields.amount.max": 99,
     }  # fmt: skip
 

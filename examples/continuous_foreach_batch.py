@@ -23,7 +23,7 @@ if __name__ == "__main__":
     spark = SparkSession.builder.master("local[3]").appName("continuous-foreach-batch").getOrCreate()
     rides = (
         spark.readStream.format("headgate.datagen")
-        .options(**{"numRows": 5000, "rowsPerSecond": 1000, "numPartitions": 2, "fields.ride.kind": "sequence"})
+        .options(**{"numRows": 5000, "rowsPerSecond": 2000, "numPartitions": 2, "fields.ride.kind": "sequence"})
         .schema("ride long, city long, at timestamp")
         .load()
     )

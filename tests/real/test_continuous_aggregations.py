@@ -38,12 +38,12 @@ PROGRAMS: dict[str, Program] = {
     ),
     "rollup": lambda rows: rows.rollup("k", F.col("n") % 3).agg(F.count("*"), F.sum("n"), F.grouping_id()),
     "cube": lambda rows: rows.cube("k", F.length("name").alias("long")).agg(F.grouping("k"), F.max("n")),
-    "grouping sets of a window": lambda rows: rows.withWatermark("at", "1 second").sparkSession.sql(
-        """SELECT w.start, k, n % 2 AS odd, sum(n) AS n FROM (SELECT *, window(at, '1 second') AS w FROM {rows})
+    "grouping sets of a window": lambda rows: rows.withWatermark("at", "100 milliseconds").sparkSession.sql(
+        """SELECT w.start, k, n % 2 AS odd, sum(n) AS n FROM (SELECT *, window(at, '100 milliseconds') AS w FROM {rows})
            GROUP BY w, GROUPING SETS ((k), (n % 2), ())""",
-        rows=rows.withWatermark("at", "1 second"),
+        rows=rows.withWatermark("at", "100 milliseconds"),
     ),
-    "the event time as a key": lambda rows: rows.withWatermark("at", "1 second").groupBy("at", "k").count(),
+    "the event time as a key": lambda rows: rows.withWatermark("at", "100 milliseconds").groupBy("at", "k").count(),
 }
 
 
@@ -66,7 +66,7 @@ def test_updates_end_with_what_a_batch_gives(spark: SparkSession) -> None:
 
 def test_groups_of_the_event_time_are_complete_when_the_watermark_is_there(spark: SparkSession) -> None:
     """A stream that goes on emits them in append mode."""
-    rows = generated(spark.readStream, rows=10**9).withWatermark("at", "1 second")
+    rows = generated(spark.readStream, rows=10**9).withWatermark("at", "100 milliseconds")
     counted = rows.groupBy(F.col("at"), "k").count()
     query = headgate.continuous(counted, parallelism=2).writeStream.format("memory").option("slots", "threads")
     running = query.trigger(continuous="100 milliseconds").start()
@@ -79,7 +79,7 @@ def test_state_goes_on_through_rescales_and_restarts(spark: SparkSession, tmp_pa
     """And is spilled: it is larger than its memory."""
 
     def program(reader: Any) -> DataFrame:
-        rows = generated(reader, rows=6000)
+        rows = generated(reader, rows=6000, rowsPerSecond=1000)
         grouped = rows.groupBy(F.col("n") * 10 + F.col("k") % 4)
         return grouped.agg(F.count("*"), F.sum("k"), F.max_by("k", "name"), F.percentile_approx("k", 0.5))
 
@@ -134,7 +134,7 @@ def types(schema: pa.Schema) -> list[str]:
 
 
 def many(rows: DataFrame, groups: str) -> DataFrame:
-    rows.withWatermark("at", "1 second").createOrReplaceTempView("rides")
+    rows.withWatermark("at", "100 milliseconds").createOrReplaceTempView("rides")
     columns = ", ".join(f"{each} AS a{number}" for number, each in enumerate(AGGREGATES))
     named = f"{groups} AS g, " if groups else ""
     return rows.sparkSession.sql(
@@ -142,7 +142,7 @@ def many(rows: DataFrame, groups: str) -> DataFrame:
     )
 
 
-@pytest.mark.parametrize("groups", ["", "window(at, '1 second')", "session_window(at, '5 milliseconds')"])
+@pytest.mark.parametrize("groups", ["", "window(at, '100 milliseconds')", "session_window(at, '500 microseconds')"])
 def test_every_aggregate_of_spark_s(spark: SparkSession, groups: str) -> None:
     """What Arrow does not aggregate as Spark does is aggregated by Spark's own code."""
     expected = many(generated(spark.read), groups).toArrow()

@@ -34,9 +34,9 @@ def nothing_runs_on() -> Iterator[None]:
 
 def generated(reader: Any, rows: int = 2000, **options: Any) -> DataFrame:
     """Return generated rows, the same whoever reads them."""
-    given = {"numRows": rows, "rowsPerSecond": 1000, "numPartitions": 3, "fields.k.min": 0, "fields.k.max": 9}
-    given |= {"fields.n.min": 0, "fields.n.max": 999}
-    return reader.format("headgate.datagen").options(**given, **options).schema(COLUMNS).load()  # type: ignore[no-any-return]
+    given = {"numRows": rows, "rowsPerSecond": 10_000, "numPartitions": 3, "fields.k.min": 0, "fields.k.max": 9}
+    given |= {"fields.n.min": 0, "fields.n.max": 999, **options}
+    return reader.format("headgate.datagen").options(**given).schema(COLUMNS).load()  # type: ignore[no-any-return]
 
 
 def finished(frame: DataFrame, parallelism: int = 2, mode: str = "append") -> headgate.ContinuousQuery:
@@ -78,7 +78,7 @@ def test_a_filter_and_columns_of_all_kinds(spark: SparkSession) -> None:
 def test_a_batch_program_ends(spark: SparkSession) -> None:
     frame = generated(spark.read).where(F.col("k") == 3).drop("name")
     assert in_order(finished(frame).table().to_pylist()) == in_order(frame.toArrow().to_pylist())
-    counted = frame.withWatermark("at", "1 second").groupBy(F.session_window("at", "1 millisecond")).count()
+    counted = frame.withWatermark("at", "100 milliseconds").groupBy(F.session_window("at", "1 millisecond")).count()
     assert in_order(finished(counted).table().to_pylist()) == in_order(counted.toArrow().to_pylist())
 
 
@@ -115,11 +115,11 @@ def test_a_union_of_two_sources_and_of_one_with_itself(spark: SparkSession) -> N
 
 
 WINDOWS = {
-    "tumbling": lambda: F.window("at", "500 milliseconds"),
-    "sliding": lambda: F.window("at", "600 milliseconds", "200 milliseconds"),
-    "sliding, of no whole number of slides": lambda: F.window("at", "500 milliseconds", "200 milliseconds"),
-    "begun later": lambda: F.window("at", "500 milliseconds", startTime="130 milliseconds"),
-    "sessions": lambda: F.session_window("at", "5 milliseconds"),
+    "tumbling": lambda: F.window("at", "50 milliseconds"),
+    "sliding": lambda: F.window("at", "60 milliseconds", "20 milliseconds"),
+    "sliding, of no whole number of slides": lambda: F.window("at", "50 milliseconds", "20 milliseconds"),
+    "begun later": lambda: F.window("at", "50 milliseconds", startTime="13 milliseconds"),
+    "sessions": lambda: F.session_window("at", "500 microseconds"),
 }
 
 
@@ -127,7 +127,7 @@ WINDOWS = {
 def test_windows(spark: SparkSession, name: str) -> None:
     def program(rows: DataFrame) -> DataFrame:
         return (
-            rows.withWatermark("at", "100 milliseconds")
+            rows.withWatermark("at", "10 milliseconds")
             .groupBy(WINDOWS[name](), F.when(F.col("k") < 5, "low").otherwise("high").alias("half"))
             .agg(F.sum("n").alias("n"), F.count("*").alias("rows"), (F.sum("n") / F.count("n")).alias("mean"))
         )
@@ -138,7 +138,7 @@ def test_windows(spark: SparkSession, name: str) -> None:
 
 def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
-        rows.withWatermark("at", "1 second").createOrReplaceTempView("rides")
+        rows.withWatermark("at", "100 milliseconds").createOrReplaceTempView("rides")
         return spark.sql(
             """SELECT k % 3 AS third, window.start AS start, max(n) - min(n) AS spread, avg(n) AS mean,
                       count(*) AS rows,
@@ -146,7 +146,7 @@ def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
                       count(*) FILTER (WHERE n < 100) AS few, bool_and(n < 990) AS below,
                       bool_or(n > 990) AS above, count_if(n = 7) AS sevens,
                       sum(cast(n AS decimal(10, 2))) AS price, max(name) AS last
-               FROM rides GROUP BY window(at, '1 second'), k % 3 HAVING count(*) > 10"""
+               FROM rides GROUP BY window(at, '100 milliseconds'), k % 3 HAVING count(*) > 10"""
         )
 
     check(spark, program)
@@ -154,7 +154,7 @@ def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
 
 def test_aggregates_that_depend_on_the_order_of_arrival(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
-        grouped = rows.withWatermark("at", "1 second").groupBy(F.window("at", "1 second").alias("w"), "k")
+        grouped = rows.withWatermark("at", "100 milliseconds").groupBy(F.window("at", "100 milliseconds").alias("w"), "k")
         return grouped.agg(
             F.collect_list("n").alias("all"), F.first("n", True).alias("first"), F.last("n").alias("last"),
             F.any_value("n").alias("any"), F.approx_count_distinct("n").alias("about"),
@@ -173,19 +173,19 @@ def test_aggregates_that_depend_on_the_order_of_arrival(spark: SparkSession) -> 
 
 def test_a_renamed_window_of_a_computed_time_without_a_key(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
-        timed = rows.withWatermark("at", "1 second").withColumn("event", F.timestamp_millis(F.unix_millis("at")))
-        return timed.select(F.window("event", "250 milliseconds").alias("w"), "n").groupBy("w").agg(F.max("n"))
+        timed = rows.withWatermark("at", "100 milliseconds").withColumn("event", F.timestamp_millis(F.unix_millis("at")))
+        return timed.select(F.window("event", "25 milliseconds").alias("w"), "n").groupBy("w").agg(F.max("n"))
 
     check(spark, program)
 
 
 def test_updates_of_windows(spark: SparkSession) -> None:
-    rows = generated(spark.readStream).withWatermark("at", "1 second")
-    counted = rows.groupBy(F.window("at", "1 second").alias("w"), "k").count()
+    rows = generated(spark.readStream).withWatermark("at", "100 milliseconds")
+    counted = rows.groupBy(F.window("at", "100 milliseconds").alias("w"), "k").count()
     found: dict[tuple[Any, int], int] = {}
     for row in finished(counted, mode="update").table().to_pylist():
         found[row["w"]["start"], row["k"]] = row["count"]
-    expected = generated(spark.read).groupBy(F.window("at", "1 second").alias("w"), "k").count()
+    expected = generated(spark.read).groupBy(F.window("at", "100 milliseconds").alias("w"), "k").count()
     table = expected.toArrow().to_pylist()
     assert found == {(row["w"]["start"], row["k"]): row["count"] for row in table}
 
@@ -236,13 +236,13 @@ UNSUPPORTED: dict[str, tuple[Program, str]] = {
         lambda rows: rows.groupBy("k").agg(F.expr("listagg(name) WITHIN GROUP (ORDER BY n)")),
         r"listagg\(.* in the order of arrival",
     ),
-    "a window that is a column": (lambda rows: rows.select(F.window("at", "1 second")), "is not grouped by"),
+    "a window that is a column": (lambda rows: rows.select(F.window("at", "100 milliseconds")), "is not grouped by"),
     "a window that is null": (
-        lambda rows: rows.rollup(F.window("at", "1 second"), "k").count(),
+        lambda rows: rows.rollup(F.window("at", "100 milliseconds"), "k").count(),
         "a window that is null in a grouping set",
     ),
     "a distinct aggregate": (
-        lambda rows: rows.groupBy(F.window("at", "1 second")).agg(F.countDistinct("n")),
+        lambda rows: rows.groupBy(F.window("at", "100 milliseconds")).agg(F.countDistinct("n")),
         "distinct values",
     ),
 }
@@ -268,7 +268,7 @@ def test_two_columns_of_one_name_have_no_sink(spark: SparkSession) -> None:
 
 def test_one_source_has_one_watermark(spark: SparkSession) -> None:
     rows = generated(spark.readStream)
-    both = rows.withWatermark("at", "1 second").union(rows.withWatermark("at", "2 seconds"))
+    both = rows.withWatermark("at", "100 milliseconds").union(rows.withWatermark("at", "2 seconds"))
     with pytest.raises(UnsupportedOperationError, match="different watermarks"):
         headgate.continuous(both, parallelism=1).writeStream.format("noop").start()
 
@@ -309,7 +309,7 @@ def test_a_program_that_is_built_again_goes_on_from_its_savepoint(spark: SparkSe
     """Spark gives other ids to the columns; names of state, and what it is of, depend on the program only."""
 
     def program(reader: Any) -> DataFrame:
-        rows = generated(reader, rows=6000).withWatermark("at", "100 milliseconds")
+        rows = generated(reader, rows=6000, rowsPerSecond=1000).withWatermark("at", "100 milliseconds")
         sized = rows.withColumn("size", F.when(F.col("n") > 500, "big").otherwise("small"))
         return sized.groupBy(F.window("at", "2 seconds"), "size", (F.col("k") % 3).alias("k")).agg(
             F.sum("n"), F.avg("n")

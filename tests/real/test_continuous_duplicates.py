@@ -33,12 +33,12 @@ PROGRAMS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "distinct": lambda rows: rows.selectExpr("cast(n % 13 AS double) / 3 AS n", "name < 'M' AS x").distinct(),
     "in SQL": in_sql,
     "with the event time": lambda rows: (
-        rows.withWatermark("at", "1 second")
+        rows.withWatermark("at", "100 milliseconds")
         .select(F.explode(F.array("k", "k", "n")).alias("x"), "at")
         .dropDuplicates(["x", "at"])
     ),
     "then a window": lambda rows: (
-        rows.withWatermark("at", "1 second").dropDuplicates(["n", "at"]).groupBy(F.window("at", "1 second")).count()
+        rows.withWatermark("at", "100 milliseconds").dropDuplicates(["n", "at"]).groupBy(F.window("at", "100 milliseconds")).count()
     ),
     "of two columns of one name": lambda rows: (
         rows.select(rows.k.alias("x"), (rows.n % 3).alias("x")).distinct().toDF("first", "second")
@@ -67,7 +67,7 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
     flag = tmp_path / "fail"
 
     def rows(reader: Any) -> DataFrame:
-        made = generated(reader, rows=6000)
+        made = generated(reader, rows=6000, rowsPerSecond=1000)
         return made.select((F.col("n") % 400).alias("n"))
 
     def failing(batches: Any) -> Any:
@@ -101,7 +101,7 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "a struct": (lambda rows: rows.select(F.struct("k", "n").alias("s")).distinct(), "'s' has the type struct"),
     "no watermark": (lambda rows: rows.dropDuplicatesWithinWatermark(["k"]), "no watermark"),
-    "a window": (lambda rows: rows.select(F.window("at", "1 second").alias("w")).distinct(), "is not grouped by"),
+    "a window": (lambda rows: rows.select(F.window("at", "100 milliseconds").alias("w")).distinct(), "is not grouped by"),
 }
 
 

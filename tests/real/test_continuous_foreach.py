@@ -34,7 +34,7 @@ def nothing_runs_on() -> Iterator[None]:
 
 
 def generated(spark: SparkSession, rows: int = 3000) -> DataFrame:
-    options = {"numRows": rows, "rowsPerSecond": 1000, "numPartitions": 3, "fields.n.kind": "sequence"}
+    options = {"numRows": rows, "rowsPerSecond": 2000, "numPartitions": 3, "fields.n.kind": "sequence"}
     return spark.readStream.format("headgate.datagen").options(**options).schema("n long").load()
 
 
@@ -67,11 +67,11 @@ def test_it_does_after_an_exchange_too(spark: SparkSession, tmp_path: Path) -> N
     def take(batch: DataFrame, number: int) -> None:
         seen.extend(row.n for row in batch.collect())
 
-    keyed = headgate.continuous(generated(spark).repartition("n"), 2)
+    keyed = headgate.continuous(generated(spark, rows=1000).repartition("n"), 2)
     options = {"slots": "threads", "checkpointLocation": str(tmp_path)}
     query = keyed.writeStream.foreachBatch(take).options(**options).trigger(continuous="20 milliseconds").start()
     assert query.awaitTermination(PATIENCE_S), query.status
-    assert sorted(seen) == list(range(3000))
+    assert sorted(seen) == list(range(1000))
 
 
 def test_a_batch_whose_function_failed_comes_again_as_it_was(spark: SparkSession, tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ PROGRAMS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "the same name": lambda rows: rows.select("n", F.explode(F.array("k", "n")).alias("n")).toDF("first", "second"),
     "the column itself is still there": lambda rows: rows.selectExpr("k", LISTS).select("list", F.explode("list")),
     "then a window": lambda rows: (
-        rows.withWatermark("at", "1 second")
+        rows.withWatermark("at", "100 milliseconds")
         .select("at", F.explode(F.array("k", "n")).alias("x"))
-        .groupBy(F.window("at", "1 second"), "x")
+        .groupBy(F.window("at", "100 milliseconds"), "x")
         .count()
     ),
 }
