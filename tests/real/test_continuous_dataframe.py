@@ -154,7 +154,9 @@ def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
 
 def test_aggregates_that_depend_on_the_order_of_arrival(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
-        grouped = rows.withWatermark("at", "100 milliseconds").groupBy(F.window("at", "100 milliseconds").alias("w"), "k")
+        grouped = rows.withWatermark("at", "100 milliseconds").groupBy(
+            F.window("at", "100 milliseconds").alias("w"), "k"
+        )
         return grouped.agg(
             F.collect_list("n").alias("all"), F.first("n", True).alias("first"), F.last("n").alias("last"),
             F.any_value("n").alias("any"), F.approx_count_distinct("n").alias("about"),
@@ -173,7 +175,9 @@ def test_aggregates_that_depend_on_the_order_of_arrival(spark: SparkSession) -> 
 
 def test_a_renamed_window_of_a_computed_time_without_a_key(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
-        timed = rows.withWatermark("at", "100 milliseconds").withColumn("event", F.timestamp_millis(F.unix_millis("at")))
+        timed = rows.withWatermark("at", "100 milliseconds").withColumn(
+            "event", F.timestamp_millis(F.unix_millis("at"))
+        )
         return timed.select(F.window("event", "25 milliseconds").alias("w"), "n").groupBy("w").agg(F.max("n"))
 
     check(spark, program)

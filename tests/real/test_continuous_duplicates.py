@@ -38,7 +38,10 @@ PROGRAMS: dict[str, Callable[[DataFrame], DataFrame]] = {
         .dropDuplicates(["x", "at"])
     ),
     "then a window": lambda rows: (
-        rows.withWatermark("at", "100 milliseconds").dropDuplicates(["n", "at"]).groupBy(F.window("at", "100 milliseconds")).count()
+        rows.withWatermark("at", "100 milliseconds")
+        .dropDuplicates(["n", "at"])
+        .groupBy(F.window("at", "100 milliseconds"))
+        .count()
     ),
     "of two columns of one name": lambda rows: (
         rows.select(rows.k.alias("x"), (rows.n % 3).alias("x")).distinct().toDF("first", "second")
@@ -101,7 +104,10 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "a struct": (lambda rows: rows.select(F.struct("k", "n").alias("s")).distinct(), "'s' has the type struct"),
     "no watermark": (lambda rows: rows.dropDuplicatesWithinWatermark(["k"]), "no watermark"),
-    "a window": (lambda rows: rows.select(F.window("at", "100 milliseconds").alias("w")).distinct(), "is not grouped by"),
+    "a window": (
+        lambda rows: rows.select(F.window("at", "100 milliseconds").alias("w")).distinct(),
+        "is not grouped by",
+    ),
 }
 
 

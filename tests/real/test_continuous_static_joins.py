@@ -68,7 +68,10 @@ PROGRAMS: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
         cities.select("k", F.col("city").alias("again")).alias("b"), "k"
     ),
     "then a window": lambda rows, cities: (
-        rows.withWatermark("at", "100 milliseconds").join(cities, "k").groupBy(F.window("at", "100 milliseconds"), "city").count()
+        rows.withWatermark("at", "100 milliseconds")
+        .join(cities, "k")
+        .groupBy(F.window("at", "100 milliseconds"), "city")
+        .count()
     ),
     "no row that is equal": lambda rows, cities: rows.join(cities.where("k < 0"), "k", "left"),
     "a range": lambda rows, cities: rows.join(rows.sparkSession.range(3, 6).toDF("k"), "k"),

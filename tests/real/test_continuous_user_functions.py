@@ -146,10 +146,14 @@ PROGRAMS: dict[str, Callable[[DataFrame, Any], DataFrame]] = {
         rows.withColumn("m", u.twice("n")).where("m > 10").select("m", -F.col("m"), u.twice("m"))
     ),
     "a key": lambda rows, u: (
-        rows.withWatermark("at", "100 milliseconds").groupBy(F.window("at", "100 milliseconds"), u.shout("name")).count()
+        rows.withWatermark("at", "100 milliseconds")
+        .groupBy(F.window("at", "100 milliseconds"), u.shout("name"))
+        .count()
     ),
     "an aggregate's argument": lambda rows, u: (
-        rows.withWatermark("at", "100 milliseconds").groupBy(F.window("at", "100 milliseconds")).agg(F.sum(u.twice("n")).alias("n"))
+        rows.withWatermark("at", "100 milliseconds")
+        .groupBy(F.window("at", "100 milliseconds"))
+        .agg(F.sum(u.twice("n")).alias("n"))
     ),
     "mapInPandas": lambda rows, u: rows.mapInPandas(doubled, "n long, at timestamp, name string"),
 }
