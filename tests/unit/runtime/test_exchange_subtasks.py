@@ -282,8 +282,7 @@ def test_a_checkpoint_during_recovery_holds_what_is_not_processed_yet(
     for checkpoint_id in (2, 3, 4):
         pair.sink.room = Future()
         pair.restart(states, checkpoint_id - 1)
-        progress = pair.recovery_that_waits()
-        assert progress.phase == ("processing" if memory_bytes > 1 else "replaying")
+        progress = pair.recovery_that_waits("processing" if memory_bytes > 1 else "replaying")
         assert (progress.rows_to_read, progress.rows_left) == (0, len(numbers) - len(done))
         assert progress.memory_bytes > 0 and (progress.disk_bytes > 0) == (memory_bytes == 1)
         pair.trigger(checkpoint_id)
@@ -306,7 +305,7 @@ def test_what_is_spilled_on_another_disk_is_deleted_with_the_execution(start: St
     _, states = pair.checkpoint_in_flight()
     pair.sink.room = Future()
     pair.restart(states, 1)
-    assert pair.recovery_that_waits().disk_bytes > 0
+    assert pair.recovery_that_waits("replaying").disk_bytes > 0
     assert [each.name for each in pair.disks[1].iterdir()] == [f"1-0-{pair.execution}"]
     pair.unblock()
     pair.close()

@@ -235,15 +235,15 @@ class Pair:
                 return message
             assert not isinstance(message, msg.SubtaskFailed) or message.execution < self.execution, message
 
-    def recovery_that_waits(self) -> msg.RecoveryProgress:
-        """Return how far the recovery of the consumer, which is blocked, gets."""
+    def recovery_that_waits(self, phase: str) -> msg.RecoveryProgress:
+        """Return how far the recovery of the consumer, which is blocked, is in the last phase it gets to."""
         gate = self.runners[1].subtask._execution._gate  # type: ignore[union-attr]
         found: list[msg.RecoveryProgress] = []
 
         def looked() -> bool:
             self.runners[1]._mailbox.post(Mail(lambda: found.append(gate.recovery_progress())))  # type: ignore
             self.settle(1)
-            return found[-1].phase != "reading"
+            return found[-1].phase == phase and found[-1].memory_bytes > 0
 
         wait_until(looked)
         wait_until(lambda: any(isinstance(each, msg.SubtaskProgress) and each.recovery for each in list(self.posted)))
