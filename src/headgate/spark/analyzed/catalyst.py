@@ -18,7 +18,18 @@ from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.current_time import CurrentTime
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported, same
 from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
-from headgate.spark.analyzed.scala import JavaObject, UnsupportedTypeError, class_of, column_type, is_a, items, sequence
+from headgate.spark.analyzed.scala import (
+    JavaObject,
+    UnsupportedTypeError,
+    class_of,
+    column_type,
+    contains,
+    is_a,
+    items,
+    java_map,
+    sequence,
+)
+from headgate.spark.continuous.settings import session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +89,7 @@ def with_catalyst(
 def _with_current_time(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, list[Known]]:
     """Return rows with a column for each function of the current time in some expressions, and which these are."""
     found: dict[str, JavaObject] = {}
-    for each in (part for one in wanted for part in _all(one)):
+    for each in (part for one in wanted if contains(one, "CURRENT_LIKE") for part in _all(one)):
         if class_of(each) in CURRENT_TIMES:
             found.setdefault(str(each.sql()), each)
     if not found:
@@ -276,9 +287,5 @@ def singleton(jvm: Any, name: str) -> JavaObject:
 
 def _settings(spark: SparkSession) -> JavaObject:
     """Return the session's SQL settings: some functions ask for them when they are evaluated."""
-    jvm: Any = spark._jvm
-    settings = jvm.java.util.HashMap()
-    for name, value in dict(spark.conf.getAll).items():
-        if name.startswith("spark.sql."):
-            settings.put(name, value)
-    return settings
+    settings = session_settings(spark)
+    return java_map({name: value for name, value in settings.items() if name.startswith("spark.sql.")})

@@ -21,6 +21,7 @@ from headgate.spark.analyzed.scala import (
     arrow_type,
     class_of,
     constant,
+    contains,
     is_a,
     items,
     option,
@@ -135,7 +136,11 @@ class Expressions:
         from pyspark.errors import PySparkException
 
         literal = class_of(expression) == "Literal"
-        if literal or not (expression.foldable() and expression.deterministic()) or _has_the_time(expression):
+        if (
+            literal
+            or not (expression.foldable() and expression.deterministic())
+            or contains(expression, "CURRENT_LIKE")
+        ):
             return None
         try:
             kind = arrow_type(expression.dataType())
@@ -213,13 +218,6 @@ class Expressions:
             raise NotOnArrowError(
                 expression, f"it is of the time zone {zone}, and the session's is now {self.time_zone}"
             )
-
-
-def _has_the_time(expression: JavaObject) -> bool:
-    name = class_of(expression)
-    return name.startswith(("Current", "Now", "LocalTime", "CurDate")) or any(
-        map(_has_the_time, items(expression.children()))
-    )
 
 
 # What every program has.

@@ -20,7 +20,7 @@ from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.user_functions import MapInPandas, UserFunction, UserFunctions, in_zone
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported, same
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, items, option, sequence
+from headgate.spark.analyzed.scala import JavaObject, class_of, contains, items, option, sequence
 from headgate.spark.continuous.settings import session_time_zone
 
 if TYPE_CHECKING:
@@ -140,11 +140,11 @@ def with_results(before: Rows, expression: JavaObject) -> JavaObject:
 
 def has_user_function(expression: JavaObject) -> bool:
     """Return whether a UDF is in an expression."""
-    return class_of(expression) == "PythonUDF" or any(map(has_user_function, items(expression.children())))
+    return contains(expression, "PYTHON_UDF")
 
 
 def _find_calls(before: Rows, expression: JavaObject, known: Sequence[JavaObject], found: list[JavaObject]) -> None:
-    if any(same(expression, each) for each in known):
+    if not has_user_function(expression) or any(same(expression, each) for each in known):
         return
     given = list(items(expression.children()))
     if class_of(expression) == "PythonUDF":
@@ -166,6 +166,8 @@ def _find_calls(before: Rows, expression: JavaObject, known: Sequence[JavaObject
 
 
 def _uncalled(before: Rows, expression: JavaObject) -> bool:
+    if not has_user_function(expression):
+        return False
     if class_of(expression) == "PythonUDF":
         return expression.resultId().id() not in before.places
     return any(_uncalled(before, each) for each in items(expression.children()))

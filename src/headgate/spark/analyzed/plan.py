@@ -42,7 +42,7 @@ from headgate.spark.analyzed.functions import has_user_function, mapped
 from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, items
+from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
 from headgate.spark.analyzed.stateful import rows_of, transformed
 from headgate.spark.analyzed.windows import window_of
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
@@ -209,14 +209,14 @@ def _schema(node: JavaObject) -> Any:
 
 
 def _streaming_relation(own: Translation, node: Any) -> Rows:
-    return own.source(node, str(node.sourceName()), dict(node.extraOptions().asCaseSensitiveMap()))
+    return own.source(node, str(node.sourceName()), texts(node.extraOptions().asCaseSensitiveMap()))
 
 
 def _batch_relation(own: Translation, node: Any) -> Rows:
     own.only_batch(node)
     if class_of(node.table()) != "PythonTable":
         raise unsupported(node, "it is read by Spark itself")
-    return own.source(node, str(node.table().name()), dict(node.options().asCaseSensitiveMap()))
+    return own.source(node, str(node.table().name()), texts(node.options().asCaseSensitiveMap()))
 
 
 def _project(own: Translation, node: Any) -> Rows:

@@ -6,7 +6,8 @@ Never: interpret an expression or a plan.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,36 @@ def items(collection: Any) -> Iterator[Any]:
     iterator = collection.iterator()
     while iterator.hasNext():
         yield iterator.next()
+
+
+def texts(given: JavaObject) -> dict[str, str]:
+    """Return a Java map of texts: in two calls, where ``dict`` makes several for each of them."""
+    return dict(json.loads(_mapper().writeValueAsString(given)))
+
+
+def java_map(given: Mapping[str, str]) -> JavaObject:
+    """Return a Java map of texts."""
+    return _mapper().readValue(json.dumps(dict(given)), _jvm().java.util.HashMap().getClass())
+
+
+def _mapper() -> JavaObject:
+    return _jvm().com.fasterxml.jackson.databind.ObjectMapper()
+
+
+def _jvm() -> Any:
+    from pyspark import SparkContext
+
+    return SparkContext._jvm
+
+
+def contains(expression: JavaObject, pattern: str) -> bool:
+    """Return whether a kind of expression is in one: a ``TreePattern`` of Spark's, which it keeps for whole trees."""
+    return bool(expression.containsPattern(_pattern(pattern)))
+
+
+@cache
+def _pattern(name: str) -> JavaObject:
+    return getattr(_jvm().org.apache.spark.sql.catalyst.trees.TreePattern, name)()
 
 
 def sequence(spark: SparkSession, elements: Sequence[JavaObject]) -> JavaObject:
@@ -88,22 +119,22 @@ def column_type(data_type: JavaObject) -> pa.DataType:
 
 
 @cache
-def _arrow_type(json: str, text: str) -> pa.DataType:
+def _arrow_type(spelled: str, text: str) -> pa.DataType:
     if "collate" in text:
         raise UnsupportedTypeError(f"the type {text}, whose texts do not compare byte by byte")
     if "interval" in text or "variant" in text or "time(" in text:
         raise UnsupportedTypeError(f"the type {text}")
-    return _column_type(json, text)
+    return _column_type(spelled, text)
 
 
 @cache
-def _column_type(json: str, text: str) -> pa.DataType:
+def _column_type(spelled: str, text: str) -> pa.DataType:
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
 
     try:
-        nullable = StructType([StructField("column", _parse_datatype_json_string(json))]).toNullable()
+        nullable = StructType([StructField("column", _parse_datatype_json_string(spelled))]).toNullable()
         return to_arrow_type(nullable["column"].dataType, timezone="UTC")
     except (PySparkException, ValueError) as error:
         raise UnsupportedTypeError(f"the type {text}") from error

@@ -365,7 +365,7 @@ class ContinuousQuery:
 
     def _run_settings(self, run: int) -> RunSettings:
         options = self._definition.options
-        driver_host = self._spark.sparkContext.getConf().get("spark.driver.host", "127.0.0.1")
+        driver_host = self._spark.conf.get("spark.driver.host", "127.0.0.1") or ""
         transport = transport_options(options)
         host = transport.host or ("127.0.0.1" if is_local(self._spark) else driver_host)
         slot = SlotSettings(

@@ -5,7 +5,6 @@ Never: guess: what cannot be read is an `OptionError` that says how to write it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -55,10 +54,17 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
     return arrow
 
 
+def session_settings(spark: SparkSession) -> dict[str, str]:
+    """Return the settings of the session and of its Spark, by their names."""
+    session: Any = spark._jsparkSession
+    pairs = session.conf().getAll().mkString("\0").split("\0")  # `spark.conf.getAll` asks for each by itself
+    return dict(pair.split(" -> ", 1) for pair in pairs)
+
+
 def session_defaults(spark: SparkSession) -> dict[str, str]:
     """Return the options that the session sets as ``spark.headgate.NAME``, by their names."""
     prefix = "spark.headgate."
-    settings: Mapping[str, str] = spark.conf.getAll
+    settings = session_settings(spark)
     return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
 
 
