@@ -67,16 +67,18 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
     spark: SparkSession, tmp_path: Path, how: str
 ) -> None:
     """Each key comes 15 times; some of it before, and some after a savepoint or a failure of a subtask."""
-    flag = tmp_path / "fail"
+    flag, failed, restarted = tmp_path / "fail", tmp_path / "failed", tmp_path / "restarted"
 
     def rows(reader: Any) -> DataFrame:
         made = generated(reader, rows=6000, rowsPerSecond=1000)
         return made.select((F.col("n") % 400).alias("n"))
 
     def failing(batches: Any) -> Any:
+        if failed.exists():
+            restarted.touch()
         for each in batches:
             if flag.exists():
-                flag.unlink()
+                flag.rename(failed)
                 raise RuntimeError("once")
             yield each
 
@@ -94,7 +96,7 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
         query = start(3, str(tmp_path / "savepoint"))
     else:
         flag.touch()
-        wait_until(lambda: not flag.exists(), query)
+        wait_until(restarted.exists, query)  # no checkpoint completes before
         query.rescale(1)
     assert query.awaitTermination(PATIENCE_S), query.status
     found = [row.n for row in spark.read.schema("n long").json(str(tmp_path / "out")).collect()]

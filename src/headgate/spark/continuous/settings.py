@@ -56,8 +56,8 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
 
 def session_settings(spark: SparkSession) -> dict[str, str]:
     """Return the settings of the session and of its Spark, by their names."""
-    session: Any = spark._jsparkSession
-    pairs = session.conf().getAll().mkString("\0").split("\0")  # `spark.conf.getAll` asks for each by itself
+    conf: Any = spark.conf
+    pairs = conf._jconf.getAll().mkString("\0").split("\0")  # `spark.conf.getAll` asks for each by itself
     return dict(pair.split(" -> ", 1) for pair in pairs)
 
 

@@ -25,10 +25,17 @@ TIMED = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 
 class Conf:
     def __init__(self, settings: dict[str, str]) -> None:
-        self.getAll = {"spark.sql.session.timeZone": "Europe/Berlin", **settings}
+        self._settings = {"spark.sql.session.timeZone": "Europe/Berlin", **settings}
+        self._jconf = self
 
     def get(self, key: str, default: str | None = None) -> str | None:
-        return self.getAll.get(key, default)
+        return self._settings.get(key, default)
+
+    def getAll(self) -> Conf:
+        return self
+
+    def mkString(self, separator: str) -> str:
+        return separator.join(f"{name} -> {value}" for name, value in self._settings.items())
 
 
 class Session:
