@@ -18,8 +18,9 @@ from local.jars import class_archive
 
 IMPORTED = "HEADGATE_TESTS_IMPORTED"
 """The variable with which Spark's Python processes find where `imported_modules` listens."""
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a Java that lives for minutes: the second compiler takes more time than its code saves."""
+QUICK = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+"""Options of a Java that lives for minutes: the second compiler takes more time than its code saves. What Java gives
+to the first alone has too little room for the code that Spark makes: it would drop some and compile it again."""
 ROOM = {"spark.driver.extraJavaOptions": "-Xms800m -Xmn400m"}
 """Room for what queries of one or two tests allocate: with the few MiB that a heap begins with, collections take a
 tenth of a test's CPU time."""
