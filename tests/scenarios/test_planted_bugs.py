@@ -16,9 +16,12 @@ import pytest
 from headgate.checkpoint import checkpoint_events as checkpoints
 from headgate.checkpoint.coordinator import CheckpointCoordinator
 from headgate.connectors.datagen.split import DatagenSplit
+from headgate.coordinator.job import job_events as job
+from headgate.coordinator.job.slot_streams import SlotStreams
 from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.protocol import messages as msg
-from headgate.protocol.messages import SubtaskId
+from headgate.protocol.messages import Envelope, SubtaskId
+from headgate.simulation.scenario import ConnectionFaults, Scenario
 from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedState
 from headgate.task import subtask as st
 from headgate.task.subtask import SubtaskMachine
@@ -173,6 +176,19 @@ class RunsBeforeItRegisters(SubtaskMachine):
         return [*running, *(each for each in actions if each not in running)]
 
 
+class TakesWhoComesLast(SlotStreams):
+    """A connection counts from when it is heard of: one that broke before takes the place of the slot's next one."""
+
+    def register(self, connection: int, envelope: Envelope, message: msg.RegisterSlot) -> list[job.Action]:
+        actions = super().register(connection, envelope, message)
+        if self.key_of(connection) is None:
+            stream = self._streams[envelope.slot, envelope.attempt]
+            actions = [] if stream.connection is None else self.close(stream.connection)
+            stream.connection, stream.about = connection, message
+            self._connections[connection] = envelope.slot, envelope.attempt
+        return actions
+
+
 PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
 IN_ENUMERATORS: list[tuple[type[ScriptedEnumerator], int, str]] = [
     (ForgetsReported, 7, PLACE),
@@ -201,6 +217,13 @@ def test_a_bug_in_an_enumerator_is_found(bug: type[ScriptedEnumerator], seed: in
 @pytest.mark.parametrize(("bug", "seed", "what"), IN_SUBTASKS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_bug_in_a_subtask_is_found(bug: type[SubtaskMachine], seed: int, what: str) -> None:
     first_found(what, seed, {SubtaskMachine: bug})
+
+
+def test_an_older_connection_in_a_slot_s_place_is_found() -> None:
+    def is_broken_late(scenario: Scenario) -> bool:
+        return any(isinstance(fault.kind, ConnectionFaults) for fault in scenario.faults)
+
+    first_found(r"is on connection \d+ again", 0, {SlotStreams: TakesWhoComesLast}, of=is_broken_late)
 
 
 def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.driver.job_plans import job_plan
@@ -210,6 +211,8 @@ class Cluster:
     def check(self, machine: Any) -> None:
         """Check a machine after a step."""
         machine.check()
+        if isinstance(machine, JobMaster):
+            self.invariants.on_streams(machine._slots._connections)
 
     def splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
         """Note that a reader has got splits."""
@@ -287,6 +290,14 @@ class Cluster:
         slot, driver = connection.slot, connection.driver
         assert isinstance(slot, SlotProcess) and isinstance(driver, DriverProcess)
         self.network.break_(connection, lambda: slot.lose(connection), lambda: driver.lose(connection.number))
+
+    def break_late(self, connection: Connection, late_ms: int) -> None:
+        """Break a connection, and let what the slot sent come after what it sends on the next one."""
+        slot, driver = connection.slot, connection.driver
+        assert isinstance(slot, SlotProcess) and isinstance(driver, DriverProcess)
+        self.network.break_late(
+            connection, late_ms, lambda: slot.lose(connection), lambda: driver.lose(connection.number)
+        )
 
     def close_connection(self, number: int) -> None:
         """Close a connection from the driver's side."""

@@ -15,7 +15,7 @@ from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.cluster import Cluster
 from headgate.simulation.data_network import LINK_PATIENCE_MS
 from headgate.simulation.driver_process import DriverProcess
-from headgate.simulation.scenario import Fault, FaultKind, MoreFaults, StorageFaults
+from headgate.simulation.scenario import ConnectionFaults, Fault, FaultKind, MoreFaults, StorageFaults
 
 T = TypeVar("T")
 
@@ -25,8 +25,8 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
     driver = cluster.driver
     if driver is None or not driver.alive or driver.over:
         return False
-    if isinstance(fault.kind, MoreFaults | StorageFaults):
-        return _one_more(cluster, driver, fault, fault.kind)
+    if not isinstance(fault.kind, FaultKind):
+        return _drawn_apart(cluster, driver, fault)
     if fault.kind in _ON_SLOTS:
         return _on_slot(cluster, fault)
     match fault.kind:
@@ -135,9 +135,26 @@ def _on_storage(cluster: Cluster, fault: Fault, kind: StorageFaults) -> bool:
     return True
 
 
-def _one_more(cluster: Cluster, driver: DriverProcess, fault: Fault, kind: MoreFaults | StorageFaults) -> bool:
-    if isinstance(kind, StorageFaults):
-        return _on_storage(cluster, fault, kind)
+def _drawn_apart(cluster: Cluster, driver: DriverProcess, fault: Fault) -> bool:
+    match fault.kind:
+        case MoreFaults():
+            return _one_more(cluster, driver, fault, fault.kind)
+        case StorageFaults():
+            return _on_storage(cluster, fault, fault.kind)
+        case ConnectionFaults():
+            return _on_connection(cluster, fault)
+    raise AssertionError(fault.kind)
+
+
+def _on_connection(cluster: Cluster, fault: Fault) -> bool:
+    up = [each for each in cluster.network.connections if each.up and each.slot.alive]
+    if not up:
+        return False
+    cluster.break_late(_picked(up, fault), 20 + fault.pick % 200)
+    return True
+
+
+def _one_more(cluster: Cluster, driver: DriverProcess, fault: Fault, kind: MoreFaults) -> bool:
     alive = [slot for slot in cluster.slots if slot.alive]
     if kind is MoreFaults.RESCALE_AT_CHECKPOINT:
         cluster.pending.at_checkpoints.append(msgspec.structs.replace(fault, kind=FaultKind.STOP))

@@ -58,6 +58,7 @@ class Invariants:
         self._slots: list[SlotProcess] = cluster.slots
         self._deployed: dict[int, int] = {}  # by subtask, the execution that counts
         self._owners: dict[tuple[str, str], int] = {}
+        self._connections: dict[tuple[int, int], int] = {}
         self._parallelism = 0
         self._restoring: set[str] = set()
         self._epoch: int | None = None
@@ -95,6 +96,13 @@ class Invariants:
                 self._resolved = self._positions | self._resolved
             case jm.ForSource(source=uid, action=src.StartEnumerator(checkpoint_id=checkpoint_id)):
                 self._restore_owners(uid, checkpoint_id)
+
+    def on_streams(self, connections: dict[int, tuple[int, int]]) -> None:
+        """Check that no slot's attempt is on an older connection again."""
+        for connection, key in connections.items():
+            newest = self._connections.get(key, 0)
+            assert connection >= newest, f"slot {key} is on connection {connection} again, after {newest}"
+            self._connections[key] = connection
 
     def _restore_owners(self, uid: str, checkpoint_id: int) -> None:
         """Take owners from the checkpoint: what it does not hold is discovered and assigned anew.

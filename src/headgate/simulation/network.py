@@ -1,5 +1,8 @@
 """Connections between slots and the driver: in order, delayed, broken at times, which each end notices on its own.
 
+What is under way on a connection that breaks is lost, or comes to the driver later than what the slot sends on its next
+one: each is read by itself.
+
 Never: reorder what travels on one connection, or repeat it but for a fault.
 """
 
@@ -23,6 +26,8 @@ class Connection:
         self.up = True
         self.repeats = 0
         """How many numbered envelopes more arrive twice, as if they had been sent again."""
+        self.late_ms: int | None = None
+        """By how much later all that was under way comes to the driver, which has not noticed that it broke."""
         self.to_driver_ms = self.to_slot_ms = 0  # when the last envelope of each direction arrives
 
 
@@ -59,14 +64,8 @@ class Network:
         if connection.up:
             connection.to_driver_ms = self._arrival(connection.to_driver_ms, connection)
             self._clock.at(
-                connection.to_driver_ms,
-                connection.driver,
-                self._arrive,
-                connection,
-                arrive,
-                connection.number,
-                envelope,
-            )
+                connection.to_driver_ms, connection.driver, self._arrive_at_driver, connection, arrive, envelope
+            )  # fmt: skip
 
     def to_slot(self, connection: Connection, envelope: Envelope, arrive: Callable[[Envelope], None]) -> None:
         """Send an envelope to the slot."""
@@ -83,6 +82,21 @@ class Network:
             self._clock.after(self._choose.choice((1, 10, 900)), connection.slot, slot_notices)
             self._clock.after(self._choose.choice((1, 10, 900)), connection.driver, driver_notices)
 
+    def break_late(
+        self, connection: Connection, late_ms: int, slot_notices: Callable[[], None], driver_notices: Callable[[], None]
+    ) -> None:
+        """Break it for the slot, which notices at once; the driver gets what is under way that much later."""
+
+        def notice() -> None:
+            connection.late_ms = None
+            driver_notices()
+
+        if connection.up:
+            connection.up = False
+            connection.late_ms = late_ms
+            self._clock.after(1, connection.slot, slot_notices)
+            self._clock.after(2 * late_ms + self._slowest_ms, connection.driver, notice)
+
     def close(self, connection: Connection, slot_notices: Callable[[], None]) -> None:
         """Close from the driver's side, after what was sent."""
         if connection.up:
@@ -98,6 +112,18 @@ class Network:
         return max(
             last_ms, self._clock.now_ms + 1 + int(self._choose.random() * min(connection.slow_ms, self._slowest_ms))
         )
+
+    def _arrive_at_driver(
+        self, connection: Connection, arrive: Callable[[int, Envelope], None], envelope: Envelope
+    ) -> None:
+        if connection.late_ms is not None:
+            self._clock.after(connection.late_ms, connection.driver, self._arrive_late, connection, arrive, envelope)
+        else:
+            self._arrive(connection, arrive, connection.number, envelope)
+
+    def _arrive_late(self, connection: Connection, arrive: Callable[[int, Envelope], None], envelope: Envelope) -> None:
+        if connection.late_ms is not None:
+            arrive(connection.number, envelope)
 
     def _arrive(self, connection: Connection, arrive: Callable[..., None], *arguments: Any) -> None:
         if connection.up:

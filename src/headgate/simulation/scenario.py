@@ -80,6 +80,12 @@ class StorageFaults(Enum):
     CORRUPT = "a stored file is damaged, and put back later"
 
 
+class ConnectionFaults(Enum):
+    """What can go wrong between connections; drawn apart, as `MoreFaults` is."""
+
+    LATE = "break connection, and what is under way comes after what the next one brings"
+
+
 class Fault(msgspec.Struct, frozen=True):
     """One fault.
 
@@ -96,7 +102,7 @@ class Fault(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
-    kind: FaultKind | MoreFaults | StorageFaults
+    kind: FaultKind | MoreFaults | StorageFaults | ConnectionFaults
     pick: int
     parallelism: int
 
@@ -226,6 +232,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_generated_sources()
             ._with_more_faults()
             ._with_storage_faults()
+            ._with_late_connections()
             ._with_time_for_barriers()
         )
 
@@ -398,6 +405,17 @@ class Scenario(msgspec.Struct, frozen=True):
         more = (
             Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
             for _ in range(draw.choice((2, 3, 4)))
+        )
+        return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
+
+    def _with_late_connections(self) -> Scenario:
+        """Return the same with connections that overtake one another, if the seed wants them."""
+        draw = random.Random(f"late connections {self.seed}")
+        if not self.faults or draw.random() < 0.8:
+            return self
+        more = (
+            Fault(draw.randrange(5, PHASE_MS), ConnectionFaults.LATE, draw.randrange(1000), draw.randint(1, 4))
+            for _ in range(draw.choice((1, 3, 10)))
         )
         return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
 

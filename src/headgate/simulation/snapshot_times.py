@@ -72,13 +72,16 @@ class SnapshotTimes:
         """Note that a subtask runs, and what a checkpoint waits for."""
         match event:
             case jm.SlotMessageReceived(
+                connection=connection,
                 envelope=msg.Envelope(
                     slot=slot, attempt=attempt, message=msg.SubtaskRunning(stage=stage, execution=execution)
-                )
+                ),
             ):
-                subtask = stage, slot
+                subtask, driver = (stage, slot), self._cluster.driver
                 if subtask in self._running or self._deployed.get(subtask) != (attempt, execution):
                     return
+                if driver is None or driver.master._slots.key_of(connection) != (slot, attempt):
+                    return  # late, on a connection that another one has replaced: it comes again on that
                 self._running.add(subtask)
                 plan = self._cluster.plan
                 if plan is not None and len(self._running) == len(plan.stages) * plan.parallelism:

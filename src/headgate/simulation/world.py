@@ -66,6 +66,7 @@ class World(Protocol):
     key_groups: list[int]
     split_groups: dict[str, int]
     slots: list[Any]
+    driver: Any
     acting: Any
     pending: PendingFaults
     moved: dict[int, int]

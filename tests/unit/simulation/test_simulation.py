@@ -14,7 +14,7 @@ from headgate.runtime.subtask import Subtask
 from headgate.simulation.__main__ import main
 from headgate.simulation.coverage import MACHINES, Coverage
 from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
-from headgate.simulation.scenario import FaultKind, MoreFaults, Scenario, StorageFaults
+from headgate.simulation.scenario import ConnectionFaults, FaultKind, MoreFaults, Scenario, StorageFaults
 from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedState
 from headgate.task.slot import SlotMachine
 
@@ -50,7 +50,8 @@ def test_seeds_meet_all_that_there_is() -> None:
     scenarios = [Scenario.of(seed) for seed in range(400)]
     assert {each.first_exchange for each in scenarios} == {None, *get_args(ExchangeKind)}
     assert {each.second_exchange for each in scenarios} == {None, *get_args(ExchangeKind)}
-    assert {fault.kind for each in scenarios for fault in each.faults} == {*FaultKind, *MoreFaults, *StorageFaults}
+    kinds = {fault.kind for each in scenarios for fault in each.faults}
+    assert kinds == {*FaultKind, *MoreFaults, *StorageFaults, *ConnectionFaults}
     assert len({switches for each in scenarios for switches in each.switches}) == 3
     assert {(each.in_time, each.holds) for each in scenarios} == {(False, False), (True, False), (True, True)}
     assert {source.generated for each in scenarios for source in each.sources} == {False, True}

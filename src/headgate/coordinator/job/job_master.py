@@ -220,7 +220,8 @@ class JobMaster:
             self._out += self._slots.refuse(connection, envelope, reason)
         elif bound is None and isinstance(message, msg.RegisterSlot):
             self._out += self._slots.register(connection, envelope, message)
-            self._notify_scheduler(slt.SlotRegistered(*key, message.running))
+            if self._slots.key_of(connection) is not None:
+                self._notify_scheduler(slt.SlotRegistered(*key, message.running))
         elif bound != key or isinstance(message, msg.RegisterSlot):
             # Late, of an attempt that was fenced; or nothing that we ever send.
             self._out += self._slots.close(connection)

@@ -24,6 +24,7 @@ class Stream(msgspec.Struct):
     about: msg.RegisterSlot
     received: int = 0  # what the slot had of ours when it registered
     released: bool = False
+    newest: int = 0  # the last connection that it had: what comes on one before it comes late
 
 
 class SlotStreams:
@@ -57,16 +58,19 @@ class SlotStreams:
         return self._streams[key].session.receive(envelope)
 
     def register(self, connection: int, envelope: Envelope, message: msg.RegisterSlot) -> list[job.Action]:
-        """Bind a connection to an attempt; an older connection of it is closed."""
+        """Bind a connection to an attempt; the older one is closed, also if what it brings comes later."""
         key = (envelope.slot, envelope.attempt)
         stream = self._streams.get(key)
         actions: list[job.Action] = []
         if stream is None:
             session = Session(run=self._run, slot=envelope.slot, attempt=envelope.attempt)
             stream = self._streams[key] = Stream(session, None, message)
+        elif connection < stream.newest:
+            return self.close(connection)
         elif stream.connection is not None:
             actions = self.close(stream.connection)
-        stream.connection, stream.about, stream.received = connection, message, envelope.received
+        stream.connection, stream.newest = connection, connection
+        stream.about, stream.received = message, envelope.received
         self._connections[connection] = key
         return actions
 

@@ -49,6 +49,15 @@ def test_an_attempt_has_one_connection_and_a_fenced_one_has_none() -> None:
     assert made.current(0) is None and made.send(0, msg.ShutDownSlot()) == []
 
 
+def test_what_an_older_connection_brings_later_does_not_take_its_place() -> None:
+    made = streams()
+    late = msg.RegisterSlot(host="h", running={0: 1})
+    assert made.register(4, envelope(), late) == [job.CloseConnection(4)]
+    assert (made.key_of(4), made.key_of(5)) == (None, (0, 0))
+    stream = made.current(0)
+    assert stream is not None and stream.about == REGISTER
+
+
 def test_who_is_of_another_run_is_refused_without_a_session() -> None:
     kinds = [type(action) for action in streams().refuse(9, envelope(run=2), "this is run 1")]
     assert kinds == [job.Log, job.Transmit, job.CloseConnection]
