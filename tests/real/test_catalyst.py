@@ -150,6 +150,26 @@ def test_it_ends_with_its_process_however_that_ends(java: SparkJava, tmp_path: P
     wait_until(lambda: not Path(folder).exists() and not Path(f"/proc/{pid}/exe").exists())
 
 
+def test_a_query_is_stopped_while_it_starts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Subtasks answer their mail meanwhile: those that did not were stuck, and took their process with them."""
+    java, go = tmp_path / "bin" / "java", tmp_path / "go"
+    java.parent.mkdir()
+    java.write_text(f'#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexec {helper_jvm._java()} "$@"\n')
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(helper_jvm, "_shared", None)
+    query = run(rows(spark, streaming=True).selectExpr("n", "sha2(text, 256) AS hashed"), tmp_path / "checkpoints")
+    wait_until(lambda: helper_jvm._shared is not None, query)
+    assert helper_jvm._shared is not None
+    query.stop()
+    assert not helper_jvm._shared.wait(0) and query.exception() is None
+    go.touch()
+    with helper_jvm._shared.connect():
+        helper_jvm._shared.close()
+
+
 def test_many_threads_share_one(spark: SparkSession) -> None:
     """Each subtask has a connection and a thread of the helper's."""
     before = threading.active_count()

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import select
 import shutil
 import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,7 @@ from headgate.errors import DeploymentError, HelperLostError
 _HERE: Final = Path(__file__).parent
 _OPENS: Final = ("java.lang", "java.lang.invoke", "java.nio", "java.util", "sun.nio.ch", "sun.util.calendar")
 _LONGEST_ADDRESS: Final = 100
+_STEP_S: Final = 0.05
 
 
 def spark_jars() -> Path:
@@ -71,7 +74,7 @@ class HelperJvm:
     Raises
     ------
     DeploymentError
-        Spark's jars or Java are not there, or it does not start.
+        Spark's jars or Java are not there.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -89,18 +92,36 @@ class HelperJvm:
             "-cp", str(spark_jars() / "*"),
             "org.codehaus.janino.SimpleCompiler", str(_HERE / "Evaluator.java"), "headgate.Evaluator", self._address,
         ]  # fmt: skip
+        self._command = " ".join(command)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.owner: Final = os.getpid()
-        assert self._process.stdout is not None
-        listens = self._process.stdout.read(1)
-        self._process.stdout.close()
-        if not listens:
-            status = self._process.wait()
-            raise DeploymentError(
-                f"The Java process for expressions of this query did not start: it ended with {status}. Its output is "
-                "in this process's.",
-                command=" ".join(command),
-            )  # fmt: skip
+        self._listens = False
+        self._waiting = threading.Lock()  # _listens
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it can be connected to, this long in seconds at most; return whether it can. Any thread.
+
+        Raises
+        ------
+        DeploymentError
+            It ended before.
+        """
+        with self._waiting:
+            if self._listens:
+                return True
+            assert self._process.stdout is not None
+            if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+                return False
+            self._listens = bool(self._process.stdout.read(1))
+            if self._listens:
+                self._process.stdout.close()
+                return True
+        status = self._process.wait()
+        raise DeploymentError(
+            f"The Java process for expressions of this query did not start: it ended with {status}. Its output is "
+            "in this process's.",
+            command=self._command,
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -113,13 +134,16 @@ class HelperJvm:
         return self._process.poll() is None
 
     def connect(self) -> socket.socket:
-        """Return a new connection.
+        """Return a new connection; if it has just been started, wait for it.
 
         Raises
         ------
+        DeploymentError
+            It did not start.
         HelperLostError
             It has ended.
         """
+        self.wait()
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(self._address)
@@ -157,3 +181,13 @@ def shared_helper(memory_bytes: int) -> HelperJvm:
         if _shared is None or _shared.owner != os.getpid() or not _shared.is_alive:
             _shared = HelperJvm(memory_bytes)
         return _shared
+
+
+def started_in_steps(memory_bytes: int) -> Iterator[None]:
+    """Start the helper of this process if it has none, in steps well below a second each.
+
+    On a busy machine it takes longer than a task may be stuck.
+    """
+    helper = shared_helper(memory_bytes)
+    while not helper.wait(_STEP_S):
+        yield

@@ -36,6 +36,8 @@ class CatalystProject(Operator):
 
     kind = "select"
 
+    uses_helper = True
+
     def __init__(
         self,
         schema: pa.Schema,
@@ -53,7 +55,7 @@ class CatalystProject(Operator):
         self.schema = pa.schema([*schema, *fields])
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
-        """Connect to this process's helper, which is started if nobody needed it before."""
+        """Connect to this process's helper."""
         # Rows that are read again, and those after them, must not be given what other rows were: uuid() is unique.
         draws = self._is_unbounded or context.run > 1 or context.execution > 1
         helper = shared_helper(context.catalyst_memory_bytes)

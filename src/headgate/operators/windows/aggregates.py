@@ -126,6 +126,8 @@ class Accumulator(ABC):
     """The type of its result."""
     partials: tuple[Partial, ...]
     """Its partial results."""
+    uses_helper: bool = False
+    """Whether Spark's own code computes it."""
 
     def open(self, context: OperatorContext) -> None:
         """Get ready. Called once, before anything else."""

@@ -36,7 +36,7 @@ class CatalystBuffers:
         self._function = function
 
     def open(self, context: OperatorContext) -> None:
-        """Connect to this process's helper, which is started if nobody needed it before."""
+        """Connect to this process's helper."""
         self.evaluator = AggregateEvaluator(shared_helper(context.catalyst_memory_bytes), self._function)
 
     def close(self) -> None:
@@ -74,6 +74,8 @@ class CatalystAggregate(Accumulator):
     conditional
         Whether the last field says which rows count.
     """
+
+    uses_helper = True
 
     def __init__(self, of: str, kind: pa.DataType, function: bytes, *, conditional: bool) -> None:
         self.kind = kind

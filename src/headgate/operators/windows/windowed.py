@@ -149,6 +149,7 @@ class WindowedAggregate(KeyedOperator):
             for place, each in enumerate(aggregate.accumulator.partials)
         }
         self._late_rows = 0
+        self.uses_helper = any(each.accumulator.uses_helper for each in self._aggregates)
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
