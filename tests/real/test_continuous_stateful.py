@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +106,22 @@ def test_initial_state(spark: SparkSession) -> None:
     assert sorted(repr((row["k"], row["seen"])) for row in found) == expected(spark, before=100)
 
 
-def test_timers_of_the_event_time(spark: SparkSession) -> None:
-    rows = generated(spark.readStream).withWatermark("at", "1 second").select("at", "k", "n")
+PASSED: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "Arrow": lambda rows: rows.select("at", "k", "n"),
+    "Spark's own code": lambda rows: rows.withColumn("hashed", F.sha2(F.col("k").cast("string"), 256)),
+    "a user's function": lambda rows: rows.withColumn("more", F.pandas_udf(lambda n: n + 1, "long")("n")),
+    "explode": lambda rows: rows.withColumn("one", F.explode(F.array("n"))),
+    "a static join": lambda rows: rows.join(rows.sparkSession.range(10).withColumnRenamed("id", "k"), "k"),
+    "deduplication": lambda rows: rows.dropDuplicates(["at", "k", "n"]),
+}
+
+
+@pytest.mark.parametrize("through", PASSED)
+def test_timers_of_the_event_time(spark: SparkSession, through: str) -> None:
+    """Whatever the rows have passed since their watermark was defined."""
+    rows = PASSED[through](generated(spark.readStream).withWatermark("at", "1 second"))
     frame = rows.groupBy("k").transformWithState(Last(), "k long, n long", "Append", "EventTime")
-    counts = generated(spark.read).groupBy("k").agg(F.count("*").alias("n")).collect()
+    counts = PASSED[through](generated(spark.read)).groupBy("k").agg(F.count("*").alias("n")).collect()
     assert in_order(finished(frame).table().to_pylist()) == in_order([row.asDict() for row in counts])
 
 

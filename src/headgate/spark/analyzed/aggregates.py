@@ -25,7 +25,7 @@ from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
 from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
-from headgate.spark.analyzed.rows import Columns, Rows, Window, unsupported
+from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
 from headgate.spark.analyzed.windows import is_window, window_in
 from headgate.spark.continuous.grouped import GroupedStream
@@ -36,7 +36,6 @@ _FUNCTIONS = {
     "StddevSamp": "stddev_samp", "VariancePop": "var_pop", "VarianceSamp": "var_samp",
 }  # fmt: skip
 _ONE = Constant(1, pa.int32())
-_EVENT_TIME = "spark.watermarkDelayMs"
 
 
 def expanded(before: Rows, node: JavaObject) -> Rows:
@@ -137,8 +136,7 @@ def _window(before: Rows, expression: JavaObject) -> Window | None:
 
 
 def _is_event_time(expression: JavaObject) -> bool:
-    named = class_of(expression) == "AttributeReference"
-    return named and bool(expression.metadata().contains(_EVENT_TIME))
+    return class_of(expression) == "AttributeReference" and is_event_time(expression)
 
 
 def _find(expression: JavaObject, grouping: list[JavaObject], found: list[JavaObject]) -> None:

@@ -12,10 +12,8 @@ import pyarrow as pa
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
-from headgate.spark.analyzed.rows import Rows, unsupported
+from headgate.spark.analyzed.rows import WATERMARK_DELAY, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
-
-_DELAY = "spark.watermarkDelayMs"
 
 
 def deduplicated(before: Rows, node: JavaObject) -> Rows:
@@ -35,7 +33,7 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
         if pa.types.is_nested(schema.field(each).type):
             raise unsupported(node, f"{each!r} has the type {schema.field(each).type}; name columns of simple types")
         check_key_type(repr(each), schema.field(each).type)
-    timed = next((each for each in output if each.metadata().contains(_DELAY)), None)
+    timed = next((each for each in output if is_event_time(each)), None)
     time = None if timed is None else _column(before, node, timed)
     if time is not None and not pa.types.is_timestamp(schema.field(time).type):
         raise unsupported(node, f"the event time {time!r} is no timestamp; drop duplicates before grouping")
@@ -43,7 +41,7 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     if name == "DeduplicateWithinWatermark":
         if timed is None:
             raise unsupported(node, "there is no watermark; call withWatermark before")
-        within_us = int(timed.metadata().getLong(_DELAY)) * 1000
+        within_us = int(timed.metadata().getLong(WATERMARK_DELAY)) * 1000
     made = Deduplicate(schema, keys, time=time, within_us=within_us)
     by = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
     made.signature = f"first rows by {by}" + ("" if within_us is None else f", for {within_us // 1000} ms")

@@ -25,6 +25,9 @@ from headgate.spark.analyzed.scala import JavaObject, class_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+"""The metadata of an event time: how far the watermark is below it, in milliseconds."""
+
 Window = TimeWindow | SessionWindow
 
 
@@ -144,6 +147,11 @@ class Columns:
     def _bound(self, time: Any) -> Bound:
         index = self.place(time, "event time")
         return Bound(index, self.made[index].name_in_output)
+
+
+def is_event_time(column: JavaObject) -> bool:
+    """Return whether Spark's analyzer knows an attribute as the event time of its rows."""
+    return bool(column.metadata().contains(WATERMARK_DELAY))
 
 
 def unsupported(node: JavaObject, why: str) -> UnsupportedOperationError:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headgate.expressions.expressions import Column, Name
 from headgate.graph.plan import PlanNode
 from headgate.spark.analyzed.functions import function_of
+from headgate.spark.analyzed.rows import is_event_time
 from headgate.spark.analyzed.scala import JavaObject, items
 from headgate.spark.continuous.stateful import stateful_node
 
@@ -63,8 +66,14 @@ def transformed(
         "None" if mode == "NoTime" else mode,
         _initial_state(spark, node.right().child()) if node.hasInitialState() else None,
         event_time,
+        marked=_event_time(before, rows_of(node)),
         pandas=str(node.userFacingDataType().toString()) == "pandas",
     )
+
+
+def _event_time(rows: PlanNode, node: JavaObject) -> str | None:
+    known = (str(each.name()) for each in items(node.output()) if is_event_time(each))
+    return next((each for each in known if pa.types.is_timestamp(rows.schema.field(each).type)), None)
 
 
 def _initial_state(spark: SparkSession, node: JavaObject) -> Any:

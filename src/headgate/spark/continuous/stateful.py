@@ -52,8 +52,11 @@ def stateful_node(
     event_time_column: str,
     *,
     pandas: bool,
+    marked: str | None = None,
 ) -> PlanNode:
     """Return the node of a processor downstream of the exchange by its keys.
+
+    ``marked`` is the column of the rows that Spark's analyzer knows as their event time.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def stateful_node(
             option="timeMode", value=time_mode,
         )  # fmt: skip
     node, keys = _with_keys(node, by, time_zone)
-    event_time = event_time_of(node) if mode == "eventtime" else None
+    event_time = marked or event_time_of(node) if mode == "eventtime" else None
     if mode == "eventtime" and event_time is None:
         raise OptionError(
             "transformWithState: timeMode EventTime needs a watermark, and the rows' event time is not among their "
