@@ -5,12 +5,12 @@ Never: keep anything between two batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from headgate.catalyst.evaluator import Evaluator
-from headgate.catalyst.helper_jvm import shared_helper
+from headgate.catalyst.helper_jvm import shared_helper, started_in_steps
 from headgate.operators.operator import Emit, Operator
 from headgate.protocol.operator_context import OperatorContext
 
@@ -36,8 +36,6 @@ class CatalystProject(Operator):
 
     kind = "select"
 
-    uses_helper = True
-
     def __init__(
         self,
         schema: pa.Schema,
@@ -53,6 +51,10 @@ class CatalystProject(Operator):
         self._is_unbounded = is_unbounded
         self.function = ", ".join(texts)
         self.schema = pa.schema([*schema, *fields])
+
+    def prepare(self, context: OperatorContext) -> Iterator[None]:
+        """Start this process's helper, if nobody needed it before."""
+        return started_in_steps(context.catalyst_memory_bytes)
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Connect to this process's helper."""

@@ -30,8 +30,10 @@ class Operator(ABC):
     uid: str
     schema: pa.Schema
     """The columns of what it emits."""
-    uses_helper: bool = False
-    """Whether it evaluates expressions in the Java process of `headgate.catalyst`, which runs when it is opened."""
+
+    def prepare(self, context: OperatorContext) -> Iterator[None]:
+        """Wait for what `open` needs and what takes long, in steps well below a second each."""
+        return iter(())
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready, with the list state that the checkpoint holds for this subtask."""

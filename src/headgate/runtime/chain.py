@@ -37,7 +37,6 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from headgate.catalyst.helper_jvm import started_in_steps
 from headgate.errors import ConnectorContractError
 from headgate.futures import gathered, mapped
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
@@ -252,8 +251,7 @@ class StageChain:
             try:
                 if isinstance(operator, KeyedOperator) and late is not None and late.uid == uid:
                     operator.on_late = self._write_late
-                if operator.uses_helper:
-                    yield from started_in_steps(self._context_of(uid).catalyst_memory_bytes)
+                yield from operator.prepare(self._context_of(uid))
                 operator.open(self._context_of(uid), self._items.get(uid, ()))
                 if isinstance(operator, KeyedOperator):
                     yield from operator.restore_in_steps(self._keyed.get(uid, ()))

@@ -30,7 +30,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -126,8 +126,10 @@ class Accumulator(ABC):
     """The type of its result."""
     partials: tuple[Partial, ...]
     """Its partial results."""
-    uses_helper: bool = False
-    """Whether Spark's own code computes it."""
+
+    def prepare(self, context: OperatorContext) -> Iterator[None]:
+        """Wait for what `open` needs, in steps: `headgate.operators.operator.Operator.prepare`."""
+        return iter(())
 
     def open(self, context: OperatorContext) -> None:
         """Get ready. Called once, before anything else."""

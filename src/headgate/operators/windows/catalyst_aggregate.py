@@ -8,14 +8,14 @@ Never: know which aggregate it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.catalyst.evaluator import AggregateEvaluator
-from headgate.catalyst.helper_jvm import shared_helper
+from headgate.catalyst.helper_jvm import shared_helper, started_in_steps
 from headgate.operators.windows.aggregates import Accumulator, Partial
 from headgate.protocol.operator_context import OperatorContext
 
@@ -75,13 +75,15 @@ class CatalystAggregate(Accumulator):
         Whether the last field says which rows count.
     """
 
-    uses_helper = True
-
     def __init__(self, of: str, kind: pa.DataType, function: bytes, *, conditional: bool) -> None:
         self.kind = kind
         self._conditional = conditional
         self._buffers = CatalystBuffers(function)
         self.partials = (Partial(pa.binary(), "buffers", of, self._buffers),)
+
+    def prepare(self, context: OperatorContext) -> Iterator[None]:
+        """Start this process's helper, if nobody needed it before."""
+        return started_in_steps(context.catalyst_memory_bytes)
 
     def open(self, context: OperatorContext) -> None:
         """Get ready."""

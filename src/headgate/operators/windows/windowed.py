@@ -149,7 +149,11 @@ class WindowedAggregate(KeyedOperator):
             for place, each in enumerate(aggregate.accumulator.partials)
         }
         self._late_rows = 0
-        self.uses_helper = any(each.accumulator.uses_helper for each in self._aggregates)
+
+    def prepare(self, context: OperatorContext) -> Iterator[None]:
+        """See `headgate.operators.operator.Operator.prepare`."""
+        for each in self._aggregates:
+            yield from each.accumulator.prepare(context)
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
