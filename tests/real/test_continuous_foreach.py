@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from headgate.errors import OptionError, SinkError, UserFunctionError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.continuous.foreach_batch import ForeachBatchSink
 from local.kinesis import MotoServer
-from tests.real.running_queries import PATIENCE_S, stop_all
+from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
+from tests.real.test_continuous_dataframe import generated as generated_rows
 from tests.real.test_files_s3 import Bucket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -167,6 +169,47 @@ def test_rows_that_somebody_deleted_are_an_error_and_a_dead_writer_s_are_deleted
         committer.commit(second.committables, epoch=2, final=False)
     dead.close()
     writer.close()
+
+
+def test_a_query_that_starts_from_a_savepoint_elsewhere_gives_its_batch_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The savepoint's last batch is the function's already, or not yet, or nobody knows any more."""
+    seen: list[int] = []
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+
+    def take(batch: DataFrame, number: int) -> None:
+        seen.extend(row.n for row in batch.collect())
+
+    writer, committer = staging(spark, take, old)
+    for number in (1, 2):
+        writer.write(rows_of(number))
+        state = writer.prepare_commit(number, final=False).result(PATIENCE_S)
+        for each in [committer, staging(spark, take, new)[1]][number - 1 :]:
+            each.commit(state.committables, epoch=number, final=False)
+        writer.notify_checkpoint_complete(number)
+        assert seen == list(range(1, number + 1))
+    shutil.rmtree(old)
+    staging(spark, take, new)[1].commit(state.committables, epoch=2, final=False)
+    assert seen == [1, 2] and "is not there any more" in caplog.text
+    writer.close()
+
+
+def test_a_savepoint_s_batches_go_on_in_another_location(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def start(location: str, savepoint: str | None = None) -> headgate.ContinuousQuery:
+        frame = generated_rows(spark.readStream, rows=3000)
+        writer = headgate.continuous(frame, parallelism=1).writeStream.option("slots", "threads")
+        writer = writer.foreachBatch(lambda batch, _: seen.extend(row.n for row in batch.collect()))
+        return writer.option("checkpointLocation", str(tmp_path / location)).start(fromSavepoint=savepoint)
+
+    query = start("old")
+    wait_until(lambda: query.status["rowsIn"] > 500, query)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    assert 500 < len(seen) < 3000
+    assert start("new", str(tmp_path / "savepoint")).awaitTermination(PATIENCE_S)
+    assert sorted(seen) == sorted(row.n for row in generated_rows(spark.read, rows=3000).collect())
 
 
 def test_batches_of_checkpoints_in_an_object_store(spark: SparkSession, aws: MotoServer) -> None:

@@ -11,6 +11,7 @@ Follows PySpark's ``DataStreamWriter.foreachBatch``, whose batches count from 0,
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 BatchFunction = Callable[["DataFrame", int], Any]
 SINK_OPTION_SPECS = (OptionSpec("checkpointLocation", text, None, "", status="no-op", why="the query's own"),)
 
+_log = logging.getLogger(__name__)
 _MARK = re.compile(r"committed-(\d+)")
 _TARGET_BYTES = 128 << 20
 
@@ -51,6 +53,10 @@ _TARGET_BYTES = 128 << 20
 def _folder(checkpoint_location: str) -> tuple[pa_fs.FileSystem, str]:
     file_system, (location,) = resolve_paths([checkpoint_location], "checkpointLocation")
     return file_system, posixpath.join(location, "foreach-batch")
+
+
+def _mark(folder: str, epoch: int) -> str:
+    return posixpath.join(folder, f"committed-{epoch}")
 
 
 class ForeachBatchSink(Sink):
@@ -136,32 +142,38 @@ class ForeachBatchCommitter(SinkCommitter):
             Rows are gone, or storage fails.
         """
         staged = sorted(map(decode_staged, committables), key=lambda each: StagedName.parse(each.name))
-        with as_sink_error(self._folder, "read what is committed"):
-            marks = self._marks()
+        # A savepoint's rows are where the query that took it kept its checkpoints, and so is whether they were called.
+        folder = staged[0].output if staged else self._folder
+        with as_sink_error(folder, "read what is committed"):
+            marks = self._marks(folder)
+            is_removed = folder != self._folder and self._fs.get_file_info(folder).type == pa_fs.FileType.NotFound
+        if is_removed:
+            _log.warning(
+                "foreachBatch: %s, where the query that took the savepoint kept its checkpoints, is not there any "
+                "more: its function is taken to have had batch %d.", folder, epoch - 1,
+            )  # fmt: skip
+            return ()
         if staged and epoch > max(marks, default=0):
-            self._call(staged, epoch - 1)
-            with as_sink_error(self._folder, "note what is committed"):
-                write_at_once(self._fs, self._mark(epoch), iter([b""]))
-        with as_sink_error(self._folder, "delete what is committed"):
+            self._call(folder, staged, epoch - 1)
+            with as_sink_error(folder, "note what is committed"):
+                write_at_once(self._fs, _mark(folder, epoch), iter([b""]))
+        with as_sink_error(folder, "delete what is committed"):
             for mark in marks:
                 if staged and mark < epoch:
-                    delete_if_there(self._fs, self._mark(mark))
+                    delete_if_there(self._fs, _mark(folder, mark))
             for each in staged:
-                delete_if_there(self._fs, staged_path(self._folder, each.name))
-            if self._writers.note(staged):
+                delete_if_there(self._fs, staged_path(folder, each.name))
+            if folder == self._folder and self._writers.note(staged):
                 self._sweep()
         return ()
 
-    def _marks(self) -> list[int]:
-        listed = self._fs.get_file_info(pa_fs.FileSelector(self._folder, allow_not_found=True))
+    def _marks(self, folder: str) -> list[int]:
+        listed = self._fs.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
         return [int(match[1]) for each in listed if (match := _MARK.fullmatch(each.base_name))]
 
-    def _mark(self, epoch: int) -> str:
-        return posixpath.join(self._folder, f"committed-{epoch}")
-
-    def _call(self, staged: Sequence[StagedFile], number: int) -> None:
-        paths = [staged_path(self._folder, each.name) for each in staged]
-        with as_sink_error(self._folder, "find staged rows"):
+    def _call(self, folder: str, staged: Sequence[StagedFile], number: int) -> None:
+        paths = [staged_path(folder, each.name) for each in staged]
+        with as_sink_error(folder, "find staged rows"):
             gone = [each.path for each in self._fs.get_file_info(paths) if each.type != pa_fs.FileType.File]
         if gone:
             raise SinkError(
@@ -170,7 +182,7 @@ class ForeachBatchCommitter(SinkCommitter):
                 sink="foreachBatch", path=gone[0],
             )  # fmt: skip
         self.check_owner()
-        frame = self._frame([each[len(self._folder) :] for each in paths])
+        frame = self._frame(paths)
         function = getattr(self._function, "__qualname__", repr(self._function))
         try:
             self._function(frame, number)
@@ -182,16 +194,18 @@ class ForeachBatchCommitter(SinkCommitter):
                 function=function,
             ) from error  # fmt: skip
 
-    def _frame(self, names: Sequence[str]) -> DataFrame:
+    def _frame(self, paths: Sequence[str]) -> DataFrame:
         """Return staged rows. Spark reads local files itself; what else holds checkpoints it may not open."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         reader = self._spark.read.schema(from_arrow_schema(self._schema))
         if isinstance(self._fs, pa_fs.LocalFileSystem):
-            return reader.parquet(*(f"file://{self._folder}{name}" for name in names))
+            return reader.parquet(*(f"file://{each}" for each in paths))
         base, mark, parameters = self._location.partition("?")
-        uris = [f"{base.rstrip('/')}/foreach-batch{name}{mark}{parameters}" for name in names]
-        return reader.format("headgate.files").option("fileFormat", "parquet").load(uris)
+        root = base.rstrip("/").removesuffix(posixpath.dirname(self._folder))
+        return reader.format("headgate.files").option("fileFormat", "parquet").load(
+            [f"{root}{each}{mark}{parameters}" for each in paths]
+        )  # fmt: skip
 
     def _sweep(self) -> None:
         """Delete what writers staged that are no more, and that no checkpoint holds."""
