@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from fuzz.random_programs import Program, shrunk
 from fuzz.runner import run_in_new_folder
+from local.kafka import running_broker
 
 MAX_PARALLELISM = 4
 _TRIES = 12
@@ -40,36 +41,36 @@ def main(arguments: list[str]) -> int:
         .getOrCreate()
     )  # fmt: skip
     spark.sparkContext.setLogLevel("OFF")
-    with tempfile.TemporaryDirectory(prefix="headgate-fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="headgate-fuzz-") as folder, running_broker() as broker:
         try:
             if options.replay is not None:
-                return int(not _holds(options.replay, spark, Path(folder)))
+                return int(not _holds(options.replay, spark, Path(folder), broker.plain))
             seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
-            return int(not _all_hold(seed, options.minutes, spark, Path(folder)))
+            return int(not _all_hold(seed, options.minutes, spark, Path(folder), broker.plain))
         finally:
             spark.stop()
 
 
-def _all_hold(first: int, minutes: float, spark: SparkSession, folder: Path) -> bool:
+def _all_hold(first: int, minutes: float, spark: SparkSession, folder: Path, broker: str) -> bool:
     end, seed, failed = time.monotonic() + 60 * minutes, first, list[int]()
     while time.monotonic() < end:
-        if not _holds(seed, spark, folder):
+        if not _holds(seed, spark, folder, broker):
             failed.append(seed)
         seed += 1
     print(f"seeds {first} to {seed - 1}: {len(failed)} failed{''.join(f', {each}' for each in failed)}")
     return not failed
 
 
-def _holds(seed: int, spark: SparkSession, folder: Path) -> bool:
+def _holds(seed: int, spark: SparkSession, folder: Path, broker: str) -> bool:
     program = Program.of(seed, MAX_PARALLELISM)
     began = time.monotonic()
-    error = run_in_new_folder(program, spark, folder)
+    error = run_in_new_folder(program, spark, folder, broker)
     kinds = ", ".join(fault.kind for fault in program.faults) or "no faults"
     print(f"seed {seed}: {program.ending}, {kinds}: {error or 'equal'} ({time.monotonic() - began:.0f} s)", flush=True)
     if not error:
         return True
     print(program.described(), flush=True)
-    smallest = shrunk(program, lambda smaller: bool(run_in_new_folder(smaller, spark, folder)), _TRIES)
+    smallest = shrunk(program, lambda smaller: bool(run_in_new_folder(smaller, spark, folder, broker)), _TRIES)
     if smallest != program:
         print(f"this fails as well:\n{smallest.described()}")
     print(f"again: ./run fuzz programs --replay {seed}", flush=True)

@@ -22,13 +22,18 @@ class SourceKind(StrEnum):
     EVENTS = "events"
     """Splits whose rows come slowly, and whose last rows come after the last fault."""
     DATAGEN = "datagen"
-    FILES = "files"
+    KAFKA = "kafka"
+    """The rows of events, in a topic that ends."""
 
 
 class Ending(StrEnum):
     """What the rows come to."""
 
     ROWS = "rows"
+    DISTINCT = "distinct"
+    """Each ``k`` and ``v`` once."""
+    GROUPS = "groups"
+    """Aggregates by ``k`` in the output mode complete: the rows of the last checkpoint count."""
     WINDOWS = "windows"
     UPDATES = "updates"
     """Windows in the output mode update: the newest row of each counts."""
@@ -37,40 +42,91 @@ class Ending(StrEnum):
     """A `StatefulProcessor` that adds up by key until all timers fire."""
 
 
+WITHOUT_TIME = (Ending.ROWS, Ending.DISTINCT, Ending.GROUPS)
+
+
 class Filter(msgspec.Struct, frozen=True, tag=True):
-    """Drop rows whose ``n`` leaves a rest."""
+    """Keep the rows for which a condition is true."""
 
-    modulus: int
-    rest: int
+    condition: str
 
 
-class Project(msgspec.Struct, frozen=True, tag=True):
-    """Compute ``v`` and ``k`` anew."""
+class Compute(msgspec.Struct, frozen=True, tag=True):
+    """Compute a column anew."""
 
-    add: int
-    keys: int
+    column: str
+    expression: str
+
+
+class Sql(msgspec.Struct, frozen=True, tag=True):
+    """Compute ``v`` in a query over the rows as a table."""
+
+    query: str
+
+
+class Udf(msgspec.Struct, frozen=True, tag=True):
+    """Compute ``v`` in a user's function: ``python``, ``pandas`` or ``arrow``."""
+
+    kind: str
+    by: int
 
 
 class Map(msgspec.Struct, frozen=True, tag=True):
-    """Multiply ``v`` in a Python function, which takes some time over each batch."""
+    """Multiply ``v`` in ``mapInArrow``, which takes some time over each batch."""
 
     by: int
     batch_ms: int
 
 
+class Explode(msgspec.Struct, frozen=True, tag=True):
+    """Make several rows of each, or none."""
+
+    at_most: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Join rows that end, by ``k``: ``inner``, ``left``, ``left_semi`` or ``left_anti``."""
+
+    how: str
+    keys: int
+
+
 class Repartition(msgspec.Struct, frozen=True, tag=True):
-    """Send rows to all subtasks in turn; to the first one only."""
+    """Send rows to so many subtasks: in turn, by a column, or where one says."""
 
-    to_one: bool
-
-
-class PartitionBy(msgspec.Struct, frozen=True, tag=True):
-    """Send rows where a function of ``n`` says."""
-
-    step: int
+    subtasks: int
+    by: str
 
 
-Verb = Filter | Project | Map | Repartition | PartitionBy
+Verb = Filter | Compute | Sql | Udf | Map | Explode | Join | Repartition
+
+CONDITIONS = (
+    "n % 5 <> 2", "v > 0 OR k IS NULL", "k IN (1, 2, 3, 5, 8)", "CAST(v AS string) LIKE '%1%'",
+    "CAST(v AS string) RLIKE '^-?[1-5]'", "nullif(k, 3) IS NOT NULL", "NOT (v BETWEEN -100 AND 100)", "n % 2 = k % 2",
+)  # fmt: skip
+"""Those of texts and of regular expressions are not all evaluated by Arrow."""
+EXPRESSIONS = (
+    "v + 1", "-v", "abs(v) % 7", "v * 3 - k", "v div 2", "CASE WHEN k > 3 THEN v ELSE -v END",
+    "coalesce(nullif(v, 0), k)", "greatest(v, k, 5)", "pmod(v, 13)", "if(n > 20, v, 0)",
+    "length(concat(CAST(k AS string), '-', CAST(v AS string)))",
+    "crc32(CAST(v AS string)) % 100", "CAST(get_json_object(concat('{\"a\":', v, '}'), '$.a') AS bigint)",
+    "size(split(CAST(v AS string), '1'))", "hash(k, v) % 1000", "levenshtein(CAST(k AS string), CAST(v AS string))",
+    "CAST(round(v / 7.0D, 1) * 10 AS bigint)", "CAST(v AS decimal(20, 2)) * 2", "array_max(array(k, v, 3L))",
+)  # fmt: skip
+"""Of ``v``: cast to a bigint. About half of them are evaluated by Spark's own code."""
+AGGREGATES = (
+    "sum(v)", "min(v)", "max(v)", "avg(v)", "count_if(v > 0)", "bool_or(v > 900)", "bool_and(k < 30)",
+    "max_by(k, struct(v, k))", "sort_array(collect_set(abs(v) % 5))", "round(stddev(v), 3)", "percentile(v, 0.5)",
+    "count(nullif(v, 0))", "sum(v) FILTER (WHERE v > 100)", "max(struct(v, n))", "any_value(k)", "bit_xor(n)",
+    "sum(v) + max(k)", "sum(CAST(v AS decimal(12, 2)))",
+)  # fmt: skip
+"""Beside the count of rows; what they give does not depend on an order."""
+QUERIES = (
+    "SELECT * EXCEPT (v), v + 1 AS v FROM {{rows}} WHERE {}",
+    "WITH some AS (SELECT * FROM {{rows}} WHERE {}) SELECT * FROM some WHERE v > 0 UNION ALL SELECT * FROM some",
+    "SELECT * EXCEPT (e) FROM {{rows}} LATERAL VIEW explode(array(1, k)) AS e WHERE e = 1 OR {}",
+)
+"""With a condition each."""
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -119,8 +175,10 @@ class Program(msgspec.Struct, frozen=True):
         What is done with the union.
     ending
         What it comes to.
-    size_s
-        Of windows; the gap of sessions.
+    aggregates
+        Of what is grouped, beside the number of rows.
+    size_s, slide_s
+        Of windows; the size is the gap of sessions.
     interval_ms
         From one checkpoint to the next.
     aligned
@@ -135,7 +193,9 @@ class Program(msgspec.Struct, frozen=True):
     branches: tuple[Branch, ...]
     verbs: tuple[Verb, ...]
     ending: Ending
+    aggregates: tuple[str, ...]
     size_s: int
+    slide_s: float
     interval_ms: int
     aligned: bool
     parallelism: int
@@ -147,7 +207,8 @@ class Program(msgspec.Struct, frozen=True):
         dice = random.Random(seed)
         ending = dice.choice(list(Ending))
         parallelism = dice.randint(1, max_parallelism)
-        kinds = [SourceKind.EVENTS] * 3 if ending != Ending.ROWS else list(SourceKind)
+        kinds = [SourceKind.EVENTS, SourceKind.KAFKA] + [SourceKind.DATAGEN] * (ending in WITHOUT_TIME)
+        size_s = dice.choice((1, 2, 6))
         # The first one is slow, so that the program is not over before its faults.
         later = [dice.choice(kinds) for _ in range(dice.randint(0, 2))]
         return cls(
@@ -155,7 +216,9 @@ class Program(msgspec.Struct, frozen=True):
             branches=tuple(_branch(dice, kind, ending) for kind in (SourceKind.EVENTS, *later)),
             verbs=_verbs(dice, 3, ending),
             ending=ending,
-            size_s=dice.choice((1, 2, 5)),
+            aggregates=tuple(dice.sample(AGGREGATES, dice.randint(1, 4))),
+            size_s=size_s,
+            slide_s=dice.choice((size_s, size_s, size_s / 2)),
             interval_ms=dice.choice((200, 1_000, 30_000)),
             aligned=dice.random() < 0.25,
             parallelism=parallelism,
@@ -183,7 +246,8 @@ class Program(msgspec.Struct, frozen=True):
         lines[0] += ", aligned" if self.aligned else ""
         for each in self.branches:
             lines.append(f"  {each.kind}: {each.splits} splits of {each.rows} rows; {_listed(each.verbs)}")
-        size = "" if self.ending in (Ending.ROWS, Ending.STATE) else f" of {self.size_s} s"
+        size = "" if self.ending in (*WITHOUT_TIME, Ending.STATE) else f" of {self.size_s} s every {self.slide_s} s"
+        size += f", {', '.join(self.aggregates)}" if self.ending is not Ending.ROWS else ""
         lines.append(f"  union; {_listed(self.verbs)}; {self.ending}{size}")
         lines.append(f"  {_listed(self.faults)}")
         return "\n".join(lines)
@@ -214,22 +278,30 @@ def _branch(dice: random.Random, kind: SourceKind, ending: Ending) -> Branch:
 
 def _verbs(dice: random.Random, most: int, ending: Ending) -> tuple[Verb, ...]:
     verbs = [_verb(dice) for _ in range(dice.randint(0, most))]
-    # What a function in Python returns has no event time that a StatefulProcessor's timers could use.
-    return tuple(each for each in verbs if ending is not Ending.STATE or not isinstance(each, Map))
+    # What a function in Python returns has no event time, for Spark.
+    return tuple(each for each in verbs if ending in WITHOUT_TIME or not isinstance(each, Map))
 
 
 def _verb(dice: random.Random) -> Verb:
-    kind = dice.randrange(5)
-    if kind == 0:
-        modulus = dice.randint(2, 9)
-        return Filter(modulus, dice.randrange(modulus))
-    if kind == 1:
-        return Project(dice.randint(-9, 9), dice.choice((1, 3, 20)))
-    if kind == 2:
-        return Map(dice.randint(2, 5), dice.choice((0, 0, 5, 30)))
-    if kind == 3:
-        return Repartition(dice.random() < 0.2)
-    return PartitionBy(dice.choice((1, 3, 7)))
+    match dice.choice(("filter", "compute", "compute", "keys", "sql", "udf", "map", "explode", "join", "repartition")):
+        case "filter":
+            return Filter(dice.choice(CONDITIONS))
+        case "compute":
+            return Compute("v", f"CAST({dice.choice(EXPRESSIONS)} AS bigint)")
+        case "keys":
+            return Compute("k", f"k % {dice.choice((1, 3, 20))}")
+        case "sql":
+            return Sql(dice.choice(QUERIES).format(dice.choice(CONDITIONS)))
+        case "udf":
+            return Udf(dice.choice(("python", "pandas", "arrow")), dice.randint(-2, 3))
+        case "map":
+            return Map(dice.randint(2, 5), dice.choice((0, 0, 5, 30)))
+        case "explode":
+            return Explode(dice.randint(1, 3))
+        case "join":
+            return Join(dice.choice(("inner", "left", "left_semi", "left_anti")), dice.choice((1, 5, 20)))
+        case _:
+            return Repartition(dice.choice((1, 2, 2)), dice.choice(("turn", "k", "place")))
 
 
 def _fault(dice: random.Random, parallelism: int, max_parallelism: int) -> Fault:
