@@ -5,22 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
-from fuzz.random_programs import (
-    Ending,
-    Fault,
-    Filter,
-    Map,
-    PartitionBy,
-    Program,
-    Project,
-    Repartition,
-    SourceKind,
-    shrunk,
-)
+from fuzz.random_programs import Ending, Fault, Program, Repartition, SourceKind, Verb, shrunk
 from tests import search
 
 TESTS = """
@@ -72,23 +62,22 @@ def test_programs_have_all_that_there_is() -> None:
     faults = [fault for program in programs for fault in program.faults]
     assert {program.ending for program in programs} == set(Ending)
     assert {branch.kind for branch in branches} == set(SourceKind)
-    assert {type(verb) for verb in verbs} == {Filter, Project, Map, Repartition, PartitionBy}
+    assert {type(verb) for verb in verbs} == set(get_args(Verb))
     assert {fault.kind for fault in faults} == {"checkpoint", "rescale", "stop", "savepoint", "kill"}
     assert {each.parallelism for each in [*programs, *faults]} == {1, 2, 3}
 
 
 def test_a_failing_program_is_made_smaller() -> None:
     """Of all that it has, only what it fails for is left."""
+    last = Repartition(subtasks=2, by="turn")
     kill = Fault(kind="kill", after_ms=0, parallelism=1, slot=0)
     program = next(each for each in map(Program.of, range(100)) if len(each.branches) > 1 and len(each.faults) > 3)
-    program = msgspec.structs.replace(
-        program, verbs=(*program.verbs, Repartition(True)), faults=(*program.faults, kill)
-    )
+    program = msgspec.structs.replace(program, verbs=(*program.verbs, last), faults=(*program.faults, kill))
 
     def fails(smaller: Program) -> bool:
-        return kill in smaller.faults and Repartition(True) in smaller.verbs
+        return kill in smaller.faults and last in smaller.verbs
 
     smallest = shrunk(program, fails, 100)
-    assert (smallest.faults, smallest.verbs) == ((kill,), (Repartition(True),))
+    assert (smallest.faults, smallest.verbs) == ((kill,), (last,))
     assert [branch.verbs for branch in smallest.branches] == [()]
     assert shrunk(program, fails, 0) == program
