@@ -19,12 +19,12 @@ import pytest
 from headgate.errors import TransportError
 from headgate.operators.exchange import Exchange, ExchangeKind
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
+from headgate.runtime.channel_recovery_thread import BufferPool, ChannelRecoveryThread
 from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.input_exchanges import InputExchanges
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.output_exchange import OutputExchange
 from headgate.runtime.partitioners import partitioner_of
-from headgate.runtime.recovery_thread import BufferPool, RecoveryThread
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.transport.data_plane import ConsumerEnd, ConsumerLink, DataPlane, ProducerEnd, ProducerLink
 
@@ -131,7 +131,7 @@ class ConsumerSubtask:
             {UID: partitioner_of(exchange, producer=number, parallelism=len(SLOTS), max_parallelism=128)},
             1, plane, self.mailbox, monotonic_ms, self, (),
             producers_recover=False, relocated=frozenset(), idle_together=frozenset(),
-            recovery=RecoveryThread, pool=BufferPool(1 << 20),
+            recovery=ChannelRecoveryThread, pool=BufferPool(1 << 20),
         )  # type: ignore[arg-type]  # fmt: skip
         self.inputs.start()
         self.inputs.connect(addresses)

@@ -9,7 +9,7 @@ from functools import cache
 from headgate.simulation.planted import Bugs
 from headgate.simulation.running import simulate
 from headgate.simulation.scenario import Scenario
-from headgate.task.input_gate import InputGate
+from headgate.task.exchange.input_gate import InputGate
 from tests import search
 
 _SEEDS = range(1_500)

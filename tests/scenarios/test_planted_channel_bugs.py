@@ -11,8 +11,8 @@ from typing import Any
 
 from headgate.checkpoint import channel_assignment
 from headgate.runtime import coalescer
-from headgate.task import input_gate as ig
-from headgate.task.input_gate import InputGate
+from headgate.task.exchange import input_gate as ig
+from headgate.task.exchange.input_gate import InputGate
 from tests.scenarios.planted import Unchecked, first_found, has
 
 

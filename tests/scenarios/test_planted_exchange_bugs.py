@@ -19,21 +19,21 @@ from headgate.coordinator.job import regions
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.protocol.channels import Buffer, ProducerActive, ProducerIdle, WatermarkPassed
 from headgate.runtime import execution
-from headgate.runtime.recovery_thread import Recovery
+from headgate.runtime.channel_recovery_thread import Recovery
 from headgate.simulation.running import simulate
 from headgate.simulation.scenario import MoreFaults, Scenario
 from headgate.simulation.scripted_query import ScriptedWriter
 from headgate.simulation.scripted_source import SourceScript
 from headgate.source.watermark import MAX_WATERMARK_MS
-from headgate.task import channel_recovery as cr
-from headgate.task import input_gate as ig
-from headgate.task import result_partition as rp
-from headgate.task.channel_recovery import ChannelRecovery
-from headgate.task.gate_channel import CreditAllowed
-from headgate.task.input_gate import InputGate
-from headgate.task.result_partition import ResultPartition
+from headgate.task.exchange import channel_recovery as cr
+from headgate.task.exchange import input_gate as ig
+from headgate.task.exchange import result_partition as rp
+from headgate.task.exchange.channel_recovery import ChannelRecovery
+from headgate.task.exchange.gate_channel import CreditAllowed
+from headgate.task.exchange.input_gate import InputGate
+from headgate.task.exchange.result_partition import ResultPartition
+from headgate.task.exchange.watermark_valve import WatermarkValve
 from headgate.task.watermark_flow import WatermarkFlow
-from headgate.task.watermark_valve import WatermarkValve
 from tests.scenarios.pipelines import pipeline, rescales, source
 from tests.scenarios.planted import Unchecked, first_found, has
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headgate.operators.exchange import ExchangeKind
+from headgate.runtime.channel_recovery_thread import Recovery
 from headgate.runtime.input_exchanges import InputExchanges
-from headgate.runtime.recovery_thread import Recovery
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.running import simulate
 from headgate.simulation.scenario import Fault, FaultKind, Scenario, Switches

@@ -19,7 +19,7 @@ P and P' are the parallelism of the checkpoint and of the query. It lands in one
   were relocated before and not processed since: then the split that a row is of, or the key that an operator sent it
   for, may be with another producer now. All
   of the exchange lands in the channel of producer 0 (FLIP-547, 4.5.3), input before output, and the consumer reads
-  nothing that producers send before it is processed (`headgate.task.input_gate`). So what a later checkpoint stores of
+  nothing that producers send before it is processed (`input_gate`). So what a later checkpoint stores of
   it meanwhile is in that one channel, in its order, and older than all that producers hold as output.
 
 With ``on_downstream`` false the output state of (i, j) is given to the producer i % P' instead, for the same consumers,

@@ -27,11 +27,11 @@ from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import OperatorState, RecoveredChannel, SplitState, SubtaskState
 from headgate.readers import SourceReaderBase
 from headgate.runtime.chain import MAIL_MS, StageChain
+from headgate.runtime.channel_recovery_thread import BufferPool
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.input_exchanges import InputExchanges
 from headgate.runtime.mailbox import Mail
 from headgate.runtime.output_exchange import OutputExchange
-from headgate.runtime.recovery_thread import BufferPool
 from headgate.runtime.restored import read_rows, recovered_input, restored_chunks
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.runtime.snapshots import SafeSnapshot, Snapshots

@@ -19,10 +19,10 @@ from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import FileState, InlineState, StateHandle
+from headgate.runtime.channel_recovery_thread import RECOVERY_MEMORY_BYTES, ChannelRecoveryThread, Recovery
 from headgate.runtime.clocks import wall_clock_ms, work_ms
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.partitioners import partitioner_of
-from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES, Recovery, RecoveryThread
 from headgate.transport.data_plane import DataPlane
 
 
@@ -65,7 +65,7 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
     uploader: StateUploader | None = None
     spill_folders: tuple[str, ...] = ()
     load: Callable[[bytes], Any] = pickle.loads
-    recovery: Callable[..., Recovery] = RecoveryThread
+    recovery: Callable[..., Recovery] = ChannelRecoveryThread
     recovery_memory_bytes: int = RECOVERY_MEMORY_BYTES
 
 

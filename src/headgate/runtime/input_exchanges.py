@@ -21,10 +21,10 @@ from headgate.errors import TransportError
 from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
+from headgate.runtime.channel_recovery_thread import BufferPool, RecoveredInput, Recovery, RecoveryFigures
 from headgate.runtime.mailbox import Mail, Mailbox
-from headgate.runtime.recovery_thread import BufferPool, RecoveredInput, Recovery, RecoveryFigures
 from headgate.runtime.snapshot_parts import StoredRows
-from headgate.task import input_gate as ig
+from headgate.task.exchange import input_gate as ig
 from headgate.transport.data_plane import ConsumerLink, DataPlane
 
 
@@ -93,11 +93,11 @@ class InputExchanges:
     producers_recover
         Whether the producers send recovered buffers first.
     relocated
-        The exchanges whose recovered rows come before all that producers send: `headgate.task.input_gate.GateInput`.
+        The exchanges whose recovered rows come before all that producers send: `input_gate.GateInput`.
     idle_together
         The exchanges of stages of which `headgate.graph.stage_graph.StageGraph.idles_together` holds.
     recovery
-        What recovers: as `headgate.runtime.recovery_thread.RecoveryThread`, but for where it spills to.
+        What recovers: as `headgate.runtime.channel_recovery_thread.ChannelRecoveryThread`, but for where it spills to.
     pool
         The memory for what is recovered.
     """
@@ -200,7 +200,7 @@ class InputExchanges:
 
     @property
     def waits_for_aligned(self) -> bool:
-        """Whether a snapshot waits for rows that need no room: `headgate.task.input_gate.InputGate`."""
+        """Whether a snapshot waits for rows that need no room: `input_gate.InputGate`."""
         return self._gate.waits_for_aligned
 
     def poll(self, *, overdraft: bool) -> bool:

@@ -36,7 +36,7 @@ from headgate.protocol.channels import (
 )
 from headgate.runtime.coalescer import Coalescer
 from headgate.runtime.mailbox import Mail, Mailbox
-from headgate.task import result_partition as rp
+from headgate.task.exchange import result_partition as rp
 from headgate.transport.data_plane import DataPlane, ProducerLink
 
 MAX_QUEUED_BUFFERS = 8

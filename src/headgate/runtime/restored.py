@@ -16,8 +16,8 @@ from headgate.operators.exchange import Partitioner
 from headgate.operators.operator import RestoredChunk
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.state import ChannelState, ChunkState, KeyedState, RecoveredChannel
+from headgate.runtime.channel_recovery_thread import RecoveredInput
 from headgate.runtime.execution_context import ExecutionContext
-from headgate.runtime.recovery_thread import RecoveredInput
 
 
 def restored_chunks(context: ExecutionContext, uid: str, state: KeyedState) -> list[RestoredChunk]:

@@ -16,24 +16,24 @@ from headgate.coordinator.slots.slots import SlotAttempts
 from headgate.coordinator.sources.reader_machine import ReaderMachine
 from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.machine import Machine, steps_of
-from headgate.task.channel_recovery import ChannelRecovery
-from headgate.task.consumer_queue import ConsumerQueue
-from headgate.task.gate_channel import GateChannel
-from headgate.task.gate_checkpoint import GateCheckpoint
-from headgate.task.gate_recovery import GateRecovery
-from headgate.task.input_gate import InputGate
-from headgate.task.result_partition import ResultPartition
+from headgate.task.exchange.barrier_handler import BarrierHandler
+from headgate.task.exchange.channel_recovery import ChannelRecovery
+from headgate.task.exchange.consumer_queue import ConsumerQueue
+from headgate.task.exchange.gate_channel import GateChannel
+from headgate.task.exchange.gate_recovery import GateRecovery
+from headgate.task.exchange.input_gate import InputGate
+from headgate.task.exchange.result_partition import ResultPartition
+from headgate.task.exchange.watermark_valve import WatermarkValve
 from headgate.task.slot import SlotMachine
 from headgate.task.subtask import SubtaskMachine
 from headgate.task.task_loop import TaskLoop
-from headgate.task.watermark_valve import WatermarkValve
 
 Pair = tuple[str, str]
 
 
 MACHINES: tuple[type[Machine], ...] = (
     SlotMachine, SubtaskMachine, SlotAttempts, Scheduler, CheckpointCoordinator, SourceCoordinator, ReaderMachine,
-    TaskLoop, InputGate, GateChannel, GateRecovery, GateCheckpoint, WatermarkValve, ResultPartition, ConsumerQueue,
+    TaskLoop, InputGate, GateChannel, GateRecovery, BarrierHandler, WatermarkValve, ResultPartition, ConsumerQueue,
     ChannelRecovery,
 )  # fmt: skip
 """Those that are watched."""

@@ -14,9 +14,9 @@ import pyarrow as pa
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.protocol.channels import Buffer
 from headgate.protocol.state import FileState, StateHandle
-from headgate.runtime.recovery_thread import Disk, Recovery
+from headgate.runtime.channel_recovery_thread import Disk, Recovery
 from headgate.simulation.stored_files import StoredFiles
-from headgate.task.channel_recovery import Begun, Event, RoomFound, RoomMissing
+from headgate.task.exchange.channel_recovery import Begun, Event, RoomFound, RoomMissing
 
 _INLINE_BYTES = 200
 """State up to this size stands in the manifest."""

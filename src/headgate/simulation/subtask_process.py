@@ -26,7 +26,7 @@ from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
 from headgate.source import SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
-from headgate.task.input_gate import InputGate
+from headgate.task.exchange.input_gate import InputGate
 from headgate.task.reader_output import Downstream, StreamingOutput
 
 _EXPECTED = (FAULT, "The input was ended for checkpoint", "The channel of")

@@ -3,8 +3,8 @@
 Never: read a record or hold one; know a connector's types: splits are ids and bytes.
 
 What a barrier asks of a subtask downstream of exchanges arrives as the same message, once its gate says that it is
-time. Its channels, and which of their rows belong to a checkpoint, are decided by `headgate.task.input_gate` and
-`headgate.task.result_partition`.
+time. Its channels, and which of their rows belong to a checkpoint, are decided by `input_gate` and
+`result_partition`.
 
 The coordinator's messages appear here under their own names; `StaleMessage` is one for an execution that is over or not
 yet deployed. Events of readers and operators are those of the latest execution, reported at once, in order; only

@@ -14,9 +14,9 @@ from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import OperatorState
-from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES
-from headgate.task import input_gate as ig
-from headgate.task import result_partition as rp
+from headgate.runtime.channel_recovery_thread import RECOVERY_MEMORY_BYTES
+from headgate.task.exchange import input_gate as ig
+from headgate.task.exchange import result_partition as rp
 from tests.unit.runtime import two_stages
 from tests.unit.runtime.toy_query import (
     PATIENCE_S,

@@ -25,10 +25,10 @@ from headgate.protocol import messages as msg
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.messages import SubtaskId
 from headgate.protocol.state import ChannelState, InlineState, OperatorState, StateHandle, SubtaskState
+from headgate.runtime.channel_recovery_thread import RECOVERY_MEMORY_BYTES
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import Mail
 from headgate.runtime.output_exchange import MAX_QUEUED_BUFFERS
-from headgate.runtime.recovery_thread import RECOVERY_MEMORY_BYTES
 from headgate.runtime.subtask_thread import SubtaskThread
 from headgate.source import Boundedness
 from headgate.transport.data_plane import DataPlane

@@ -6,8 +6,8 @@ from headgate.checkpoint import channel_assignment
 from headgate.checkpoint.channel_assignment import assign_channels
 from headgate.coordinator.job import regions
 from headgate.simulation.planted import planted
-from headgate.task import input_gate
-from headgate.task.input_gate import InputGate
+from headgate.task.exchange import input_gate
+from headgate.task.exchange.input_gate import InputGate
 
 
 class Bug(InputGate):

@@ -33,7 +33,7 @@ from headgate.coordinator.sources.log_records import (
 )
 from headgate.coordinator.sources.log_segments import LogSegments
 from headgate.coordinator.sources.outbox import Admission, Outbox, Unassigned
-from headgate.coordinator.sources.split_places import SplitPlaces
+from headgate.coordinator.sources.splits_back import SplitsBack
 from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FinishedSplit, SplitState
@@ -147,7 +147,7 @@ class Shared:
         self.keeps_subtask = keeps_subtask
         self.log = LogSegments()
         self.outbox = Outbox(self.log)
-        self.places = SplitPlaces(0)
+        self.places = SplitsBack(0)
         self.events = EventsUnderWay()
         self.incarnation = 0
         self.is_recovering = False

@@ -5,7 +5,7 @@ Never: call an enumerator, send or store anything: it orders that, and the outco
 What the enumerator reports goes out in the order in which it was reported: an assignment when it is in
 the log, the state for a checkpoint when all before it is out. What follows is held back until the barriers are out.
 
-It is made of a machine per reader (`reader`), the places where splits are (`split_places`), what is on its way out
+It is made of a machine per reader (`reader_machine`), which splits go back (`splits_back`), what is on its way out
 (`outbox`), the log's segments (`log_segments`), unassigned work (`unassigned_work`), and what is known of slow calls of
 the enumerator (`enumerator_watch`). Its own states are those of the enumerator: *running*, *recovering* (it failed; the
 log is being read), *failed* (everything is to be restored). What comes of a reader goes to that reader's machine; what
@@ -29,7 +29,7 @@ from headgate.coordinator.sources.log_records import LogRecord, RegisteredRecord
 from headgate.coordinator.sources.outbox import Admission, Unassigned
 from headgate.coordinator.sources.reader_machine import ReaderMachine, Shared
 from headgate.coordinator.sources.source_state import decode_source_state
-from headgate.coordinator.sources.split_places import SplitPlaces
+from headgate.coordinator.sources.splits_back import SplitsBack
 from headgate.coordinator.sources.unassigned_work import UnassignedWork
 from headgate.errors import StoredStateError
 from headgate.machine import IGNORED, SAME, Machine, Maybe, Row
@@ -222,7 +222,7 @@ class SourceCoordinator(Machine):
         shared = self._shared
         self._log.begin(checkpoint_id)
         shared.outbox.clear()
-        shared.places, shared.events = SplitPlaces(checkpoint_id), rd.EventsUnderWay()
+        shared.places, shared.events = SplitsBack(checkpoint_id), rd.EventsUnderWay()
         shared.is_recovering = False
         self._readers: dict[int, ReaderMachine] = {}  # those that are not absent
         self._pending: _Pending | None = None
@@ -317,7 +317,7 @@ class SourceCoordinator(Machine):
         self.state = "running"
         self._shared.incarnation += 1
         if state is not None:
-            self._shared.places = SplitPlaces(event.checkpoint_id, state.assigned)
+            self._shared.places = SplitsBack(event.checkpoint_id, state.assigned)
             assert not state.parked, "a checkpoint was taken while a reader was away"
             self._work.unreported.update(range(self.parallelism) if self._reassigns else ())
         enumerator = None if state is None else state.enumerator
@@ -496,7 +496,7 @@ class SourceCoordinator(Machine):
         self._recoveries += 1
         shared.incarnation += 1
         self._loading = self._completed
-        shared.places, shared.events = SplitPlaces(self._completed), rd.EventsUnderWay()  # the log has them
+        shared.places, shared.events = SplitsBack(self._completed), rd.EventsUnderWay()  # the log has them
         self._offered, self._given_again = {}, 0
         shared.outbox.clear()
         self._work.lose_enumerator()

@@ -1,6 +1,6 @@
 """Decides when readers are notified how early unassigned splits are, so that no watermark passes those.
 
-Never: know a reader, or a split (those that go back are in `headgate.coordinator.sources.split_places`).
+Never: know a reader, or a split (those that go back are in `headgate.coordinator.sources.splits_back`).
 
 A reader hears of it when the enumerator has seen the reader, so that what it reported or is given on that occasion
 comes first; its watermark is held until then. Unlike an assignment it is not logged: a restored enumerator reports it

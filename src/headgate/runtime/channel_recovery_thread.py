@@ -2,7 +2,7 @@
 
 After a rescale `Partitioner.filter_owned` (`headgate.runtime.partitioners`) says which rows are the subtask's own.
 
-Never: decide the order, or what goes to disk (`headgate.task.channel_recovery` does); touch the subtask's machines
+Never: decide the order, or what goes to disk (`channel_recovery` does); touch the subtask's machines
 (its events are posted); wait for room while there is channel state to be read.
 
 What does not fit into memory goes to local files, one in each folder that is needed, an Arrow IPC stream per buffer. A
@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from headgate.errors import CorruptStateError, StoredStateError
 from headgate.protocol.channels import Buffer, ChannelId
-from headgate.task import input_gate
-from headgate.task.channel_recovery import (
+from headgate.task.exchange import input_gate
+from headgate.task.exchange.channel_recovery import (
     Action,
     AskForRoom,
     Begun,
@@ -181,7 +181,7 @@ class Disk(Protocol):
 class Recovery:
     """What recovers the channels of one execution of a subtask, step by step, on a thread of its own or not.
 
-    It posts `RowsRecovered`, `RowsSpilled`, `PhaseOneEnded` and `RecoveryEnded` of `headgate.task.input_gate`, the last
+    It posts `RowsRecovered`, `RowsSpilled`, `PhaseOneEnded` and `RecoveryEnded` of `input_gate`, the last
     two once each, also if there is nothing to recover.
 
     Parameters
@@ -363,7 +363,7 @@ class Recovery:
         )
 
 
-class RecoveryThread(Recovery):
+class ChannelRecoveryThread(Recovery):
     """Recovers on a thread of its own."""
 
     _thread: threading.Thread | None = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import InvalidTransitionError
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, ProducerEnded, ProducerIdle, WatermarkPassed
-from headgate.task.result_partition import (
+from headgate.task.exchange.result_partition import (
     Action,
     BarrierEmitted,
     CheckpointGivenUp,

@@ -1,6 +1,6 @@
 """Decides in which order rows that were in flight go to memory (P1), to local disk (P2), and from there to memory (P3).
 
-Never: read a file, look into rows, wait: `headgate.runtime.recovery_thread` reads the rows and filters them.
+Never: read a file, look into rows, wait: `headgate.runtime.channel_recovery_thread` reads the rows and filters them.
 
 Phase 1 ends when all is read. It waits for memory only where the disk is full: rows are processed in phase 1, too, so
 that there will be some; only checkpoints wait for it. Whether there is disk again is found out with the next buffer
@@ -125,11 +125,11 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 class EndPhaseOne(msgspec.Struct, frozen=True):
-    """Notify the subtask: `headgate.task.input_gate.PhaseOneEnded`."""
+    """Notify the subtask: `input_gate.PhaseOneEnded`."""
 
 
 class EndRecovery(msgspec.Struct, frozen=True):
-    """Notify the subtask: `headgate.task.input_gate.RecoveryEnded`."""
+    """Notify the subtask: `input_gate.RecoveryEnded`."""
 
 
 Action = ReadNext | AskForRoom | TakeIntoMemory | Spill | Replay | EndPhaseOne | EndRecovery

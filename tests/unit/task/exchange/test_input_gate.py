@@ -15,7 +15,7 @@ from headgate.protocol.channels import (
 )
 from headgate.protocol.messages import CheckpointKind
 from headgate.source.watermark import MAX_WATERMARK_MS
-from headgate.task.input_gate import (
+from headgate.task.exchange.input_gate import (
     AdvanceWatermark,
     ChannelConnected,
     ElementArrived,
@@ -37,7 +37,7 @@ from headgate.task.input_gate import (
     StoreChannels,
     TakeSnapshot,
 )
-from tests.unit.task.gate_world import World, barriers, channel, rows
+from tests.unit.task.exchange.gate_world import World, barriers, channel, rows
 
 A, B, Y = channel(0), channel(1), channel(0, "y")
 

@@ -13,8 +13,8 @@ from headgate.errors import InvalidTransitionError
 from headgate.machine import steps_of
 from headgate.protocol.channels import ProducerActive, ProducerEnded, ProducerIdle, WatermarkPassed
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from headgate.task import watermark_valve
-from headgate.task.watermark_valve import (
+from headgate.task.exchange import watermark_valve
+from headgate.task.exchange.watermark_valve import (
     AdvanceWatermark,
     EndInput,
     MarkActive,

@@ -19,7 +19,7 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.task.input_gate import (
+from headgate.task.exchange.input_gate import (
     Action,
     ChannelConnected,
     CheckpointGivenUp,
@@ -36,7 +36,7 @@ from headgate.task.input_gate import (
     RowsSpilled,
 )
 from tests.machines import Later, explore
-from tests.unit.task.gate_world import CONSUMER, channel, forget_history, rows
+from tests.unit.task.exchange.gate_world import CONSUMER, channel, forget_history, rows
 
 X, Y = channel(0), channel(0, "y")  # y stays aligned
 CONNECTED = (ChannelConnected(X), ChannelConnected(Y))

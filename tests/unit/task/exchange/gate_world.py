@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
-from headgate.task.input_gate import (
+from headgate.task.exchange.input_gate import (
     Action,
     AdvanceWatermark,
     ChannelConnected,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
-from headgate.task.gate_checkpoint import (
+from headgate.task.exchange.barrier_handler import (
+    BarrierHandler,
     BarrierReached,
     BarrierSeen,
     ChannelsAligned,
     CheckpointGivenUp,
     Event,
-    GateCheckpoint,
     GateTimePassed,
     LateBarrierArrived,
     RowsFollowed,
@@ -24,7 +24,7 @@ ROWS = Buffer(["a"], 1, 10)
 X, Y, Z = (ChannelId(each, 0, 7) for each in "xyz")  # in z barriers never pass
 
 
-def events(machine: GateCheckpoint) -> Iterator[Event | Later]:
+def events(machine: BarrierHandler) -> Iterator[Event | Later]:
     """What a gate may report: no barrier twice, and none that is over."""
     for number in (1, 2):
         yield CheckpointGivenUp(number)
@@ -53,12 +53,12 @@ def events(machine: GateCheckpoint) -> Iterator[Event | Later]:
 
 def test_the_table_is_what_the_machine_does() -> None:
     """No step without a row, no row that cannot happen."""
-    explore(lambda: GateCheckpoint(3, frozenset({Z})), events, depth=7, limit=3_000)
+    explore(lambda: BarrierHandler(3, frozenset({Z})), events, depth=7, limit=3_000)
 
 
 def test_barriers_of_a_checkpoint_are_over_once_it_is_newer_taken_or_given_up() -> None:
     """Late ones, which the snapshot was taken without, say what else is to be stored."""
-    machine = GateCheckpoint(2, frozenset())
+    machine = BarrierHandler(2, frozenset())
     machine.handle(CheckpointGivenUp(3), 0)
     machine.handle(BarrierSeen(X, Barrier(checkpoint_id=2, unaligned=True)), 0)
     assert [machine.is_over(number) for number in (1, 2, 3, 4)] == [True, False, True, False]

@@ -10,8 +10,8 @@ import msgspec
 
 from headgate.machine import steps_of
 from headgate.protocol.channels import Buffer, ChannelId, ProducerRecovered
-from headgate.task.gate_channel import ChannelConnected, GateChannel, GateExchange
-from headgate.task.gate_recovery import (
+from headgate.task.exchange.gate_channel import ChannelConnected, GateChannel, GateExchange
+from headgate.task.exchange.gate_recovery import (
     Event,
     GateRecovery,
     PhaseOneEnded,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from headgate.protocol.channels import Barrier, ChannelId, ProducerEnded, WatermarkPassed
-from headgate.task.input_gate import EndInput, RecoveredProcessed
-from tests.unit.task.gate_world import World, rows
+from headgate.task.exchange.input_gate import EndInput, RecoveredProcessed
+from tests.unit.task.exchange.gate_world import World, rows
 
 
 class Gate(RuleBasedStateMachine):

@@ -27,7 +27,7 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.task.buffer_machine import BufferMachine
+from headgate.task.exchange.buffer_machine import BufferMachine
 
 # What happened, beside the elements that arrive.
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element, ProducerEnded, WatermarkPassed
-from headgate.task.input_gate import RecoveredProcessed
+from headgate.task.exchange.input_gate import RecoveredProcessed
 from tests.machines import copy_of, key_of
-from tests.unit.task.gate_world import World, forget_history, rows
+from tests.unit.task.exchange.gate_world import World, forget_history, rows
 
 Move = Callable[[World], object]
 

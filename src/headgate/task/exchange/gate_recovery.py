@@ -1,7 +1,7 @@
 """Decides how far the recovery of an input gate is, and which producers may send meanwhile.
 
-Never: look into rows, read a file: `headgate.runtime.recovery_thread` reads and filters channel state, in the order
-that `headgate.task.channel_recovery` decides.
+Never: look into rows, read a file: `channel_recovery_thread` reads and filters channel state, in the order
+that `channel_recovery` decides.
 
 - Until `RecoveryEnded` no credit is granted, so that no new row comes before a recovered one.
 - Where recovered rows came through other channels than their successors do (`GateExchange.relocated`: after a rescale),
@@ -20,8 +20,8 @@ import msgspec
 
 from headgate.machine import SAME, Maybe, Row
 from headgate.protocol.channels import Buffer, ChannelId, ProducerRecovered
-from headgate.task.buffer_machine import BufferMachine
-from headgate.task.gate_channel import ChannelConnected, CreditAllowed, GateChannel, GrantCredit
+from headgate.task.exchange.buffer_machine import BufferMachine
+from headgate.task.exchange.gate_channel import ChannelConnected, CreditAllowed, GateChannel, GrantCredit
 
 # What happened.
 

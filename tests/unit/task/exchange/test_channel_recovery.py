@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headgate.errors import InvalidTransitionError
 from headgate.machine import steps_of
 from headgate.protocol.channels import Buffer, ChannelId
-from headgate.task import channel_recovery
-from headgate.task.channel_recovery import (
+from headgate.task.exchange import channel_recovery
+from headgate.task.exchange.channel_recovery import (
     AskForRoom,
     Begun,
     BufferRead,

@@ -1,11 +1,11 @@
-"""The queue of one consumer: its table. What it is for is tested with `headgate.task.result_partition`."""
+"""The queue of one consumer: its table. What it is for is tested with `headgate.task.exchange.result_partition`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from headgate.protocol.channels import Barrier, Buffer, WatermarkPassed
-from headgate.task.consumer_queue import (
+from headgate.task.exchange.consumer_queue import (
     BarrierCleared,
     BarrierEmitted,
     BarrierPasses,

@@ -17,7 +17,7 @@ import msgspec
 
 from headgate.machine import IGNORED, SAME, Maybe, Row
 from headgate.protocol.channels import Barrier, Buffer, ChannelEvent, Element
-from headgate.task.buffer_machine import BufferMachine
+from headgate.task.exchange.buffer_machine import BufferMachine
 
 # What happened.
 

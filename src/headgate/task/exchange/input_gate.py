@@ -2,9 +2,9 @@
 
 Never: look into rows, read a clock, block.
 
-What may arrive on a channel is `headgate.task.gate_channel`'s to say, how far recovery is
-`headgate.task.gate_recovery`'s, what belongs to a checkpoint `headgate.task.gate_checkpoint`'s, and the watermark of an
-exchange `headgate.task.watermark_valve`'s. This one decides whose turn it is, and reports to each what concerns it:
+What may arrive on a channel is `gate_channel`'s to say, how far recovery is
+`gate_recovery`'s, what belongs to a checkpoint `barrier_handler`'s, and the watermark of an
+exchange `watermark_valve`'s. This one decides whose turn it is, and reports to each what concerns it:
 
 - `Polled` takes turns among channels; a buffer that was put back is its channel's next one. A credit is granted when a
   producer's buffer was processed to its end (the next poll says so), never for a recovered one.
@@ -32,35 +32,35 @@ import msgspec
 
 from headgate.machine import SAME, Maybe, Row
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element, ProducerRecovered
-from headgate.task.buffer_machine import BufferMachine
-from headgate.task.gate_channel import BufferProcessed, GateChannel, GateExchange
-from headgate.task.gate_channel import ChannelConnected as ChannelConnected
-from headgate.task.gate_channel import GrantCredit as GrantCredit
-from headgate.task.gate_channel import Spilled as Spilled
-from headgate.task.gate_checkpoint import (
+from headgate.task.exchange.barrier_handler import (
+    BarrierHandler,
     BarrierReached,
     BarrierSeen,
     ChannelsAligned,
-    GateCheckpoint,
     LateBarrierArrived,
     RowsFollowed,
     SpilledReplayed,
 )
-from headgate.task.gate_checkpoint import CheckpointGivenUp as CheckpointGivenUp
-from headgate.task.gate_checkpoint import GateTimePassed as GateTimePassed
-from headgate.task.gate_checkpoint import StoreChannels as StoreChannels
-from headgate.task.gate_checkpoint import TakeSnapshot as TakeSnapshot
-from headgate.task.gate_recovery import GateRecovery, ProducerCaughtUp, RecoveredRowsProcessed
-from headgate.task.gate_recovery import PhaseOneEnded as PhaseOneEnded
-from headgate.task.gate_recovery import RecoveredProcessed as RecoveredProcessed
-from headgate.task.gate_recovery import RecoveryEnded as RecoveryEnded
-from headgate.task.gate_recovery import RowsRecovered as RowsRecovered
-from headgate.task.gate_recovery import RowsSpilled as RowsSpilled
-from headgate.task.watermark_valve import AdvanceWatermark as AdvanceWatermark
-from headgate.task.watermark_valve import EndInput as EndInput
-from headgate.task.watermark_valve import MarkActive as MarkActive
-from headgate.task.watermark_valve import MarkIdle as MarkIdle
-from headgate.task.watermark_valve import ProducerEventReceived, WatermarkValve
+from headgate.task.exchange.barrier_handler import CheckpointGivenUp as CheckpointGivenUp
+from headgate.task.exchange.barrier_handler import GateTimePassed as GateTimePassed
+from headgate.task.exchange.barrier_handler import StoreChannels as StoreChannels
+from headgate.task.exchange.barrier_handler import TakeSnapshot as TakeSnapshot
+from headgate.task.exchange.buffer_machine import BufferMachine
+from headgate.task.exchange.gate_channel import BufferProcessed, GateChannel, GateExchange
+from headgate.task.exchange.gate_channel import ChannelConnected as ChannelConnected
+from headgate.task.exchange.gate_channel import GrantCredit as GrantCredit
+from headgate.task.exchange.gate_channel import Spilled as Spilled
+from headgate.task.exchange.gate_recovery import GateRecovery, ProducerCaughtUp, RecoveredRowsProcessed
+from headgate.task.exchange.gate_recovery import PhaseOneEnded as PhaseOneEnded
+from headgate.task.exchange.gate_recovery import RecoveredProcessed as RecoveredProcessed
+from headgate.task.exchange.gate_recovery import RecoveryEnded as RecoveryEnded
+from headgate.task.exchange.gate_recovery import RowsRecovered as RowsRecovered
+from headgate.task.exchange.gate_recovery import RowsSpilled as RowsSpilled
+from headgate.task.exchange.watermark_valve import AdvanceWatermark as AdvanceWatermark
+from headgate.task.exchange.watermark_valve import EndInput as EndInput
+from headgate.task.exchange.watermark_valve import MarkActive as MarkActive
+from headgate.task.exchange.watermark_valve import MarkIdle as MarkIdle
+from headgate.task.exchange.watermark_valve import ProducerEventReceived, WatermarkValve
 
 
 class GateInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,18 +215,18 @@ class InputGate(BufferMachine):
                 )
         self._recovery = GateRecovery(self._channels, recovering=recovering, producers_recover=producers_recover)
         self._always_aligned = frozenset(each.id for each in self._channels.values() if not each.supports_unaligned)
-        self._checkpoint = GateCheckpoint(len(self._channels), self._always_aligned)
+        self._checkpoint = BarrierHandler(len(self._channels), self._always_aligned)
         self._ready: dict[ChannelId, None] = {}  # those with something to process, in the order of their turns
         self._polled: tuple[GateChannel, bool] | None = None  # what is being processed, and whether it was recovered
 
     @property
     def recovery(self) -> str:
-        """How far recovery is: a state of `headgate.task.gate_recovery.GateRecovery`."""
+        """How far recovery is: a state of `gate_recovery.GateRecovery`."""
         return self._recovery.state
 
     @property
     def checkpoint(self) -> str:
-        """How far the newest checkpoint is: a state of `headgate.task.gate_checkpoint.GateCheckpoint`."""
+        """How far the newest checkpoint is: a state of `barrier_handler.BarrierHandler`."""
         return self._checkpoint.state
 
     @property

@@ -21,7 +21,7 @@ from headgate.coordinator.sources.split_assignment_tracker import SplitAssignmen
 from headgate.protocol.state import SplitState
 
 
-class SplitPlaces:
+class SplitsBack:
     """Where the splits of one source are.
 
     Parameters

@@ -2,7 +2,7 @@
 
 Never: look into rows, read a clock, block.
 
-One `headgate.task.consumer_queue.ConsumerQueue` per consumer. `StoreChannels` of a checkpoint follows when its barrier
+One `consumer_queue.ConsumerQueue` per consumer. `StoreChannels` of a checkpoint follows when its barrier
 has left, or has passed the rows, in every queue.
 
 - An aligned barrier, and that of an exchange that does not support unaligned ones, takes its place at the end.
@@ -25,17 +25,17 @@ import msgspec
 
 from headgate.machine import SAME, Maybe, Row
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, ProducerEnded
-from headgate.task.buffer_machine import BufferMachine
-from headgate.task.consumer_queue import Action as QueueAction
-from headgate.task.consumer_queue import BarrierEmitted as BarrierEmitted
-from headgate.task.consumer_queue import BarrierPasses as BarrierPasses
-from headgate.task.consumer_queue import CheckpointGivenUp as CheckpointGivenUp
-from headgate.task.consumer_queue import ConsumerConnected as ConsumerConnected
-from headgate.task.consumer_queue import ConsumerQueue as ConsumerQueue
-from headgate.task.consumer_queue import CreditGranted as CreditGranted
-from headgate.task.consumer_queue import EventEmitted as EventEmitted
-from headgate.task.consumer_queue import RowsEmitted as RowsEmitted
-from headgate.task.consumer_queue import Transmit as Transmit
+from headgate.task.exchange.buffer_machine import BufferMachine
+from headgate.task.exchange.consumer_queue import Action as QueueAction
+from headgate.task.exchange.consumer_queue import BarrierEmitted as BarrierEmitted
+from headgate.task.exchange.consumer_queue import BarrierPasses as BarrierPasses
+from headgate.task.exchange.consumer_queue import CheckpointGivenUp as CheckpointGivenUp
+from headgate.task.exchange.consumer_queue import ConsumerConnected as ConsumerConnected
+from headgate.task.exchange.consumer_queue import ConsumerQueue as ConsumerQueue
+from headgate.task.exchange.consumer_queue import CreditGranted as CreditGranted
+from headgate.task.exchange.consumer_queue import EventEmitted as EventEmitted
+from headgate.task.exchange.consumer_queue import RowsEmitted as RowsEmitted
+from headgate.task.exchange.consumer_queue import Transmit as Transmit
 
 # What happened.
 

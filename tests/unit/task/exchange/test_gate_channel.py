@@ -15,7 +15,7 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.task.gate_channel import (
+from headgate.task.exchange.gate_channel import (
     BufferProcessed,
     ChannelConnected,
     CreditAllowed,

@@ -1,8 +1,8 @@
 """Decides when a subtask takes its snapshot of a checkpoint, and what of its input channels belongs to it.
 
-The consumer's half of a barrier that overtakes rows; the producer's is `headgate.task.consumer_queue`.
+The consumer's half of a barrier that overtakes rows; the producer's is `consumer_queue`.
 
-Never: look into rows, read a clock, or look at a channel: `headgate.task.input_gate` reports what is at their heads.
+Never: look into rows, read a clock, or look at a channel: `input_gate` reports what is at their heads.
 
 - A barrier keeps its place in its channel. *Aligned*, the channel is not read past it until the snapshot is taken.
   *Unaligned*, it is seen the moment it arrives; what precedes it in the channel, and is not processed yet when the
@@ -25,7 +25,7 @@ import msgspec
 
 from headgate.machine import IGNORED, SAME, Machine, Row
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
-from headgate.task.gate_channel import Spilled as Spilled
+from headgate.task.exchange.gate_channel import Spilled as Spilled
 
 # What happened.
 
@@ -45,7 +45,7 @@ class BarrierReached(msgspec.Struct, frozen=True):
 
 
 class ChannelsAligned(msgspec.Struct, frozen=True):
-    """The snapshot can be taken now (`GateCheckpoint.is_aligned`).
+    """The snapshot can be taken now (`BarrierHandler.is_aligned`).
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class StoreChannels(msgspec.Struct, frozen=True):
 Action = TakeSnapshot | StoreChannels
 
 
-class GateCheckpoint(Machine):
+class BarrierHandler(Machine):
     """The newest checkpoint of which a barrier has come to a gate.
 
     *Aligning*: all channels are read up to their barriers. *Passing*: only those that are always aligned. *Storing*:

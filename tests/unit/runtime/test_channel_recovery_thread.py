@@ -17,8 +17,14 @@ from hypothesis import strategies as st
 
 from headgate.errors import CorruptStateError, StoredStateError
 from headgate.protocol.channels import Buffer, ChannelId
-from headgate.runtime.recovery_thread import BufferPool, Progress, RecoveredInput, RecoveryFigures, RecoveryThread
-from headgate.task.input_gate import PhaseOneEnded, RecoveryEnded, RowsRecovered, RowsSpilled
+from headgate.runtime.channel_recovery_thread import (
+    BufferPool,
+    ChannelRecoveryThread,
+    Progress,
+    RecoveredInput,
+    RecoveryFigures,
+)
+from headgate.task.exchange.input_gate import PhaseOneEnded, RecoveryEnded, RowsRecovered, RowsSpilled
 
 X, Y = ChannelId("keys", 0, 0), ChannelId("keys", 1, 0)
 WAIT_S = 60.0
@@ -55,7 +61,7 @@ class Subtask:
         self.other_folder = tmp_path / "other"
         self.pool = BufferPool(pool_bytes)
         self.posted: queue.Queue[Progress | BaseException] = queue.Queue()
-        self.recovery = RecoveryThread(
+        self.recovery = ChannelRecoveryThread(
             "1-0",
             list(recovered),
             pool=self.pool,
@@ -270,7 +276,7 @@ def test_the_next_local_folder_is_used_where_one_has_no_room(tmp_path: Path, mon
 
 def test_close_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promptly, and without another word; what was spilled is gone then."""
-    monkeypatch.setattr("headgate.runtime.recovery_thread._CLOSE_S", WAIT_S)
+    monkeypatch.setattr("headgate.runtime.channel_recovery_thread._CLOSE_S", WAIT_S)
     with Subtask(tmp_path, [stored(X, batch(0, 1), batch(1, 1))], pool_bytes=1) as subtask:
         subtask.until(PhaseOneEnded)
         subtask.recovery.close()
@@ -282,7 +288,7 @@ def test_close_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_close_does_not_wait_for_a_read_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends later on its own, and nothing is reported."""
-    monkeypatch.setattr("headgate.runtime.recovery_thread._CLOSE_S", 0.01)
+    monkeypatch.setattr("headgate.runtime.channel_recovery_thread._CLOSE_S", 0.01)
     reading, go_on = threading.Event(), threading.Event()
 
     def read() -> Iterator[pa.RecordBatch]:
