@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -20,7 +21,6 @@ from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.continuous.foreach_batch import ForeachBatchSink
 from local.kinesis import MotoServer
 from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
-from tests.real.test_continuous_dataframe import generated as generated_rows
 from tests.real.test_files_s3 import Bucket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -197,19 +197,31 @@ def test_a_query_that_starts_from_a_savepoint_elsewhere_gives_its_batch_once(
 
 def test_a_savepoint_s_batches_go_on_in_another_location(spark: SparkSession, tmp_path: Path) -> None:
     seen: list[int] = []
+    (tmp_path / "arriving").mkdir()
+
+    def arrive(first: int) -> None:
+        """Let 500 rows arrive in a file."""
+        pq.write_table(pa.table({"n": range(first, first + 500)}), tmp_path / f"{first}.parquet")
+        (tmp_path / f"{first}.parquet").rename(tmp_path / "arriving" / f"{first}.parquet")
 
     def start(location: str, savepoint: str | None = None) -> headgate.ContinuousQuery:
-        frame = generated_rows(spark.readStream, rows=3000)
-        writer = headgate.continuous(frame, parallelism=1).writeStream.option("slots", "threads")
+        frame = spark.readStream.format("headgate.files").option("fileFormat", "parquet")
+        frame = frame.option("discovery.interval", "100 ms").schema("n long")
+        writer = headgate.continuous(frame.load(str(tmp_path / "arriving")), parallelism=1).writeStream
         writer = writer.foreachBatch(lambda batch, _: seen.extend(row.n for row in batch.collect()))
-        return writer.option("checkpointLocation", str(tmp_path / location)).start(fromSavepoint=savepoint)
+        writer = writer.option("slots", "threads").option("checkpointLocation", str(tmp_path / location))
+        return writer.trigger(continuous="1 hour").start(fromSavepoint=savepoint)  # the savepoint has all rows
 
+    arrive(0)
     query = start("old")
-    wait_until(lambda: query.status["rowsIn"] > 500, query)
+    wait_until(lambda: query.status["rowsIn"] == 500, query)
     query.stop(savepoint=str(tmp_path / "savepoint"))
-    assert 500 < len(seen) < 3000
-    assert start("new", str(tmp_path / "savepoint")).awaitTermination(PATIENCE_S)
-    assert sorted(seen) == sorted(row.n for row in generated_rows(spark.read, rows=3000).collect())
+    assert sorted(seen) == list(range(500))
+    arrive(500)
+    resumed = start("new", str(tmp_path / "savepoint"))
+    wait_until(lambda: resumed.status["rowsIn"] == 500, resumed)
+    resumed.stop(drain=True)
+    assert sorted(seen) == list(range(1000))
 
 
 def test_batches_of_checkpoints_in_an_object_store(spark: SparkSession, aws: MotoServer) -> None:
