@@ -108,7 +108,7 @@ class PublicationMachine(Machine):
         Row("failed",  WorkOrdered,      SAME, [], "a restore does it", by="_on_work"),
         Row("failed",  Progressed,       SAME, IGNORED, "an attempt that was given up moves again"),
         Row("failed",  AttemptSucceeded, SAME, IGNORED, "likewise"),
-        Row("failed",  AttemptFailed,    SAME, IGNORED, "likewise"),
+        Row("failed",  AttemptFailed,    SAME, [GiveUp], "it was given up: not once more", by="_on_late_failure"),
         Row("failed",  TimePassed,       SAME, IGNORED),
     )
     # fmt: on
@@ -166,6 +166,9 @@ class PublicationMachine(Machine):
             return self._give_up(now_ms, is_stuck=False)
         self.state, self._failing_ms, self._again_ms = "waiting", failing_ms, now_ms + AGAIN_MS
         return []
+
+    def _on_late_failure(self, event: Event, now_ms: int) -> list[Action]:
+        return self._give_up(now_ms, is_stuck=False)
 
     def _on_time_in_attempt(self, event: Event, now_ms: int) -> list[Action]:
         return self._give_up(now_ms, is_stuck=True) if now_ms - self._moved_ms >= self._limit_ms else []

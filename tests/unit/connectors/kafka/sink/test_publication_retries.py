@@ -85,6 +85,7 @@ def test_an_attempt_in_which_nothing_moves_is_given_up_and_a_slow_one_is_not() -
     assert made.next_time_ms() == 91_000
     assert made.handle(TimePassed(), 91_000) == [GiveUp(91_000, is_stuck=True)]
     assert made.handle(AttemptSucceeded(), 92_000) == [], "it comes too late"
+    assert made.handle(PASSING, 93_000) == [GiveUp(93_000, is_stuck=False)], "and is not repeated"
 
 
 def test_nothing_fails_that_was_not_ordered() -> None:

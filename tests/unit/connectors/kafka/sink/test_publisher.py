@@ -23,8 +23,10 @@ def test_a_client_in_which_nothing_moves_is_an_error_of_the_sink(
 ) -> None:
     """librdkafka's calls have outlived their own time-outs: the thread hangs, and no exception comes of it."""
     goes_on = threading.Event()
+    attempts = []
 
     def hang(*_: Any, **__: Any) -> Any:
+        attempts.append(1)
         goes_on.wait()
         raise SinkUnavailableError("it was let go")
 
@@ -48,3 +50,4 @@ def test_a_client_in_which_nothing_moves_is_an_error_of_the_sink(
     assert "nothing moves" in str(raised) and raised.address == "127.0.0.1:9"
     goes_on.set()
     publisher.close(10)
+    assert len(attempts) == 1, "what was given up is not tried again, least of all without a pause"
