@@ -147,7 +147,7 @@ class Shared:
         self.keeps_subtask = keeps_subtask
         self.log = LogSegments()
         self.outbox = Outbox(self.log)
-        self.places = SplitsBack(0)
+        self.splits_back = SplitsBack(0)
         self.events = EventsUnderWay()
         self.incarnation = 0
         self.is_recovering = False
@@ -314,8 +314,8 @@ class ReaderMachine(Machine):
     def _join(self, held: tuple[str, ...]) -> list[Action]:
         """Make it known to the enumerator, with what waits for it."""
         self.state = "registered"
-        places = self._shared.places
-        parked = places.parked.pop(self.subtask, {})
+        splits_back = self._shared.splits_back
+        parked = splits_back.parked.pop(self.subtask, {})
         actions: list[Action] = []
         if parked:
             record = self._note(tuple(parked.values()))
@@ -324,7 +324,7 @@ class ReaderMachine(Machine):
             self.requested = False
         self.unconfirmed, self._reported = self._reported, ()
         added = src.AddReader(
-            self.subtask, self.host, places.not_reassigned(self.unconfirmed), (*held, *parked)
+            self.subtask, self.host, splits_back.not_reassigned(self.unconfirmed), (*held, *parked)
         )  # what was parked is given by now: that counts, and not a report of it
         return [*actions, self._shared.call(added), *self._handle_events(), Release()]
 
@@ -380,7 +380,7 @@ class ReaderMachine(Machine):
 
     def _on_reader_forgotten(self, event: src.ReaderForgotten, now_ms: int) -> list[Action]:
         shared = self._shared
-        back = shared.places.take_back(self.subtask, self._checkpoint_id, keeps_subtask=shared.keeps_subtask)
+        back = shared.splits_back.take_back(self.subtask, self._checkpoint_id, keeps_subtask=shared.keeps_subtask)
         return [shared.call(src.AddSplitsBack(self.subtask, back))]
 
     def _on_splits_taken_back(self, event: src.SplitsTakenBack, now_ms: int) -> list[Action]:
@@ -437,7 +437,7 @@ class ReaderMachine(Machine):
     def _note(self, splits: tuple[SplitState, ...]) -> AssignedRecord:
         """Count an assignment, and note what it has."""
         self._number += 1
-        self._shared.places.tracker.assign(self.subtask, splits)
+        self._shared.splits_back.tracker.assign(self.subtask, splits)
         return AssignedRecord(self.subtask, self.execution, self._number, splits)
 
     def _promise(self) -> msg.NoMoreSplits:

@@ -222,7 +222,7 @@ class SourceCoordinator(Machine):
         shared = self._shared
         self._log.begin(checkpoint_id)
         shared.outbox.clear()
-        shared.places, shared.events = SplitsBack(checkpoint_id), rd.EventsUnderWay()
+        shared.splits_back, shared.events = SplitsBack(checkpoint_id), rd.EventsUnderWay()
         shared.is_recovering = False
         self._readers: dict[int, ReaderMachine] = {}  # those that are not absent
         self._pending: _Pending | None = None
@@ -296,12 +296,12 @@ class SourceCoordinator(Machine):
     def check(self) -> None:
         """Assert what always holds: a split is in one place, and nothing is held back without a reason."""
         shared = self._shared
-        shared.places.check()
+        shared.splits_back.check()
         self._log.check()
         if not (self._pending is not None and self._pending.ready):
             assert not shared.outbox.can_go, "what could be sent is not"
         if self.state == "recovering":
-            assert not len(shared.outbox) and not len(shared.places.tracker)
+            assert not len(shared.outbox) and not len(shared.splits_back.tracker)
         assert shared.is_recovering == (self.state == "recovering")
         assert self.next_time_ms() is None or self.state == "running"
         for subtask, reader in self._readers.items():
@@ -317,7 +317,7 @@ class SourceCoordinator(Machine):
         self.state = "running"
         self._shared.incarnation += 1
         if state is not None:
-            self._shared.places = SplitsBack(event.checkpoint_id, state.assigned)
+            self._shared.splits_back = SplitsBack(event.checkpoint_id, state.assigned)
             assert not state.parked, "a checkpoint was taken while a reader was away"
             self._work.unreported.update(range(self.parallelism) if self._reassigns else ())
         enumerator = None if state is None else state.enumerator
@@ -406,15 +406,15 @@ class SourceCoordinator(Machine):
         actions: list[src.Action] = []
         if event.took_assignments:
             for subtask, splits in offered.items():
-                back = self._shared.places.unpark(subtask, splits)
+                back = self._shared.splits_back.unpark(subtask, splits)
                 if back:  # it was given back since
                     self._given_again += 1
                     actions.append(self._shared.call(src.AddSplitsBack(subtask, tuple(back))))
-                self._shared.places.heard_of(splits)
+                self._shared.splits_back.heard_of(splits)
         return [*actions, *self._notify_readers(rd.EnumeratorReady(), now_ms)]
 
     def _on_splits_assigned(self, event: src.SplitsAssigned, now_ms: int) -> list[src.Action]:
-        swallowed = self._shared.places.swallowed
+        swallowed = self._shared.splits_back.swallowed
         news = {}
         for subtask, splits in event.assignment.items():
             new = splits
@@ -429,7 +429,7 @@ class SourceCoordinator(Machine):
         was_early = bool(swallowed)
         if was_early:
             for splits in event.assignment.values():
-                self._shared.places.heard_of(splits)
+                self._shared.splits_back.heard_of(splits)
         ordered = [each for subtask, given in news.items() for each in self._notify_reader(subtask, given, now_ms)]
         actions = self._carry_out(ordered, now_ms)
         if was_early:
@@ -440,15 +440,15 @@ class SourceCoordinator(Machine):
         pending = self._pending
         if pending is None or pending.checkpoint_id != event.checkpoint_id:
             return []
-        state, before = self._shared.places.encode(event.state), self._log.number
-        self._shared.places.tracker.begin(event.checkpoint_id)
+        state, before = self._shared.splits_back.encode(event.state), self._log.number
+        self._shared.splits_back.tracker.begin(event.checkpoint_id)
         self._log.begin_segment(event.checkpoint_id)
         actions = self._log.append(*self._state_records(state, event.checkpoint_id))
         self._shared.outbox.put(src.EnumeratorStateReady(event.checkpoint_id, state, {}), log_number=before)
         return [*actions, *self._release(now_ms)]
 
     def _on_enumerator_state_changed(self, event: src.EnumeratorStateChanged, now_ms: int) -> list[src.Action]:
-        return [*self._log.append(*self._state_records(self._shared.places.encode(event.state), None))]
+        return [*self._log.append(*self._state_records(self._shared.splits_back.encode(event.state), None))]
 
     def _state_records(self, state: bytes, checkpoint_id: int | None) -> list[LogRecord]:
         """Return the record of a state, with the reports and events that are not in it: it was taken before them."""
@@ -474,7 +474,7 @@ class SourceCoordinator(Machine):
 
     def _put_unassigned(self) -> None:
         """Let readers hear of what is unassigned after all before it."""
-        work = self._work.to_put(is_early=bool(self._shared.places.swallowed))
+        work = self._work.to_put(is_early=bool(self._shared.splits_back.swallowed))
         if work is not None:
             self._shared.outbox.put(work)
 
@@ -496,7 +496,7 @@ class SourceCoordinator(Machine):
         self._recoveries += 1
         shared.incarnation += 1
         self._loading = self._completed
-        shared.places, shared.events = SplitsBack(self._completed), rd.EventsUnderWay()  # the log has them
+        shared.splits_back, shared.events = SplitsBack(self._completed), rd.EventsUnderWay()  # the log has them
         self._offered, self._given_again = {}, 0
         shared.outbox.clear()
         self._work.lose_enumerator()
@@ -541,7 +541,7 @@ class SourceCoordinator(Machine):
     def _adopt(self, recovered: Recovered) -> None:
         shared = self._shared
         self.state, shared.is_recovering = "running", False
-        shared.places.adopt(recovered, self._completed)
+        shared.splits_back.adopt(recovered, self._completed)
         unhandled = shared.events.unhandled
         for subtask, payloads in recovered.events.items():
             unhandled[subtask] = [*payloads, *unhandled.get(subtask, ())]
@@ -551,7 +551,7 @@ class SourceCoordinator(Machine):
     def _restart(self, recovered: Recovered, now_ms: int) -> list[src.Action]:
         shared, state = self._shared, recovered.state
         back_again = recovered.given_back.keys() | recovered.swallowed.keys()
-        holders = {split.split_id: subtask for subtask, split in shared.places.tracker}
+        holders = {split.split_id: subtask for subtask, split in shared.splits_back.tracker}
         for split_id in back_again:
             holders.pop(split_id, None)
         self._offered = recovered.assigned_since() if self._reassigns else {}
@@ -594,9 +594,10 @@ class SourceCoordinator(Machine):
                 return f"reader {subtask} failed"
             if reader.state == "reporting":  # what was logged and is not there is sent again: no barrier before it
                 return f"reader {subtask} has not reported yet what it has"
-        if self._shared.places.parked:
-            return f"splits wait for the readers {sorted(self._shared.places.parked)}"
-        if self._reassigns and self._shared.places.swallowed:  # readers would report what the enumerator has as well
+        if self._shared.splits_back.parked:
+            return f"splits wait for the readers {sorted(self._shared.splits_back.parked)}"
+        # Else readers would report what the enumerator has as well.
+        if self._reassigns and self._shared.splits_back.swallowed:
             return "the restored enumerator has not assigned again yet what it had assigned"
         return None
 
@@ -613,7 +614,7 @@ class SourceCoordinator(Machine):
 
     def _on_source_checkpoint_completed(self, event: src.SourceCheckpointCompleted, now_ms: int) -> list[src.Action]:
         self._completed, self._recoveries = event.checkpoint_id, 0
-        self._shared.places.tracker.complete(event.checkpoint_id)
+        self._shared.splits_back.tracker.complete(event.checkpoint_id)
         actions: list[src.Action] = [src.DropLog(event.checkpoint_id)]
         if self.state == "running":
             actions.append(self._shared.call(src.NotifyEnumerator(event.checkpoint_id)))

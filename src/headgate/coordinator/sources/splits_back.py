@@ -1,5 +1,8 @@
 """Knows where the splits of a source are, and which of them go back to its enumerator when a reader fails.
 
+A reader's machine (`reader_machine`) asks it once the enumerator has forgotten the reader. `enumerator_runner` hands
+what goes back to the enumerator (`SplitEnumerator.add_splits_back`).
+
 Never: have a split in two places.
 
     place      meaning

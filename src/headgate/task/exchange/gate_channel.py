@@ -1,6 +1,6 @@
 """Decides what may arrive on one channel of an input gate, and keeps what has arrived until it is processed.
 
-Never: look into rows, or decide whose turn it is.
+Never: look into rows, or decide whose turn it is. What a barrier overtakes waits in the producer's `consumer_queue`.
 
 A channel holds, in this order: recovered buffers, those that recovery spilled to disk, and what its producer sent.
 

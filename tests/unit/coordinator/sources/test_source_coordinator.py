@@ -124,8 +124,8 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
                 yield src.EnumeratorBusy(incarnation, (src.BusyCall("add_reader", for_ms),))
         if (reader is not None and reader.state != "reporting") or incarnation != current:
             if (
-                "a" in of._shared.places.swallowed
-                or (not len(of._shared.places.tracker) and not of._shared.places.parked)
+                "a" in of._shared.splits_back.swallowed
+                or (not len(of._shared.splits_back.tracker) and not of._shared.splits_back.parked)
                 or incarnation != current
             ):
                 yield src.SplitsAssigned(incarnation, {0: (A,)})
