@@ -15,7 +15,16 @@ import hypothesis
 import pytest
 
 from tests import distribution, search
-from tests.spark_java import MICRO_BATCHES, QUICK, ROOM, SparkJava, forked_from, imported_modules, java_options
+from tests.spark_java import (
+    MICRO_BATCHES,
+    QUICK,
+    ROOM,
+    SparkJava,
+    forked_from,
+    helper_options,
+    imported_modules,
+    java_options,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +125,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, imported: Path) -> Iterator[
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(map(str, jars("spark-kafka"))))  # the peer of headgate.kafka
         .appName("headgate-tests")
-        .config(map=MICRO_BATCHES | ROOM)
+        .config(map=MICRO_BATCHES | ROOM | helper_options())
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headgate.catalyst.helper_jvm import HelperJvm, spark_jars
 from local.jars import class_archive
 
 IMPORTED = "HEADGATE_TESTS_IMPORTED"
@@ -82,6 +83,20 @@ def forked_from(imported: Path) -> Iterator[None]:
         del os.environ[IMPORTED]
 
 
+def helper_options() -> dict[str, str]:
+    """Return the setting that lets the Javas for expressions start in a third of their time, as `java_options` does."""
+    archive = class_archive("helper", f"{os.environ.get('JAVA_HOME', '')} {spark_jars()}", _helper_archive)
+    return {"spark.headgate.catalyst.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={archive}"}
+
+
+def _helper_archive(made: Path) -> None:
+    """Write an archive of the classes that a Java for expressions loads when it starts."""
+    helper = HelperJvm(64 << 20, f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={made}")
+    helper.wait()
+    helper._process.communicate()  # it ends by itself when nobody holds the pipe to it
+    helper.close()
+
+
 def java_options() -> str:
     """Return the options of Spark's Java, with an archive of its loaded classes: half of what a start takes."""
     import pyspark
@@ -143,7 +158,7 @@ class SparkJava:
             from pyspark.java_gateway import launch_gateway
 
             self._folder.mkdir(parents=True, exist_ok=True)
-            conf = SparkConf(loadDefaults=False).setAll(DEFAULTS.items())
+            conf = SparkConf(loadDefaults=False).setAll((DEFAULTS | helper_options()).items())
             # Spark resolves relative paths in its folder, and a warehouse may appear there.
             with forked_from(self._imported):
                 self._gateway = launch_gateway(conf, popen_kwargs={"cwd": self._folder})

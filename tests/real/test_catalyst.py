@@ -150,6 +150,18 @@ def test_it_ends_with_its_process_however_that_ends(java: SparkJava, tmp_path: P
     wait_until(lambda: not Path(folder).exists() and not Path(f"/proc/{pid}/exe").exists())
 
 
+def test_it_has_the_options_of_the_query(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper_jvm, "_shared", None)
+    hashed = headgate.continuous(rows(spark).selectExpr("n", "sha2(text, 256) AS hashed"), parallelism=1)
+    options = {"catalyst.memory": "100m", "catalyst.extraJavaOptions": "-Dsaid='by the query' -XX:TieredStopAtLevel=1"}
+    writer = hashed.writeStream.format("memory").option("slots", "threads").options(**options)
+    assert writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
+    assert helper_jvm._shared is not None
+    command = Path(f"/proc/{helper_jvm._shared.pid}/cmdline").read_text().split("\0")
+    assert {"-Xmx100m", "-Dsaid=by the query", "-XX:TieredStopAtLevel=1"} <= set(command)
+    helper_jvm._shared.close()
+
+
 def test_a_query_is_stopped_while_it_starts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import os
 import select
+import shlex
 import shutil
 import socket
 import subprocess
@@ -70,6 +71,8 @@ class HelperJvm:
     ----------
     memory_bytes
         Its largest heap; Arrow's buffers beside it have as much again at most.
+    java_options
+        Further options, as a shell would split them: an archive of classes halves its start.
 
     Raises
     ------
@@ -77,7 +80,7 @@ class HelperJvm:
         Spark's jars or Java are not there.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, java_options: str = "") -> None:
         folder = tempfile.mkdtemp(prefix="headgate-jvm-")
         if len(folder) > _LONGEST_ADDRESS:  # than a socket's address may be
             os.rmdir(folder)
@@ -88,6 +91,7 @@ class HelperJvm:
         command = [
             _java(), f"-Xmx{mebibytes}m", f"-XX:MaxDirectMemorySize={mebibytes}m", "-XX:+UseSerialGC",
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENS),
+            *shlex.split(java_options),
             "-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={_HERE / 'log4j2.properties'}",
             "-cp", str(spark_jars() / "*"),
             "org.codehaus.janino.SimpleCompiler", str(_HERE / "Evaluator.java"), "headgate.Evaluator", self._address,
@@ -174,20 +178,20 @@ _starting = threading.Lock()
 _shared: HelperJvm | None = None
 
 
-def shared_helper(memory_bytes: int) -> HelperJvm:
+def shared_helper(memory_bytes: int, java_options: str = "") -> HelperJvm:
     """Return the helper of this process, started if there is none that lives. Any thread."""
     global _shared
     with _starting:
         if _shared is None or _shared.owner != os.getpid() or not _shared.is_alive:
-            _shared = HelperJvm(memory_bytes)
+            _shared = HelperJvm(memory_bytes, java_options)
         return _shared
 
 
-def started_in_steps(memory_bytes: int) -> Iterator[None]:
+def started_in_steps(memory_bytes: int, java_options: str = "") -> Iterator[None]:
     """Start the helper of this process if it has none, in steps well below a second each.
 
     On a busy machine it takes longer than a task may be stuck.
     """
-    helper = shared_helper(memory_bytes)
+    helper = shared_helper(memory_bytes, java_options)
     while not helper.wait(_STEP_S):
         yield

@@ -54,13 +54,13 @@ class CatalystProject(Operator):
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
         """Start this process's helper, if nobody needed it before."""
-        return started_in_steps(context.catalyst_memory_bytes)
+        return started_in_steps(context.catalyst_memory_bytes, context.catalyst_java_options)
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Connect to this process's helper."""
         # Rows that are read again, and those after them, must not be given what other rows were: uuid() is unique.
         draws = self._is_unbounded or context.run > 1 or context.execution > 1
-        helper = shared_helper(context.catalyst_memory_bytes)
+        helper = shared_helper(context.catalyst_memory_bytes, context.catalyst_java_options)
         self._evaluator = Evaluator(helper, self._projection, context.subtask, own_seeds=draws)
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:

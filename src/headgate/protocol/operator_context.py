@@ -40,6 +40,8 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
         How much of its keyed state an operator keeps in memory (`state.memory`); the rest is spilled.
     catalyst_memory_bytes
         The largest heap of the Java process for expressions (`catalyst.memory`).
+    catalyst_java_options
+        Its further options (`catalyst.extraJavaOptions`).
     load
         Reads a pickled object of the user's, whose classes are the slot's own.
     """
@@ -57,6 +59,7 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     spill_folder: str = ""
     memory_bytes: int = 0
     catalyst_memory_bytes: int = 512 << 20
+    catalyst_java_options: str = ""
     load: Callable[[bytes], Any] = pickle.loads
 
     @property

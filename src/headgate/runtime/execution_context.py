@@ -142,6 +142,7 @@ class ExecutionContext:
             spill_folder=next(iter(self.spill_folders), ""),
             memory_bytes=options["state.memory"],
             catalyst_memory_bytes=options["catalyst.memory"],
+            catalyst_java_options=options["catalyst.extraJavaOptions"],
             load=self.services.load,
         )
 

@@ -37,7 +37,8 @@ class CatalystBuffers:
 
     def open(self, context: OperatorContext) -> None:
         """Connect to this process's helper."""
-        self.evaluator = AggregateEvaluator(shared_helper(context.catalyst_memory_bytes), self._function)
+        helper = shared_helper(context.catalyst_memory_bytes, context.catalyst_java_options)
+        self.evaluator = AggregateEvaluator(helper, self._function)
 
     def close(self) -> None:
         """Close the connection; the helper stays, for others."""
@@ -83,7 +84,7 @@ class CatalystAggregate(Accumulator):
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
         """Start this process's helper, if nobody needed it before."""
-        return started_in_steps(context.catalyst_memory_bytes)
+        return started_in_steps(context.catalyst_memory_bytes, context.catalyst_java_options)
 
     def open(self, context: OperatorContext) -> None:
         """Get ready."""
