@@ -24,19 +24,18 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headgate
 from bench import keyed_spark, latency
 from bench.frame import CACHE, CORES, Case, WorkerMemory, console, measure, report, session
 from bench.keyed_flink import Flink, running_flink
 from bench.keyed_rows import BEGIN_MS, KEYS, MULTIPLIER, PARTITIONS, PRIME, ROW_US, Answer, check, over_us, topic
-from headgate.functions import col, count, sum, timestamp_micros, window
 from local.jars import jars
 from local.kafka import Broker, running_broker
 
@@ -86,42 +85,43 @@ class Tally:
         return iter(())
 
 
-def _windows(rows: Any) -> Any:
+def _windows(rows: DataFrame) -> DataFrame:
     """Return the windows of a stream."""
     return (
         rows.withWatermark("at", "0 seconds")
-        .groupBy(window("at", "10 seconds"), "key")
-        .agg(sum("v").alias("total"), count().alias("n"))
+        .groupBy(F.window("at", "10 seconds"), "key")
+        .agg(F.sum("v").alias("total"), F.count("*").alias("n"))
     )
 
 
 def _generated(spark: SparkSession, rows: int) -> float:
     """Return rows/s of a continuous query over generated rows."""
-    stream = (
-        headgate.continuous(spark, parallelism=CORES).readStream.format("headgate.datagen")
+    frame = (
+        spark.readStream.format("headgate.datagen")
         .option("numRows", rows).option("numPartitions", PARTITIONS).option("rowsPerSecond", 1_000_000_000)
         .schema("value bigint").load()
-        .select((col("value") * MULTIPLIER % PRIME % KEYS).alias("key"), col("value").alias("v"),
-                timestamp_micros(col("value") * ROW_US).alias("at"))
+        .selectExpr(f"value * {MULTIPLIER} % {PRIME} % {KEYS} AS key", "value AS v",
+                    f"timestamp_micros(value * {ROW_US}) AS at")
     )  # fmt: skip
-    return _rate(_windows(stream), rows, over_us(rows))
+    return _rate(_windows(frame), rows, over_us(rows))
 
 
 def _kafka_json(spark: SparkSession, broker: Broker, name: str, rows: int) -> float:
     """Return rows/s of a continuous query over the records of a topic."""
-    stream = (
-        headgate.continuous(spark, parallelism=CORES).readStream.format("headgate.kafka")
+    frame = (
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", broker.plain).option("subscribe", name)
         .option("startingOffsets", "earliest").option("endingOffsets", "latest").option("valueFormat", "json")
         .schema("key bigint, v bigint, at timestamp").load()
     )  # fmt: skip
-    return _rate(_windows(stream), rows, BEGIN_MS * 1000 + over_us(rows))
+    return _rate(_windows(frame), rows, BEGIN_MS * 1000 + over_us(rows))
 
 
-def _rate(windows: Any, rows: int, over: int) -> float:
+def _rate(windows: DataFrame, rows: int, over: int) -> float:
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoints, \
             tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as notes:  # fmt: skip
-        writer = windows.mapInArrow(Tally(notes, over), "groups long").writeStream.format("noop")
+        program = headgate.continuous(windows.mapInArrow(Tally(notes, over), "groups long"), parallelism=CORES)
+        writer = program.writeStream.format("noop")
         query = writer.option("checkpointLocation", checkpoints).trigger(continuous="1 second").start()
         while query.status["message"] == "starting":
             time.sleep(0.002)
@@ -131,15 +131,8 @@ def _rate(windows: Any, rows: int, over: int) -> float:
             query.stop()
             raise SystemExit(f"the query {'failed' if ended else 'did not end'}: {query.exception()}")
         found = [note for path in Path(notes).iterdir() for note in struct.iter_unpack(_NOTE, path.read_bytes())]
-    check("the continuous query", rows, Answer(_sum(note[1] for note in found), _sum(note[2] for note in found)))
+    check("the continuous query", rows, Answer(sum(note[1] for note in found), sum(note[2] for note in found)))
     return rows / (max(note[0] for note in found) - began_ns) * 1e9
-
-
-def _sum(numbers: Iterator[int]) -> int:
-    total = 0  # the name belongs to the aggregate, here
-    for each in numbers:
-        total += each
-    return total
 
 
 def _better_store(run: Callable[[str], float]) -> str:

@@ -27,7 +27,6 @@ from rich.table import Table
 
 import headgate
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, session
-from headgate.operators.key_hash import key_groups
 from local.jars import jars
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
@@ -83,10 +82,8 @@ def _consume(broker: Broker, topic: str, latencies: list[tuple[int, float]], don
 def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: str, folder: str) -> Any:
     """Start the query of one side."""
     peer, exchange = side in ("spark", "real-time"), side.startswith("exchange")
-    slots = CORES if exchange else 1
-    frames: Any = spark.readStream if peer else headgate.continuous(spark, parallelism=slots).readStream
     stream = (
-        frames.format("kafka" if peer else "headgate.kafka")
+        spark.readStream.format("kafka" if peer else "headgate.kafka")
         .option("kafka.bootstrap.servers", broker.plain)
         .option("subscribe", topics[0])
         .option("startingOffsets", "earliest")
@@ -94,9 +91,10 @@ def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: s
     )
     rows = stream.select("value")
     if exchange:  # for the bench keyed: every record's subtask is that of its own hash
-        rows = rows.partitionBy(lambda batch, subtasks: key_groups([batch.column("value")], subtasks))
+        rows = rows.repartition("value")
+    program: Any = rows if peer else headgate.continuous(rows, parallelism=CORES if exchange else 1)
     writer = (
-        rows.writeStream.format("kafka")
+        program.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", broker.plain)
         .option("topic", topics[1])
         .option("checkpointLocation", folder)

@@ -47,10 +47,10 @@ def _rows_in(query: Any) -> int:
 
 def _query(spark: SparkSession, seconds: float) -> float:
     """Return rows/s of a continuous query."""
-    streams = headgate.continuous(spark, parallelism=CORES)
+    rows = spark.readStream.format("headgate.datagen").options(**OPTIONS).schema(SCHEMA).load()
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
         query = (
-            streams.readStream.format("headgate.datagen").options(**OPTIONS).schema(SCHEMA).load()
+            headgate.continuous(rows, parallelism=CORES)
             .writeStream.format("noop").option("checkpointLocation", folder)
             .trigger(continuous="1 second").start()
         )  # fmt: skip
@@ -59,9 +59,9 @@ def _query(spark: SparkSession, seconds: float) -> float:
                 raise SystemExit(f"the query ended: {query.exception()}")
             time.sleep(0.05)
         time.sleep(WARM_UP_S)
-        rows, begin = _rows_in(query), time.perf_counter()
+        before, begin = _rows_in(query), time.perf_counter()
         time.sleep(seconds)
-        rate = (_rows_in(query) - rows) / (time.perf_counter() - begin)
+        rate = (_rows_in(query) - before) / (time.perf_counter() - begin)
         query.stop()
     return rate
 
@@ -107,16 +107,16 @@ def _bare(seconds: float) -> float:
 
 def _topic_to_noop(spark: SparkSession, brokers: list[Broker], rows: int, peer: bool) -> int:
     (broker,) = brokers
-    frames: Any = spark.readStream if peer else headgate.continuous(spark, parallelism=CORES).readStream
-    stream = (
-        frames.format("kafka" if peer else "headgate.kafka")
+    frame = (
+        spark.readStream.format("kafka" if peer else "headgate.kafka")
         .option("kafka.bootstrap.servers", broker.plain)
         .option("subscribe", kafka_bench.topic(broker, rows))
         .option("startingOffsets", "earliest")
         .load()
     )
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoint:
-        writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        program: Any = frame if peer else headgate.continuous(frame, parallelism=CORES)
+        writer = program.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = (writer if peer else writer.trigger(continuous="1 second")).start()
         read, deadline = 0, time.monotonic() + 300
         while read < rows and query.isActive and time.monotonic() < deadline:

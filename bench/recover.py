@@ -80,10 +80,10 @@ def _kills(spark: Any, broker: Broker, kills: int) -> list[float]:
     watcher = _Watcher(broker, topic)
     figures = []
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
+        rows = spark.readStream.format("headgate.datagen").option("rowsPerSecond", 20_000)
+        rows = rows.option("numPartitions", CORES).schema("value bigint").load()
         query = (
-            headgate.continuous(spark, parallelism=CORES).readStream.format("headgate.datagen")
-            .option("rowsPerSecond", 20_000).option("numPartitions", CORES).schema("value bigint").load()
-            .mapInArrow(_with_process, "value string")
+            headgate.continuous(rows.mapInArrow(_with_process, "value string"), parallelism=CORES)
             .writeStream.format("kafka").option("kafka.bootstrap.servers", broker.plain).option("topic", topic)
             .option("restart-strategy.reset-backoff-threshold", "2 seconds")
             .option("checkpointLocation", folder).trigger(continuous="1 second").start()

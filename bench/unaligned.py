@@ -1,6 +1,6 @@
 """A function at 1 ms per row after a full exchange: checkpoints at once, also while rows under way are recovered.
 
-Rows are partitioned by a user's function, so that those of a recovered buffer are filtered. The source is held up by
+Rows are partitioned by an expression, so that those of a recovered buffer are filtered. The source is held up by
 back pressure: all buffers are full, and how many rows that is follows from how large rows are. A unit is a second of
 work for each slot: 1,000 rows.
 
@@ -29,6 +29,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
@@ -45,6 +46,8 @@ ROW_MS = 1.0
 UNIT_ROWS = 1000
 FULL_CHANNEL_BYTES = 7 << 20
 """About what a channel holds whose consumer is slow: 12 buffers, of half a MiB and what came with it."""
+PARTITIONS = 6
+"""Of the exchange: as many for each of two slots, or of three."""
 CORES = 4
 """For two queries of two slots at a time; slots of a slow function sleep."""
 BACKLOGS, QUICK_BACKLOGS = (1, 10, 100), (10,)
@@ -75,10 +78,6 @@ class Slowly:
             yield batch.select(["k"])
 
 
-def _by_key(batch: pa.RecordBatch, subtasks: int) -> pa.Array:
-    return pa.array(batch["k"].to_numpy(zero_copy_only=False) % subtasks)
-
-
 class Running:
     """A query with its folder, stopped in the end."""
 
@@ -92,7 +91,7 @@ class Running:
         folder = self._stack.enter_context(kept)
         self._storage = CheckpointStorage(folder)
         source = (
-            headgate.continuous(spark, parallelism=slots).readStream.format("headgate.datagen")
+            spark.readStream.format("headgate.datagen")
             .option("rowsPerSecond", 1_000_000_000).option("numPartitions", slots)
             .option("fields.k.min", 0).option("fields.k.max", 1_000_000)
             .option("fields.payload.length", row_bytes).option("fields.payload.cardinality", 4)
@@ -100,8 +99,9 @@ class Running:
         )  # fmt: skip
         if rows is not None:
             source = source.option("numRows", rows)
-        stream = source.load().partitionBy(_by_key).mapInArrow(Slowly(row_ms), "k long")
-        writer = stream.writeStream.format("noop").trigger(continuous=interval)
+        rows = source.load().repartitionById(PARTITIONS, (F.col("k") % PARTITIONS).cast("int"))
+        program = headgate.continuous(rows.mapInArrow(Slowly(row_ms), "k long"), parallelism=slots)
+        writer = program.writeStream.format("noop").trigger(continuous=interval)
         for name, value in (options or {}).items():
             writer = writer.option(name, value)
         self.query = writer.option("checkpointLocation", folder).start()
@@ -336,7 +336,7 @@ def run(arguments: argparse.Namespace) -> None:
         backlogs.show()
     report(
         "unaligned", results, memory,
-        f"local[{CORES}], two slots, {ROW_MS:g} ms per row after partitionBy, all buffers full, checkpoints in a "
+        f"local[{CORES}], two slots, {ROW_MS:g} ms per row after repartitionById, all buffers full, checkpoints in a "
         f"local folder; a recovery with the switches off is given up after {given_up_s:.0f} s. "
         + " ".join([_verdict(results), *notes]).strip(),
     )  # fmt: skip

@@ -42,15 +42,17 @@ def session() -> SparkSession:
 
 def start(spark: SparkSession, folder: Path, sink: Path, checkpoint: Path) -> headgate.ContinuousQuery:
     """Start the query with two slots: a program as a user writes it."""
-    return (
-        headgate.continuous(spark, parallelism=2)
-        .readStream.format("headgate.files")
+    flights = (
+        spark.readStream.format("headgate.files")
         .option("fileFormat", "csv")
         .option("header", True)
         .option("nullValue", "NA")
         .option("discovery.interval", "200 milliseconds")
         .schema(SCHEMA)
         .load(str(folder))
+    )
+    return (
+        headgate.continuous(flights, parallelism=2)
         .writeStream.queryName("flights")
         .format("parquet")
         .option("path", str(sink))

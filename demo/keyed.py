@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
 import headgate
 from demo.query import SCHEMA
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.functions import count, window
-from headgate.functions import sum as total
 
 ROW_MS = 0.06  # what the slow function takes for one flight
 SLOTS = (2, 4, 3)  # at first, and after each rescale
@@ -82,19 +81,22 @@ def start(spark: SparkSession, folder: Path, sink: Path, checkpoint: Path) -> he
             time.sleep(row_s * batch.num_rows)
             yield batch
 
-    return (
-        headgate.continuous(spark, parallelism=SLOTS[0])
-        .read.format("headgate.files")
+    flights = (
+        spark.read.format("headgate.files")
         .option("fileFormat", "csv")
         .option("header", True)
         .option("nullValue", "NA")
         .schema(SCHEMA)
         .load(str(folder))
-        .withWatermark("time_hour", "32 days")  # files are months, and the three of a month are read one by one
-        .repartition()
+    )
+    by_carrier = (
+        flights.repartition(max(SLOTS))
         .mapInArrow(slowly, SCHEMA)
-        .groupBy(window("time_hour", "1 day"), "carrier")
-        .agg(count().alias("flights"), total("distance").alias("miles"))
+        .groupBy(F.window("time_hour", "1 day"), "carrier")
+        .agg(F.count("*").alias("flights"), F.sum("distance").alias("miles"))
+    )
+    return (
+        headgate.continuous(by_carrier, parallelism=SLOTS[0])
         .writeStream.queryName("flights-by-carrier")
         .format("parquet")
         .option("path", str(sink))
@@ -129,8 +131,6 @@ def run(spark: SparkSession, out: Path, folder: Path, console: Console) -> tuple
 
 def compare(spark: SparkSession, folder: Path, sink: Path) -> Totals:
     """Let Spark, with its own reader, group the same files, and compare both as multisets."""
-    from pyspark.sql import functions as F
-
     flights = spark.read.csv(str(folder), header=True, nullValue="NA")
     batch = flights.groupBy(F.window(F.col("time_hour").cast("timestamp"), "1 day"), "carrier").agg(
         F.count("*").alias("flights"), F.sum(F.col("distance").cast("int")).alias("miles")

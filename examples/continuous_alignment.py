@@ -11,13 +11,13 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import headgate
-from headgate.functions import lit
 
 SECONDS = 500
 RIDES_A_SECOND = {"bus": 500, "car": 2000}  # a batch of buses spans four times as much time as one of cars
-SPAN = pa.schema([("kind", pa.string()), ("first", pa.timestamp("us", "UTC")), ("last", pa.timestamp("us", "UTC"))])
+SPAN = "kind string, first timestamp, last timestamp"
 
 
 def spans(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -25,28 +25,28 @@ def spans(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         times = pc.min_max(batch.column("at"))
         columns = [batch.column("kind")[:1], pa.array([times["min"]]), pa.array([times["max"]])]
-        yield pa.RecordBatch.from_arrays(columns, schema=SPAN)
+        yield pa.RecordBatch.from_arrays(columns, names=["kind", "first", "last"])
 
 
 def span_table(spark: SparkSession, max_drift: str | None) -> pa.Table:
     """Read both sources, as fast as rides can be made; return the spans of their batches in the order of reading."""
-    streams = []
+    alignment = {"scan.watermark.alignment.group": "rides", "scan.watermark.alignment.max-drift": max_drift}
+    frames = []
     for kind, rate in RIDES_A_SECOND.items():
         rides = (
-            headgate.continuous(spark, parallelism=1)
-            .read.format("headgate.datagen")
+            spark.read.format("headgate.datagen")
             .option("numRows", SECONDS * rate)
             .option("rowsPerSecond", rate)
             .option("fields.ticket.length", 200)
+            .option("eventTimeColumn", "at")
+            .options(**({} if max_drift is None else alignment))
             .schema("at timestamp, ticket string")
             .load()
-            .name(kind)
-            .withWatermark("at", "0 seconds")
+            .alias(kind)
         )
-        if max_drift is not None:
-            rides = rides.withWatermarkAlignment("rides", max_drift)
-        streams.append(rides.withColumn("kind", lit(kind)).mapInArrow(spans, SPAN))
-    query = streams[0].union(streams[1]).writeStream.format("memory").trigger(continuous="1 second").start()
+        frames.append(rides.withColumn("kind", F.lit(kind)).mapInArrow(spans, SPAN))
+    both = headgate.continuous(frames[0].union(frames[1]), parallelism=1)
+    query = both.writeStream.format("memory").trigger(continuous="1 second").start()
     query.awaitTermination()
     return query.table()
 

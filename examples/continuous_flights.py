@@ -7,9 +7,9 @@ import os
 import sys
 
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
 
 import headgate
-from headgate.functions import col
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
@@ -17,9 +17,8 @@ if __name__ == "__main__":
     flights_folder, out = sys.argv[1:] + defaults[len(sys.argv) - 1 :]
     spark = SparkSession.builder.master("local[2]").appName("continuous-flights").getOrCreate()
 
-    streams = headgate.continuous(spark, parallelism=2)
-    query = (
-        streams.read.format("headgate.files")  # read: what is there now; readStream: what comes later as well
+    late = (
+        spark.read.format("headgate.files")  # read: what is there now; readStream: what comes later as well
         .option("fileFormat", "csv")
         .option("header", True)
         .option("nullValue", "NA")
@@ -28,6 +27,9 @@ if __name__ == "__main__":
         .filter(col("dep_delay") > 0)
         .withColumn("minutes", col("dep_delay").cast("long"))
         .drop("dep_delay")
+    )
+    query = (
+        headgate.continuous(late, parallelism=2)
         .writeStream.queryName("late-flights")
         .format("parquet")
         .option("path", out)
@@ -38,6 +40,5 @@ if __name__ == "__main__":
     query.awaitTermination()
     print(f"of {query.status['rowsIn']} flights {query.status['rowsOut']} left late")
 
-    late = spark.read.parquet(out)
-    late.groupBy("origin").avg("minutes").orderBy("origin").show()
+    spark.read.parquet(out).groupBy("origin").avg("minutes").orderBy("origin").show()
     spark.stop()

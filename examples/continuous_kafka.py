@@ -7,39 +7,28 @@ python examples/continuous_kafka.py [BROKER [TOPIC [TO]]]
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 
-import pyarrow as pa
-from pyarrow.json import ParseOptions, read_json
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
 
 import headgate
-from headgate.functions import col
-
-RIDE = pa.schema({"driver": pa.string(), "amount": pa.int64()})
-
-
-def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn the values, which are JSON, into columns: a function as Spark's mapInArrow takes it."""
-    how = ParseOptions(explicit_schema=RIDE, unexpected_field_behavior="ignore")
-    for batch in batches:
-        lines = b"\n".join(batch.column("value").to_pylist())
-        yield from read_json(pa.BufferReader(lines), parse_options=how).to_batches()
 
 
 def start(parallelism: int, savepoint: str | None = None) -> headgate.ContinuousQuery:
     """Start the query, afresh or from a savepoint. It takes so many cores until it is stopped."""
-    return (
-        headgate.continuous(spark, parallelism=parallelism)
-        .readStream.format("headgate.kafka")
+    rides = (
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", broker)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
+        .option("valueFormat", "json")
+        .schema("driver string, amount long")
         .load()
-        .name("rides")  # its state is found by this name, however the program changes
-        .mapInArrow(parse, "driver string, amount long")
-        .filter(col("amount") >= 40)
-        .select(col("driver").alias("key"), col("amount").cast("string").alias("value"))
+        .alias("rides")  # its state is found by this name, however the program changes
+    )
+    large = rides.filter("amount >= 40").select(col("driver").alias("key"), col("amount").cast("string").alias("value"))
+    return (
+        headgate.continuous(large, parallelism=parallelism)
         .writeStream.queryName("large-rides")
         .format("kafka")
         .option("kafka.bootstrap.servers", broker)

@@ -6,17 +6,11 @@ python examples/continuous_windows.py [BROKER [TOPIC [OUT]]]
 
 import os
 import sys
-from collections.abc import Iterator
 
-import pyarrow as pa
-from pyarrow.json import ParseOptions, read_json
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import headgate
-from headgate.functions import count, sum, window
-
-RIDE = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
 
 
 def make_rides(minute: int) -> None:
@@ -37,27 +31,24 @@ def make_rides(minute: int) -> None:
     )
 
 
-def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn the values, which are JSON, into columns: a function as Spark's mapInArrow takes it."""
-    how = ParseOptions(explicit_schema=RIDE, unexpected_field_behavior="ignore")
-    for batch in batches:
-        lines = b"\n".join(batch.column("value").to_pylist())
-        yield from read_json(pa.BufferReader(lines), parse_options=how).to_batches()
-
-
 def start(parallelism: int, savepoint: str | None = None) -> headgate.ContinuousQuery:
     """Start the query, afresh or from a savepoint."""
-    streams = headgate.continuous(spark, parallelism=parallelism)
-    return (
-        streams.readStream.format("headgate.kafka")
+    rides = (
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", broker)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
+        .option("valueFormat", "json")
+        .schema("user string, amount long, at timestamp")
         .load()
-        .mapInArrow(parse, "user string, amount long, at timestamp")
-        .withWatermark("at", "5 seconds")
-        .groupBy(window("at", "10 seconds"), "user")
-        .agg(sum("amount").alias("total"), count().alias("rides"))
+    )
+    totals = (
+        rides.withWatermark("at", "5 seconds")
+        .groupBy(F.window("at", "10 seconds"), "user")
+        .agg(F.sum("amount").alias("total"), F.count("*").alias("rides"))
+    )
+    return (
+        headgate.continuous(totals, parallelism=parallelism)
         .writeStream.queryName("rides")
         .format("parquet")
         .option("path", out)

@@ -53,26 +53,23 @@ class Sessions(StatefulProcessor):
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what this runs
     spark = SparkSession.builder.master("local[2]").appName("sessions-with-state").getOrCreate()
-    query = (
-        headgate.continuous(spark, parallelism=2)
-        .read.format("headgate.datagen")
+    rides = (
+        spark.read.format("headgate.datagen")
         .option("numRows", 20_000)
         .option("rowsPerSecond", 100)  # of event time: they are made as fast as can be
         .option("fields.user.cardinality", 500)
         .option("fields.user.skew", 1.1)
         .option("fields.amount.cardinality", 100)
+        .option("eventTimeColumn", "at")  # a stream would say withWatermark("at", ...)
         .schema("user string, amount long, at timestamp")
         .load()
-        .withWatermark("at", "2 seconds")
-        .groupBy("user")
-        .transformWithState(Sessions(), SESSION, "append", "EventTime")
-        .writeStream.format("memory")
-        .trigger(continuous="1 second")
-        .start()
+    )
+    sessions = rides.groupBy("user").transformWithState(Sessions(), SESSION, "append", "EventTime")
+    query = (
+        headgate.continuous(sessions, parallelism=2).writeStream.format("memory").trigger(continuous="1 second").start()
     )
     query.awaitTermination()
-    sessions = query.table()
-    rides = sum(sessions.column("rides").to_pylist())
-    users = len(set(sessions.column("user").to_pylist()))
-    print(f"{sessions.num_rows} sessions of {users} users, {rides} rides in all")
+    table = query.table()
+    users = len(set(table.column("user").to_pylist()))
+    print(f"{table.num_rows} sessions of {users} users, {sum(table.column('rides').to_pylist())} rides in all")
     spark.stop()

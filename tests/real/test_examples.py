@@ -150,7 +150,7 @@ def test_continuous_updates(run: Run) -> None:
 
 
 def test_continuous_exchanges(run: Run) -> None:
-    """Repartitioned rows come to all slots, broadcast ones are all there in each, and a function has its way."""
+    """Repartitioned rows come to all slots, those of a key to one, and those of an id to the one that it names."""
     found = re.findall(
         r"^(.+): (\[.*\]) rows, of the thousands (\[.*\])$", run("continuous_exchanges.py"), re.MULTILINE
     )
@@ -158,9 +158,9 @@ def test_continuous_exchanges(run: Run) -> None:
     thousands = {name: json.loads(of_slots) for name, _, of_slots in found}
     assert rows["as it is"] == [10_000]
     assert len(rows["repartition"]) == 3 and sum(rows["repartition"]) == 10_000
-    assert rows["broadcast"] == [10_000] * 3
-    assert rows["partitionBy"] == [3000, 3000, 4000]
-    assert thousands["partitionBy"] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+    assert sorted(each for of_slot in thousands["by key"] for each in of_slot) == list(range(10))
+    assert rows["by id"] == [3000, 3000, 4000]
+    assert thousands["by id"] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
 def test_event_time_alignment(run: Run) -> None:
