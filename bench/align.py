@@ -13,8 +13,8 @@ disorder, which is 2 s.
     throughput-SHAPE       continuous query: rows/s from the first to the last row, beside unaligned
     throughput-rows-SHAPE  the same with a function that counts row by row, in Python
 
-A continuous query counts no windows yet (there is no exchange by key): an operator in its slots notes each row and
-when it came, and windows are counted from the notes of all slots. The broker runs on the same two cores.
+In a continuous query an operator in its slots notes each row and when it came, and windows are counted from the notes
+of all slots. The broker runs on the same two cores.
 """
 
 from __future__ import annotations
@@ -146,25 +146,26 @@ def _observe(
     spark: SparkSession, broker: Broker, topic: Topic, aligned: bool, operator: type[Observer] = Observer
 ) -> Observed:
     """Read a topic to its end with a continuous query, and return what was seen of it."""
-    streams = headgate.continuous(spark, parallelism=CORES)
-    stream = (
-        streams.readStream.format("headgate.kafka")
+    reader = (
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", broker.plain).option("subscribe", topic.fill(broker))
         .option("startingOffsets", "earliest").option("scan.watermark.idle-timeout", f"{IDLE_TIMEOUT_MS} ms")
-        .load().withWatermark("timestamp", f"{DELAY_MS} ms")
     )  # fmt: skip
     if aligned:
-        stream = stream.withWatermarkAlignment(topic.shape, f"{MAX_DRIFT_MS} ms")
+        reader = (
+            reader.option("eventTimeColumn", "timestamp")
+            .option("scan.watermark.alignment.group", topic.shape)
+            .option("scan.watermark.alignment.max-drift", f"{MAX_DRIFT_MS} ms")
+        )
+    rows = reader.load().withWatermark("timestamp", f"{DELAY_MS} milliseconds").select("partition", "timestamp")
     listener = _Listener()
-    streams.streams.addListener(listener)
+    headgate.streams.addListener(listener)
     try:
         with tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as folder:
             began_ns = time.monotonic_ns()
-            query = (
-                stream.select("partition", "timestamp")
-                .mapInArrow(operator(folder), "partition int, timestamp timestamp")
-                .writeStream.format("noop").trigger(continuous="1 second").start()
-            )  # fmt: skip
+            observed_rows = rows.mapInArrow(operator(folder), "partition int, timestamp timestamp")
+            program = headgate.continuous(observed_rows, parallelism=CORES)
+            query = program.writeStream.format("noop").trigger(continuous="1 second").start()
             deadline = time.monotonic() + PATIENCE_S
             while query.isActive and time.monotonic() < deadline and not _is_read(query, topic, folder):
                 time.sleep(0.05)
@@ -173,7 +174,7 @@ def _observe(
                 raise error
             notes = notes_in(folder)
     finally:
-        streams.streams.removeListener(listener)
+        headgate.streams.removeListener(listener)
     observed = measure(notes, topic.event_times(), DELAY_MS, MAX_DRIFT_MS, listener.reported, IDLE_TIMEOUT_MS)
     observed.total_seconds = (notes[-1].at_ns - began_ns) / 1e9 - observed.waited_seconds
     return observed
@@ -184,7 +185,7 @@ def _is_read(query: Any, topic: Topic, folder: str) -> bool:
     return query.status["rowsIn"] >= topic.rows and sum(len(note.times) for note in notes_in(folder)) >= topic.rows
 
 
-def _continuous(
+def _observed_runs(
     spark: SparkSession, broker: Broker, topics: Sequence[Topic], rounds: int, operators: dict[str, type[Observer]]
 ) -> Runs:
     """Run each topic with and without alignment in turn, each first every other time."""
@@ -354,7 +355,7 @@ def run(arguments: argparse.Namespace) -> None:
         spark = session("align", jars=jars("spark-kafka"))
         for topic in topics:
             topic.fill(broker)
-        runs = _continuous(spark, broker, topics, rounds, operators)
+        runs = _observed_runs(spark, broker, topics, rounds, operators)
         counts = _structured(spark, broker, topics, sides, rounds)
         spark.stop()
     figures = [each for topic in topics if sides for each in _of_structured(topic, counts, runs)]

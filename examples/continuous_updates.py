@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import count, sum, window
 
 import headgate
-from headgate.functions import count, sum, window
 
 PAGES, PAGE_RIDES = 60, 100
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,21 +53,27 @@ if __name__ == "__main__":
     spark = SparkSession.builder.master("local[2]").appName("continuous-updates").getOrCreate()
     headgate.register(spark, Rides)
 
+    totals = (
+        spark.readStream.format("rides")
+        .load()
+        .withWatermark("at", "5 seconds")
+        .groupBy(window("at", "1 minute"), "user")
+        .agg(sum("amount").alias("total"), count("*").alias("rides"))
+    )
+
     with tempfile.TemporaryDirectory() as folder:
         query = (
-            headgate.continuous(spark, parallelism=1)
-            .read.format("rides")
-            .load()
-            .withWatermark("at", "5 seconds")
-            .groupBy(window("at", "1 minute"), "user")
-            .agg(sum("amount").alias("total"), count().alias("rides"))
+            headgate.continuous(totals, parallelism=1)
             .writeStream.format("memory")
             .outputMode("update")
-            .lateRows("parquet", path=f"{folder}/late")
+            .option("lateRows", "parquet")
+            .option("lateRows.path", f"{folder}/late")
             .trigger(continuous="200 milliseconds")
             .start()
         )
-        query.awaitTermination()
+        while query.status["rowsIn"] < PAGES * PAGE_RIDES and not query.awaitTermination(0.1):
+            pass
+        query.stop(drain=True)  # the input ends here: all windows are over
         updates = query.table()
         rides = rides_of_groups(updates)
         print(f"{updates.num_rows} updates of {len(rides)} groups, which have {pc.sum(rides)} rides")

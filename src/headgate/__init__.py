@@ -10,24 +10,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headgate.source.simple import SimpleSource
     from headgate.spark.continuous.data_frame import ContinuousDataFrame, continuous
+    from headgate.spark.continuous.manager import streams
     from headgate.spark.continuous.query import ContinuousQuery
-    from headgate.spark.continuous.streams import ContinuousStream
     from headgate.spark.registration import register
     from headgate.versions import __version__
 
 _HOMES = {
     "ContinuousQuery": "headgate.spark.continuous.query",
-    "ContinuousStream": "headgate.spark.continuous.streams",
     "ContinuousDataFrame": "headgate.spark.continuous.data_frame",
     "continuous": "headgate.spark.continuous.data_frame",
     "SimpleSource": "headgate.source.simple",
     "register": "headgate.spark.registration",
+    "streams": "headgate.spark.continuous.manager",
     "__version__": "headgate.versions",
 }
 
 __all__ = [
-    "ContinuousDataFrame", "ContinuousQuery", "ContinuousStream", "SimpleSource", "__version__", "continuous",
-    "register",
+    "ContinuousDataFrame", "ContinuousQuery", "SimpleSource", "__version__", "continuous", "register", "streams",
 ]  # fmt: skip
 
 

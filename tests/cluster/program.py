@@ -23,15 +23,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import headgate
-from headgate.functions import count, lit, window
-from headgate.functions import sum as total
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
 _LOOK_S = 0.1
 _RIDES_A_SECOND = {"bus": 200, "car": 800}
 _RIDE_SECONDS = 500
-_SPAN = pa.schema([("kind", pa.string()), ("first", pa.float64()), ("last", pa.float64()), ("at", pa.float64())])
+_SPAN = "kind string, first double, last double, at double"
 
 
 def generated(reader: Any, rows: int, rate: int) -> Any:
@@ -46,31 +44,33 @@ def generated(reader: Any, rows: int, rate: int) -> Any:
     return reader.load()
 
 
+def counted(rows: Any) -> Any:
+    """Return the windows of rows, in a query or in a batch."""
+    return rows.groupBy(F.window("at", "5 seconds"), "user").agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+
+
 def expected_windows(reader: Any, rows: int, rate: int) -> Any:
     """Return the windows of `windows` as Spark's own batch makes them."""
-    counted = generated(reader, rows, rate).groupBy(F.window("at", "5 seconds"), "user")
-    return counted.agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+    return counted(generated(reader, rows, rate))
 
 
 def windows(spark: SparkSession, folder: str, settings: dict[str, str]) -> Any:
     """Count and sum generated rows by key and window, into Parquet files."""
-    streams = headgate.continuous(spark, parallelism=int(settings.get("parallelism", "3")))
-    rows = generated(streams.readStream, int(settings["rows"]), int(settings["rate"])).withWatermark("at", "2 seconds")
-    counted = rows.groupBy(window("at", "5 seconds"), "user").agg(count().alias("c"), total("n").alias("s"))
-    writer = counted.writeStream.format("parquet").option("path", f"{folder}/out")
-    return writer.option("publishInterval", "2 seconds")
+    rows = generated(spark.readStream, int(settings["rows"]), int(settings["rate"])).withWatermark("at", "2 seconds")
+    program = headgate.continuous(counted(rows), parallelism=int(settings.get("parallelism", "3")))
+    return program.writeStream.format("parquet").option("path", f"{folder}/out").option("publishInterval", "2 seconds")
 
 
 def topics(spark: SparkSession, folder: str, settings: dict[str, str]) -> Any:
     """Read a topic, spread its rows over all slots, and write them into another, exactly once."""
-    streams = headgate.continuous(spark, parallelism=3)
-    reader = streams.read if settings.get("bounded") else streams.readStream
+    reader: Any = spark.read if settings.get("bounded") else spark.readStream
     records = (
         reader.format("headgate.kafka").option("kafka.bootstrap.servers", settings["broker"])
         .option("subscribe", settings["from"]).option("startingOffsets", "earliest").load()
     )  # fmt: skip
+    program = headgate.continuous(records.select("value").repartition(3), parallelism=3)
     return (
-        records.select("value").repartition().writeStream.format("kafka").option("guarantee", "exactly-once")
+        program.writeStream.format("kafka").option("guarantee", "exactly-once")
         .option("kafka.bootstrap.servers", settings["broker"]).option("topic", settings["to"])
     )  # fmt: skip
 
@@ -120,21 +120,22 @@ def spans(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         times = pc.min_max(batch.column("at"))
         ends = [times[each].as_py().timestamp() for each in ("min", "max")]
         columns = [[batch.column("kind")[0].as_py()], *([each] for each in (*ends, time.time()))]
-        yield pa.record_batch(columns, schema=_SPAN)
+        yield pa.record_batch(columns, names=["kind", "first", "last", "at"])
 
 
 def rides(spark: SparkSession, folder: str, settings: dict[str, str]) -> Any:
     """Read two sources, one much denser, aligned with one another in a continuous query."""
-    streams = []
+    frames = []
     for kind, rate in _RIDES_A_SECOND.items():
         source = (
-            headgate.continuous(spark, parallelism=3).read.format("headgate.datagen").option("numPartitions", 3)
+            spark.read.format("headgate.datagen").option("numPartitions", 3)
             .option("numRows", _RIDE_SECONDS * rate).option("rowsPerSecond", rate).option("fields.ticket.length", 200)
-            .schema("at timestamp, ticket string").load().name(kind)
-            .withWatermark("at", "0 seconds").withWatermarkAlignment("rides", "30 seconds")
+            .option("eventTimeColumn", "at").option("scan.watermark.alignment.group", "rides")
+            .option("scan.watermark.alignment.max-drift", "30 seconds")
+            .schema("at timestamp, ticket string").load().alias(kind)
         )  # fmt: skip
-        streams.append(source.withColumn("kind", lit(kind)).mapInArrow(spans, _SPAN))
-    return streams[0].union(streams[1]).writeStream.format("memory")
+        frames.append(source.withColumn("kind", F.lit(kind)).mapInArrow(spans, _SPAN))
+    return headgate.continuous(frames[0].union(frames[1]), parallelism=3).writeStream.format("memory")
 
 
 def furthest_ahead(table: pa.Table) -> float:

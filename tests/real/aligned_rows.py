@@ -14,18 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import headgate
-from headgate.spark.continuous.streams import ContinuousStream
-from headgate.spark.continuous.writer import ContinuousStreamWriter
-from tests.real.running_queries import wait_until
+from tests.real.running_queries import wait_until, written
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 DRIFT_S = 5
 SCHEMA = "split string, n bigint, at timestamp, pid bigint"
+ALIGNED = {
+    "eventTimeColumn": "at",
+    "scan.watermark.alignment.group": "seconds",
+    "scan.watermark.alignment.max-drift": f"{DRIFT_S} seconds",
+}
 Read = dict[str, list[int]]
 
 
@@ -102,31 +105,29 @@ class Rows:
         made.write_text(json.dumps({"rows": rows, "finished": finished}))
         made.rename(self.folder / f"{split_id}.split")
 
-    def load(self, parallelism: int, *, bounded: bool = False, **options: Any) -> ContinuousStream:
+    def load(self, *, bounded: bool = False, **options: Any) -> DataFrame:
         """Read them; nothing is known of their event times."""
-        streams = headgate.continuous(self.spark, parallelism=parallelism)
-        reader = streams.read if bounded else streams.readStream
+        reader: Any = self.spark.read if bounded else self.spark.readStream
         reader = reader.format(options.pop("format", AlignedRows.name))
-        return reader.option("folder", self.folder).option("discovery.interval", "100 ms").options(**options).load()
+        made: DataFrame = reader.options(**{"folder": self.folder, "discovery.interval": "100 ms", **options}).load()
+        return made
 
-    def aligned(self, parallelism: int, **options: Any) -> ContinuousStream:
+    def aligned(self, **options: Any) -> DataFrame:
         """Read them aligned with each other."""
-        return self.load(parallelism, **options).withWatermark("at", "0 seconds").withWatermarkAlignment(
-            "seconds", f"{DRIFT_S} seconds"
-        )  # fmt: skip
+        return self.load(**ALIGNED, **options)
 
     def start(
         self,
-        stream: ContinuousStream,
+        frame: DataFrame,
+        parallelism: int,
         options: Mapping[str, Any] = MappingProxyType({}),
         savepoint: Path | None = None,
     ) -> headgate.ContinuousQuery:
-        """Write a stream to memory."""
-        raising = stream.mapInArrow(RaisesOnce(self.folder), SCHEMA)
-        writer: ContinuousStreamWriter = raising.writeStream.format("memory")
+        """Write a program's rows to memory; slots are threads where nobody kills them."""
         # Which executions there are is asserted: nobody is to be lost who was only held up.
-        writer = writer.options(**{"heartbeat.timeout": "60 seconds", **options})
-        writer = writer.trigger(continuous="100 milliseconds")
+        options = {"heartbeat.timeout": "60 seconds", "slots": "threads", **options}
+        raising = frame.mapInArrow(RaisesOnce(self.folder), SCHEMA)
+        writer = written(raising, "memory", parallelism, interval="100 milliseconds", **options)
         return writer.start(fromSavepoint=None if savepoint is None else str(savepoint))
 
 

@@ -108,18 +108,15 @@ class Running:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.splits, self.batches = splits, batches
-        streams = headgate.continuous(spark, parallelism=2)
-        reader = streams.read if batches else streams.readStream  # with a number of batches it ends on its own
+        reader: Any = spark.read if batches else spark.readStream  # with a number of batches it ends on its own
         settings = {"splits": splits, "batches": batches or 10**9, "pause": pause, "folder": folder}
-        numbers = reader.format(Numbers.name).option("discovery.interval", "200 ms")
-        for name, value in settings.items():
-            numbers = numbers.option(name, value)
-        stamped = numbers.load().mapInArrow(Stamp(folder), "split string, n bigint, pid bigint, at double")
-        writer = stamped.writeStream.format("memory").queryName(folder.name).trigger(continuous="250 milliseconds")
+        numbers = reader.format(Numbers.name).option("discovery.interval", "200 ms").options(**settings).load()
+        stamped = numbers.mapInArrow(Stamp(folder), "split string, n bigint, pid bigint, at double")
+        writer = headgate.continuous(stamped, parallelism=2).writeStream.format("memory").queryName(folder.name)
         # Which executions there are is asserted: nobody is to be lost who was only held up.
-        for name, value in {"heartbeat.timeout": "60 seconds", **options}.items():
-            writer = writer.option(name, value)
-        self.query: ContinuousQuery = writer.option("checkpointLocation", str(folder / "checkpoints")).start()
+        writer = writer.options(**{"heartbeat.timeout": "60 seconds", **options})
+        writer = writer.option("checkpointLocation", folder / "checkpoints").trigger(continuous="250 milliseconds")
+        self.query: ContinuousQuery = writer.start()
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for something."""

@@ -25,7 +25,6 @@ from pyspark.sql import SparkSession
 
 import headgate
 from headgate.errors import UserFunctionError
-from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.query import ContinuousQuery
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -33,7 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-u
 
 def stop_what_is_left(folder: Path) -> None:
     """Stop the query of a scenario that went wrong: others need its cores."""
-    for query in ContinuousQueryManager().active:
+    for query in headgate.streams.active:
         if query.name == folder.name:
             query.stop()
 
@@ -424,13 +423,11 @@ def start_with_files(
     """Start a bounded query from `Numbers` to parquet files, or go on with it."""
     headgate.register(spark, Numbers)
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = headgate.continuous(spark, parallelism=2).read.format(Numbers.name)
-    for name, value in {"splits": 4, "batches": 150, "pause": 0.03, "folder": folder, "held": True}.items():
-        numbers = numbers.option(name, value)
-    writer = numbers.load().writeStream.format("parquet").option("path", str(folder / "out"))
-    for name, value in {"publishInterval": "100 ms", "checkpointLocation": folder / "checkpoints", **options}.items():
-        writer = writer.option(name, str(value))
-    return writer.queryName(folder.name).trigger(continuous="250 milliseconds").start()
+    settings = {"splits": 4, "batches": 150, "pause": 0.03, "folder": folder, "held": True}
+    numbers = spark.read.format(Numbers.name).options(**settings).load()
+    writer = headgate.continuous(numbers, parallelism=2).writeStream.format("parquet").queryName(folder.name)
+    writer = writer.options(**{"publishInterval": "100 ms", "checkpointLocation": folder / "checkpoints", **options})
+    return writer.trigger(continuous="250 milliseconds").start(str(folder / "out"))
 
 
 def check_files(spark: SparkSession, folder: Path, query: ContinuousQuery) -> None:

@@ -11,27 +11,30 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headgate
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import OptionError
-from headgate.functions import count, window
-from headgate.functions import sum as total
+from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import key_groups
+from headgate.operators.map_in_arrow import MapInArrow
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.state import InlineState
-from headgate.spark.continuous.manager import ContinuousQueryManager
+from headgate.source.options import OptionSpec, integer, text
+from headgate.spark.analyzed.plan import plan_of
 from headgate.spark.continuous.query import ContinuousQuery
-from headgate.spark.continuous.streams import ContinuousStream
+from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -40,6 +43,8 @@ WITHIN_S = 300.0
 DOWNSTREAM = "execution.checkpointing.unaligned.recover-output-on-downstream.enabled"
 DURING = "execution.checkpointing.unaligned.during-recovery.enabled"
 UNALIGNED = "execution.checkpointing.unaligned.enabled"
+ALL = 24
+"""As many partitions as there are slots, or more: rows go to all of them."""
 
 
 class Slowly:
@@ -68,32 +73,37 @@ def happens(path: Path) -> bool:
     return True
 
 
-def numbers(spark: SparkSession, parallelism: int, rows: int) -> ContinuousStream:
+def numbers(spark: SparkSession, rows: int) -> DataFrame:
     """Return the numbers from 0 in the column ``n``, and keys in ``k``.
 
     The rows are wide, so that a batch has few of them: a slow function is done with one in time for a barrier, and yet
     has so many rows before it that a slow machine does not get to their end before the test has seen what it wants to.
     """
-    streams = headgate.continuous(spark, parallelism=parallelism)
     return (
-        streams.readStream.format("headgate.datagen")
+        spark.readStream.format("headgate.datagen")
         .option("numRows", rows).option("rowsPerSecond", 1_000_000).option("numPartitions", 3)
         .option("fields.n.kind", "sequence").option("fields.k.min", 0).option("fields.k.max", 99)
         .option("fields.pad.length", 400).schema("n long, k long, pad string").load()
     )  # fmt: skip
 
 
-def start(stream: ContinuousStream, folder: Path, parallelism_options: dict[str, Any] | None = None) -> ContinuousQuery:
-    """Start a query into memory that takes a checkpoint when it is asked to, and seldom by itself."""
+def written(frame: DataFrame, parallelism: int, folder: Path) -> ContinuousStreamWriter:
+    """Return the writer of a query that takes a checkpoint when it is asked to, and seldom by itself."""
+    return _seldom(headgate.continuous(frame, parallelism=parallelism).writeStream, folder)
+
+
+def _seldom(writer: ContinuousStreamWriter, folder: Path) -> ContinuousStreamWriter:
     folder.mkdir(parents=True, exist_ok=True)
-    writer = (
-        stream.writeStream.queryName(folder.name).format("memory").trigger(continuous="30 seconds")
-        .option("checkpointLocation", str(folder / "checkpoints"))
-        .option("heartbeat.timeout", "60 seconds")  # nobody is lost who was only held up
-    )  # fmt: skip
-    for name, value in (parallelism_options or {}).items():
-        writer = writer.option(name, value)
-    return writer.start()
+    writer = writer.queryName(folder.name).format("memory").trigger(continuous="30 seconds")
+    writer = writer.option("heartbeat.timeout", "60 seconds")  # nobody is lost who was only held up
+    return writer.option("checkpointLocation", folder / "checkpoints")
+
+
+def start(
+    frame: DataFrame, parallelism: int, folder: Path, options: Mapping[str, Any] = MappingProxyType({})
+) -> ContinuousQuery:
+    """Start such a query into memory."""
+    return written(frame, parallelism, folder).options(**options).start()
 
 
 def wait_until(condition: Callable[[], Any], query: ContinuousQuery | None = None) -> Any:
@@ -132,7 +142,7 @@ def finish(query: ContinuousQuery, folder: Path, rows: int, each: int = 1) -> pa
 
 def stop_what_is_left(folder: Path) -> None:
     """Stop the query of a scenario that went wrong: others need its cores."""
-    for query in ContinuousQueryManager().active:
+    for query in headgate.streams.active:
         if query.name == folder.name:
             query.stop()
 
@@ -140,13 +150,13 @@ def stop_what_is_left(folder: Path) -> None:
 def _rescaled_with_rows_under_way(
     spark: SparkSession,
     folder: Path,
-    exchange: Callable[[ContinuousStream], ContinuousStream],
+    exchange: Callable[[DataFrame], DataFrame],
     parallelisms: Sequence[int] = (3, 1, 4),
 ) -> None:
     rows = 60_000
     folder.mkdir(parents=True)
-    stream = exchange(numbers(spark, 2, rows)).mapInArrow(Slowly(folder), "n long, pid long")
-    query = start(stream, folder)
+    frame = exchange(numbers(spark, rows)).mapInArrow(Slowly(folder), "n long, pid long")
+    query = start(frame, 2, folder)
     under_way = []
     for parallelism in parallelisms:
         wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
@@ -160,22 +170,19 @@ def _rescaled_with_rows_under_way(
 
 def repartition(spark: SparkSession, folder: Path) -> None:
     """Rows that a slow function has not seen are stored, moved and processed once, at any parallelism."""
-    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.repartition(), (3, 1, 4, 2))
+    _rescaled_with_rows_under_way(spark, folder, lambda frame: frame.repartition(ALL), (3, 1, 4, 2))
 
 
 def repartition_to_one(spark: SparkSession, folder: Path) -> None:
     """Most subtasks have no state at all (FLINK-38483)."""
-    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.repartition(1))
+    _rescaled_with_rows_under_way(spark, folder, lambda frame: frame.repartition(1))
 
 
 def partition_by(spark: SparkSession, folder: Path) -> None:
-    """A user's partitioner says again whose the recovered rows are (FLINK-35351)."""
-
-    def by_number(batch: pa.RecordBatch, subtasks: int) -> pa.Array:
-        n = batch["n"].to_numpy(zero_copy_only=False)
-        return pa.array(n % subtasks)
-
-    _rescaled_with_rows_under_way(spark, folder, lambda stream: stream.partitionBy(by_number))
+    """An expression says again whose the recovered rows are (FLINK-35351)."""
+    _rescaled_with_rows_under_way(
+        spark, folder, lambda frame: frame.repartitionById(ALL, (F.col("n") % ALL).cast("int"))
+    )
 
 
 def two_exchanges(spark: SparkSession, folder: Path) -> None:
@@ -184,8 +191,8 @@ def two_exchanges(spark: SparkSession, folder: Path) -> None:
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
 
-    def build(stream: ContinuousStream) -> ContinuousStream:
-        return stream.repartition().mapInArrow(pass_on, "n long, k long, pad string").repartition()
+    def build(frame: DataFrame) -> DataFrame:
+        return frame.repartition(ALL).mapInArrow(pass_on, "n long, k long, pad string").repartition(ALL)
 
     _rescaled_with_rows_under_way(spark, folder, build)
 
@@ -194,9 +201,9 @@ def union_of_stages(spark: SparkSession, folder: Path) -> None:
     """A branch without an exchange meets one with an exchange: its connection is never unaligned (FLINK-37870)."""
     rows = 20_000
     folder.mkdir(parents=True)
-    source = numbers(spark, 2, rows)
-    stream = source.repartition().union(source).mapInArrow(Slowly(folder, 0.5), "n long, pid long")
-    query = start(stream, folder)
+    source = numbers(spark, rows)
+    frame = source.repartition(ALL).union(source).mapInArrow(Slowly(folder, 0.5), "n long, pid long")
+    query = start(frame, 2, folder)
     wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
     query.rescale(3)
     assert {state.exchange for state in newest(folder).channels} <= {"datagen.1.repartition"}
@@ -210,8 +217,8 @@ def union_before_an_exchange(spark: SparkSession, folder: Path) -> None:
     fast.mkdir(parents=True)
     (fast / "hurry").touch()
     source = ticks(spark, fast, rows)
-    stream = source.repartition().union(source).repartition(1).mapInArrow(Slowly(folder, 0.3), "n long, pid long")
-    query = start(stream, folder)
+    frame = source.repartition(ALL).union(source).repartition(1).mapInArrow(Slowly(folder, 0.3), "n long, pid long")
+    query = start(frame, 2, folder)
     wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
     time.sleep(2)  # all queues are full
     query.checkpoint()
@@ -226,8 +233,8 @@ def union_of_far_stages(spark: SparkSession, folder: Path) -> None:
     rows = 10_000
     folder.mkdir(parents=True)
     source = ticks(spark, folder, rows)
-    stream = source.repartition().repartition().union(source).mapInArrow(Slowly(folder, 0.2), "n long, pid long")
-    query = start(stream, folder)
+    far = source.repartition(ALL).repartition(ALL)
+    query = start(far.union(source).mapInArrow(Slowly(folder, 0.2), "n long, pid long"), 2, folder)
     for parallelism in (3, 1):
         wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
         query.rescale(parallelism)
@@ -238,7 +245,10 @@ def broadcast(spark: SparkSession, folder: Path) -> None:
     """Every subtask gets each row once, through a failure with rows under way."""
     rows = 20_000
     folder.mkdir(parents=True)
-    query = start(numbers(spark, 3, rows).broadcast().mapInArrow(Slowly(folder), "n long, pid long"), folder)
+    plan = plan_of(numbers(spark, rows))  # PySpark has no word for it
+    slow = MapInArrow(Slowly(folder), pa.schema({"n": pa.int64(), "pid": pa.int64()}))
+    plan = plan.then(Exchange(plan.schema, "broadcast")).then(slow)
+    query = _seldom(ContinuousStreamWriter(spark, 3, lambda: plan), folder).start()
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.checkpoint()
     assert sum(state.rows for state in newest(folder).channels) > 0
@@ -251,7 +261,7 @@ def a_function_that_raises_once(spark: SparkSession, folder: Path) -> None:
     """The region restores in place: every subtask, from the last checkpoint; the slots' processes stay."""
     rows = 60_000
     folder.mkdir(parents=True)
-    query = start(numbers(spark, 3, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long"), folder)
+    query = start(numbers(spark, rows).repartition(ALL).mapInArrow(Slowly(folder), "n long, pid long"), 3, folder)
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.checkpoint()
     before = query.status
@@ -268,7 +278,7 @@ def a_killed_worker(spark: SparkSession, folder: Path) -> None:
     """Spark retries the task alone; the other slots' processes stay, and all subtasks restore."""
     rows = 60_000
     folder.mkdir(parents=True)
-    query = start(numbers(spark, 3, rows).repartition().mapInArrow(Slowly(folder), "n long, pid long"), folder)
+    query = start(numbers(spark, rows).repartition(ALL).mapInArrow(Slowly(folder), "n long, pid long"), 3, folder)
     for _ in range(2):
         wait_until(lambda: query.status["rowsOut"] > 0 and query.status["message"] == "running", query)
         query.checkpoint()
@@ -287,16 +297,10 @@ def savepoint_and_back(spark: SparkSession, folder: Path) -> None:
     rows = 3_000
     folder.mkdir(parents=True)
 
-    def stream(parallelism: int) -> ContinuousStream:
-        slow = Slowly(folder, 0.5)
-        return ticks(spark, folder, rows, parallelism).repartition().mapInArrow(slow, "n long, pid long")
-
     def begin(parallelism: int, checkpoints: str, savepoint: str | None = None) -> ContinuousQuery:
-        return (
-            stream(parallelism).writeStream.queryName(folder.name).format("parquet").option("path", str(folder / "out"))
-            .trigger(continuous="30 seconds").option("checkpointLocation", str(folder / checkpoints))
-            .start(fromSavepoint=savepoint)
-        )  # fmt: skip
+        frame = ticks(spark, folder, rows).repartition(ALL).mapInArrow(Slowly(folder, 0.5), "n long, pid long")
+        writer = written(frame, parallelism, folder).format("parquet").option("path", folder / "out")
+        return writer.option("checkpointLocation", folder / checkpoints).start(fromSavepoint=savepoint)
 
     savepoint = str(folder / "savepoint")
     query = begin(2, "checkpoints")
@@ -314,8 +318,8 @@ def old_behaviour(spark: SparkSession, folder: Path) -> None:
     """Both switches off: output is recovered upstream, and no checkpoint completes until all that is processed."""
     rows = 15_000
     folder.mkdir(parents=True)
-    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder, 1.0), "n long, pid long")
-    query = start(stream, folder, {DOWNSTREAM: False})
+    frame = numbers(spark, rows).repartition(ALL).mapInArrow(Slowly(folder, 1.0), "n long, pid long")
+    query = start(frame, 2, folder, {DOWNSTREAM: False})
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.checkpoint()
     query.rescale(3)
@@ -330,8 +334,8 @@ def no_checkpoint_during_recovery(spark: SparkSession, folder: Path) -> None:
     """With output recovered downstream alone, a checkpoint still waits for the end of recovery."""
     rows = 15_000
     folder.mkdir(parents=True)
-    stream = numbers(spark, 2, rows).repartition().mapInArrow(Slowly(folder, 1.0), "n long, pid long")
-    query = start(stream, folder, {DURING: False})
+    frame = numbers(spark, rows).repartition(ALL).mapInArrow(Slowly(folder, 1.0), "n long, pid long")
+    query = start(frame, 2, folder, {DURING: False})
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.rescale(3)
     rescaled = newest(folder)
@@ -343,9 +347,8 @@ def no_checkpoint_during_recovery(spark: SparkSession, folder: Path) -> None:
 
 def switches_that_contradict(spark: SparkSession, folder: Path) -> None:
     """Checkpoints during recovery need output to be recovered downstream: an error that names both."""
-    stream = numbers(spark, 1, 10).repartition()
     try:
-        start(stream, folder, {DOWNSTREAM: False, DURING: True})
+        start(numbers(spark, 10).repartition(ALL), 1, folder, {DOWNSTREAM: False, DURING: True})
     except OptionError as error:
         assert DURING in str(error) and DOWNSTREAM in str(error)
     else:
@@ -356,8 +359,8 @@ def aligned_only(spark: SparkSession, folder: Path) -> None:
     """Without unaligned checkpoints there is no channel state, and rescaling waits for what is under way."""
     rows = 1_500
     folder.mkdir(parents=True)
-    stream = ticks(spark, folder, rows).repartition().mapInArrow(Slowly(folder, 0.5), "n long, pid long")
-    query = start(stream, folder, {UNALIGNED: False})
+    frame = ticks(spark, folder, rows).repartition(ALL).mapInArrow(Slowly(folder, 0.5), "n long, pid long")
+    query = start(frame, 2, folder, {UNALIGNED: False})
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     query.rescale(3)
     assert newest(folder).channels == ()
@@ -397,12 +400,9 @@ def the_documents_example(spark: SparkSession, folder: Path) -> None:
         found.setdefault(group, key)
     assert len(found) == 100
     keys = ",".join(str(found[group]) for group in range(100))
-    streams = headgate.continuous(spark, parallelism=1)
-    stream = (
-        streams.readStream.format(Keyed.name).option("keys", keys).load()
-        .groupBy("k").transformWithState(_patient(folder), "k long, n long", "Append", "None")
-    )  # fmt: skip
-    query = start(stream, folder, {"max-parallelism": 100})
+    grouped = spark.readStream.format(Keyed.name).option("keys", keys).load().groupBy("k")
+    patient = grouped.transformWithState(_patient(folder), "k long, n long", "Append", "None")
+    query = start(patient, 1, folder, {"max-parallelism": 100})
     wait_until(lambda: (folder / "begun").exists(), query)
 
     def hundred() -> tuple[int, int, int]:
@@ -468,22 +468,28 @@ def _patient(folder: Path) -> Any:
 
 
 AT = pa.timestamp("us", "UTC")
+ENDING = (
+    OptionSpec("folder", text, None, "where files say what happens"),
+    OptionSpec("endingRow", integer(1), None, "how many rows a split has"),
+)
 
 
 class Ticks(headgate.SimpleSource):
     """Numbers with keys and times, a few at a time until a file says that it can hurry; the last ones not before.
 
-    In a hurry it has ten times as many at a time: what follows the last thing that happens only has to be right.
+    In a hurry it has ten times as many at a time: what follows the last thing that happens only has to be right. It
+    ends, also in a stream, which has a watermark: an option says where.
     """
 
     name = "keyed-ticks"
     schema = "n bigint, k bigint, at timestamp"
+    option_specs = ENDING
 
     def splits(self) -> list[str]:
         return ["0", "1", "2"]
 
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        folder, rows, begin = Path(self.options["folder"]), int(self.options["rows"]), position or 0
+        folder, rows, begin = Path(self.options["folder"]), self.options["endingRow"], position or 0
         while begin < rows:
             hurry = (folder / "hurry").exists()
             end = min(begin + (1000 if hurry else 100), rows)
@@ -497,25 +503,18 @@ class Ticks(headgate.SimpleSource):
             yield pa.RecordBatch.from_arrays([n, k, at], names=["n", "k", "at"]), begin
 
 
-def ticks(spark: SparkSession, folder: Path, rows: int, parallelism: int = 2) -> ContinuousStream:
+def ticks(spark: SparkSession, folder: Path, rows: int) -> DataFrame:
     """Return the numbers of three splits of `Ticks`, each of so many rows."""
     headgate.register(spark, Ticks)
-    streams = headgate.continuous(spark, parallelism=parallelism)
-    return streams.read.format(Ticks.name).option("rows", rows).option("folder", str(folder)).load()
+    return spark.readStream.format(Ticks.name).option("endingRow", rows).option("folder", folder).load()
 
 
 def windows_through_rescales(spark: SparkSession, folder: Path) -> None:
     """A windowed aggregation that is rescaled, killed and restored gives what an undisturbed one gives."""
     folder.mkdir(parents=True)
-    headgate.register(spark, Ticks)
     rows = 30_000
-    stream = (
-        headgate.continuous(spark, parallelism=2).read.format(Ticks.name)
-        .option("rows", rows).option("folder", str(folder)).load()
-        .withWatermark("at", "2 seconds")
-        .groupBy(window("at", "5 seconds"), "k").agg(total("n").alias("total"), count().alias("rows"))
-    )  # fmt: skip
-    query = start(stream, folder)
+    grouped = ticks(spark, folder, rows).withWatermark("at", "2 seconds").groupBy(F.window("at", "5 seconds"), "k")
+    query = start(grouped.agg(F.sum("n").alias("total"), F.count("*").alias("rows")), 2, folder)
     for parallelism in (3, 1, 2):
         wait_until(lambda: query.status["message"] == "running" and query.status["rowsIn"] > 0, query)
         query.checkpoint()

@@ -20,19 +20,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from keyed_scenarios import WITHIN_S, Slowly, numbers, start, wait_until
+from keyed_scenarios import ALL, ENDING, WITHIN_S, Slowly, numbers, start, wait_until, written
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
 from headgate.errors import HeadgateError, OptionError, StoredStateError
-from headgate.functions import collect_list, count, session_window, window
-from headgate.functions import max as greatest
-from headgate.functions import sum as total
-from headgate.spark.continuous.manager import ContinuousQueryManager
 from headgate.spark.continuous.query import ContinuousQuery
-from headgate.spark.continuous.streams import ContinuousStream
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -58,13 +53,14 @@ class Events(headgate.SimpleSource):
 
     name = "keyed-events"
     schema = "n bigint, k bigint, at timestamp"
+    option_specs = ENDING
 
     def splits(self) -> list[str]:
         return [str(split) for split in range(SPLITS)]
 
     def read(self, split_id: str, position: Any) -> Iterator[tuple[pa.RecordBatch, Any]]:
         folder = Path(self.options["folder"])
-        rows = events(int(split_id), int(self.options["rows"]))
+        rows = events(int(split_id), self.options["endingRow"])
         begin = position or 0
         while begin < rows.num_rows:
             hurry = (folder / "hurry").exists()
@@ -75,16 +71,14 @@ class Events(headgate.SimpleSource):
             yield batch, begin
 
 
-def read_events(spark: SparkSession, folder: Path, parallelism: int, rows: int) -> ContinuousStream:
+def read_events(spark: SparkSession, folder: Path, rows: int) -> DataFrame:
     """Return the rows of `events`, with a watermark for which none of them is late."""
     headgate.register(spark, Events)
-    return (
-        headgate.continuous(spark, parallelism=parallelism).read.format(Events.name)
-        .option("rows", rows).option("folder", str(folder)).load().withWatermark("at", "2 seconds")
-    )  # fmt: skip
+    reader = spark.readStream.format(Events.name).option("endingRow", rows).option("folder", folder)
+    return reader.load().withWatermark("at", "2 seconds")
 
 
-def frame_of(spark: SparkSession, rows: int) -> Any:
+def frame_of(spark: SparkSession, rows: int) -> DataFrame:
     """Return all that `events` has, as Spark's own frame."""
     return spark.createDataFrame(pa.Table.from_batches([events(split, rows) for split in range(SPLITS)])).coalesce(1)
 
@@ -150,7 +144,7 @@ def raised(does: Callable[[], Any], kind: type[BaseException], *words: str) -> s
 
 def stop_what_is_left(folder: Path) -> None:
     """Stop the queries of a scenario that went wrong: others need their cores."""
-    for query in ContinuousQueryManager().active:
+    for query in headgate.streams.active:
         if (query.name or "").startswith(folder.name):
             query.stop()
 
@@ -158,35 +152,23 @@ def stop_what_is_left(folder: Path) -> None:
 AGGREGATES = {"rows": "count(1)", "total": "sum(n)", "most": "max(n)", "all": "collect_list(n)"}
 
 
-def aggregated(grouped: Any) -> ContinuousStream:
-    """Aggregate as ``AGGREGATES`` says in SQL."""
-    stream: ContinuousStream = grouped.agg(
-        count().alias("rows"), total("n").alias("total"), greatest("n").alias("most"), collect_list("n").alias("all")
-    )
-    return stream
-
-
-def sparks(frame: Any, by: Any) -> pa.Table:
-    """Return Spark's own result."""
-    table: pa.Table = (
-        frame.groupBy(by, "k").agg(*(F.expr(f"{sql} as `{name}`") for name, sql in AGGREGATES.items())).toArrow()
-    )
-    return table
+def aggregated(frame: DataFrame, by: Any) -> DataFrame:
+    """Return ``AGGREGATES`` of windows and keys."""
+    return frame.groupBy(by, "k").agg(*(F.expr(f"{sql} as `{name}`") for name, sql in AGGREGATES.items()))
 
 
 def sliding_and_session_windows(spark: SparkSession, folder: Path) -> None:
     """Rescaled, restored, and with most of their state in local files, they give what Spark gives in a batch."""
     rows = 16_000
     made = {
-        "sliding": (window("at", "10 seconds", "4 seconds"), F.window("at", "10 seconds", "4 seconds")),
-        "session": (session_window("at", "400 milliseconds"), F.session_window("at", "400 milliseconds")),
+        "sliding": F.window("at", "10 seconds", "4 seconds"),
+        "session": F.session_window("at", "400 milliseconds"),
     }
     queries = {}
-    for name, (by, _) in made.items():
+    for name, by in made.items():
         own = folder / f"{folder.name}-{name}"
         own.mkdir(parents=True)
-        stream = aggregated(read_events(spark, own, 3, rows).groupBy(by, "k"))
-        queries[name] = start(stream, own, {"state.memory": "20k"})
+        queries[name] = start(aggregated(read_events(spark, own, rows), by), 3, own, {"state.memory": "20k"})
     for parallelism in (1, 4, 2):
         for query in queries.values():
             in_the_middle(query, 1000)
@@ -195,38 +177,39 @@ def sliding_and_session_windows(spark: SparkSession, folder: Path) -> None:
         in_the_middle(query)
         query.checkpoint()
         kill_a_worker(query, 1)
-    for name, (_, by) in made.items():
+    for name, by in made.items():
         end(queries[name], folder / f"{folder.name}-{name}")
-        check_equal(queries[name].table(), sparks(frame_of(spark, rows), by))
+        check_equal(queries[name].table(), aggregated(frame_of(spark, rows), by).toArrow())
 
 
 def two_windows_in_one_stage(spark: SparkSession, folder: Path) -> None:
     """Each spills to files of its own."""
     rows = 16_000
     folder.mkdir(parents=True)
-    events = read_events(spark, folder, 2, rows)
-    first, second = (aggregated(events.groupBy(window("at", size), "k")) for size in ("1 hour", "40 seconds"))
-    third = aggregated(events.groupBy(session_window("at", "1 minute").alias("window"), "k"))
-    query = start(first.union(second).union(third), folder, {"state.memory": "4k"})
+    by = (F.window("at", "1 hour"), F.window("at", "40 seconds"), F.session_window("at", "1 minute"))
+
+    def all_windows(frame: DataFrame) -> DataFrame:
+        first, second, third = (aggregated(frame, each.alias("window")) for each in by)
+        return first.union(second).union(third)
+
+    query = start(all_windows(read_events(spark, folder, rows)), 2, folder, {"state.memory": "4k"})
     in_the_middle(query, 1000)
     query.rescale(3)
     end(query, folder)
-    frame = frame_of(spark, rows)
-    by = (F.window("at", "1 hour"), F.window("at", "40 seconds"), F.session_window("at", "1 minute"))
-    tables = [sparks(frame, each.alias("window")) for each in by]
-    check_equal(query.table(), pa.concat_tables([table.cast(tables[0].schema) for table in tables]))
+    check_equal(query.table(), all_windows(frame_of(spark, rows)).toArrow())
 
 
 def update_mode(spark: SparkSession, folder: Path) -> None:
     """What a group had last is what ``append`` says of it, and there was more than that."""
     rows = 16_000
     folder.mkdir(parents=True)
-    stream = read_events(spark, folder, 3, rows).groupBy(window("at", "10 seconds"), "k")
-    query = (
-        stream.agg(count().alias("rows"), total("n").alias("total"))
-        .writeStream.queryName(folder.name).format("memory").outputMode("update").trigger(continuous="300 milliseconds")
-        .option("checkpointLocation", str(folder / "checkpoints")).start()
-    )  # fmt: skip
+
+    def counted(frame: DataFrame) -> DataFrame:
+        grouped = frame.groupBy(F.window("at", "10 seconds").alias("window"), "k")
+        return grouped.agg(F.count("*").alias("rows"), F.sum("n").alias("total"))
+
+    writer = written(counted(read_events(spark, folder, rows)), 3, folder).outputMode("update")
+    query = writer.trigger(continuous="300 milliseconds").start()
     in_the_middle(query, 1000)
     query.rescale(2)
     in_the_middle(query)
@@ -234,10 +217,8 @@ def update_mode(spark: SparkSession, folder: Path) -> None:
     end(query, folder)
     table = query.table()
     last = {(row["window"]["start"], row["k"]): row for row in table.to_pylist()}
-    expected = frame_of(spark, rows).groupBy(F.window("at", "10 seconds").alias("window"), "k").agg(
-        F.count("*").alias("rows"), F.sum("n").alias("total")
-    ).toArrow()  # fmt: skip
     assert table.num_rows > len(last)
+    expected = counted(frame_of(spark, rows)).toArrow()
     check_equal(pa.Table.from_pylist(list(last.values()), schema=table.schema), expected)
 
 
@@ -245,20 +226,18 @@ def window_of_windows(spark: SparkSession, folder: Path) -> None:
     """What a window emits comes in time for a second aggregation, rescaled or not."""
     rows = 16_000
     folder.mkdir(parents=True)
-    first = read_events(spark, folder, 3, rows).groupBy(window("at", "5 seconds"), "k").agg(count().alias("rows"))
-    second = first.groupBy(window("window.end", "20 seconds").alias("longer")).agg(
-        total("rows").alias("rows"), count().alias("groups")
-    )
-    query = start(second, folder)
+
+    def twice(frame: DataFrame) -> DataFrame:
+        first = frame.groupBy(F.window("at", "5 seconds").alias("window"), "k").agg(F.count("*").alias("rows"))
+        second = first.groupBy(F.window("window.end", "20 seconds").alias("longer"))
+        return second.agg(F.sum("rows").alias("rows"), F.count("*").alias("groups"))
+
+    query = start(twice(read_events(spark, folder, rows)), 3, folder)
     for parallelism in (1, 2):
         in_the_middle(query, 2000)
         query.rescale(parallelism)
     end(query, folder)
-    frame = (
-        frame_of(spark, rows).groupBy(F.window("at", "5 seconds").alias("window"), "k").agg(F.count("*").alias("rows"))
-    )
-    again = frame.groupBy(F.window("window.end", "20 seconds").alias("longer"))
-    check_equal(query.table(), again.agg(F.sum("rows").alias("rows"), F.count("*").alias("groups")).toArrow())
+    check_equal(query.table(), twice(frame_of(spark, rows)).toArrow())
 
 
 class Lagging(headgate.SimpleSource):
@@ -269,6 +248,7 @@ class Lagging(headgate.SimpleSource):
 
     name = "keyed-lagging"
     schema = "n bigint, k bigint, at timestamp"
+    option_specs = ENDING
 
     def splits(self) -> list[str]:
         return ["0", "1", "2"]
@@ -296,15 +276,11 @@ def late_rows(spark: SparkSession, folder: Path) -> None:
     """A split that others did not wait for comes after the watermark: its rows are counted and kept, each once."""
     folder.mkdir(parents=True)
     headgate.register(spark, Lagging)
-    stream = (
-        headgate.continuous(spark, parallelism=3).read.format(Lagging.name).option("folder", str(folder))
-        .option("scan.watermark.idle-timeout", "4 seconds").load()
-        .withWatermark("at", "2 seconds").groupBy(window("at", "10 seconds"), "k").agg(collect_list("n").alias("all"))
-    )  # fmt: skip
-    query = (
-        stream.writeStream.queryName(folder.name).format("memory").lateRows("parquet", path=str(folder / "late"))
-        .trigger(continuous="300 milliseconds").option("checkpointLocation", str(folder / "checkpoints")).start()
-    )  # fmt: skip
+    reader = spark.readStream.format(Lagging.name).option("folder", folder).option("endingRow", 60)
+    rows = reader.option("scan.watermark.idle-timeout", "4 seconds").load().withWatermark("at", "2 seconds")
+    frame = rows.groupBy(F.window("at", "10 seconds"), "k").agg(F.collect_list("n").alias("all"))
+    writer = written(frame, 3, folder).option("lateRows", "parquet").option("lateRows.path", folder / "late")
+    query = writer.trigger(continuous="300 milliseconds").start()
     # The watermark is at 57 seconds: five windows are over.
     wait_until(lambda: query.table().num_rows == 35, query)
     query.rescale(2)
@@ -328,12 +304,9 @@ def savepoints_of_windows(spark: SparkSession, folder: Path) -> None:
     folder.mkdir(parents=True)
 
     def begin(parallelism: int, checkpoints: str, savepoint: str | None = None) -> ContinuousQuery:
-        stream = aggregated(read_events(spark, folder, parallelism, rows).groupBy(window("at", "10 seconds"), "k"))
-        return (
-            stream.writeStream.queryName(folder.name).format("parquet").option("path", str(folder / "out"))
-            .trigger(continuous="30 seconds").option("checkpointLocation", str(folder / checkpoints))
-            .start(fromSavepoint=savepoint)
-        )  # fmt: skip
+        frame = aggregated(read_events(spark, folder, rows), F.window("at", "10 seconds"))
+        writer = written(frame, parallelism, folder).format("parquet").option("path", folder / "out")
+        return writer.option("checkpointLocation", folder / checkpoints).start(fromSavepoint=savepoint)
 
     query = begin(3, "first")
     in_the_middle(query, 2000)
@@ -354,14 +327,14 @@ def savepoints_of_windows(spark: SparkSession, folder: Path) -> None:
     in_the_middle(query)
     end(query, folder)
     found = spark.read.parquet(str(folder / "out")).toArrow()
-    check_equal(found, sparks(frame_of(spark, rows), F.window("at", "10 seconds").alias("window")))
+    check_equal(found, aggregated(frame_of(spark, rows), F.window("at", "10 seconds")).toArrow())
 
 
 def drained_windows(spark: SparkSession, folder: Path) -> None:
     """Drained, a query fires all its windows: every row that was read is in one."""
     folder.mkdir(parents=True)
-    stream = read_events(spark, folder, 3, 50_000).groupBy(window("at", "1 hour"), "k").agg(count().alias("rows"))
-    query = start(stream, folder)
+    grouped = read_events(spark, folder, 50_000).groupBy(F.window("at", "1 hour"), "k")
+    query = start(grouped.agg(F.count("*").alias("rows")), 3, folder)
     in_the_middle(query, 2000)
     assert query.table().num_rows == 0
     query.rescale(2)
@@ -393,11 +366,8 @@ def little_changes(spark: SparkSession, folder: Path) -> None:
     """When a hundredth of the keys is touched, a checkpoint uploads a twentieth of the state at most."""
     folder.mkdir(parents=True)
     headgate.register(spark, Touched)
-    stream = (
-        headgate.continuous(spark, parallelism=2).readStream.format(Touched.name).option("folder", str(folder)).load()
-        .withWatermark("at", "1 second").groupBy(window("at", "1 hour"), "k").agg(count())
-    )  # fmt: skip
-    query = start(stream, folder)
+    rows = spark.readStream.format(Touched.name).option("folder", folder).load().withWatermark("at", "1 second")
+    query = start(rows.groupBy(F.window("at", "1 hour"), "k").count(), 2, folder)
 
     def stored() -> dict[str, int]:
         """Take a checkpoint, and return the sizes of the files that it shares with others."""
@@ -472,11 +442,10 @@ def stateful_processor(spark: SparkSession, folder: Path) -> None:
     folder.mkdir(parents=True)
     initial = pa.table({"k": pa.array(range(100, 130), pa.int64()), "rows": pa.array([1000] * 30, pa.int64())})
     initial = pa.concat_tables([initial, pa.table({"k": pa.array(range(10)), "rows": pa.array([500] * 10)})])
-    stream = (
-        read_events(spark, folder, 3, rows).groupBy("k")
-        .transformWithState(_counting(), COUNTED, "append", "EventTime", initialState=initial)
-    )  # fmt: skip
-    query = start(stream, folder)
+    known = spark.createDataFrame(initial).groupBy("k")
+    grouped = read_events(spark, folder, rows).groupBy("k")
+    frame = grouped.transformWithState(_counting(), COUNTED, "append", "EventTime", initialState=known)
+    query = start(frame, 3, folder)
     for parallelism in (4, 1, 3):
         in_the_middle(query, 1500)
         query.rescale(parallelism)
@@ -498,38 +467,12 @@ def stateful_processor(spark: SparkSession, folder: Path) -> None:
 
 
 def user_errors(spark: SparkSession, folder: Path) -> None:
-    """What a partitioner or a processor does wrong ends the query with words that help."""
-
-    def floats(batch: pa.RecordBatch, subtasks: int) -> Any:
-        return pa.array([0.0] * batch.num_rows)
-
-    def beyond(batch: pa.RecordBatch, subtasks: int) -> Any:
-        return pa.array([subtasks] * batch.num_rows)
-
-    def short(batch: pa.RecordBatch, subtasks: int) -> Any:
-        return pa.array([0])
-
-    def raises(batch: pa.RecordBatch, subtasks: int) -> Any:
-        raise LookupError("nobody lives there")
-
-    stream = numbers(spark, 2, 1000)
-    disliked = stream.mapInArrow(_minus_seven, "n long, k long").groupBy("k")
-    wrong: dict[str, tuple[ContinuousStream, tuple[str, ...]]] = {
-        "floats": (stream.partitionBy(floats), ("floats", "partitionBy", "double", "integers")),
-        "beyond": (stream.partitionBy(beyond), ("beyond", "partitionBy", "returned 2", "from 0 to 1")),
-        "short": (stream.partitionBy(short), ("short", "partitionBy", "returned 1 values", "rows")),
-        "raises": (stream.partitionBy(raises), ("raises", "partitionBy", "LookupError", "nobody lives", "stage 0,")),
-        "processor": (
-            disliked.transformWithState(_counting(), COUNTED, "append", "ProcessingTime"),
-            ("Counting", "ZeroDivisionError", "a number that I do not like", "stage 1, subtask", "handleInputRows"),
-        ),
-    }  # fmt: skip
-    queries = {
-        name: start(each, folder / f"{folder.name}-{name}", {"restart-strategy": "none"})
-        for name, (each, _) in wrong.items()
-    }
-    for name, (_, words) in wrong.items():
-        raised(lambda name=name: queries[name].awaitTermination(WITHIN_S), HeadgateError, *words)
+    """What a processor does wrong ends the query with words that help."""
+    disliked = numbers(spark, 1000).mapInArrow(_minus_seven, "n long, k long").groupBy("k")
+    frame = disliked.transformWithState(_counting(), COUNTED, "append", "ProcessingTime")
+    query = start(frame, 2, folder, {"restart-strategy": "none"})
+    words = ("Counting", "ZeroDivisionError", "a number that I do not like", "stage 1, subtask", "handleInputRows")
+    raised(lambda: query.awaitTermination(WITHIN_S), HeadgateError, *words)
 
 
 def _minus_seven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -541,41 +484,41 @@ def _minus_seven(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def changed_programs(spark: SparkSession, folder: Path) -> None:
     """What does not fit the checkpoint, or shares its place, is refused: the message names it, and what to do."""
     folder.mkdir(parents=True)
-    stream = numbers(spark, 2, 60_000)
-    slow = Slowly(folder)
-    query = start(stream.repartition().name("spread").mapInArrow(slow, "n long, pid long").name("slow"), folder)
+    rows = numbers(spark, 60_000)
+
+    def spread(exchanged: DataFrame, name: str = "spread") -> DataFrame:
+        return exchanged.alias(name).mapInArrow(Slowly(folder), "n long, pid long").alias("slow")
+
+    query = start(spread(rows.repartition(ALL)), 2, folder)
     wait_until(lambda: query.status["rowsOut"] > 0, query)
-    raised(lambda: start(stream, folder), OptionError, str(folder / "checkpoints"), folder.name, "Stop that one first")
+    raised(lambda: start(rows, 2, folder), OptionError, str(folder / "checkpoints"), folder.name, "Stop that one first")
     raised(lambda: query.rescale(200), OptionError, "200", "24")
     raised(lambda: query.rescale(0), OptionError, "0")
     query.checkpoint()
     query.stop()
-    other = stream.broadcast().name("spread").mapInArrow(slow, "n long, pid long").name("slow")
-    raised(lambda: start(other, folder), StoredStateError, "'spread'", "'rebalance'", "'broadcast'", "savepoint")
-    again = stream.repartition().name("spread").mapInArrow(slow, "n long, pid long").name("slow")
-    raised(
-        lambda: start(again, folder, {"max-parallelism": 64}),
-        OptionError,
-        "'max-parallelism'",
-        "128",
-        "64",
-        "Set them back",
-    )
-    renamed = stream.repartition().name("scattered").mapInArrow(slow, "n long, pid long").name("slow")
-    raised(lambda: start(renamed, folder), StoredStateError, "'spread'", "'scattered'", ".name(")
-    query = start(again, folder)
+    other = spread(rows.repartition("k"))
+    raised(lambda: start(other, 2, folder), StoredStateError, "'spread'", "'rebalance'", "'hash'", "savepoint")
+    again = spread(rows.repartition(ALL))
+    words = ("'max-parallelism'", "128", "64", "Set them back")
+    raised(lambda: start(again, 2, folder, {"max-parallelism": 64}), OptionError, *words)
+    renamed = spread(rows.repartition(ALL), "scattered")
+    raised(lambda: start(renamed, 2, folder), StoredStateError, "'spread'", "'scattered'", ".alias(")
+    query = start(again, 2, folder)
     wait_until(lambda: query.status["message"] == "running", query)
     query.stop()
     by_windows = folder / "windows"
-    grouped = read_events(spark, folder, 2, 16_000).groupBy(window("at", "10 minutes"), "k")
-    query = start(grouped.agg(total("n").alias("n")), by_windows)
+
+    def summed(key: str, made: Any) -> DataFrame:
+        return read_events(spark, folder, 16_000).groupBy(F.window("at", "10 minutes"), key).agg(made)
+
+    query = start(summed("k", F.sum("n").alias("n")), 2, by_windows)
     in_the_middle(query)
     query.checkpoint()
     query.stop()
-    other_sum = grouped.agg(greatest("n").alias("n"))
-    raised(lambda: start(other_sum, by_windows), StoredStateError, "sum(n) of int64", "max(n) of int64", ".name(")
-    other_key = read_events(spark, folder, 2, 16_000).groupBy(window("at", "10 minutes"), "n").agg(total("n"))
-    raised(lambda: start(other_key, by_windows), StoredStateError, "by k int64", "by n int64")
-    query = start(grouped.agg(total("n").alias("sum of n")), by_windows)
+    other_sum, words = summed("k", F.max("n").alias("n")), ("sum(n) of int64", "max(n) of int64", ".alias(")
+    raised(lambda: start(other_sum, 2, by_windows), StoredStateError, *words)
+    other_key = summed("n", F.sum("n"))
+    raised(lambda: start(other_key, 2, by_windows), StoredStateError, "by k int64", "by n int64")
+    query = start(summed("k", F.sum("n").alias("sum of n")), 2, by_windows)
     wait_until(lambda: query.status["message"] == "running", query)
     query.stop()

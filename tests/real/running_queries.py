@@ -11,13 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import headgate
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.spark.continuous.manager import ContinuousQueryManager
-from headgate.spark.continuous.streams import ContinuousStream
+from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -25,19 +24,18 @@ PATIENCE_S = 240.0
 """How long anything may take on a machine that others use as well; nothing is asserted about it."""
 
 
-def numbers(
-    spark: SparkSession, parallelism: int = 2, *, rows: int | None = None, rate: int = 2000, partitions: int = 4
-) -> ContinuousStream:
+def numbers(spark: SparkSession, *, rows: int | None = None, rate: int = 2000, partitions: int = 4) -> DataFrame:
     """Return a stream of the numbers from 0 in the column ``value``; endless without ``rows``."""
-    return (
-        headgate.continuous(spark, parallelism=parallelism)
-        .readStream.format("headgate.datagen")
-        .option("numRows", rows)
-        .option("rowsPerSecond", rate)
-        .option("numPartitions", partitions)
-        .schema("value long")
-        .load()
-    )
+    options = {"rowsPerSecond": rate, "numPartitions": partitions} | ({} if rows is None else {"numRows": rows})
+    return spark.readStream.format("headgate.datagen").options(**options).schema("value long").load()
+
+
+def written(
+    frame: DataFrame, to: str = "memory", parallelism: int = 2, *, interval: str = "1 second", **options: Any
+) -> ContinuousStreamWriter:
+    """Return the writer of a program that runs continuously, into a sink, with a checkpoint now and then."""
+    writer = headgate.continuous(frame, parallelism=parallelism).writeStream.format(to)
+    return writer.options(**options).trigger(continuous=interval)
 
 
 class Held(headgate.SimpleSource):
@@ -60,11 +58,10 @@ class Held(headgate.SimpleSource):
             yield pa.record_batch({"value": pa.array(range(begin, min(begin + 20, rows), 4), pa.int64())}), begin + 20
 
 
-def held_numbers(spark: SparkSession, may_end: Path, parallelism: int = 2, *, rows: int) -> ContinuousStream:
+def held_numbers(spark: SparkSession, may_end: Path, *, rows: int) -> DataFrame:
     """Return the numbers from 0 in the column ``value``; a query of them does not end before a file is there."""
     headgate.register(spark, Held)
-    reader = headgate.continuous(spark, parallelism=parallelism).read.format(Held.name)
-    return reader.option("mayEnd", str(may_end)).option("rows", rows).load()
+    return spark.read.format(Held.name).option("mayEnd", str(may_end)).option("rows", rows).load()
 
 
 def wait_until(condition: Callable[[], Any], query: headgate.ContinuousQuery | None = None) -> Any:
@@ -86,7 +83,7 @@ def is_running(query: headgate.ContinuousQuery) -> bool:
 
 def stop_all() -> None:
     """Stop what a test left running."""
-    for query in ContinuousQueryManager().active:
+    for query in headgate.streams.active:
         with contextlib.suppress(Exception):
             query.stop()
 

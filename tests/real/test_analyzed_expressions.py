@@ -17,8 +17,7 @@ from headgate.expressions.compiled import evaluate
 from headgate.expressions.expressions import Constant, Node
 from headgate.spark.analyzed.rows import Rows, Session
 from headgate.spark.analyzed.scala import items
-from tests.real.test_functions_equal_spark import CASES, FAILING, SCHEMA
-from tests.real.test_functions_equal_spark import batch as batch  # a fixture
+from tests.real.expression_cases import CASES, FAILING, ROWS, SCHEMA
 from tests.unit.operators.collecting_sink import source
 
 NOT_ON_ARROW = {
@@ -235,6 +234,12 @@ def plain(value: Any) -> Any:
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
+@pytest.fixture(scope="module")
+def batch() -> pa.RecordBatch:
+    columns = [pa.array([row[index] for row in ROWS], field.type) for index, field in enumerate(SCHEMA)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
 @pytest.fixture(scope="module", params=["UTC", "America/New_York"])
 def analyzed(request: pytest.FixtureRequest, spark: SparkSession, batch: pa.RecordBatch) -> Any:
     """Return the projection of all cases, Spark's results, and the time zone of both."""
@@ -242,7 +247,7 @@ def analyzed(request: pytest.FixtureRequest, spark: SparkSession, batch: pa.Reco
     spark.conf.set("spark.sql.session.timeZone", request.param)
     try:
         frame = spark.createDataFrame(pa.Table.from_batches([batch])).coalesce(1)
-        columns = [case(F, F.col).alias(name) for name, case in CASES.items()]
+        columns = [case().alias(name) for name, case in CASES.items()]
         columns += [F.expr(text).alias(name) for name, text in ALSO.items()]
         numbered = frame.select(*(column.alias(f"c{index}") for index, column in enumerate(columns)))
         return frame.select(*columns), numbered.toArrow(), request.param
@@ -326,10 +331,12 @@ def test_what_has_no_columns_is_computed_by_spark_once(spark: SparkSession) -> N
 
 @pytest.mark.parametrize("name", FAILING)
 def test_what_is_an_error_in_spark_is_one(name: str, spark: SparkSession, batch: pa.RecordBatch) -> None:
-    frame = spark.createDataFrame(pa.Table.from_batches([batch])).select(FAILING[name](F, F.col))
+    frame = spark.createDataFrame(pa.Table.from_batches([batch])).select(FAILING[name]())
     node = compiled(frame, SCHEMA, "UTC")
     with pytest.raises(pa.ArrowInvalid):
         evaluate(node, batch, "UTC")
+    with pytest.raises(Exception, match="SQLSTATE"):
+        frame.collect()
 
 
 @pytest.mark.parametrize(

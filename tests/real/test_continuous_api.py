@@ -18,17 +18,17 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 from pyspark.sql.types import StructType
 
 import headgate
 from headgate.errors import BadDataError, OptionError, TransportError, UserFunctionError
-from headgate.functions import col, lit
 from headgate.spark.continuous import driver
 from headgate.transport.control_client import ControlClient
 from local.ports import free_ports
-from tests.real.running_queries import is_running, numbers, read_values, stop_all, wait_until
+from tests.real.running_queries import is_running, numbers, read_values, stop_all, wait_until, written
 
 if TYPE_CHECKING:
     from local.kafka import Certificates
@@ -61,46 +61,20 @@ class AddOne:
 
 
 def test_every_operator(spark: SparkSession) -> None:
-    query = (
+    frame = (
         numbers(spark, rows=1000)
-        .withColumn("square", col("value") * col("value"))
+        .withColumn("square", F.col("value") * F.col("value"))
         .mapInArrow(AddOne(), "value long, square long")
-        .withColumn("half", (col("value") / lit(2)).cast("long"))
-        .filter(col("value") > lit(900))
+        .withColumn("half", (F.col("value") / F.lit(2)).cast("long"))
+        .filter(F.col("value") > F.lit(900))
         .filter("value <= 1000")
         .drop("square")
-        .select("value", col("half").alias("rounded"))
-        .writeStream.format("memory")
-        .start()
+        .select("value", F.col("half").alias("rounded"))
     )
+    query = written(frame).start()
     assert query.awaitTermination(90)
     rows = sorted(query.table().to_pylist(), key=lambda row: row["value"])
     assert rows == [{"value": n, "rounded": n // 2} for n in range(901, 1001)]
-
-
-def test_a_union_of_two_sources(spark: SparkSession) -> None:
-    first = numbers(spark, rows=500).name("first")
-    second = numbers(spark, rows=300, partitions=3).name("second").withColumn("value", col("value") + lit(10_000))
-    query = first.union(second).writeStream.format("memory").start()
-    assert query.awaitTermination(90)
-    assert sorted(query.table()["value"].to_pylist()) == [*range(500), *range(10_000, 10_300)]
-
-
-def test_a_folder_is_read_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"part-{number}.csv").write_text("n,name\n" + "".join(f"{n},x\n" for n in range(number + 1)))
-    query = (
-        headgate.continuous(spark, parallelism=2)
-        .read.format("headgate.files")
-        .option("fileFormat", "csv")
-        .option("header", True)
-        .schema("n long, name string")
-        .load(str(tmp_path))
-        .writeStream.format("memory")
-        .start()
-    )
-    assert query.awaitTermination(90)
-    assert sorted(query.table()["n"].to_pylist()) == [0, 0, 0, 1, 1, 2]
 
 
 # Where rows go.
@@ -109,16 +83,16 @@ def test_a_folder_is_read_to_its_end(spark: SparkSession, tmp_path: Path) -> Non
 @pytest.mark.parametrize("sink", ["parquet", "json", "csv"])
 def test_sinks_of_files(spark: SparkSession, tmp_path: Path, sink: str) -> None:
     """What `spark.read` sees is what was committed."""
-    writer = numbers(spark, rows=1000).writeStream.format(sink).option("checkpointLocation", str(tmp_path / "cp"))
+    writer = written(numbers(spark, rows=1000), sink, checkpointLocation=tmp_path / "cp", slots="threads")
     assert writer.start(str(tmp_path / "out")).awaitTermination(90)
     assert read_values(spark, tmp_path / "out", sink) == list(range(1000))
 
 
 def test_the_sinks_console_and_noop(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
-    assert numbers(spark, rows=5, partitions=1).writeStream.format("console").start().awaitTermination(90)
+    assert written(numbers(spark, rows=5, partitions=1), "console").start().awaitTermination(90)
     shown = capfd.readouterr().out
     assert all(f"|{n}" in shown.replace(" ", "") for n in range(5)), shown
-    query = numbers(spark, rows=100).writeStream.format("noop").start()
+    query = written(numbers(spark, rows=100), "noop").start()
     assert query.awaitTermination(90)
     assert (query.status["rowsIn"], query.status["rowsOut"]) == (100, 100)
     with pytest.raises(OptionError, match=r"table\(\) is for the sink 'memory'; this query writes to 'noop'"):
@@ -155,8 +129,7 @@ class Counting(DataSource):
 def test_a_registered_python_data_source_is_a_sink(spark: SparkSession, tmp_path: Path) -> None:
     """Epochs are contiguous from 0."""
     spark.dataSource.register(Counting)
-    stream = numbers(spark).writeStream.format("tests.counting").trigger(continuous="200 milliseconds")
-    query = stream.start(str(tmp_path))
+    query = written(numbers(spark), "tests.counting", interval="200 milliseconds").start(str(tmp_path))
     wait_until(lambda: len(list(tmp_path.iterdir())) >= 2, query)
     query.stop(drain=True)
     epochs = {int(path.name): int(path.read_text()) for path in tmp_path.iterdir()}
@@ -191,9 +164,8 @@ def test_a_query_that_ends_leaves_nothing(spark: SparkSession, tmp_path: Path, e
     """After its last checkpoint: no thread, no port, no job of Spark's."""
     threads, sockets = own_threads(), listening_sockets()
     function = broken if end == "failure" else unchanged
-    stream = numbers(spark, rows=1000 if end == "input" else None).mapInArrow(function, "value long")
-    writer = stream.writeStream.format("memory").option("checkpointLocation", str(tmp_path / "cp"))
-    query = writer.option("restart-strategy", "none").start()
+    frame = numbers(spark, rows=1000 if end == "input" else None).mapInArrow(function, "value long")
+    query = written(frame, checkpointLocation=tmp_path / "cp").option("restart-strategy", "none").start()
     match end:
         case "input":
             assert query.awaitTermination(90)
@@ -228,11 +200,9 @@ def broken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def test_a_function_that_raises_ends_the_query_and_is_reported(spark: SparkSession) -> None:
-    query = (
-        numbers(spark, rows=500).mapInArrow(broken, "value long").writeStream.format("memory")
-        .option("restart-strategy", "fixed-delay").option("restart-strategy.attempts", 1)
-        .option("restart-strategy.delay", "0").start()
-    )  # fmt: skip
+    restarts = {"": "fixed-delay", ".attempts": 1, ".delay": "0"}
+    options = {f"restart-strategy{name}": value for name, value in restarts.items()}
+    query = written(numbers(spark, rows=500).mapInArrow(broken, "value long"), **options).start()
     with pytest.raises(UserFunctionError, match="seven is not allowed") as failed:
         query.awaitTermination(90)
     error = failed.value
@@ -248,8 +218,8 @@ def test_data_that_a_restart_would_meet_again_ends_the_query_at_once(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1, but no more of it")
-    rows = headgate.continuous(spark, parallelism=1).readStream.format("headgate.files").schema("n long")
-    query = rows.option("fileFormat", "parquet").load(str(tmp_path)).writeStream.format("noop").start()
+    files = spark.readStream.format("headgate.files").schema("n long").option("fileFormat", "parquet")
+    query = written(files.load(str(tmp_path)), "noop", 1).start()
     with pytest.raises(BadDataError, match=r"broken\.parquet"):
         query.awaitTermination(90)
     assert "restart from the last completed checkpoint" not in caplog.text
@@ -258,7 +228,7 @@ def test_data_that_a_restart_would_meet_again_ends_the_query_at_once(
 @pytest.mark.parametrize("handling", ["skip", "sink"])
 def test_bad_records(spark: SparkSession, tmp_path: Path, handling: str) -> None:
     query = (
-        numbers(spark, rows=500).mapInArrow(broken, "value long").writeStream.format("memory")
+        written(numbers(spark, rows=500).mapInArrow(broken, "value long"), slots="threads")
         .option("badRecords", "skip" if handling == "skip" else "json")
         .option("badRecords.path", str(tmp_path / "bad") if handling == "sink" else None)
         .start()
@@ -292,7 +262,7 @@ def test_cores_that_other_work_has(
     other.start()
     try:
         wait_until(lambda: begun.exists() and active_jobs(spark) == 1)
-        query = numbers(spark, parallelism).writeStream.format("noop").start()
+        query = written(numbers(spark), "noop", parallelism).start()
         if error is None:
             wait_until(lambda: is_running(query), query)
         else:
@@ -305,7 +275,7 @@ def test_cores_that_other_work_has(
 
 def test_too_few_cores(spark: SparkSession) -> None:
     with pytest.raises(OptionError, match=r"parallelism 5 needs 5 cores for its slots, but local\[2\] has 2") as few:
-        numbers(spark, 5).writeStream.format("noop").start()
+        written(numbers(spark), "noop", 5).start()
     assert (few.value.value, few.value.cores) == (5, 2)
 
 
@@ -328,27 +298,21 @@ def test_settings_of_spark_s_that_end_slots(
     conf = spark.sparkContext.getConf().setAll(list(settings.items()))
     monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
     with pytest.raises(OptionError, match=message):
-        numbers(spark).writeStream.format("noop").start()
-
-
-def test_a_session_of_spark_connect_is_refused() -> None:
-    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
-    with pytest.raises(OptionError, match=r"Spark Connect has none.*spark-submit"):
-        headgate.continuous(connect())
+        written(numbers(spark), "noop").start()
 
 
 # Beside a query.
 
 
 def test_other_work_runs_beside_a_query(spark: SparkSession) -> None:
-    query = numbers(spark, 1).writeStream.format("noop").start()
+    query = written(numbers(spark), "noop", 1).start()
     wait_until(lambda: query.status["rowsIn"] > 0, query)
     assert spark.range(1000).selectExpr("sum(id)").first()[0] == 499_500  # type: ignore[index]
     assert query.isActive
 
 
 def test_the_name_stands_where_spark_shows_jobs(spark: SparkSession) -> None:
-    query = numbers(spark, 1).writeStream.queryName("large-rides").format("noop").start()
+    query = written(numbers(spark), "noop", 1).queryName("large-rides").start()
     wait_until(lambda: is_running(query), query)
     context: Any = spark.sparkContext
     store = context._jsc.sc().statusStore()
@@ -382,13 +346,12 @@ class Recorder(StreamingQueryListener):
 def test_progress_and_listeners(spark: SparkSession) -> None:
     # A query before this one may still report its end.
     wait_until(lambda: not any(name.startswith("headgate-listeners") for name in own_threads()))
-    streams, recorder = headgate.continuous(spark, parallelism=2).streams, Recorder()
-    streams.addListener(recorder)
+    recorder = Recorder()
+    headgate.streams.addListener(recorder)
     try:
-        writer = numbers(spark).writeStream.queryName("shown").format("noop").trigger(continuous="200 milliseconds")
-        query = writer.start()
+        query = written(numbers(spark), "noop", interval="200 milliseconds").queryName("shown").start()
         assert recorder.events[0].name == "shown", "it is called before start() returns"
-        assert streams.active == [query] and streams.get(query.id) is query
+        assert headgate.streams.active == [query] and headgate.streams.get(query.id) is query
         progress = wait_until(
             lambda: next((each for each in query.recentProgress if each.batchId > 0 and each.numInputRows), None), query
         )
@@ -402,10 +365,10 @@ def test_progress_and_listeners(spark: SparkSession) -> None:
         json.loads(progress.json)
         wait_until(lambda: len(recorder.events) > 2, query)
         query.stop()
-        assert streams.active == [] and streams.get(query.id) is None
+        assert headgate.streams.active == [] and headgate.streams.get(query.id) is None
         wait_until(lambda: type(recorder.events[-1]).__name__ == "QueryTerminatedEvent")
     finally:
-        streams.removeListener(recorder)
+        headgate.streams.removeListener(recorder)
     kinds = [type(event).__name__ for event in recorder.events]
     assert kinds == ["QueryStartedEvent", *["QueryProgressEvent"] * (len(kinds) - 2), "QueryTerminatedEvent"]
     assert recorder.events[-1].exception is None
@@ -419,7 +382,7 @@ def test_tls_and_secrets_of_a_running_query(
 ) -> None:
     """A slot's messages come through TLS; who has no certificate of ours, or not the query's secret, is refused."""
     query = (
-        numbers(spark).writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
+        written(numbers(spark), "noop", checkpointLocation=tmp_path / "cp")
         .option("transport.tls.enabled", True)
         .option("transport.tls.cert", str(certificates.broker)).option("transport.tls.key", str(certificates.broker))
         .option("transport.tls.ca", str(certificates.ca)).start()
@@ -446,12 +409,12 @@ def test_tls_and_secrets_of_a_running_query(
 def test_a_certificate_that_clients_do_not_trust(spark: SparkSession, certificates: Certificates) -> None:
     """Slots cannot come, and the error says why."""
     with pytest.raises(OptionError, match=r"TLS needs the option 'transport\.tls\.cert'"):
-        numbers(spark).writeStream.format("noop").option("transport.tls.enabled", True).start()
+        written(numbers(spark), "noop").option("transport.tls.enabled", True).start()
 
 
 def test_the_port_can_be_chosen(spark: SparkSession) -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)), pytest.raises(TransportError, match=str(port)):
-        numbers(spark).writeStream.format("noop").option("transport.port", port).start()
-    query = numbers(spark).writeStream.format("noop").option("transport.port", port).start()
+        written(numbers(spark), "noop").option("transport.port", port).start()
+    query = written(numbers(spark), "noop").option("transport.port", port).start()
     wait_until(lambda: query.status["rowsIn"] > 0, query)

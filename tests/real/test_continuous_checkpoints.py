@@ -14,16 +14,24 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import headgate
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import CorruptStateError, HeadgateError, OptionError, StoredStateError
 from headgate.protocol.messages import CheckpointKind
-from headgate.spark.continuous.streams import ContinuousStream
 from headgate.spark.continuous.writer import ContinuousStreamWriter
-from tests.real.running_queries import held_numbers, is_running, newest, numbers, read_values, stop_all, wait_until
+from tests.real.running_queries import (
+    held_numbers,
+    is_running,
+    newest,
+    numbers,
+    read_values,
+    stop_all,
+    wait_until,
+    written,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -43,19 +51,16 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.checkpoints, self.out, self.may_end = folder / "checkpoints", folder / "out", folder / "may-end"
 
-    def writer(self, stream: ContinuousStream, interval: str = "300 milliseconds") -> ContinuousStreamWriter:
-        """Write a stream here, as soon as it is committed."""
-        return (
-            stream.writeStream.format("parquet")
-            .option("path", str(self.out))
-            .option("publishInterval", "0 seconds")
-            .option("checkpointLocation", str(self.checkpoints))
-            .trigger(continuous=interval)
-        )
+    def writer(
+        self, frame: DataFrame, interval: str = "300 milliseconds", parallelism: int = 2, slots: str = "threads"
+    ) -> ContinuousStreamWriter:
+        """Write a program's rows here, as soon as they are committed."""
+        options = {"publishInterval": "0 seconds", "checkpointLocation": self.checkpoints, "slots": slots}
+        return written(frame, "parquet", parallelism, interval=interval, path=self.out, **options)
 
-    def held(self, spark: SparkSession, parallelism: int = 2) -> ContinuousStream:
+    def held(self, spark: SparkSession) -> DataFrame:
         """Return `LONG` numbers, the last of which come when the query may end."""
-        return held_numbers(spark, self.may_end, parallelism, rows=LONG)
+        return held_numbers(spark, self.may_end, rows=LONG)
 
     def let_end(self) -> None:
         self.may_end.touch()
@@ -91,7 +96,7 @@ def positions(manifest: Manifest) -> int:
 
 
 def test_a_checkpoint_that_was_asked_for_is_complete_on_disk(spark: SparkSession, place: Place) -> None:
-    query = place.writer(numbers(spark, 1), "1 hour").start()  # one core is left for Spark's reading
+    query = place.writer(numbers(spark), "1 hour").start()
     has_read(query, 1)
     first = query.checkpoint()
     assert place.ids()[-1] == first == newest(place.checkpoints).checkpoint_id
@@ -108,7 +113,7 @@ def test_a_savepoint_needs_nothing_but_itself(
     spark: SparkSession, place: Place, tmp_path: Path, before: int, after: int
 ) -> None:
     """It is copied to another place, and all the query wrote beside its output is deleted."""
-    query = place.writer(place.held(spark, before)).queryName("moves").start()
+    query = place.writer(place.held(spark), parallelism=before).queryName("moves").start()
     has_read(query, 500)
     query.stop(savepoint=str(tmp_path / "savepoint"))
     assert not query.isActive and query.exception() is None
@@ -118,7 +123,7 @@ def test_a_savepoint_needs_nothing_but_itself(
     shutil.move(tmp_path / "savepoint", tmp_path / "elsewhere")
     place.delete_checkpoints()
     place.let_end()
-    again = place.writer(place.held(spark, after)).start(fromSavepoint=str(tmp_path / "elsewhere"))
+    again = place.writer(place.held(spark), parallelism=after).start(fromSavepoint=str(tmp_path / "elsewhere"))
     assert again.awaitTermination(90)
     assert read_values(spark, place.out) == list(range(LONG))
 
@@ -172,7 +177,7 @@ def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:
 
 
 def test_a_live_query_is_rescaled(spark: SparkSession, place: Place) -> None:
-    query = place.writer(place.held(spark, 1)).start()
+    query = place.writer(place.held(spark), parallelism=1, slots="spark").start()
     has_read(query, 200)
     query.rescale(2)
     wait_until(lambda: is_running(query) and len(query.status["slots"]) == 2, query)
@@ -199,20 +204,20 @@ def unchanged(batches: Iterator[Any]) -> Iterator[Any]:
 
 def test_a_changed_program_restores_what_has_the_same_name(spark: SparkSession, place: Place) -> None:
     """Operators are put before and after; the source is found by its name, so no number comes twice."""
-    query = place.writer(place.held(spark).name("in")).start()
+    query = place.writer(place.held(spark).alias("in")).start()
     has_read(query, 300)
     query.checkpoint()
     query.stop()
     place.let_end()
-    changed = place.held(spark).name("in").mapInArrow(unchanged, "value long").filter("value >= 0")
+    changed = place.held(spark).alias("in").mapInArrow(unchanged, "value long").filter("value >= 0")
     assert place.writer(changed).start().awaitTermination(90)
     assert read_values(spark, place.out) == list(range(LONG))
 
 
 def test_state_that_is_left_over_is_refused_unless_it_may_be_dropped(spark: SparkSession, place: Place) -> None:
-    query = place.writer(numbers(spark, rows=100).name("old")).start()
+    query = place.writer(numbers(spark, rows=100).alias("old")).start()
     assert query.awaitTermination(90)
-    renamed = place.writer(numbers(spark, rows=100).name("new"))
+    renamed = place.writer(numbers(spark, rows=100).alias("new"))
     with pytest.raises(StoredStateError, match=r"holds state of 'old', .* has 'new'.*allowNonRestoredState") as refused:
         renamed.start()
     assert refused.value.left_over == ("old",)
@@ -255,9 +260,9 @@ def test_as_many_are_kept_as_the_option_says(spark: SparkSession, place: Place) 
 
 
 def test_a_live_query_owns_its_location(spark: SparkSession, place: Place) -> None:
-    query = place.writer(numbers(spark, 1)).queryName("first").start()
+    query = place.writer(numbers(spark)).queryName("first").start()
     with pytest.raises(OptionError, match="belongs to the query 'first', which is live"):
-        place.writer(numbers(spark, 1)).start()
+        place.writer(numbers(spark)).start()
     assert query.isActive
 
 
@@ -272,7 +277,7 @@ print(Ownership.claim(CheckpointStorage(sys.argv[1]).store).run)
 
 def test_a_start_in_another_process_takes_a_location_over(spark: SparkSession, place: Place) -> None:
     """The query that was first ends with its next checkpoint, and says who has it now."""
-    query = place.writer(numbers(spark), "200 milliseconds").start()
+    query = place.writer(numbers(spark), "200 milliseconds", slots="spark").start()
     has_read(query, 100)
     command = [sys.executable, "-c", textwrap.dedent(TAKES_OVER), str(place.checkpoints)]
     run = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout)

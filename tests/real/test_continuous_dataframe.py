@@ -14,6 +14,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource
 
 import headgate
 from headgate.errors import OptionError, UnsupportedOperationError
@@ -263,6 +264,24 @@ def test_sources_of_spark_itself_are_refused(spark: SparkSession, tmp_path: Path
     for frame in (spark.readStream.format("rate").load(), spark.range(3), spark.createDataFrame([(1,)], "a int")):
         with pytest.raises((UnsupportedOperationError, OptionError), match=r"rate|Range|LogicalRDD"):
             headgate.continuous(frame, parallelism=1).writeStream.format("noop").start()
+
+
+class OnlySpark(DataSource):
+    """A Python data source that is none of Headgate's."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "only-spark"
+
+    def schema(self) -> str:
+        return "n long"
+
+
+def test_python_sources_of_spark_alone_are_refused(spark: SparkSession) -> None:
+    spark.dataSource.register(OnlySpark)
+    frame = spark.read.format("only-spark").load()
+    with pytest.raises(OptionError, match=r"use spark\.readStream"):
+        headgate.continuous(frame, parallelism=1).explain()
 
 
 def test_two_columns_of_one_name_have_no_sink(spark: SparkSession) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import headgate
@@ -42,7 +42,7 @@ from tests.real.aligned_rows import (
     read,
     settle,
 )
-from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
+from tests.real.running_queries import PATIENCE_S, stop_all, wait_until, written
 from tests.spark_java import SparkJava
 
 if TYPE_CHECKING:
@@ -102,18 +102,19 @@ class Topic:
         self.truth[partition] += times
 
     def start(self, parallelism: int, *, aligned: bool = True) -> headgate.ContinuousQuery:
-        stream = (
-            headgate.continuous(self.spark, parallelism=parallelism)
-            .readStream.format("headgate.kafka")
+        reader = (
+            self.spark.readStream.format("headgate.kafka")
             .option("kafka.bootstrap.servers", self.kafka.plain)
             .option("subscribe", self.topic)
             .option("startingOffsets", "earliest")
-            .load().select("partition", "timestamp").withWatermark("timestamp", "0 seconds")
-        )  # fmt: skip
+            .option("eventTimeColumn", "timestamp")
+        )
         if aligned:
-            stream = stream.withWatermarkAlignment(self.topic, f"{KAFKA_DRIFT_MS} ms")
-        noted = stream.mapInArrow(Notes(self.folder), "partition int, timestamp timestamp")
-        return noted.writeStream.format("noop").trigger(continuous="200 milliseconds").start()
+            group = {"group": self.topic, "max-drift": f"{KAFKA_DRIFT_MS} ms"}
+            reader = reader.options(**{f"scan.watermark.alignment.{name}": value for name, value in group.items()})
+        rows = reader.load().select("partition", "timestamp").withWatermark("timestamp", "0 seconds")
+        noted = rows.mapInArrow(Notes(self.folder), "partition int, timestamp timestamp")
+        return written(noted, "noop", parallelism, interval="200 milliseconds").start()
 
     def notes(self) -> list[tuple[int, list[int]]]:
         """Return the partition and the event times of each call, in the order of time."""
@@ -196,9 +197,7 @@ def test_partitions_of_two_slots_wait_at_the_very_row(
 
 def test_two_sources_of_a_query_are_one_group(spark: SparkSession, tmp_path: Path) -> None:
     slow, fast = Rows(spark, tmp_path / "slow", slow=10), Rows(spark, tmp_path / "fast", fast=FAST)
-    both = slow.load(1).name("slow").union(fast.load(1).name("fast"))
-    aligned = both.withWatermark("at", "0 seconds").withWatermarkAlignment("seconds", f"{DRIFT_S} seconds")
-    query = slow.start(aligned)
+    query = slow.start(slow.aligned().alias("slow").union(fast.aligned().alias("fast")), 1)
     settle(query, slow=10, fast=most(10))
     slow.set_rows("slow", 20)
     settle(query, slow=20, fast=most(20))
@@ -208,9 +207,9 @@ def test_two_sources_of_a_query_are_one_group(spark: SparkSession, tmp_path: Pat
 
 def test_two_queries_are_one_group_until_one_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
     slow, fast = Rows(spark, tmp_path / "slow", slow=10), Rows(spark, tmp_path / "fast", fast=FAST)
-    first = slow.start(slow.aligned(1))
+    first = slow.start(slow.aligned(), 1)
     settle(first, slow=10)
-    second = fast.start(fast.aligned(1))
+    second = fast.start(fast.aligned(), 1)
     settle(second, fast=most(10))
     slow.set_rows("slow", 20)
     settle(second, fast=most(20))
@@ -225,7 +224,7 @@ def test_two_queries_are_one_group_until_one_is_stopped(spark: SparkSession, tmp
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_split_goes_on_when_the_slow_one_finishes(spark: SparkSession, tmp_path: Path, parallelism: int) -> None:
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(parallelism))
+    query = rows.start(rows.aligned(), parallelism)
     settle(query, slow=10, fast=most(10))
     rows.set_rows("slow", 12, finished=True)
     settle(query, slow=12, fast=FAST)
@@ -235,7 +234,7 @@ def test_a_split_goes_on_when_the_slow_one_finishes(spark: SparkSession, tmp_pat
 def test_a_split_goes_on_when_the_slow_one_is_idle(spark: SparkSession, tmp_path: Path, parallelism: int) -> None:
     """The idle one is read on when it has rows again, though it lags far."""
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(parallelism, **{"scan.watermark.idle-timeout": "700 ms"}))
+    query = rows.start(rows.aligned(**{"scan.watermark.idle-timeout": "700 ms"}), parallelism)
     settle(query, slow=10, fast=FAST)
     rows.set_rows("slow", 20)
     settle(query, slow=20, fast=FAST)
@@ -245,7 +244,7 @@ def test_a_split_goes_on_when_the_slow_one_is_idle(spark: SparkSession, tmp_path
 
 def test_a_split_goes_on_when_the_slow_one_s_subtask_fails(spark: SparkSession, tmp_path: Path) -> None:
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(2), {"restart-strategy.initial-backoff": "100 ms"})
+    query = rows.start(rows.aligned(), 2, {"restart-strategy.initial-backoff": "100 ms"})
     settle(query, slow=10, fast=most(10))
     (tmp_path / "raises").write_text("slow")
     rows.set_rows("slow", 20)
@@ -272,7 +271,7 @@ def test_a_split_goes_on_when_a_worker_alone_is_retried(java: SparkJava, reposit
 def kill_a_worker(spark: SparkSession, folder: Path, victim: str, *, executions: list[int]) -> None:
     """Kill the process that reads a split; afterwards the subtasks have been deployed so often."""
     rows = Rows(spark, folder, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(2))
+    query = rows.start(rows.aligned(), 2, {"slots": "spark"})
     settle(query, slow=10, fast=most(10))
     os.kill(pid_of(query, victim), signal.SIGKILL)
     rows.set_rows("slow", 20)
@@ -288,14 +287,14 @@ def test_a_split_that_waits_in_a_savepoint_goes_on_at_another_parallelism(
     spark: SparkSession, tmp_path: Path, before: int, after: int
 ) -> None:
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(before))
+    query = rows.start(rows.aligned(), before)
     settle(query, slow=10, fast=most(10))
     query.stop(savepoint=str(tmp_path / "savepoint"))
     assert query.exception() is None
     had = read(query)
 
     rows.set_rows("slow", 20)
-    query = rows.start(rows.aligned(after), savepoint=tmp_path / "savepoint")
+    query = rows.start(rows.aligned(), after, savepoint=tmp_path / "savepoint")
     wait_until(lambda: len(read(query).get("slow", ())) == 10, query)
     wait_until(lambda: len(read(query).get("fast", ())) >= most(20) - most(10), query)
     query.checkpoint()
@@ -308,7 +307,7 @@ def test_a_query_whose_split_waits_can_be_drained(spark: SparkSession, tmp_path:
     """What is not read yet is read by the next query from the same place."""
     rows = Rows(spark, tmp_path / "rows", slow=10, fast=FAST)
     place = {"checkpointLocation": str(tmp_path / "checkpoints")}
-    query = rows.start(rows.aligned(2), place)
+    query = rows.start(rows.aligned(), 2, place)
     settle(query, slow=10, fast=most(10))
     query.stop(drain=True)
     assert query.exception() is None
@@ -316,7 +315,7 @@ def test_a_query_whose_split_waits_can_be_drained(spark: SparkSession, tmp_path:
     check(had, slow=10, fast=most(10))
     rows.set_rows("slow", 20, finished=True)
     rows.set_rows("fast", FAST, finished=True)
-    query = rows.start(rows.aligned(2), place)
+    query = rows.start(rows.aligned(), 2, place)
     wait_until(lambda: sum(map(len, read(query).values())) >= FAST + 20 - 10 - most(10), query)
     query.stop(drain=True)
     check({split: had[split] + numbers for split, numbers in read(query).items()}, slow=20, fast=FAST)
@@ -327,7 +326,7 @@ def test_an_aligned_query_with_an_end_ends(spark: SparkSession, tmp_path: Path, 
     rows = Rows(spark, tmp_path)
     for split, end in (("a", 10), ("b", FAST), ("c", 30)):
         rows.set_rows(split, end, finished=True)
-    query = rows.start(rows.aligned(parallelism, bounded=True))
+    query = rows.start(rows.aligned(bounded=True), parallelism)
     assert query.awaitTermination(PATIENCE_S)
     check(read(query), a=10, b=FAST, c=30)
 
@@ -352,7 +351,7 @@ def shown(query: headgate.ContinuousQuery) -> dict[str, Any]:
     return wait_until(of_both, query)  # type: ignore[no-any-return]
 
 
-def written(row: int) -> str:
+def time_of(row: int) -> str:
     """Return the time of a row as progress has it."""
     return f"{START + datetime.timedelta(seconds=row):%Y-%m-%dT%H:%M:%S}.000Z"
 
@@ -363,17 +362,20 @@ def test_a_column_that_a_function_made_has_a_watermark_for_each_split(
 ) -> None:
     """The minimum counts; aligned, the fast split waits after the batch that went too far."""
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    made = rows.load(parallelism).mapInArrow(renamed, SCHEMA.replace("at timestamp", "made_at timestamp"))
-    made = made.withWatermark("made_at", "2 seconds")
-    query = made.writeStream.format("memory").trigger(continuous="100 milliseconds").start()
+
+    def start(frame: DataFrame) -> headgate.ContinuousQuery:
+        made = frame.mapInArrow(renamed, SCHEMA.replace("at timestamp", "made_at timestamp"))
+        timed = made.withWatermark("made_at", "2 seconds")
+        return written(timed, "memory", parallelism, interval="100 ms", slots="threads").start()
+
+    query = start(rows.load())
     settle(query, slow=10, fast=FAST)
-    wait_until(lambda: shown(query)["splits"]["fast"]["watermark"] == written(FAST - 3), query)
-    wait_until(lambda: query.lastProgress.eventTime.get("watermark") == written(7), query)
-    wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == written(7), query)  # reported less often
+    wait_until(lambda: shown(query)["splits"]["fast"]["watermark"] == time_of(FAST - 3), query)
+    wait_until(lambda: query.lastProgress.eventTime.get("watermark") == time_of(7), query)
+    wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == time_of(7), query)  # reported less often
     query.stop()
 
-    aligned = made.withWatermarkAlignment("seconds", f"{DRIFT_S} seconds")
-    query = aligned.writeStream.format("memory").trigger(continuous="100 milliseconds").start()
+    query = start(rows.aligned())
     settle(query, slow=10, fast=most(10))
     rows.set_rows("slow", 12, finished=True)
     settle(query, slow=12, fast=FAST)
@@ -382,26 +384,26 @@ def test_a_column_that_a_function_made_has_a_watermark_for_each_split(
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_progress_shows_who_waits_and_how_far_ahead(spark: SparkSession, tmp_path: Path, parallelism: int) -> None:
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(parallelism))
+    query = rows.start(rows.aligned(), parallelism)
     settle(query, slow=10, fast=most(10))
-    wait_until(lambda: shown(query)["splits"]["fast"]["watermark"] == written(most(10) - 1), query)
-    wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == written(9), query)
+    wait_until(lambda: shown(query)["splits"]["fast"]["watermark"] == time_of(most(10) - 1), query)
+    wait_until(lambda: shown(query)["splits"]["slow"]["watermark"] == time_of(9), query)
     wait_until(lambda: shown(query)["splits"]["fast"]["paused"], query)  # may be reported after the watermark
-    wait_until(lambda: {query.lastProgress.eventTime.get(each) for each in ("watermark", "min")} == {written(9)}, query)
+    wait_until(lambda: {query.lastProgress.eventTime.get(each) for each in ("watermark", "min")} == {time_of(9)}, query)
     progress = query.lastProgress
     assert isinstance(progress, StreamingQueryProgress)
     drift_ms = (DRIFT_S + 1) * 1000
     assert progress["headgate"]["eventTimes"][AlignedRows.name] == {
         "alignmentGroup": "seconds", "driftMs": drift_ms, "pausedSplits": 1, "idleSplits": 0,
         "splits": {
-            "fast": {"watermark": written(most(10) - 1), "idle": False, "paused": True, "driftMs": drift_ms},
-            "slow": {"watermark": written(9), "idle": False, "paused": False, "driftMs": 0},
+            "fast": {"watermark": time_of(most(10) - 1), "idle": False, "paused": True, "driftMs": drift_ms},
+            "slow": {"watermark": time_of(9), "idle": False, "paused": False, "driftMs": 0},
         },
     }  # fmt: skip
     group = progress["headgate"]["alignmentGroups"]["seconds"]
     assert group["slowest"] == {"source": AlignedRows.name, "split": "slow"}
     assert (group["driftMs"], group["pausedSplits"], group["numSplits"]) == (drift_ms, 1, 2)
-    assert progress.eventTime["watermark"] == progress.eventTime["min"] == written(9)
+    assert progress.eventTime["watermark"] == progress.eventTime["min"] == time_of(9)
     again = StreamingQueryProgress.fromJson(json.loads(progress.json))
     assert again.eventTime == progress.eventTime
     assert json.loads(progress.json)["headgate"] == progress["headgate"]
@@ -449,13 +451,13 @@ def test_a_source_that_cannot_pause_splits(spark: SparkSession, tmp_path: Path) 
     """One split a reader is aligned as any; several are an error that names the option; with it they are read."""
     headgate.register(spark, CannotPause)
     rows = Rows(spark, tmp_path, slow=10, fast=FAST)
-    query = rows.start(rows.aligned(2, format="cannot-pause"))
+    query = rows.start(rows.aligned(format="cannot-pause"), 2)
     settle(query, slow=10, fast=most(10))
     query.stop()
 
-    query = rows.start(rows.aligned(1, format="cannot-pause"))
+    query = rows.start(rows.aligned(format="cannot-pause"), 1)
     with pytest.raises(HeadgateError, match=ALLOW):
         query.awaitTermination(PATIENCE_S)
 
-    query = rows.start(rows.aligned(1, format="cannot-pause"), {ALLOW: "true"})
+    query = rows.start(rows.aligned(format="cannot-pause"), 1, {ALLOW: "true"})
     settle(query, slow=10, fast=FAST)

@@ -120,8 +120,8 @@ def test_a_program_whose_java_is_killed_ends_with_an_error() -> None:
         import headgate
 
         spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-        numbers = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen").schema("n long")
-        query = numbers.option("rowsPerSecond", 1000).load().writeStream.format("memory").start()
+        numbers = spark.readStream.format("headgate.datagen").option("rowsPerSecond", 1000).schema("n long").load()
+        query = headgate.continuous(numbers, parallelism=1).writeStream.format("memory").start()
         while not query.table().num_rows:
             time.sleep(0.01)
         os.kill(spark._jvm.ProcessHandle.current().pid(), signal.SIGKILL)

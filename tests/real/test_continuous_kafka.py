@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import headgate
 from headgate.connectors.kafka.client_config import GROUP_ID_PREFIX
@@ -27,11 +27,9 @@ from headgate.errors import SourceUnavailableError
 from headgate.readers import MultiplexedReader
 from headgate.source import SourceReaderContext
 from headgate.spark.continuous.settings import arrow_schema
-from headgate.spark.continuous.streams import ContinuousStream
-from headgate.spark.continuous.writer import ContinuousStreamWriter
 from local.kafka import running_broker
 from local.topics import Message, add_partitions, create_topic, produce, read_topic
-from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until
+from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until, written
 
 if TYPE_CHECKING:
     from local.kafka import Broker
@@ -51,10 +49,9 @@ def send(kafka: Broker, topic: str, numbers: range, partitions: int) -> None:
     produce(kafka.plain, topic, [Message(str(n).encode(), partition=n % partitions) for n in numbers])
 
 
-def read(spark: SparkSession, kafka: Broker, topics: str, parallelism: int, **options: str) -> ContinuousStream:
+def read(spark: SparkSession, kafka: Broker, topics: str, **options: str) -> DataFrame:
     return (
-        headgate.continuous(spark, parallelism=parallelism)
-        .readStream.format("headgate.kafka")
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", kafka.plain)
         .option("subscribe", topics)
         .option("startingOffsets", "earliest")
@@ -73,14 +70,11 @@ class Copy:
 
     def start(self, parallelism: int) -> headgate.ContinuousQuery:
         return (
-            read(self.spark, self.kafka, self.source, parallelism)
-            .select("value")
-            .writeStream.format("kafka")
+            written(read(self.spark, self.kafka, self.source).select("value"), "kafka", parallelism, interval="200 ms")
             .option("kafka.bootstrap.servers", self.kafka.plain)
             .option("topic", self.target)
             .option("guarantee", self.guarantee)
             .option("checkpointLocation", str(self.folder))
-            .trigger(continuous="200 milliseconds")
             .start()
         )
 
@@ -114,12 +108,12 @@ def test_a_read_with_an_end_ends(spark: SparkSession, kafka: Broker, topic_name:
     """Whatever is written meanwhile; an ending option makes an unbounded read a bounded one."""
     create_topic(kafka.plain, topic_name, 2)
     send(kafka, topic_name, range(500), 2)
-    for stream in (
-        read(spark, kafka, topic_name, 2, endingOffsets="latest"),
-        headgate.continuous(spark, parallelism=2).read.format("headgate.kafka")
+    for frame in (
+        read(spark, kafka, topic_name, endingOffsets="latest"),
+        spark.read.format("headgate.kafka")
         .option("kafka.bootstrap.servers", kafka.plain).option("subscribe", topic_name).load(),
     ):  # fmt: skip
-        query = stream.select("value").writeStream.format("memory").start()
+        query = written(frame.select("value"), slots="threads").start()
         assert query.awaitTermination(120)
         assert sorted(int(value) for value in query.table()["value"].to_pylist()) == list(range(500))
 
@@ -133,8 +127,8 @@ def test_what_kafka_s_tools_and_progress_say(
 
     create_topic(kafka.plain, topic_name, 2)
     send(kafka, topic_name, range(100), 2)
-    stream = read(spark, kafka, topic_name, 1).writeStream.queryName(topic_name).format("noop")
-    query = stream.option("checkpointLocation", str(tmp_path)).trigger(continuous="200 milliseconds").start()
+    writer = written(read(spark, kafka, topic_name), "noop", 1, interval="200 ms", checkpointLocation=tmp_path)
+    query = writer.queryName(topic_name).start()
     admin = AdminClient({"bootstrap.servers": kafka.plain})
     group = f"{GROUP_ID_PREFIX}-{topic_name}"
 
@@ -159,15 +153,14 @@ def test_what_kafka_s_tools_and_progress_say(
 
 
 def test_brokers_that_never_answer_end_the_query_with_their_address(spark: SparkSession) -> None:
-    stream = (
-        headgate.continuous(spark, parallelism=1)
-        .readStream.format("headgate.kafka")
+    records = (
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", "127.0.0.1:1")
         .option("subscribe", "rides")
         .option("kafka.default.api.timeout.ms", 1000)
         .load()
     )
-    query = stream.writeStream.format("noop").start()
+    query = written(records, "noop", 1, slots="threads").start()
     with pytest.raises(SourceUnavailableError, match=r"127\.0\.0\.1:1 did not answer within 1000 ms.*the query ends"):
         query.awaitTermination(120)
 
@@ -177,9 +170,7 @@ def test_brokers_that_are_away_for_a_while_are_shown(spark: SparkSession, tmp_pa
     with running_broker(tmp_path / "broker") as broker:
         topic = create_topic(broker.plain, "away", 1)
         send(broker, topic, range(10), 1)
-        query = (
-            read(spark, broker, topic, 1).writeStream.format("memory").trigger(continuous="200 milliseconds").start()
-        )
+        query = written(read(spark, broker, topic), "memory", 1, interval="200 milliseconds").start()
         wait_until(lambda: len(query.table()) == 10, query)
 
         def troubles() -> list[str]:
@@ -241,12 +232,10 @@ class Reading:
         self.spark, self.kafka, self.folder, self.assigner = spark, kafka, folder, assigner
 
     def start(self, topics: list[str], parallelism: int) -> headgate.ContinuousQuery:
-        stream = read(
-            self.spark, self.kafka, ",".join(topics), parallelism,
-            **{"partition.discovery.interval": "200 milliseconds", "scan.split-assigner": self.assigner},
-        )  # fmt: skip
-        writer: ContinuousStreamWriter = stream.name("topics").writeStream.format("noop")
-        return writer.option("checkpointLocation", str(self.folder)).trigger(continuous="100 milliseconds").start()
+        options = {"partition.discovery.interval": "200 milliseconds", "scan.split-assigner": self.assigner}
+        records = read(self.spark, self.kafka, ",".join(topics), **options).alias("topics")
+        writer = written(records, "noop", parallelism, interval="100 ms", checkpointLocation=self.folder)
+        return writer.start()
 
     def owners(self, query: headgate.ContinuousQuery, splits: int) -> dict[str, int]:
         """Return who reads what, once that many splits are read and a checkpoint says so."""

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as spark_functions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-import headgate
-from headgate.functions import count, window
-from headgate.functions import sum as total
 from local.topics import Message, create_topic, produce
-from tests.real.running_queries import is_running, stop_all, wait_until
+from tests.real.running_queries import is_running, stop_all, wait_until, written
 
 if TYPE_CHECKING:
     from local.kafka import Broker
@@ -59,17 +56,19 @@ def test_json_windows_equal_spark(spark: SparkSession, kafka: Broker, topic_name
             part = own[middle:] if half else own[:middle]
             produce(kafka.plain, topic_name, [Message(json.dumps(row).encode(), partition=partition) for row in part])
 
+    def counted(rows: DataFrame) -> DataFrame:
+        by = F.window("at", "10 seconds", "5 seconds").alias("window")
+        return rows.groupBy(by, "k").agg(F.count("*").alias("rows"), F.sum("n").alias("total"))
+
     send(0)
-    query = (
-        headgate.continuous(spark, parallelism=2).readStream.format("headgate.kafka")
+    records = (
+        spark.readStream.format("headgate.kafka")
         .option("kafka.bootstrap.servers", kafka.plain).option("subscribe", topic_name)
         .option("startingOffsets", "earliest").option("valueFormat", "json")
         .schema("n long, k string, at timestamp").load()
-        .withWatermark("at", "1 second")
-        .groupBy(window("at", "10 seconds", "5 seconds"), "k").agg(count().alias("rows"), total("n").alias("total"))
-        .writeStream.format("parquet").option("path", str(tmp_path / "out"))
-        .option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(continuous="200 milliseconds").start()
     )  # fmt: skip
+    writer = written(counted(records.withWatermark("at", "1 second")), "parquet", interval="200 milliseconds")
+    query = writer.option("checkpointLocation", tmp_path / "checkpoints").start(str(tmp_path / "out"))
     wait_until(lambda: query.status["rowsOut"] > 0, query)
     before = query.status["subtasks"][0]["execution"], query.status["slots"][1]["pid"]
     os.kill(before[1], signal.SIGKILL)
@@ -82,10 +81,7 @@ def test_json_windows_equal_spark(spark: SparkSession, kafka: Broker, topic_name
     assert query.lastProgress["headgate"]["lateRows"] == 0
 
     sent = pa.Table.from_pylist([{**row, "at": dt.datetime.fromisoformat(row["at"])} for own in rows for row in own])
-    by = spark_functions.window("at", "10 seconds", "5 seconds").alias("window")
-    expected = spark.createDataFrame(sent).groupBy(by, "k").agg(
-        spark_functions.count("*").alias("rows"), spark_functions.sum("n").alias("total")
-    )  # fmt: skip
+    expected = counted(spark.createDataFrame(sent))
     found = spark.read.parquet(str(tmp_path / "out")).select(expected.columns)
     assert found.collect()
     assert sorted(found.collect()) == sorted(expected.collect())

@@ -20,8 +20,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-import headgate
-from tests.real.running_queries import read_values, stop_all, wait_until
+from tests.real.running_queries import read_values, stop_all, wait_until, written
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -45,13 +44,13 @@ def days(tmp_path: Path) -> Path:
     folder = tmp_path / "days"
     folder.mkdir()
     rng = random.Random(6)
-    for written, day in enumerate(rng.sample(range(DAYS), DAYS)):
+    for number, day in enumerate(rng.sample(range(DAYS), DAYS)):
         times = [START + datetime.timedelta(days=day, hours=24 * row / ROWS_A_DAY) for row in range(ROWS_A_DAY)]
         values = range(day * ROWS_A_DAY, (day + 1) * ROWS_A_DAY)
         columns = {"at": pa.array(times, pa.timestamp("us", "UTC")), "value": pa.array(values, pa.int64())}
         path = folder / f"{rng.getrandbits(32):08x}.parquet"
         pq.write_table(pa.table(columns), path, row_group_size=ROWS_A_DAY // 2)
-        os.utime(path, (written + 1, written + 1))
+        os.utime(path, (number + 1, number + 1))
     return folder
 
 
@@ -92,19 +91,13 @@ def read_slowly(
     ``looks``: so many watermarks are looked at before the readers hurry.
     """
     log, looked = place / "log", place / "looked"
-    stream = headgate.continuous(spark, parallelism=2).readStream.format("headgate.files")
-    for name, value in {"fileFormat": "parquet", **options}.items():
-        stream = stream.option(name, value)
+    files = spark.readStream.format("headgate.files").options(fileFormat="parquet", **options)
+    rows = files.schema("at timestamp, value long").load(str(days)).withWatermark("at", "1 hour")
     query = (
-        stream.schema("at timestamp, value long")
-        .load(str(days))
-        .withWatermark("at", "1 hour")
-        .mapInArrow(slowly(str(log), str(looked)), "value long")
-        .writeStream.format("parquet")
-        .option("path", str(place / "out"))
+        written(rows.mapInArrow(slowly(str(log), str(looked)), "value long"), "parquet", interval="200 milliseconds")
+        .option("path", place / "out")
         .option("publishInterval", "0 seconds")
-        .option("checkpointLocation", str(place / "checkpoints"))
-        .trigger(continuous="200 milliseconds")
+        .option("checkpointLocation", place / "checkpoints")
         .start()
     )
     shown: list[Shown] = []

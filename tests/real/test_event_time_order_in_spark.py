@@ -145,6 +145,7 @@ def test_in_streams_it_is_an_error_that_names_alignment(spark: SparkSession, tmp
     )  # fmt: skip
     with pytest.raises(StreamingQueryException, match=r"scan\.watermark\.alignment\.group"):
         query.awaitTermination(60)
-    for entry in (headgate.continuous(spark, parallelism=1).readStream, headgate.continuous(spark, parallelism=1).read):
+    for reader in (spark.readStream, spark.read):
+        frame = reader.format("headgate.datagen").options(numRows=1, **options).load()
         with pytest.raises(OptionError, match=r"scan\.watermark\.alignment\.group"):
-            entry.format("headgate.datagen").options(numRows=1, **options).load()
+            headgate.continuous(frame, parallelism=1).explain()

@@ -8,15 +8,13 @@ import uuid
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 
-import headgate
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
 from headgate.protocol.messages import SplitEventTime, SubtaskProgress
 from headgate.spark.continuous.listener import ListenerCalls, spark_progress
-from headgate.spark.continuous.streams import ContinuousStream
-from tests.real.running_queries import wait_until
+from tests.real.running_queries import wait_until, written
 
 IDENTITY = QueryIdentity(
     query_id=str(uuid.uuid4()), run_id=str(uuid.uuid4()), name="rides", sources={"k": "kafka"}, sinks={"s": "parquet"},
@@ -159,14 +157,15 @@ def test_a_listener_that_hangs_does_not_hold_up_the_query() -> None:
 def test_a_query_shows_who_waits_for_whom(spark: SparkSession) -> None:
     """One source begins ten minutes of event time before the other: the one ahead is paused, at the drift."""
 
-    def rides(begin: str) -> ContinuousStream:
-        source = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen")
-        made = source.option("rowsPerSecond", 1000).option("startTimestamp", begin).schema("at timestamp").load()
-        return made.name(f"from-{begin[11:13]}{begin[14:16]}").withWatermark("at", "0 seconds")
+    alignment = {"scan.watermark.alignment.group": "rides", "scan.watermark.alignment.max-drift": "1 minute"}
 
-    early = rides("2026-01-01T12:00:00").withWatermarkAlignment("rides", "1 minute")
-    late = rides("2026-01-01T12:10:00").withWatermarkAlignment("rides", "1 minute")
-    query = early.union(late).writeStream.format("noop").trigger(continuous="1 second").start()
+    def rides(begin: str) -> DataFrame:
+        source = spark.readStream.format("headgate.datagen").option("eventTimeColumn", "at").options(**alignment)
+        made = source.option("rowsPerSecond", 1000).option("startTimestamp", begin).schema("at timestamp").load()
+        return made.alias(f"from-{begin[11:13]}{begin[14:16]}")
+
+    both = rides("2026-01-01T12:00:00").union(rides("2026-01-01T12:10:00"))
+    query = written(both, "noop", 1, slots="threads").start()
     try:
         wait_until(lambda: any(map(_paused, query.recentProgress)), query)
         progress = next(filter(_paused, query.recentProgress))

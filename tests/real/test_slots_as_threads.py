@@ -18,15 +18,13 @@ import pyarrow as pa
 import pytest
 import running_queries
 from pyspark import cloudpickle
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.streaming import StatefulProcessor
-from running_queries import PATIENCE_S, held_numbers, read_values, wait_until
+from running_queries import PATIENCE_S, held_numbers, read_values, wait_until, written
 
 import headgate
-from headgate.functions import count, window
-from headgate.functions import sum as total
 from tests.spark_java import SparkJava
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -51,23 +49,21 @@ def test_windows_downstream_of_an_exchange_are_what_spark_s_batch_gives(spark: S
     """Files, exactly once; of a session whose two cores are fewer than the slots."""
     options = {"numRows": 20_000, "rowsPerSecond": 1000, "numPartitions": 3}
     options |= {"fields.k.min": 0, "fields.k.max": 9, "fields.n.min": 0, "fields.n.max": 99}
-    schema, out = "at timestamp, k long, n long", tmp_path / "out"
-    rows = headgate.continuous(spark, parallelism=3).read.format("headgate.datagen").schema(schema)
-    query = (
-        rows.options(**options).load().withWatermark("at", "1 second")
-        .groupBy(window("at", "5 seconds").alias("w"), "k").agg(count("*").alias("rows"), total("n").alias("n"))
-        .writeStream.format("parquet").option("path", str(out)).option("slots", "threads")
-        .option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(continuous="200 milliseconds").start()
-    )  # fmt: skip
+    reader = spark.read.format("headgate.datagen").schema("at timestamp, k long, n long").options(**options)
+    out = tmp_path / "out"
+
+    def counted(rows: DataFrame) -> DataFrame:
+        grouped = rows.groupBy(f.window("at", "5 seconds").alias("w"), "k")
+        return grouped.agg(f.count("*").alias("rows"), f.sum("n").alias("n"))
+
+    timed = reader.option("eventTimeColumn", "at").load()
+    writer = written(counted(timed), "parquet", 3, interval="200 milliseconds", slots="threads")
+    query = writer.option("checkpointLocation", tmp_path / "checkpoints").start(str(out))
     assert query.awaitTermination(PATIENCE_S), query.status
     assert slot_jobs(spark, query) == []
 
-    batch = spark.read.format("headgate.datagen").schema(schema).options(**options).load()
-    expected = batch.groupBy(f.window("at", "5 seconds").alias("w"), "k").agg(
-        f.count("*").alias("rows"), f.sum("n").alias("n")
-    )
     found = spark.read.parquet(str(out)).select("w", "k", "rows", "n")
-    assert sorted(map(tuple, found.collect())) == sorted(map(tuple, expected.collect()))
+    assert sorted(map(tuple, found.collect())) == sorted(map(tuple, counted(timed).collect()))
 
 
 class Moody:
@@ -75,7 +71,7 @@ class Moody:
 
     calls = 0
 
-    def __init__(self, folder: Path, added: Any) -> None:
+    def __init__(self, folder: Path, added: int) -> None:
         self.folder = folder
         self.added = added
 
@@ -86,7 +82,7 @@ class Moody:
                 raise ValueError("a number that I do not like")
             if self._happens("waits"):
                 wait_until((self.folder / "waited enough").exists)
-            yield pa.record_batch({"value": pa.array([each + self.added.value for each in batch["value"].to_pylist()])})
+            yield pa.record_batch({"value": pa.array([each + self.added for each in batch["value"].to_pylist()])})
 
     def _happens(self, name: str) -> bool:
         try:
@@ -100,13 +96,11 @@ def start(
     spark: SparkSession, folder: Path, rows: int, slots: str, parallelism: int = 2, **options: str
 ) -> headgate.ContinuousQuery:
     """Start a query of the numbers that `Moody` passes on, with 1000 added."""
-    moody = Moody(folder, spark.sparkContext.broadcast(1000))
-    return (
-        held_numbers(spark, folder / "may-end", parallelism, rows=rows).repartition().mapInArrow(moody, "value long")
-        .writeStream.format("parquet").option("path", str(folder / "out")).option("slots", slots)
-        .option("checkpointLocation", str(folder / "checkpoints")).options(**options)
-        .option("heartbeat.timeout", "60 seconds").trigger(continuous="200 milliseconds").start()
-    )  # fmt: skip
+    moody = Moody(folder, 1000)
+    frame = held_numbers(spark, folder / "may-end", rows=rows).repartition(9).mapInArrow(moody, "value long")
+    options = {"checkpointLocation": str(folder / "checkpoints"), "heartbeat.timeout": "60 seconds", **options}
+    writer = written(frame, "parquet", parallelism, interval="200 milliseconds", slots=slots, **options)
+    return writer.start(str(folder / "out"))
 
 
 def assert_ends_with_all_rows(spark: SparkSession, query: headgate.ContinuousQuery, folder: Path, rows: int) -> None:
@@ -184,14 +178,16 @@ class NotedSlowly(StatefulProcessor):  # type: ignore[misc]
 
 def test_rows_of_a_key_stay_in_order_through_rescales(spark: SparkSession, tmp_path: Path) -> None:
     """With rows in flight, at parallelism 1, 2, 3, 1, 3 and a source that goes on: new rows wait for recovered ones."""
-    reader = headgate.continuous(spark, parallelism=1).readStream.format("headgate.datagen")
-    query = (
-        reader.option("numPartitions", 3).option("rowsPerSecond", 20_000).option("fields.n.kind", "sequence")
+    rows = (
+        spark.readStream.format("headgate.datagen")
+        .option("numPartitions", 3).option("rowsPerSecond", 20_000).option("fields.n.kind", "sequence")
         .option("fields.k.min", 0).option("fields.k.max", 5).option("fields.pad.length", 400)
         .schema("n long, k long, pad string").load()
-        .groupBy("k").transformWithState(NotedSlowly(tmp_path / "hurry"), "n long, k long, at long", "append", "None")
-        .writeStream.format("memory").option("slots", "threads").trigger(continuous="30 seconds").start()
     )  # fmt: skip
+    noted = rows.groupBy("k").transformWithState(
+        NotedSlowly(tmp_path / "hurry"), "n long, k long, at long", "append", "None"
+    )
+    query = written(noted, "memory", 1, interval="30 seconds", slots="threads").start()
     for parallelism in (2, 3, 1, 3):
         wait_until(lambda: query.status["rowsIn"] > query.status["rowsOut"] + 2000, query)  # so many are in flight
         query.rescale(parallelism)
@@ -253,13 +249,11 @@ def test_a_stateful_processor_and_a_python_data_source(spark: SparkSession, tmp_
     spark.dataSource.register(Ledger)
     (tmp_path / "ledger").mkdir()
     beside = start(spark, tmp_path, 4000, "threads", parallelism=1)
-    rows = headgate.continuous(spark, parallelism=2).read.format("headgate.datagen").schema("k long, n long")
-    query = (
-        rows.option("numRows", 3000).option("fields.k.max", 4).load()
-        .groupBy("k").transformWithState(Running(), "k long, seen long", "append", "None")
-        .writeStream.format("tests.ledger").option("folder", str(tmp_path / "ledger")).option("slots", "threads")
-        .option("checkpointLocation", str(tmp_path / "others")).trigger(continuous="200 milliseconds").start()
-    )  # fmt: skip
+    reader = spark.read.format("headgate.datagen").schema("k long, n long").option("numRows", 3000)
+    seen = reader.option("fields.k.max", 4).load().groupBy("k")
+    seen = seen.transformWithState(Running(), "k long, seen long", "append", "None")
+    writer = written(seen, "tests.ledger", interval="200 milliseconds", slots="threads", folder=tmp_path / "ledger")
+    query = writer.option("checkpointLocation", tmp_path / "others").start()
     assert query.awaitTermination(PATIENCE_S), query.status
     assert slot_jobs(spark, query) == []
     found = [row for each in (tmp_path / "ledger").iterdir() for row in json.loads(each.read_text())]
@@ -287,9 +281,9 @@ def test_a_program_that_ends_while_its_query_runs_ends_well(java: SparkJava, end
                 return f"{type(error).__name__}: {error}"
 
         spark = SparkSession.builder.master("local[1]").getOrCreate()
-        numbers = headgate.continuous(spark, parallelism=3).readStream.format("headgate.datagen")
-        numbers = numbers.option("rowsPerSecond", 100_000).schema("value long").load().repartition()
-        query = numbers.writeStream.format("memory").option("slots", "threads").start()
+        numbers = spark.readStream.format("headgate.datagen").option("rowsPerSecond", 100_000).schema("value long")
+        program = headgate.continuous(numbers.load().repartition(3), parallelism=3)
+        query = program.writeStream.format("memory").option("slots", "threads").start()
         while not query.table().num_rows:
             time.sleep(0.01)
         print("rows came")

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as spark_functions
 
-import headgate.functions as headgate_functions
+from headgate.errors import OptionError
 from headgate.operators.windows.assigner import SessionWindow
+from tests.unit.operators.windows import words
 from tests.unit.operators.windows.window_world import TIMESTAMP, Subtasks, made
 
 UTC = dt.UTC
@@ -116,7 +117,7 @@ def our_rows(
     """Drive the operator over rows in small batches, with watermarks, restores and rescales in between."""
     session = isinstance(window, SessionWindow)
     subtasks = Subtasks(
-        lambda: made(SCHEMA, window.alias("window"), KEYS, aggregates(headgate_functions)),
+        lambda: made(SCHEMA, window.alias("window"), KEYS, aggregates(words)),
         folder,
         parallelism=dice.randint(1, 3),
         memory_bytes=memory_bytes,
@@ -192,12 +193,12 @@ def expected(spark: SparkSession, table: pa.Table) -> dict[str, list[dict[str, A
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 20_000])
-@pytest.mark.parametrize("name", windows(headgate_functions))
+@pytest.mark.parametrize("name", windows(words))
 def test_windows_give_what_spark_gives(
     name: str, memory_bytes: int, table: pa.Table, expected: dict[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     """Of rows in any order, with watermarks, restores, rescales and spilling in between: all aggregates."""
-    window = windows(headgate_functions)[name]
+    window = windows(words)[name]
     dice = random.Random(f"{name} {memory_bytes}")
     ours = sorted(our_rows(table, window, tmp_path, dice, memory_bytes), key=order)
     theirs = sorted(expected[name], key=order)
@@ -213,7 +214,7 @@ def test_types_and_names_are_spark_s(spark: SparkSession) -> None:
     table = pa.Table.from_pylist([], schema=SCHEMA)
     frame = spark.createDataFrame(table).groupBy(windows(spark_functions)["tumbling"], *KEYS)
     theirs = frame.agg(*aggregates(spark_functions)).toArrow().schema
-    ours = made(SCHEMA, windows(headgate_functions)["tumbling"], KEYS, aggregates(headgate_functions)).schema
+    ours = made(SCHEMA, windows(words)["tumbling"], KEYS, aggregates(words)).schema
     assert ours.names == theirs.names
     for our, their in zip(ours, theirs):
         text = str(their.type).replace(" not null", "").replace("<element:", "<item:")
@@ -229,8 +230,8 @@ def test_a_sum_that_overflows_is_an_error_in_both(column: str, spark: SparkSessi
     grouped = spark.createDataFrame(table).groupBy(spark_functions.window("at", "10 seconds"))
     with pytest.raises(Exception, match=r"OVERFLOW|overflow|OUT_OF_RANGE"):
         grouped.agg(spark_functions.sum(column)).collect()
-    window, total = headgate_functions.window("at", "10 seconds"), headgate_functions.sum(column)
+    window, total = words.window("at", "10 seconds"), words.sum(column)
     subtasks = Subtasks(lambda: made(SCHEMA, window, KEYS, [total]), tmp_path)
-    with pytest.raises(headgate_functions.OptionError, match=f"sum\\({column}\\): a result does not fit"):  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match=f"sum\\({column}\\): a result does not fit"):
         subtasks.process(table.to_batches()[0])
         subtasks.finish()

@@ -68,7 +68,7 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
         raise StoredStateError(
             f"Checkpoint {manifest.checkpoint_id} holds state of {', '.join(map(repr, left_over))}, which the query "
             f"does not have; it has {', '.join(map(repr, sorted(uids)))}. Give an operator the name that it had with "
-            ".name(...), or set the option 'allowNonRestoredState' to true to drop that state.",
+            ".alias(...), or set the option 'allowNonRestoredState' to true to drop that state.",
             what="a checkpoint", left_over=tuple(left_over), checkpoint_id=manifest.checkpoint_id,
         )  # fmt: skip
     stages = [_restored_stage(manifest, plan, number) for number in range(len(plan.stages))]
@@ -109,7 +109,7 @@ def _check_signatures(manifest: Manifest, plan: QueryPlan) -> None:
         if uid in keyed:
             change = f"holds state of {uid!r}, which was {was}; now it is {now}"
             fix = (
-                "Set it back; or give the changed one another name with .name(...), and set the option "
+                "Set it back; or give the changed one another name with .alias(...), and set the option "
                 "'allowNonRestoredState' to true, so that it starts without state."
             )
         else:
@@ -139,7 +139,7 @@ def _check_options(manifest: Manifest, plan: QueryPlan) -> None:
         if source.name != entry.name:
             raise StoredStateError(
                 f"Checkpoint {manifest.checkpoint_id} holds the state of a source {entry.name} under the name {uid!r}; "
-                f"now it is a source {source.name}. Give the new one another name with .name(...).",
+                f"now it is a source {source.name}. Give the new one another name with .alias(...).",
                 what="a checkpoint", uid=uid, expected=source.name, found=entry.name,
             )  # fmt: skip
         changed += _changed_options(uid, source, entry.fixed)

@@ -1,14 +1,11 @@
-"""Casts and common types, by the rules of Spark's ANSI mode (the default of Spark 4).
+"""Casts by the rules of Spark's ANSI mode (the default of Spark 4).
 
 Never: lose a value silently: one that does not fit is an error, as in Spark.
 
-Follows Spark 4.3, "ANSI Compliance": ``CAST`` and "Type Promotion and Precedence".
+Follows Spark 4.3, "ANSI Compliance": ``CAST``.
 """
 
 from __future__ import annotations
-
-import re
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,86 +17,10 @@ from headgate.formats.values_datetime import local_to_utc
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 TIMESTAMP_NTZ = pa.timestamp("us")
-_NAMES: dict[str, pa.DataType] = {
-    "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(), "int": pa.int32(),
-    "integer": pa.int32(), "bigint": pa.int64(), "long": pa.int64(), "float": pa.float32(), "real": pa.float32(),
-    "double": pa.float64(), "string": pa.string(), "binary": pa.binary(), "boolean": pa.bool_(), "date": pa.date32(),
-    "timestamp": TIMESTAMP, "timestamp_ltz": TIMESTAMP, "timestamp_ntz": TIMESTAMP_NTZ,
-}  # fmt: skip
-_DECIMAL = re.compile(r"(?:decimal|dec|numeric)(?:\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _MOST_DIGITS = 38
-_INTEGER_ORDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
 _SPACE = "".join(map(chr, range(33))) + "\x7f"
-
-
-def type_of_name(name: str) -> pa.DataType:
-    """Return the Arrow type of a simple type of Spark's SQL.
-
-    Raises
-    ------
-    OptionError
-        There is none of this name, or it is not a simple one.
-
-    Examples
-    --------
-    >>> type_of_name("long"), type_of_name("decimal(10, 2)")
-    (DataType(int64), Decimal128Type(decimal128(10, 2)))
-    """
-    lower = name.strip().lower()
-    decimal = _DECIMAL.fullmatch(lower)
-    if decimal is not None:
-        precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
-        if 1 <= precision <= _MOST_DIGITS and scale <= precision:
-            return pa.decimal128(precision, scale)
-    elif lower in _NAMES:
-        return _NAMES[lower]
-    raise OptionError(
-        f"cast: there is no simple type {name!r}. The types are: {', '.join(_NAMES)} and decimal(precision, scale).",
-        option="cast", value=name,
-    )  # fmt: skip
-
-
-def common_type(types: list[pa.DataType], what: str) -> pa.DataType:
-    """Return the type in which values of several types meet.
-
-    Raises
-    ------
-    OptionError
-        There is none.
-    """
-    found = pa.null()
-    for each in types:
-        if pa.types.is_null(found) or found == each:
-            found = each
-        elif not pa.types.is_null(each):
-            found = _widest(found, each, what)
-    return found
-
-
-def _widest(left: pa.DataType, right: pa.DataType, what: str) -> pa.DataType:
-    for one, other in ((left, right), (right, left)):
-        if pa.types.is_string(one):
-            if pa.types.is_integer(other):
-                return pa.int64()
-            if pa.types.is_floating(other) or pa.types.is_decimal(other):
-                return pa.float64()
-            if pa.types.is_boolean(other) or pa.types.is_date(other) or pa.types.is_timestamp(other):
-                return other
-        if pa.types.is_floating(one) and is_number(other):
-            return pa.float64()
-        if pa.types.is_decimal(one) and (pa.types.is_integer(other) or pa.types.is_decimal(other)):
-            return _widest_decimal(one, as_decimal(other))
-        if pa.types.is_date(one) and pa.types.is_timestamp(other):
-            return other
-        if one == TIMESTAMP_NTZ and other == TIMESTAMP:
-            return TIMESTAMP
-    if pa.types.is_integer(left) and pa.types.is_integer(right):
-        return _INTEGER_ORDER[max(_INTEGER_ORDER.index(left), _INTEGER_ORDER.index(right))]
-    raise OptionError(
-        f"{what}: there is no common type of {left} and {right}. Cast one of them.", option=what, value=str(right)
-    )
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -107,17 +28,9 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def as_decimal(kind: pa.DataType) -> pa.DataType:
+def _as_decimal(kind: pa.DataType) -> pa.DataType:
     """Return the decimal type that holds all values of an integer type; of a decimal type itself."""
     return kind if pa.types.is_decimal(kind) else pa.decimal128(_DIGITS[kind], 0)
-
-
-def _widest_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    scale = max(left.scale, right.scale)
-    whole = max(left.precision - left.scale, right.precision - right.scale)
-    if whole + scale > _MOST_DIGITS:  # digits before the point are kept, those after it as far as there is room
-        scale = max(0, _MOST_DIGITS - whole)
-    return pa.decimal128(min(_MOST_DIGITS, whole + scale), scale)
 
 
 def cast(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
@@ -171,7 +84,7 @@ def _between_numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     if pa.types.is_decimal(to):
-        return _to_decimal(values.cast(as_decimal(values.type)), to)
+        return _to_decimal(values.cast(_as_decimal(values.type)), to)
     return values.cast(to, safe=not pa.types.is_floating(to))
 
 
@@ -216,8 +129,6 @@ def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
 
 
 def _to_string(values: pa.Array, time_zone: str) -> pa.Array:
-    if pa.types.is_floating(values.type):
-        return _floats_to_string(values)
     if pa.types.is_date(values.type):
         return _signed_years(values.cast(pa.string()))
     if not pa.types.is_timestamp(values.type):
@@ -230,26 +141,6 @@ def _to_string(values: pa.Array, time_zone: str) -> pa.Array:
 def _signed_years(texts: pa.Array) -> pa.Array:
     """Write a plus before years of more than four digits, as Spark does."""
     return pc.replace_substring_regex(texts, r"^(\d{5})", r"+\1")
-
-
-def _floats_to_string(values: pa.Array) -> pa.Array:
-    """Write numbers as Java does, each different one once."""
-    encoded = values.dictionary_encode()
-    numbers = np.asarray(encoded.dictionary)
-    texts = pa.array([_java_text(number) for number in numbers], pa.string())
-    return texts.take(encoded.indices)
-
-
-def _java_text(number: Any) -> str:
-    if np.isnan(number):
-        return "NaN"
-    if np.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
-    size = abs(number)
-    if size == 0 or 1e-3 <= size < 1e7:
-        return np.format_float_positional(number, unique=True, trim="0")
-    mantissa, _, exponent = np.format_float_scientific(number, unique=True, trim="0").partition("e")
-    return f"{mantissa}E{int(exponent)}"
 
 
 def local_time(values: pa.Array, time_zone: str) -> pa.Array:

@@ -8,7 +8,6 @@ A constant is one value where a function of Arrow's takes that, and a column of 
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -17,36 +16,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import OptionError
-from headgate.expressions.casts import TIMESTAMP, cast, common_type
-from headgate.expressions.expressions import (
-    Bound,
-    Branches,
-    Call,
-    CastTo,
-    Constant,
-    Name,
-    Node,
-    index_of,
-    split_path,
-    text_of,
-)
+from headgate.expressions.casts import cast
+from headgate.expressions.expressions import Bound, Branches, Call, CastTo, Constant, Node, text_of
 from headgate.expressions.kernels import KERNELS, remainder_by
 
 Run = Callable[[pa.RecordBatch], pa.Array]
 
 NULL_TOLERANT = frozenset(
-    ("and", "or", "<=>", "isnull", "isnotnull", "isnan", "in", "coalesce", "nullif", "greatest", "least", "concat",
-     "concat_ws", "struct")
+    ("and", "or", "<=>", "isnull", "isnotnull", "isnan", "in", "coalesce", "greatest", "least", "concat", "concat_ws",
+     "struct")
 )  # fmt: skip
 """The functions that evaluate all arguments, whichever of them is null; of the others the result is then null."""
 _DIVISIONS = ("/", "%")
 _NEVER_FAILING = frozenset(
-    ("=", "!=", "<", "<=", ">", ">=", "<=>", "and", "or", "not", "isnull", "isnotnull", "in", "upper", "lower",
+    ("=", "<", "<=", ">", ">=", "<=>", "and", "or", "not", "isnull", "isnotnull", "in", "upper", "lower",
      "length", "concat", "contains", "startswith", "endswith", "like", "coalesce", "isnan", "getfield")
 )  # fmt: skip
 """Functions that have a value for every row, of arguments of one type."""
 _ON_VALUES: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {
-    "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
+    "=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
     "+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked,
 }  # fmt: skip
 """What is the same for one value as for a column of it, and is Arrow's alone but for fractions."""
@@ -80,18 +68,13 @@ def compiled(node: Node, schema: pa.Schema, time_zone: str) -> Compiled:
     Raises
     ------
     OptionError
-        A column is missing, or types do not go together.
+        Types do not go together.
     """
     match node:
-        case Name(path=path):
-            return _column(path, schema)
         case Bound(index=index):
             return Compiled(schema.types[index], lambda batch: batch.column(index), cannot_fail=True)
         case Constant(value=value, kind=kind):
-            scalar = pa.scalar(value, kind)
-            if isinstance(value, datetime.datetime) and value.tzinfo is None:
-                scalar = _cast_scalar(scalar, TIMESTAMP, time_zone)
-            return _constant(scalar)
+            return _constant(pa.scalar(value, kind))
         case CastTo(argument=argument, kind=kind):
             return _cast(compiled(argument, schema, time_zone), kind, time_zone)
         case Branches():
@@ -112,30 +95,8 @@ def type_in(node: Node, schema: pa.Schema, time_zone: str) -> pa.DataType:
     return compiled(node, schema, time_zone).kind
 
 
-def _column(path: str, schema: pa.Schema) -> Compiled:
-    first, *fields = split_path(path)
-    index = index_of(schema, first)
-    kind = schema.types[index]
-    for field in fields:
-        if not pa.types.is_struct(kind) or kind.get_field_index(field) < 0:
-            raise OptionError(f"{path!r}: {kind} has no field {field!r}.", option="col", value=path)
-        kind = kind.field(field).type
-
-    def run(batch: pa.RecordBatch) -> pa.Array:
-        column = batch.column(index)
-        for field in fields:
-            column = pc.struct_field(column, field)
-        return column
-
-    return Compiled(kind, run, cannot_fail=True)
-
-
 def _constant(value: pa.Scalar) -> Compiled:
     return Compiled(value.type, lambda batch: pa.repeat(value, batch.num_rows), value, cannot_fail=True)
-
-
-def _cast_scalar(value: pa.Scalar, kind: pa.DataType, time_zone: str) -> pa.Scalar:
-    return cast(pa.repeat(value, 1), kind, time_zone)[0]
 
 
 def _cast(of: Compiled, kind: pa.DataType, time_zone: str) -> Compiled:
@@ -224,13 +185,6 @@ def _values_of(function: str, arguments: Sequence[Compiled]) -> Callable[[pa.Rec
 
 
 def _and(left: Compiled, right: Compiled) -> Compiled:
-    try:
-        pc.and_kleene(pa.array([], left.kind), pa.array([], right.kind))
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise OptionError(
-            f"AND takes boolean values, not {left.kind} and {right.kind}.", option="and", value=str(right.kind)
-        ) from error
-
     def run(batch: pa.RecordBatch) -> pa.Array:
         first = left.run(batch)
         try:
@@ -248,14 +202,14 @@ def _branches(node: Branches, schema: pa.Schema, time_zone: str) -> Compiled:
     conditions = [compiled(condition, schema, time_zone) for condition, _ in node.branches]
     nodes = [*(value for _, value in node.branches), *([] if node.otherwise is None else [node.otherwise])]
     values = [compiled(each, schema, time_zone) for each in nodes]
-    kind = common_type([each.kind for each in values], "when")
+    kind = next((each.kind for each in values if not pa.types.is_null(each.kind)), pa.null())
+    nothing = _constant(pa.scalar(None, kind))
+    alike = [nothing if pa.types.is_null(each.kind) else each for each in values]
     if node.otherwise is None:
-        values.append(_constant(pa.scalar(None, kind)))
-    alike = [
-        _constant(_cast_scalar(each.constant, kind, time_zone)) if each.constant is not None and each.kind != kind
-        else _cast(each, kind, time_zone)
-        for each in values
-    ]  # fmt: skip
+        alike.append(nothing)
+    if any(each.kind != kind for each in alike):
+        types = ", ".join(str(each.kind) for each in values)
+        raise OptionError(f"{text_of(node)}: its branches have the types {types}.", option="when", value=types)
     if all(each.cannot_fail for each in (*conditions[1:], *alike)):
         return Compiled(kind, _chosen(conditions, alike), cannot_fail=conditions[0].cannot_fail)
     return Compiled(kind, _taken(conditions, alike))

@@ -1,6 +1,6 @@
 """The functions of expressions, by name: what each does to columns, as Spark's function of that name does.
 
-Never: loop over rows in Python.
+Never: loop over rows in Python, or convert an argument: Spark's analyzer has put casts where types differ.
 
 Follows Spark 4.3, "Built-in Functions", in ANSI mode: an overflow, a division by zero or a text that is not a
 number is an error. A function is given arrays of equal length and its fixed parameters, and returns an array.
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import OptionError
-from headgate.expressions.casts import as_decimal, cast, common_type, local_time
+from headgate.expressions.casts import cast, local_time
 
 Kernel = Callable[..., pa.Array]
 """Takes the arrays, then ``time_zone`` and the fixed parameters by name."""
@@ -41,48 +41,25 @@ def _plain(name: str, function: Callable[..., pa.Array]) -> None:
     KERNELS[name] = lambda *arrays, time_zone, **parameters: function(*arrays, **parameters)
 
 
-def _alike(arrays: tuple[pa.Array, ...], what: str, time_zone: str) -> tuple[pa.DataType, list[pa.Array]]:
-    kind = common_type([each.type for each in arrays], what)
-    return kind, [cast(each, kind, time_zone) for each in arrays]
-
-
 # Arithmetic.
 
 
-def _calculate(name: str, checked: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
+def _calculate(name: str, checked: Callable[..., pa.Array], of_floats: Callable[..., pa.Array]) -> None:
     def run(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
-        types = (left.type, right.type)
-        if any(map(pa.types.is_decimal, types)) and not any(map(pa.types.is_floating, types)):
-            left, right = (each.cast(as_decimal(each.type)) for each in (left, right))
-            return checked(left, right)
-        kind, (left, right) = _alike((left, right), name, time_zone)
-        if pa.types.is_floating(kind):
-            checked_floats = {"+": pc.add, "-": pc.subtract, "*": pc.multiply}[name]  # they have no overflow
-            return checked_floats(left, right)
-        return checked(left, right)
+        return (of_floats if pa.types.is_floating(left.type) else checked)(left, right)  # floats have no overflow
 
     KERNELS[name] = run
 
 
-_calculate("+", pc.add_checked)
-_calculate("-", pc.subtract_checked)
-_calculate("*", pc.multiply_checked)
-
-
-@kernel("/")
-def _divide(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
-    if any(pa.types.is_decimal(each.type) for each in (left, right)):
-        raise OptionError(
-            "A division of decimals is not supported: its digits are Spark's own. Cast to double first.",
-            option="/", value=f"{left.type} / {right.type}",
-        )  # fmt: skip
-    double = pa.float64()
-    return pc.divide_checked(cast(left, double, time_zone), cast(right, double, time_zone))
+_calculate("+", pc.add_checked, pc.add)
+_calculate("-", pc.subtract_checked, pc.subtract)
+_calculate("*", pc.multiply_checked, pc.multiply)
+_plain("/", pc.divide_checked)
 
 
 @kernel("%")
 def _remainder(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
-    kind, (left, right) = _alike((left, right), "%", time_zone)
+    kind = left.type
     if pa.types.is_integer(kind) and len(left) and not left.null_count and not right.null_count:
         bounds = pc.min_max(right)
         if bounds["min"] == bounds["max"] and bounds["min"].as_py() > 0:
@@ -106,14 +83,10 @@ def remainder_by(values: Any, divisor: Any) -> Any:
     return remainders
 
 
-@kernel("negative")
-def _negative(values: pa.Array, *, time_zone: str) -> pa.Array:
-    return pc.negate_checked(values)
-
-
-@kernel("abs")
-def _abs(values: pa.Array, *, time_zone: str) -> pa.Array:
-    return pc.abs_checked(values)
+_plain("negative", pc.negate_checked)
+_plain("abs", pc.abs_checked)
+_plain("sqrt", pc.sqrt)
+_plain("signum", lambda doubles: pc.if_else(pc.equal(doubles, 0.0), doubles, pc.sign(doubles)))  # of -0.0 it is -0.0
 
 
 def _to_long(name: str, function: Callable[[pa.Array], pa.Array]) -> None:
@@ -147,43 +120,18 @@ def _round(values: pa.Array, *, time_zone: str, scale: int) -> pa.Array:
     return pa.array(result, pa.float64(), mask=np.asarray(values.is_null())).cast(values.type)
 
 
-def _of_double(name: str, function: Callable[[pa.Array], pa.Array], positive: bool = False) -> None:
-    def run(values: pa.Array, *, time_zone: str) -> pa.Array:
-        doubles = cast(values, pa.float64(), time_zone)
-        if positive:  # a logarithm that is not defined is null
-            doubles = pc.if_else(pc.less_equal(doubles, 0.0), pa.scalar(None, pa.float64()), doubles)
-        return function(doubles)
-
-    KERNELS[name] = run
-
-
-for _name, _function in {
-    "sqrt": pc.sqrt, "exp": pc.exp, "sin": pc.sin, "cos": pc.cos, "tan": pc.tan, "atan": pc.atan,
-    "signum": lambda doubles: pc.if_else(pc.equal(doubles, 0.0), doubles, pc.sign(doubles)),  # of -0.0 it is -0.0
-}.items():  # fmt: skip
-    _of_double(_name, _function)
-for _name, _function in {"ln": pc.ln, "log10": pc.log10, "log2": pc.log2}.items():
-    _of_double(_name, _function, positive=True)
-
-
-@kernel("pow")
-def _power(base: pa.Array, exponent: pa.Array, *, time_zone: str) -> pa.Array:
-    return pc.power(cast(base, pa.float64(), time_zone), cast(exponent, pa.float64(), time_zone))
-
-
 # Comparison and logic. Unlike Arrow, Spark says that NaN equals NaN and is greater than every number.
 
 
 def _compare(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
     def run(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
-        kind, (left, right) = _alike((left, right), name, time_zone)
         found = function(left, right)
-        if not pa.types.is_floating(kind):
+        if not pa.types.is_floating(left.type):
             return found
         left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
         both, either = pc.and_(left_nan, right_nan), pc.or_(left_nan, right_nan)
         with_nan = {
-            "=": both, "!=": pc.xor(left_nan, right_nan), "<": pc.and_not(right_nan, left_nan), "<=": right_nan,
+            "=": both, "<": pc.and_not(right_nan, left_nan), "<=": right_nan,
             ">": pc.and_not(left_nan, right_nan), ">=": left_nan,
         }[name]  # fmt: skip
         return pc.if_else(either, with_nan, found)
@@ -192,7 +140,7 @@ def _compare(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> N
 
 
 for _name, _function in {
-    "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
+    "=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
 }.items():  # fmt: skip
     _compare(_name, _function)
 
@@ -209,9 +157,8 @@ _plain("isnull", pc.is_null)
 _plain("isnotnull", pc.is_valid)
 
 
-@kernel("isnan")
-def _is_nan(values: pa.Array, *, time_zone: str) -> pa.Array:
-    return pc.fill_null(pc.is_nan(cast(values, pa.float64(), time_zone)), False)
+_plain("isnan", lambda values: pc.fill_null(pc.is_nan(values), False))
+_plain("coalesce", pc.coalesce)
 
 
 @kernel("in")
@@ -222,23 +169,10 @@ def _in(values: pa.Array, *choices: pa.Array, time_zone: str) -> pa.Array:
     return found
 
 
-@kernel("coalesce")
-def _coalesce(*arrays: pa.Array, time_zone: str) -> pa.Array:
-    _, alike = _alike(arrays, "coalesce", time_zone)
-    return pc.coalesce(*alike)
-
-
-@kernel("nullif")
-def _null_if(left: pa.Array, right: pa.Array, *, time_zone: str) -> pa.Array:
-    equal = pc.fill_null(KERNELS["="](left, right, time_zone=time_zone), False)
-    return pc.if_else(equal, pa.scalar(None, left.type), left)
-
-
 def _extreme(name: str, better: str) -> None:
     def run(*arrays: pa.Array, time_zone: str) -> pa.Array:
-        _, alike = _alike(arrays, name, time_zone)
-        best = alike[0]
-        for each in alike[1:]:
+        best = arrays[0]
+        for each in arrays[1:]:
             wins = pc.fill_null(KERNELS[better](each, best, time_zone=time_zone), False)
             best = pc.if_else(pc.or_(wins, best.is_null()), each, best)
         return best
@@ -250,13 +184,6 @@ _extreme("greatest", ">")
 _extreme("least", "<")
 
 # Texts.
-
-
-def _texts(name: str, function: Callable[..., pa.Array]) -> None:
-    def run(*arrays: pa.Array, time_zone: str, **parameters: Any) -> pa.Array:
-        return function(*(cast(each, pa.string(), time_zone) for each in arrays), **parameters)
-
-    KERNELS[name] = run
 
 
 @functools.cache
@@ -284,27 +211,26 @@ def _lower(text: pa.Array) -> pa.Array:
     return lower
 
 
-_texts("upper", _upper)
-_texts("lower", _lower)
-_texts("length", pc.utf8_length)
-_texts("reverse", pc.utf8_reverse)
-_texts("trim", lambda text: pc.utf8_trim(text, " "))
-_texts("ltrim", lambda text: pc.utf8_ltrim(text, " "))
-_texts("rtrim", lambda text: pc.utf8_rtrim(text, " "))
-_texts("concat", lambda *texts: pc.binary_join_element_wise(*texts, ""))
-_texts("contains", lambda text, *, pattern: pc.match_substring(text, pattern))
-_texts("startswith", lambda text, *, pattern: pc.starts_with(text, pattern))
-_texts("endswith", lambda text, *, pattern: pc.ends_with(text, pattern))
-_texts("rlike", lambda text, *, pattern: pc.match_substring_regex(text, pattern))
-_texts("like", lambda text, *, pattern: pc.match_like(text, pattern))
-_texts("replace", lambda text, *, search, replacement: pc.replace_substring(text, search, replacement))
-_texts("repeat", lambda text, *, times: pc.binary_repeat(text, max(0, times)))
-_texts("split", lambda text, *, pattern: pc.split_pattern_regex(text, pattern))
+_plain("upper", _upper)
+_plain("lower", _lower)
+_plain("length", pc.utf8_length)
+_plain("reverse", pc.utf8_reverse)
+_plain("trim", lambda text: pc.utf8_trim(text, " "))
+_plain("ltrim", lambda text: pc.utf8_ltrim(text, " "))
+_plain("rtrim", lambda text: pc.utf8_rtrim(text, " "))
+_plain("concat", lambda *texts: pc.binary_join_element_wise(*texts, ""))
+_plain("contains", lambda text, *, pattern: pc.match_substring(text, pattern))
+_plain("startswith", lambda text, *, pattern: pc.starts_with(text, pattern))
+_plain("endswith", lambda text, *, pattern: pc.ends_with(text, pattern))
+_plain("rlike", lambda text, *, pattern: pc.match_substring_regex(text, pattern))
+_plain("like", lambda text, *, pattern: pc.match_like(text, pattern))
+_plain("replace", lambda text, *, search, replacement: pc.replace_substring(text, search, replacement))
+_plain("repeat", lambda text, *, times: pc.binary_repeat(text, max(0, times)))
+_plain("split", lambda text, *, pattern: pc.split_pattern_regex(text, pattern))
 
 
 @kernel("concat_ws")
-def _concat_ws(*arrays: pa.Array, time_zone: str, separator: str) -> pa.Array:
-    texts = [cast(each, pa.string(), time_zone) for each in arrays]
+def _concat_ws(*texts: pa.Array, time_zone: str, separator: str) -> pa.Array:
     # Arrow 26 drops rows that are null in all columns: each gets an empty text, whose separator is taken away.
     joined = pc.binary_join_element_wise(pa.repeat("", len(texts[0])), *texts, separator, null_handling="skip")
     return pc.utf8_slice_codeunits(joined, len(separator))
@@ -375,8 +301,7 @@ def _only_group(pattern: str, group: int) -> str:
 
 def _time_field(name: str, function: Callable[[pa.Array], pa.Array]) -> None:
     def run(values: pa.Array, *, time_zone: str) -> pa.Array:
-        moment = values if pa.types.is_temporal(values.type) else cast(values, pa.date32(), time_zone)
-        return function(local_time(moment, time_zone)).cast(pa.int32())
+        return function(local_time(values, time_zone)).cast(pa.int32())
 
     KERNELS[name] = run
 
@@ -394,8 +319,7 @@ _WITHIN_AN_OFFSET = ("hour", "minute", "second", "millisecond")
 
 
 @kernel("date_trunc")
-def _date_trunc(values: pa.Array, *, time_zone: str, unit: str) -> pa.Array:
-    moment = cast(values, values.type if pa.types.is_timestamp(values.type) else pa.timestamp("us", "UTC"), time_zone)
+def _date_trunc(moment: pa.Array, *, time_zone: str, unit: str) -> pa.Array:
     local = local_time(moment, time_zone)
     floor = pc.floor_temporal(local, unit=unit, week_starts_monday=True)
     if unit in _WITHIN_AN_OFFSET:  # which of the two hours of the night when clocks are put back it is stays so
@@ -406,8 +330,7 @@ def _date_trunc(values: pa.Array, *, time_zone: str, unit: str) -> pa.Array:
 
 def _days(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> None:
     def run(dates: pa.Array, days: pa.Array, *, time_zone: str) -> pa.Array:
-        numbers = cast(dates, pa.date32(), time_zone).cast(pa.int32())
-        return function(numbers, days.cast(pa.int32())).cast(pa.date32())
+        return function(dates.cast(pa.int32()), days.cast(pa.int32())).cast(pa.date32())
 
     KERNELS[name] = run
 
@@ -416,15 +339,12 @@ _days("date_add", pc.add_checked)
 _days("date_sub", pc.subtract_checked)
 
 
-@kernel("datediff")
-def _datediff(end: pa.Array, start: pa.Array, *, time_zone: str) -> pa.Array:
-    days = [cast(each, pa.date32(), time_zone).cast(pa.int32()) for each in (end, start)]
-    return pc.subtract_checked(*days)
+_plain("datediff", lambda end, start: pc.subtract_checked(end.cast(pa.int32()), start.cast(pa.int32())))
 
 
 @kernel("unix_micros")
 def _unix_micros(values: pa.Array, *, time_zone: str, per_unit: int) -> pa.Array:
-    micros = cast(values, pa.timestamp("us", "UTC"), time_zone).cast(pa.int64())
+    micros = values.cast(pa.int64())
     rounded_down = np.floor_divide(np.asarray(micros.fill_null(0)), per_unit)
     return pa.array(rounded_down, pa.int64(), mask=np.asarray(micros.is_null()))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headgate.expressions.expressions import Bound, Name, text_of
+from headgate.expressions.expressions import Bound, text_of
 from headgate.graph.stage_graph import SINK_UID, SourceDefinition, Stage, StageGraph
 from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.exchange import Exchange
@@ -66,7 +66,7 @@ def _operator(operator: Operator) -> str:
         case Filter(condition=condition):
             return f"{text_of(condition)}  [Arrow]"
         case Project(nodes=nodes, schema=schema):
-            computed = any(not isinstance(node, Bound | Name) for node in nodes)
+            computed = any(not isinstance(node, Bound) for node in nodes)
             made = [(text_of(node), name) for node, name in zip(nodes, schema.names)]
             columns = ", ".join(text if text == name else f"{text} AS {name}" for text, name in made)
             return f"{columns}{'  [Arrow]' if computed else ''}"

@@ -1,4 +1,4 @@
-"""The tree that the public builder grows, and how it becomes a `StageGraph`: order, and a uid for each part.
+"""A program as a tree of sources and operators, and how it becomes a `StageGraph`: order, and a uid for each part.
 
 Never: import pyspark, or let a uid depend on more than the way from the nearest name to it: a change in one branch of a
 program must not rename the state of another.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Bound, Name, index_of, split_path
+from headgate.expressions.expressions import Bound
 from headgate.graph.stage_graph import OperatorNode, SourceDefinition, StageGraph
 from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
@@ -98,12 +98,8 @@ def source_column(node: PlanNode, index: int) -> str | None:
         case Filter():
             return source_column(node.inputs[0], index)
         case Project() as project:
-            match project.nodes[index]:
-                case Bound(index=before):
-                    return source_column(node.inputs[0], before)
-                case Name(path=path):
-                    column, *fields = split_path(path)
-                    return None if fields else source_column(node.inputs[0], index_of(node.inputs[0].schema, column))
+            made = project.nodes[index]
+            return source_column(node.inputs[0], made.index) if isinstance(made, Bound) else None
     return None
 
 

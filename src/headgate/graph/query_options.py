@@ -1,6 +1,6 @@
 """The options of a continuous query, as data, and which of those given to ``writeStream`` they are.
 
-Never: look anything up in a session: the builder hands in what is there as ``spark.headgate.*``.
+Never: look anything up in a session: who parses them hands in what is there as ``spark.headgate.*``.
 
 The names are those of FLIP-547 and FLIP-217 where they name one, and Flink's where they do not.
 """
@@ -96,6 +96,8 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("transport.tls.ca", text, None, "PEM file of trusted certificates; default: the chain"),
     OptionSpec("badRecords", text, "fail", "fail, skip, or the format of a sink for them"),
     OptionSpec("badRecords.*", text, None, "the options of that sink"),
+    OptionSpec("lateRows", text, None, "the format of a sink for rows that came after the watermark"),
+    OptionSpec("lateRows.*", text, None, "the options of that sink"),
 )  # fmt: skip
 """The options of ``writeStream`` that are the query's and not its sink's."""
 
@@ -129,7 +131,9 @@ def split_options(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
 def is_query_option(name: str) -> bool:
     """Return whether an option of this name is the query's."""
     lower = name.lower()
-    return lower.startswith("badrecords.") or any(lower == spec.name.lower() for spec in QUERY_OPTION_SPECS)
+    return lower.startswith(("badrecords.", "laterows.")) or any(
+        lower == spec.name.lower() for spec in QUERY_OPTION_SPECS
+    )
 
 
 def parse_query_options(given: Mapping[str, str], defaults: Mapping[str, str]) -> Options:

@@ -148,7 +148,7 @@ class StageGraph:
         if twice:
             raise OptionError(
                 f"The query names {', '.join(map(repr, twice))} more than once: state is matched by these names. Give "
-                f"each source and operator a .name(...) of its own; {SINK_UID!r}, {BAD_RECORDS_UID!r} and "
+                f"each source and operator a .alias(...) of its own; {SINK_UID!r}, {BAD_RECORDS_UID!r} and "
                 f"{LATE_ROWS_UID!r} are taken.",
                 option="name", value=twice,
             )  # fmt: skip
@@ -165,8 +165,8 @@ class StageGraph:
             )
             if isinstance(node.operator, WithWatermark) and self.stage_of(node.uid) > 0:
                 raise OptionError(
-                    "withWatermark is called after groupBy, repartition, broadcast or partitionBy; watermarks are made "
-                    "where sources are read: call it first.",
+                    "withWatermark is called after groupBy or repartition; watermarks are made where sources are read: "
+                    "call it first.",
                     option="withWatermark", value=node.uid,
                 )  # fmt: skip
 

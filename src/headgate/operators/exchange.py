@@ -7,7 +7,7 @@ Never: move a row itself (`headgate.runtime.output_exchange` does), or hold anyt
     hash        the subtask of their key group                    every subtask with key groups of it, which filters
     rebalance   one of the first ``targets`` subtasks, in turn    one subtask
     broadcast   every subtask                                     every subtask, one copy each
-    custom      the subtask that the user's function says         every subtask, which filters
+    custom      the subtask that a function says                  every subtask, which filters
     forward     the subtask of the same number (slot)             none: its barriers are never unaligned
 
 Follows FLIP-547, "Existing logic"; FLINK-31963, -35351, -38483 and -37870.
@@ -24,7 +24,7 @@ from headgate.operators.operator import Emit, Operator
 
 ExchangeKind = Literal["hash", "rebalance", "broadcast", "custom", "forward"]
 Partition = Callable[[pa.RecordBatch, int], pa.Array]
-"""A user's partitioner: rows and the number of subtasks to the subtask of each row. Deterministic."""
+"""A partitioner: rows and the number of subtasks to the subtask of each row. Deterministic."""
 
 
 class Exchange(Operator):
@@ -41,7 +41,7 @@ class Exchange(Operator):
     targets
         With ``rebalance``: how many subtasks get rows at most; None: all.
     partition
-        With ``custom``: the user's function.
+        With ``custom``: the function.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ Never: keep rows, change their order for a consumer, or look at a value in Pytho
     hash       the subtask of their key group; with one subtask nothing is computed
     rebalance  the first ``targets`` subtasks, an equal part of each batch to each, each producer beginning with another
     broadcast  every subtask
-    custom     the subtask that the user's function says, which is asked again for rows that a checkpoint recovered
+    custom     the subtask that a function says, which is asked again for rows that a checkpoint recovered
     forward    the subtask of the producer's number
 
 Only hash and custom have to find a consumer's own rows among recovered ones (see `headgate.operators.exchange`): the
@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.exchange import Exchange, Partition, Partitioner
@@ -138,12 +137,11 @@ class _Broadcast(Partitioner):
 
 
 class _Custom(Partitioner):
-    """By a user's function."""
+    """By a function, of an expression of the user's."""
 
     def __init__(self, partition: Partition, parallelism: int) -> None:
         self._partition = partition
         self._parallelism = parallelism
-        self._function = str(getattr(partition, "__qualname__", None) or type(partition).__qualname__)
 
     def split(self, batch: pa.RecordBatch) -> Parts:
         return _parts(batch, self._consumers_of(batch), self._parallelism) if batch.num_rows else []
@@ -153,37 +151,12 @@ class _Custom(Partitioner):
 
     def _consumers_of(self, batch: pa.RecordBatch) -> Any:
         try:
-            returned: Any = self._partition(batch, self._parallelism)
+            subtasks = self._partition(batch, self._parallelism)
         except Exception as error:
             raise UserFunctionError(
-                f"The function {self._function} of partitionBy failed: {type(error).__name__}: {error}",
-                function=self._function,
+                f"repartitionById failed: {type(error).__name__}: {error}", function="repartitionById"
             ) from error
-        if isinstance(returned, pa.ChunkedArray):
-            returned = returned.combine_chunks()
-        if not isinstance(returned, pa.Array):
-            raise self._wrong(f"returned {type(returned).__name__}")
-        if not pa.types.is_integer(returned.type):
-            raise self._wrong(f"returned an array of {returned.type}")
-        if len(returned) != batch.num_rows:
-            raise self._wrong(f"returned {len(returned)} values for {batch.num_rows} rows")
-        bounds = pc.min_max(returned).as_py()
-        for value in (None if returned.null_count else bounds["min"], bounds["max"]):
-            if value is None or not 0 <= value < self._parallelism:
-                shown = "null" if value is None else value
-                raise UserFunctionError(
-                    f"The function {self._function} of partitionBy returned {shown} for a row; it must return a "
-                    f"subtask from 0 to {self._parallelism - 1}: its second argument says how many there are.",
-                    function=self._function, value=value,
-                )  # fmt: skip
-        return returned.to_numpy().astype(np.uint8 if self._parallelism <= 256 else np.uint16)
-
-    def _wrong(self, what: str) -> OptionError:
-        return OptionError(
-            f"The function {self._function} of partitionBy {what}; it must return a pyarrow.Array of integers, the "
-            "subtask of each row.",
-            option="func", value=self._function, function=self._function,
-        )  # fmt: skip
+        return subtasks.to_numpy().astype(np.uint8 if self._parallelism <= 256 else np.uint16)
 
 
 class _Forward(Partitioner):

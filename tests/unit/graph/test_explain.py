@@ -7,9 +7,7 @@ from dataclasses import replace
 import msgspec
 import pyarrow as pa
 
-from headgate.expressions.expressions import Bound
-from headgate.functions import col, count, window
-from headgate.functions import sum as total
+from headgate.expressions.expressions import Bound, Column
 from headgate.graph.explain import explained
 from headgate.graph.plan import PlanNode, stage_graph, watermarked
 from headgate.graph.stage_graph import SourceDefinition
@@ -18,8 +16,11 @@ from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.project import Project
 from headgate.operators.union import Union
+from headgate.operators.windows.aggregates import Aggregate
+from headgate.operators.windows.assigner import TimeWindow
 from headgate.source import Boundedness, WatermarkAlignment
-from headgate.spark.continuous.grouped import GroupedStream
+from headgate.spark.analyzed.grouping import grouped
+from tests.unit.expressions.nodes import call
 from tests.unit.operators.collecting_sink import source
 
 TIMED = pa.schema([("user", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -27,15 +28,17 @@ TIMED = pa.schema([("user", pa.string()), ("n", pa.int64()), ("at", pa.timestamp
 
 def test_windows_by_key() -> None:
     node = watermarked(source(TIMED).named("rides"), 2, 5000)
-    node = node.then(Filter(TIMED, (col("n") > 4) & (col("user") != "x"), "UTC"))
-    made: PlanNode = GroupedStream(node, [window("at", "10 seconds"), col("user")], "UTC", lambda made: made).agg(
-        total("n").alias("sum"), count("*").alias("rows")
-    )
-    made = made.then(Project(made.schema, [col("user"), (col("sum") * 2).alias("double")], "UTC"))
+    condition = call("and", call(">", Bound(1, "n"), 4), call("<", Bound(0, "user"), "x"))
+    node = node.then(Filter(TIMED, Column(condition), "UTC"))
+    windows, user = TimeWindow(Bound(2, "at"), 10_000_000, 10_000_000), Column(Bound(0, "user"))
+    aggregates = [Aggregate("sum", Bound(1, "n"), name="sum"), Aggregate("count", name="rows")]
+    made = grouped(node, [windows, user], windows, aggregates, "UTC")
+    columns = [Column(Bound(1, "user")), Column(call("*", Bound(2, "sum"), 2), "double")]
+    made = made.then(Project(made.schema, columns, "UTC"))
     assert explained(stage_graph(made)).splitlines() == [
         "Stage 0",
         "  rides: datagen, until the query is stopped; watermark: 5 s below the latest 'at'",
-        "  rides.1.filter: ((n > 4) AND (user != x))  [Arrow]",
+        "  rides.1.filter: ((n > 4) AND (user < x))  [Arrow]",
         "  rides.2.select: user, at, n",
         "  rides.3.key-by: to stage 1 by the hash of user",
         "Stage 1",
@@ -76,6 +79,5 @@ def test_several_sources_functions_and_other_exchanges() -> None:
 
 def test_columns_by_place_are_shown_by_name() -> None:
     node = source(TIMED)
-    columns = [col("n"), col("n").alias("m")]
-    columns[0].node = Bound(1, "n")
+    columns = [Column(Bound(1, "n")), Column(Bound(1, "n"), "m")]
     assert "  numbers.1.select: n, n AS m" in explained(stage_graph(node.then(Project(TIMED, columns, "UTC"))))

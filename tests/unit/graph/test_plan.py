@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 
 import pyarrow as pa
 import pytest
 
 from headgate.errors import OptionError
 from headgate.expressions.expressions import Bound, Column
-from headgate.functions import col
 from headgate.graph.plan import PlanNode, source_column, stage_graph, with_strategy
 from headgate.graph.stage_graph import SINK_UID, StageGraph
+from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
 from headgate.operators.project import Project
 from headgate.operators.union import Union
 from headgate.source import WatermarkStrategy
+from tests.unit.expressions.nodes import call
 from tests.unit.operators.collecting_sink import NUMBERS, Recording, source
 
 
 def kept(node: PlanNode) -> PlanNode:
-    return node.then(Filter(node.schema, col(node.schema.names[0]) > 1, "UTC"))
+    return node.then(Filter(node.schema, Column(call("isnotnull", Bound(0, node.schema.names[0]))), "UTC"))
 
 
 def united(*nodes: PlanNode) -> PlanNode:
@@ -96,14 +98,11 @@ def test_a_graph_is_pickled() -> None:
 
 def test_where_a_column_comes_from() -> None:
     at = source(pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())]))
-    renamed = at.then(Project(at.schema, [col("AT").alias("when"), (col("n") + 1).alias("n")], "UTC"))
-    filtered = renamed.then(Filter(renamed.schema, col("n") > 1, "UTC"))
+    columns = [Column(Bound(0, "at"), "when"), Column(call("+", Bound(1, "n"), 1), "n")]
+    filtered = kept(at.then(Project(at.schema, columns, "UTC")))
     assert source_column(filtered, 0) == "at"
     bound = [Column(Bound(1, "n")), Column(Bound(0, "when"), "then")]
     assert source_column(filtered.then(Project(filtered.schema, bound, "UTC")), 1) == "at"
-    parts = source(pa.schema([("p", pa.struct([("at", pa.timestamp("us"))])), ("x.y", pa.timestamp("us"))]))
-    kept = parts.then(Project(parts.schema, [col("`x.y`"), col("p.at").alias("t"), col("p")], "UTC"))
-    assert [source_column(kept, index) for index in range(3)] == ["x.y", None, "p"]
     assert source_column(filtered, 1) is None
     assert source_column(filtered.then(Recording()), 0) is None
     assert source_column(united(at, at), 0) is None
@@ -124,3 +123,30 @@ def test_a_strategy_for_each_source_keeps_one_source_in_two_branches_one() -> No
 def test_a_union_needs_the_same_types() -> None:
     with pytest.raises(OptionError, match="n int64 and n string"):
         Union(NUMBERS, pa.schema([("n", pa.string())]))
+
+
+def spread(node: PlanNode) -> PlanNode:
+    return node.then(Exchange(node.schema, "rebalance"))
+
+
+def test_rows_that_skip_several_stages_are_forwarded_through_each() -> None:
+    """Once, however often they are used there."""
+    rows = source()
+    far = spread(spread(rows))
+    graph = stage_graph(united(far, rows, rows, spread(rows)))
+    kinds = Counter((each.exchange_kind, graph.stage_of(uid)) for uid, each in graph.exchanges.items())
+    assert kinds == {("rebalance", 0): 2, ("rebalance", 1): 1, ("forward", 0): 1, ("forward", 1): 2}
+    assert [len(stage.inputs) for stage in graph.stages] == [0, 3, 3]
+    assert len(stage_graph(united(far, united(rows, rows))).stages) == 3
+
+
+def test_who_is_downstream_of_exchanges_is_idle_together_with_its_neighbours() -> None:
+    """Except after only a forward exchange of a source: each consumer has the state of one reader."""
+    graph = stage_graph(spread(spread(source())))
+    assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
+    assert all(map(graph.is_broadcast, graph.exchanges))
+
+    rows = source()
+    graph = stage_graph(spread(united(rows, spread(rows))))
+    assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
+    assert [each.exchange_kind for uid, each in graph.exchanges.items() if not graph.is_broadcast(uid)] == ["forward"]

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from headgate.errors import BadDataError, ConnectorContractError, OptionError, UserFunctionError
-from headgate.functions import col
+from headgate.expressions.expressions import Column
 from headgate.graph.plan import PlanNode
 from headgate.operators import bad_records
 from headgate.operators.exchange import Exchange, ExchangeKind
@@ -27,6 +27,7 @@ from headgate.protocol.state import InlineState, OperatorState
 from headgate.runtime.chain import MAIL_MS
 from headgate.runtime.slices import CALL_MS
 from headgate.task.watermarks import MAX_WATERMARK_MS
+from tests.unit.expressions.nodes import N, call, cast
 from tests.unit.operators.collecting_sink import (
     NUMBERS,
     STAGED,
@@ -54,6 +55,9 @@ def failing_on(*bad: int) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
     return poisoned
 
 
+LARGE = Column(call(">", N, 1))
+
+
 class Clock:
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -63,8 +67,8 @@ class Clock:
 
 
 def test_rows_go_through_all_operators_in_order() -> None:
-    doubled = source().then(Project(NUMBERS, [(col("n") * 2).alias("n")], "UTC"))
-    chain, sink = chain_of(doubled.then(Filter(NUMBERS, col("n") > 4, "UTC")))
+    doubled = source().then(Project(NUMBERS, [Column(call("*", N, 2), "n")], "UTC"))
+    chain, sink = chain_of(doubled.then(Filter(NUMBERS, Column(call(">", N, 4)), "UTC")))
     chain.input("numbers").on_batch(numbers(1, 2, 3), "a")
     chain.input("numbers").on_batch(numbers(4, None), "b")
     assert sink.rows == []
@@ -103,7 +107,7 @@ def test_what_an_exchange_gives_is_a_slice_of_a_slow_operator_after_a_fast_one_t
     """A snapshot waits for what the chain has taken; a filter before a slow function lets it take more rows."""
     clock = Clock()
     exchanged = source().then(Exchange(NUMBERS, "rebalance")).named("exchange")
-    filtered = exchanged.then(Filter(NUMBERS, col("n") % share == 0, "UTC"))
+    filtered = exchanged.then(Filter(NUMBERS, Column(call("=", call("%", N, share), 0)), "UTC"))
     slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 5.0))
     chain, sink = chain_of(filtered.then(slow), stage=1, clock_ms=clock)
     taken, waited = [0], []
@@ -155,7 +159,7 @@ def test_no_more_is_written_while_the_sink_has_no_room() -> None:
 
 def test_a_stream_may_be_united_with_a_branch_of_itself() -> None:
     start = source()
-    branch = start.then(Project(NUMBERS, [(-col("n")).alias("m")], "UTC"))
+    branch = start.then(Project(NUMBERS, [Column(call("negative", N), "m")], "UTC"))
     both = PlanNode(of=Union(start.schema, branch.schema), inputs=(start, branch))
     chain, sink = chain_of(both)
     chain.input("numbers").on_batch(numbers(1, 2), "a")
@@ -180,7 +184,7 @@ def test_an_error_names_the_function_and_where() -> None:
 
 
 def test_an_expression_fails_as_a_function_does() -> None:
-    chain, _ = chain_of(source().then(Project(NUMBERS, [(1 / col("n")).alias("x")], "UTC")))
+    chain, _ = chain_of(source().then(Project(NUMBERS, [Column(call("/", 1, N), "x")], "UTC")))
     chain.input("numbers").on_batch(numbers(0), "a")
     with pytest.raises(UserFunctionError, match=r"\(1 / n\).* divide by zero"):
         drain(chain)
@@ -397,7 +401,7 @@ def test_close_goes_on_when_something_raises() -> None:
 def test_figures() -> None:
     clock = Clock()
     slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + 30))
-    chain, _ = chain_of(source().then(Filter(NUMBERS, col("n") > 1, "UTC")).then(slow).named("slow"), clock_ms=clock)
+    chain, _ = chain_of(source().then(Filter(NUMBERS, LARGE, "UTC")).then(slow).named("slow"), clock_ms=clock)
     chain.input("numbers").on_batch(numbers(1, 2, 3), "a")
     drain(chain)
     figures = chain.figures()
@@ -488,7 +492,7 @@ SECONDS = pa.schema([("at", pa.timestamp("us", "UTC"))])
 
 def seconds(node: PlanNode) -> PlanNode:
     """Return the numbers as times, and where these are found."""
-    timed = node.then(Project(node.schema, [col("n").cast("timestamp").alias("at")], "UTC"))
+    timed = node.then(Project(node.schema, [Column(cast(N, SECONDS.types[0]), "at")], "UTC"))
     return timed.then(WithWatermark(SECONDS, "at"))
 
 
@@ -513,7 +517,7 @@ def test_event_times_that_an_operator_made_are_reported_of_the_split_and_source_
 
 def test_a_watermark_that_follows_from_passing_rows_arrives_after_all_of_them() -> None:
     branch = source()
-    both = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(branch.then(Filter(NUMBERS, col("n") > 1, "UTC")), branch))
+    both = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(branch.then(Filter(NUMBERS, LARGE, "UTC")), branch))
     chain, sink = chain_of(seconds(both))
     entry = chain.input("numbers")
     seen: list[tuple[int, int | None]] = []
@@ -543,7 +547,7 @@ def test_only_the_last_operator_counts_that_finds_event_times() -> None:
 
 
 def test_event_times_must_be_found_in_one_place() -> None:
-    branch = source().then(Project(NUMBERS, [col("n").cast("timestamp").alias("at")], "UTC"))
+    branch = source().then(Project(NUMBERS, [Column(cast(N, SECONDS.types[0]), "at")], "UTC"))
     found = branch.then(WithWatermark(SECONDS, "at"))
     with pytest.raises(OptionError, match="several ways with different withWatermark"):
         chain_of(PlanNode(of=Union(SECONDS, SECONDS), inputs=(found, branch)))

@@ -53,7 +53,7 @@ ORDERED: tuple[Merging, ...] = ("first", "last", "first_valid", "last_valid")
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """An aggregate of columns, for ``groupBy(...).agg(...)``. Made by `headgate.functions`.
+    """An aggregate of columns.
 
     Parameters
     ----------

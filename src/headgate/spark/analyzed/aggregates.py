@@ -25,10 +25,10 @@ from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
 from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
+from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
 from headgate.spark.analyzed.windows import is_window, window_in
-from headgate.spark.continuous.grouped import GroupedStream
 
 _FUNCTIONS = {
     "Count": "count", "Sum": "sum", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
@@ -99,8 +99,8 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     """
     grouping = list(items(node.groupingExpressions()))
     output = list(items(node.aggregateExpressions()))
-    windows = [each for each in grouping if _window(before, each) is not None]
-    if len(windows) > 1:
+    keys = [each for each in grouping if _window(before, each) is None]
+    if len(grouping) - len(keys) > 1:
         raise unsupported(node, "an aggregation by several windows has no end")
     found: list[JavaObject] = []
     for each in output:
@@ -108,18 +108,16 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     for each in found:
         _check_aggregate(each)
     columns = Columns()
-    keys = [each for each in grouping if _window(before, each) is None]
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
     expressions = before.expressions(known)
-    by: list[Column | Window | NoWindow] = [
-        _grouped_by(before, expressions, each, columns, output) for each in grouping
-    ]
-    if not windows:
-        by += [NoWindow(expressions.compiled(each)) for each in grouping if _is_event_time(each)][:1]
+    by = [_grouped_by(before, expressions, each, columns, output) for each in grouping]
+    windows = [each for each in by if not isinstance(each, Column)]
+    times = [expressions.compiled(each) for each in keys if _is_event_time(each)]
+    window = windows[0] if windows else NoWindow(times[0] if times else None)
     aggregates = [_aggregate(before, expressions, each, columns, output) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
-    made: PlanNode = GroupedStream(before.node, by, before.time_zone, lambda made: made).agg(*aggregates)
+    made = grouped(before.node, by, window, aggregates, before.time_zone)
     made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
     _check_types(made.schema, expressions, made_of[len(grouping) :])
     after = Rows(node=made, places={}, windows={}, session=before.session)

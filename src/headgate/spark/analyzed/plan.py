@@ -324,7 +324,7 @@ def _join(own: Translation, node: Any) -> Rows:
 def _transform_with_state(own: Translation, node: Any, event_time: str = "") -> Rows:
     below = rows_of(node)
     before = _named(own.rows(below), below)
-    made = transformed(own.spark, before, node, _schema(node), own.session.time_zone, event_time)
+    made = transformed(own.spark, before, node, _schema(node), event_time)
     places = {number: place for place, number in enumerate(_ids(node))}
     return Rows(node=made, places=places, windows={}, session=own.session)
 

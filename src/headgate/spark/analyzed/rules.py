@@ -54,7 +54,9 @@ def _arithmetic(own: Expressions, expression: Any) -> Node:
     never_fails = pa.types.is_floating(own.kind(expression)) and name in ("Add", "Subtract", "Multiply")
     if not never_fails:
         _check_ansi(expression, str(expression.evalMode().toString()) == "ANSI")
-    if not is_number(own.kind(expression)) or (name == "Remainder" and pa.types.is_decimal(own.kind(expression))):
+    if not is_number(own.kind(expression)) or (
+        name in ("Divide", "Remainder") and pa.types.is_decimal(own.kind(expression))
+    ):
         raise NotOnArrowError(expression, f"it computes {own.kind(expression)}")
     return own.call(expression, _ARITHMETIC[name], expression.left(), expression.right())
 

@@ -1,6 +1,6 @@
 """A ``TransformWithStateInPySpark`` of Spark's plan becomes an exchange by key, and the operator of a processor.
 
-Never: check what the older builder checks: `headgate.spark.continuous.stateful` makes the node for both.
+Never: check an argument: `headgate.spark.continuous.stateful` does, and makes the node.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headgate.expressions.expressions import Column, Name
 from headgate.graph.plan import PlanNode
+from headgate.operators.transform_with_state.transform_with_state import TimeMode
 from headgate.spark.analyzed.functions import function_of
 from headgate.spark.analyzed.rows import is_event_time
 from headgate.spark.analyzed.scala import JavaObject, items
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+_TIME_MODES: dict[str, TimeMode] = {
+    "NoTime": "none",
+    "ProcessingTime": "processingtime",
+    "EventTime": "eventtime",
+}
+
 
 def rows_of(node: JavaObject) -> JavaObject:
     """Return the node of the rows that a processor gets: the analyzer puts a projection with the keys above it."""
@@ -27,7 +33,7 @@ def rows_of(node: JavaObject) -> JavaObject:
 
 
 def transformed(
-    spark: SparkSession, before: PlanNode, node: JavaObject, output: StructType, time_zone: str, event_time: str
+    spark: SparkSession, before: PlanNode, node: JavaObject, output: StructType, event_time: str
 ) -> PlanNode:
     """Return the node of a processor.
 
@@ -41,8 +47,6 @@ def transformed(
         Spark's node.
     output
         The columns of what it yields.
-    time_zone
-        The session's.
     event_time
         Which of them has the event time for what follows; empty: none.
 
@@ -55,15 +59,13 @@ def transformed(
     """
     function, _ = function_of(spark, node, node.functionExpr().func())
     keys = [str(each.name()) for each in items(node.left().output())][: node.groupingAttributesLen()]
-    mode = str(node.timeMode().toString())
     return stateful_node(
         before,
-        [Column(Name(f"`{key}`")) for key in keys],
-        time_zone,
+        keys,
         function.__self__._stateful_processor,
         output,
         str(node.outputMode().toString()),
-        "None" if mode == "NoTime" else mode,
+        _TIME_MODES[str(node.timeMode().toString())],
         _initial_state(spark, node.right().child()) if node.hasInitialState() else None,
         event_time,
         marked=_event_time(before, rows_of(node)),

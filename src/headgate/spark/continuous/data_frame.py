@@ -5,38 +5,31 @@ Never: change the program: what it means is Spark's to say, and what cannot run 
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from headgate.errors import OptionError
 from headgate.graph.explain import explained
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.spark.analyzed.plan import plan_of
-from headgate.spark.continuous import streams
-from headgate.spark.continuous.streams import ContinuousStreams
 from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-
-@overload
-def continuous(df: DataFrame, parallelism: int | None = None) -> ContinuousDataFrame: ...
+_log = logging.getLogger(__name__)
 
 
-@overload
-def continuous(df: SparkSession, parallelism: int | None = None) -> ContinuousStreams: ...
-
-
-def continuous(df: DataFrame | SparkSession, parallelism: int | None = None) -> ContinuousDataFrame | ContinuousStreams:
+def continuous(df: DataFrame, parallelism: int | None = None) -> ContinuousDataFrame:
     """Run a program continuously: one Spark job whose tasks go on, with checkpoints and no micro-batches.
 
     Parameters
     ----------
     df
         The program: a DataFrame whose sources are Headgate's. With ``readStream`` the query runs until it is stopped,
-        with ``read`` it ends when everything is read. A session begins a program of the older builder.
+        with ``read`` it ends when everything is read.
     parallelism
         How many slots, long Spark tasks, read and process side by side. The default is Spark's default parallelism,
         which is every core: other work in the session then waits for the query to end.
@@ -44,7 +37,7 @@ def continuous(df: DataFrame | SparkSession, parallelism: int | None = None) -> 
     Raises
     ------
     OptionError
-        The parallelism is below 1, or the DataFrame is one of Spark Connect.
+        The parallelism is below 1, or the DataFrame is none, or one of Spark Connect.
 
     Examples
     --------
@@ -54,15 +47,31 @@ def continuous(df: DataFrame | SparkSession, parallelism: int | None = None) -> 
     """
     from pyspark.sql import DataFrame
 
-    if not isinstance(df, DataFrame):
-        return streams.continuous(df, parallelism)
     if type(df).__module__.startswith("pyspark.sql.connect"):
         raise OptionError(
             "Continuous queries need a session with a SparkContext: Spark Connect has none. Run the program on the "
             "driver (spark-submit), or use df.writeStream.",
             option="df", value=type(df).__qualname__,
         )  # fmt: skip
-    return ContinuousDataFrame(df, streams.checked_parallelism(df.sparkSession, parallelism))
+    if not isinstance(df, DataFrame):
+        raise OptionError(
+            f"headgate.continuous takes a DataFrame, not {type(df).__name__}: build the program with spark.readStream "
+            "and PySpark's own functions, and write headgate.continuous(df).writeStream in place of df.writeStream.",
+            option="df", value=type(df).__qualname__,
+        )  # fmt: skip
+    if parallelism is None:
+        parallelism = df.sparkSession.sparkContext.defaultParallelism
+        _log.warning(
+            "headgate.continuous: the query takes all %d cores for as long as it runs. Pass parallelism=... to leave "
+            "some to other work.",
+            parallelism,
+        )
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        raise OptionError(
+            f"The parallelism is {parallelism!r}; it must be a whole number from 1.",
+            option="parallelism", value=parallelism,
+        )  # fmt: skip
+    return ContinuousDataFrame(df, parallelism)
 
 
 class ContinuousDataFrame:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ContinuousQueryManager:
-    """``headgate.continuous(spark).streams``."""
+    """What `headgate.streams` is."""
 
     @property
     def active(self) -> list[ContinuousQuery]:
@@ -36,3 +36,7 @@ class ContinuousQueryManager:
         """Notify it no longer."""
         if listener in listeners:
             listeners.remove(listener)
+
+
+streams = ContinuousQueryManager()
+"""The one of this process: `headgate.streams`."""

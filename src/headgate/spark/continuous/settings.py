@@ -1,4 +1,4 @@
-"""What the builder's parts share: schemas, intervals and options as users write them, and what the session says.
+"""What parts of a program share: schemas, intervals and options as users write them, and what the session says.
 
 Never: guess: what cannot be read is an `OptionError` that says how to write it.
 """

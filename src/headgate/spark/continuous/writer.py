@@ -45,7 +45,6 @@ class ContinuousStreamWriter:
         self._name: str | None = None
         self._interval_ms = 1000
         self._output_mode: OutputMode = "append"
-        self._late_rows: tuple[str, dict[str, str]] | None = None
 
     @property
     def _node(self) -> PlanNode:
@@ -139,30 +138,6 @@ class ContinuousStreamWriter:
         self._output_mode = wanted  # type: ignore[assignment]
         return self
 
-    def lateRows(self, sink: str, **options: Any) -> ContinuousStreamWriter:
-        """Keep rows that came after the watermark and no longer belong to any window.
-
-        They have the columns that the aggregation takes: keys, event time, what it computes of; for
-        `GroupedStream.transformWithState` with event time, those of the rows. Of several such operators
-        these are the late rows of the first.
-
-        Parameters
-        ----------
-        sink
-            The format of a sink, as in `format`.
-        options
-            Its options: ``lateRows("parquet", path="late")``.
-        """
-        if not any(each.late_schema is not None for each in _keyed(self._node)):
-            raise OptionError(
-                "lateRows: the query has no windows and no transformWithState with event time, so that no row is late.",
-                option="lateRows", value=sink,
-            )  # fmt: skip
-        self._late_rows = sink, {}
-        for key, value in options.items():
-            set_option(self._late_rows[1], key, value)
-        return self
-
     def queryName(self, queryName: str) -> ContinuousStreamWriter:
         """Name the query; Spark's UI and logs show the name."""
         if not isinstance(queryName, str) or not queryName.strip():
@@ -181,8 +156,7 @@ class ContinuousStreamWriter:
         if continuous is None or others:
             raise OptionError(
                 f"trigger({', '.join(others) or ''}): a continuous query has trigger(continuous='1 second') only. To "
-                "read what is there and end, use streams.read instead of streams.readStream (for a DataFrame "
-                "spark.read).",
+                "read what is there and end, use spark.read instead of spark.readStream.",
                 option="trigger", value=sorted(others),
             )  # fmt: skip
         self._interval_ms = interval_ms("trigger", continuous)
@@ -256,7 +230,7 @@ class ContinuousStreamWriter:
             from_savepoint=from_savepoint,
             bad_records=handling,
             bad_records_sink=bad_sink,
-            late_rows_sink=self._late_rows_sink(graph),
+            late_rows_sink=self._late_rows_sink(options, graph),
             time_zone=session_time_zone(self._spark),
         )
 
@@ -282,12 +256,18 @@ class ContinuousStreamWriter:
         sink.uid = BAD_RECORDS_UID
         return "sink", sink
 
-    def _late_rows_sink(self, graph: StageGraph) -> Sink | None:
-        found = graph.late_rows_of
-        if self._late_rows is None or found is None:
-            return None
-        name, options = self._late_rows
-        sink = make_sink(name, options, found[1], spark=self._spark)
+    def _late_rows_sink(self, options: Options, graph: StageGraph) -> Sink | None:
+        name, its_options, found = options["lateRows"], options.matching("lateRows.*"), graph.late_rows_of
+        if name is None and its_options:
+            raise options.error("lateRows", f"is not set, and options of it are: {sorted(its_options)}.")
+        if name is None or (found is None and "laterows" not in map(str.lower, self._options)):
+            return None  # a default of the session's is for queries that have late rows
+        if found is None:
+            raise options.error(
+                "lateRows",
+                f"is {name!r}, and the query has no windows and no transformWithState with event time: no row is late.",
+            )
+        sink = make_sink(name, its_options, found[1], spark=self._spark)
         sink.uid = LATE_ROWS_UID
         return sink
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headgate.expressions.expressions import Name
-from headgate.functions import avg, collect_list, count, max, sum
+from headgate.expressions.expressions import Bound
 from headgate.operators.windows.assigner import NoWindow
 from headgate.source.watermark import MAX_WATERMARK_MS
 from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
+from tests.unit.operators.windows.words import avg, collect_list, count, max, sum
 
 AGGREGATES = (sum("v"), count())
-BY_TIME = NoWindow(Name("at"))
+BY_TIME = NoWindow(Bound(0, "at"))
 
 
 def subtasks(folder: Path, mode: Any = "update", keys: Any = ("k",), window: Any = None, **options: Any) -> Subtasks:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.functions import collect_list, count, first, last, session_window, sum
 from headgate.operators.windows import sessions
 from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
+from tests.unit.operators.windows.words import collect_list, count, first, last, session_window, sum
 
 GAP = session_window("at", "5 seconds")
 AGGREGATES = (sum("v"), count())

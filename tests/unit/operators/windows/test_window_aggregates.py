@@ -14,9 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import OptionError
-from headgate.expressions.expressions import Name
-from headgate.functions import approx_count_distinct, avg, collect_list, count, first, last, max, min, sum
+from headgate.expressions.expressions import Bound
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of, merge
+from tests.unit.operators.windows.words import (
+    approx_count_distinct,
+    avg,
+    collect_list,
+    count,
+    first,
+    last,
+    max,
+    min,
+    sum,
+)
 
 
 def aggregated(aggregate: Aggregate, values: pa.Array, cuts: tuple[int, ...] = ()) -> Any:
@@ -144,7 +154,7 @@ def test_variances_are_those_of_all_values_however_they_are_merged(
     values: list[float | None], cuts: list[int], function: str
 ) -> None:
     """Of null none; of infinite values NaN, as in Spark; of a sample of one null."""
-    made = accumulator_of(Aggregate(function, Name("x")), pa.float64())
+    made = accumulator_of(Aggregate(function, Bound(0, "x")), pa.float64())
     (parts,) = made.lift(pa.array(values, pa.float64()), len(values))
     (partial,) = made.partials
     assert partial.merge_buffers is not None

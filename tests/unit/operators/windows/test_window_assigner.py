@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.functions import window
 from headgate.operators.windows.assigner import LEAST_US, Buckets
+from tests.unit.operators.windows.words import window
 
 SPECS = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 11)).filter(
     lambda spec: spec[2] < spec[1] <= spec[0]

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import CorruptStateError, OptionError, UnsupportedVersionError
-from headgate.functions import avg, collect_list, count, first, last, sum, window
 from headgate.operators.operator import RestoredChunk
 from headgate.operators.windows import sorted_runs
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.protocol.operator_context import OperatorContext
 from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
+from tests.unit.operators.windows.words import avg, collect_list, count, first, last, sum, window
 
 TEN = window("at", "10 seconds")
 AGGREGATES = (sum("v"), count())

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headgate.functions import Column
+from headgate.expressions.expressions import Column
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of

@@ -43,8 +43,8 @@ def test_a_column_is_found_by_its_place() -> None:
 
 
 def test_what_is_null_already_has_no_error() -> None:
-    batch = pa.record_batch({"n": pa.array([4, None, 2]), "zero": pa.array([1, 0, 2])})
-    quotient = Call("/", (ONE, Bound(1, "zero")))
+    batch = pa.record_batch({"n": pa.array([4.0, None, 2.0]), "zero": pa.array([1.0, 0.0, 2.0])})
+    quotient = Call("/", (Constant(1.0, pa.float64()), Bound(1, "zero")))
     assert evaluate(Call("+", (N, quotient)), batch, "UTC").to_pylist() == [5.0, None, 2.5]
     assert evaluate(Call("/", (quotient, N)), batch, "UTC").to_pylist() == [0.25, None, 0.25]
     for call in (Call("+", (quotient, N)), Call("greatest", (N, quotient)), Call("/", (N, quotient))):

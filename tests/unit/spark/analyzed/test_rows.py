@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Bound, Call
+from headgate.expressions.expressions import Bound, Call, Column
 from headgate.graph.plan import PlanNode, stage_graph, watermarked
 from headgate.operators.filter import Filter
 from headgate.operators.union import Union
@@ -52,7 +52,7 @@ def test_a_projection_that_changes_nothing_is_none() -> None:
 def test_a_source_that_is_used_twice_stands_once_under_the_name_that_it_has_somewhere() -> None:
     node = source(TIMED)
     other = watermarked(node, 1, 0)
-    kept = other.named("rides").then(Filter(TIMED, rows().all()[0].isNotNull(), "UTC"))
+    kept = other.named("rides").then(Filter(TIMED, Column(Call("isnotnull", (Bound(0, "n"),))), "UTC"))
     graph = stage_graph(read_once(PlanNode(of=Union(TIMED, TIMED), inputs=(watermarked(node, 1, 0), kept))))
     assert [each.uid for each in graph.sources] == ["rides"]
     assert [each.inputs for each in graph.operators] == [("rides",), ("rides", "rides.1.filter")]

@@ -1,0 +1,143 @@
+"""The nodes of a plan for groups of rows: what is computed before, the exchange by key, and the operator of the groups.
+
+Never: start anything, or compute an aggregate: the operators of `headgate.operators.windows` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headgate.errors import OptionError
+from headgate.expressions.expressions import Bound, Column, Constant, Node, text_of
+from headgate.graph.plan import PlanNode, source_column
+from headgate.graph.stage_graph import SourceDefinition
+from headgate.operators.exchange import Exchange
+from headgate.operators.key_hash import check_key_type
+from headgate.operators.project import Project
+from headgate.operators.windows.aggregates import Aggregate, accumulator_of
+from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
+from headgate.operators.windows.operator import WindowAggregate
+from headgate.operators.windows.sessions import SessionAggregate
+from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate
+
+
+def grouped(
+    before: PlanNode,
+    by: Sequence[Column | TimeWindow | SessionWindow],
+    window: TimeWindow | SessionWindow | NoWindow,
+    aggregates: Sequence[Aggregate],
+    time_zone: str,
+) -> PlanNode:
+    """Return the node of the aggregates of groups.
+
+    Parameters
+    ----------
+    before
+        The rows.
+    by
+        Keys, and the window, in the order of the output.
+    window
+        The window among them, or how long groups live without one.
+    aggregates
+        What is computed of each group.
+    time_zone
+        The session's.
+
+    Raises
+    ------
+    OptionError
+        A key has a type that rows cannot be grouped by, or the window's times are not those of the watermark.
+    """
+    columns = _Columns(before.schema)
+    keys = [Key(columns.take(each.node, _name(each)), _name(each)) for each in by if isinstance(each, Column)]
+    time = None if window.time is None else columns.take(window.time)
+    taken = [None if each.argument is None else columns.take(each.argument) for each in aggregates]
+    # Without a key all rows are of one group: they have a constant in common.
+    keyed_by = keys or [Key(columns.take(Constant(0, pa.int32()), "all"), None)]
+    node = columns.project(before, time_zone)
+    types = {field.name: field.type for field in node.schema}
+    for key in keyed_by:
+        check_key_type(repr(key.column), types[key.column])
+        _check_grouped(key.column, types[key.column])
+    if not isinstance(window, NoWindow):
+        _check_is_event_time(before, window)
+    kinds = [None if column is None else types[column] for column in taken]
+    made = [
+        Aggregated(each.name_in_output, accumulator_of(each, kind), column)
+        for each, kind, column in zip(aggregates, kinds, taken)
+    ]
+    names = [*map(_name, by), *(each.name_in_output for each in aggregates)]
+    operator: WindowedAggregate
+    if isinstance(window, SessionWindow):
+        assert time is not None
+        operator = SessionAggregate(node.schema, window, time=time, keys=keyed_by, aggregates=made, columns=names)
+    else:
+        operator = WindowAggregate(node.schema, window, time=time, keys=keyed_by, aggregates=made, columns=names)
+    kept = ", ".join(each.state_text(kind) for each, kind in zip(aggregates, kinds))
+    texts = [text_of(each.node) for each in by if isinstance(each, Column)] or ["all"]
+    text = ", ".join(f"{text} {types[key.column]}" for text, key in zip(texts, keyed_by))
+    operator.signature = f"{kept} in {window.text} by {text}"
+    return node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by))).then(operator)
+
+
+def _name(by: Column | TimeWindow | SessionWindow) -> str:
+    return by.name_in_output if isinstance(by, Column) else by.name
+
+
+def _check_grouped(name: str, kind: pa.DataType) -> None:
+    """Check that Arrow can group by a column."""
+    if pa.types.is_nested(kind):
+        raise OptionError(
+            f"groupBy: {name!r} has the type {kind}; a key is neither a struct nor a list. Group by its parts.",
+            option="groupBy", value=name,
+        )  # fmt: skip
+
+
+def _check_is_event_time(node: PlanNode, window: TimeWindow | SessionWindow) -> None:
+    """Check that a window's times are no other column of the source than its watermarks are of."""
+    column = source_column(node, window.time.index) if isinstance(window.time, Bound) else None
+    if column is None:
+        return  # an operator made it; who made it knows
+    while node.inputs:
+        node = node.inputs[0]
+    assert isinstance(node.of, SourceDefinition)
+    strategy = node.of.watermark_strategy
+    if strategy is not None and strategy.event_time_column.lower() != column.lower():
+        raise OptionError(
+            f"groupBy: the windows are of {column!r}, and the watermark is of {strategy.event_time_column!r}, "
+            f"which says nothing about when they end. Call withWatermark({column!r}, ...), or group by windows of "
+            f"{strategy.event_time_column!r}.",
+            option="groupBy", value=column,
+        )  # fmt: skip
+
+
+class _Columns:
+    """The columns that an operator needs, each once: those of the rows as they are, others computed before."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._names: dict[str, str] = {}
+        self._made: list[Column] = []
+
+    def take(self, node: Node, name: str | None = None) -> str:
+        """Return the name of a column with the value of an expression; ``name`` is what it is called if it is made."""
+        if isinstance(node, Bound):
+            free = self._schema.names[node.index]
+        else:
+            wanted = free = name or text_of(node)
+            number = 1
+            while free in self._schema.names or free in self._names.values():
+                number += 1
+                free = f"{wanted} {number}"
+        if repr(node) not in self._names:
+            self._names[repr(node)] = free
+            self._made.append(Column(node, free))
+        return self._names[repr(node)]
+
+    def project(self, before: PlanNode, time_zone: str) -> PlanNode:
+        """Return a node with these columns only."""
+        if list(before.schema.names) == [each.name_in_output for each in self._made]:
+            return before
+        return before.then(Project(before.schema, self._made, time_zone))

@@ -1,0 +1,237 @@
+"""Expressions over all types of columns, in PySpark's words, and rows that are easily got wrong."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+UTC = dt.UTC
+SCHEMA = pa.schema(
+    [
+        ("i", pa.int32()), ("j", pa.int32()), ("k", pa.int64()), ("b", pa.int8()), ("x", pa.float64()),
+        ("y", pa.float64()), ("f", pa.float32()), ("d", pa.decimal128(10, 2)), ("p", pa.bool_()), ("q", pa.bool_()),
+        ("s", pa.string()), ("t", pa.string()), ("n", pa.string()), ("m", pa.string()),
+        ("day", pa.date32()), ("at", pa.timestamp("us", "UTC")),
+        ("o", pa.struct([("a", pa.int32()), ("b", pa.string())])),
+    ]
+)  # fmt: skip
+D = decimal.Decimal
+ROWS: list[tuple[Any, ...]] = [
+    (1, 2, 3, 4, 1.5, 2.0, 0.5, D("1.25"), True, False, "abc", "b", "12", "2024-02-29",
+     dt.date(2024, 2, 29), dt.datetime(2024, 2, 29, 23, 59, 58, 123456, UTC), {"a": 1, "b": "x"}),
+    (-7, 3, -(1 << 40), -4, -2.5, 0.5, -1e10, D("-9.99"), False, None, "  Größe x ", "x", " -5 ", "2024-2-3 04:05:06",
+     dt.date(1969, 12, 31), dt.datetime(1969, 12, 31, 23, 0, 0, 500000, UTC), {"a": None, "b": ""}),
+    (None, 5, None, None, None, 1.0, None, None, None, True, None, None, None, None, None, None, None),
+    (0, -3, 1 << 40, 0, math.nan, math.nan, math.nan, D("0.00"), True, True, "", "%", "+7", "1999",
+     dt.date(2000, 1, 1), dt.datetime(2000, 1, 1, tzinfo=UTC), {"a": 5, "b": None}),
+    (100, 7, 9, 127, math.inf, 1e-5, 1e7, D("12345678.90"), False, True, "a.b.c", ".", "0",
+     "2024-07-01 12:30:45.6789+02:00", dt.date(2026, 12, 28), dt.datetime(2026, 12, 28, 1, 2, 3, tzinfo=UTC),
+     {"a": 7, "b": "y"}),
+    (5, 4, 5, 1, 2.675, 12345678.9, 3.25, D("2.50"), None, False, "日本語 text", "本", "99", "2020-01-01 00:00:00Z",
+     dt.date(2023, 1, 1), dt.datetime(2023, 7, 3, 4, 5, 6, 7, UTC), {"a": 9, "b": "z"}),
+]  # fmt: skip
+
+
+def text_of(positive: str, other: str) -> Column:
+    """Return a column of two texts, by the sign of ``i``."""
+    return F.when(F.col("i") > 0, positive).otherwise(other)
+
+
+CASES: dict[str, Callable[[], Column]] = {
+    "literals": lambda: F.struct(F.lit(1).alias("a"), F.lit("x").alias("b"), F.lit(2.5).alias("c")),
+    "null literal": lambda: F.coalesce(F.lit(None), F.col("i")),
+    "add": lambda: F.col("i") + F.col("k"),
+    "add int8": lambda: F.col("b") + F.col("i"),
+    "add float": lambda: F.col("i") + F.col("f"),
+    "add decimal": lambda: F.col("d") + F.col("d"),
+    "decimal and double": lambda: F.col("d") + F.col("x"),
+    "subtract": lambda: 10 - F.col("i"),
+    "multiply": lambda: F.col("i") * F.col("x"),
+    "multiply decimal": lambda: F.col("d") * F.col("d"),
+    "divide": lambda: F.col("i") / F.col("j"),
+    "remainder": lambda: F.col("i") % F.col("j"),
+    "remainder of doubles": lambda: F.col("x") % 2.0,
+    "negative": lambda: -F.col("i"),
+    "power": lambda: F.col("x") ** 2,
+    "pow": lambda: F.pow(F.col("i"), 2),
+    "eq": lambda: F.col("x") == F.col("y"),
+    "ne": lambda: F.col("x") != F.col("y"),
+    "lt": lambda: F.col("x") < F.col("y"),
+    "le": lambda: F.col("x") <= F.col("y"),
+    "gt": lambda: F.col("x") > F.col("y"),
+    "ge": lambda: F.col("x") >= F.col("y"),
+    "eq int and long": lambda: F.col("i") == F.col("k"),
+    "text and number": lambda: F.col("n") > 3,
+    "timestamp and text": lambda: F.col("at") >= "2000-01-01",
+    "date and text": lambda: F.col("day") < "2020-01-01",
+    "date and timestamp": lambda: F.col("day") <= F.col("at"),
+    "eqNullSafe": lambda: F.col("q").eqNullSafe(F.col("p")),
+    "eqNullSafe NaN": lambda: F.col("x").eqNullSafe(F.col("y")),
+    "and": lambda: F.col("p") & F.col("q"),
+    "or": lambda: F.col("p") | F.col("q"),
+    "not": lambda: ~F.col("p"),
+    "and guards": lambda: (F.col("i") != 0) & (100 / F.col("i") > 1),
+    "between": lambda: F.col("i").between(0, 10),
+    "isin": lambda: F.col("s").isin("abc", "", None),
+    "isin list": lambda: F.col("i").isin([1, 5]),
+    "isNull": lambda: F.col("s").isNull(),
+    "isNotNull": lambda: F.col("s").isNotNull(),
+    "isNaN": lambda: F.col("x").isNaN(),
+    "isnull": lambda: F.isnull("s"),
+    "isnotnull": lambda: F.isnotnull("s"),
+    "isnan": lambda: F.isnan("x"),
+    "coalesce": lambda: F.coalesce("i", "k", F.lit(0)),
+    "ifnull": lambda: F.ifnull(F.col("s"), F.col("t")),
+    "nvl": lambda: F.nvl(F.col("p"), F.col("q")),
+    "nullif": lambda: F.nullif(F.col("i"), F.lit(0)),
+    "greatest": lambda: F.greatest("x", "y"),
+    "least": lambda: F.least("x", "y"),
+    "greatest of ints": lambda: F.greatest("i", "k"),
+    "when": lambda: F.when(F.col("i") > 0, "more").when(F.col("i") < 0, "less"),
+    "when otherwise": lambda: F.when(F.col("p"), F.col("i")).otherwise(F.col("k")),
+    "when guards": lambda: F.when(F.col("i") != 0, 100 / F.col("i")).otherwise(-1.0),
+    "abs": lambda: F.abs("i"),
+    "abs double": lambda: F.abs("x"),
+    "ceil": lambda: F.ceil(F.col("y")),
+    "floor": lambda: F.floor(F.col("y")),
+    "round": lambda: F.round(F.col("x"), 2),
+    "round to whole": lambda: F.round(F.col("x")),
+    "round float": lambda: F.round(F.col("f"), 1),
+    "round int": lambda: F.round(F.col("i"), -1),
+    "sqrt": lambda: F.sqrt("x"),
+    "exp": lambda: F.exp("y"),
+    "ln": lambda: F.ln("x"),
+    "log10": lambda: F.log10("i"),
+    "log2": lambda: F.log2("j"),
+    "signum": lambda: F.signum("x"),
+    "sin": lambda: F.sin("y"),
+    "cos": lambda: F.cos("y"),
+    "tan": lambda: F.tan("y"),
+    "atan": lambda: F.atan("y"),
+    "upper": lambda: F.upper("s"),
+    "lower": lambda: F.lower("s"),
+    "length": lambda: F.length("s"),
+    "reverse": lambda: F.reverse("s"),
+    "trim": lambda: F.trim("s"),
+    "ltrim": lambda: F.ltrim("s"),
+    "rtrim": lambda: F.rtrim("s"),
+    "lpad": lambda: F.lpad("s", 5, "*"),
+    "rpad": lambda: F.rpad("s", 5, "*"),
+    "repeat": lambda: F.repeat("t", 3),
+    "concat": lambda: F.concat("s", F.lit("-"), "i"),
+    "concat_ws": lambda: F.concat_ws("-", "s", "t", "n"),
+    "substring": lambda: F.substring("s", 2, 2),
+    "substring from 0": lambda: F.substring("s", 0, 2),
+    "substring from the end": lambda: F.substring("s", -4, 2),
+    "substr": lambda: F.col("s").substr(1, 3),
+    "functions of texts": lambda: F.struct(
+        F.contains("s", F.lit("b")).alias("a"), F.startswith("s", F.lit("a")).alias("b"),
+        F.endswith("s", F.lit("c")).alias("c"), F.like("s", F.lit("a%")).alias("d"),
+        F.rlike("s", F.lit("^a")).alias("e"),
+    ),
+    "contains": lambda: F.col("s").contains("b"),
+    "startswith": lambda: F.col("s").startswith("a"),
+    "endswith": lambda: F.col("s").endswith("c"),
+    "like": lambda: F.col("s").like("a_c%"),
+    "like escaped": lambda: F.col("t").like(r"\%"),
+    "rlike": lambda: F.col("s").rlike("^[a-c.]+$"),
+    "replace": lambda: F.replace(F.col("s"), F.lit("b"), F.lit("BB")),
+    "regexp_replace": lambda: F.regexp_replace("s", "(b)", "<$1>"),
+    "regexp_extract": lambda: F.regexp_extract("s", r"([a-z])(\.)([a-z])", 3),
+    "regexp_extract all": lambda: F.regexp_extract("s", r"(a|b)[.]", 0),
+    "split": lambda: F.split("s", r"\."),
+    "year": lambda: F.year("at"),
+    "quarter": lambda: F.quarter("day"),
+    "month": lambda: F.month("at"),
+    "dayofmonth": lambda: F.dayofmonth("at"),
+    "day": lambda: F.day("at"),
+    "dayofweek": lambda: F.dayofweek("at"),
+    "weekday": lambda: F.weekday("at"),
+    "dayofyear": lambda: F.dayofyear("at"),
+    "weekofyear": lambda: F.weekofyear("at"),
+    "hour": lambda: F.hour("at"),
+    "minute": lambda: F.minute("at"),
+    "second": lambda: F.second("at"),
+    **{f"date_trunc {unit}": partial(lambda unit: F.date_trunc(unit, "at"), unit)
+       for unit in ("year", "quarter", "month", "week", "day", "hour", "minute", "second", "millisecond")},
+    "date_add": lambda: F.date_add("day", 3),
+    "date_add column": lambda: F.date_add("day", "i"),
+    "date_sub": lambda: F.date_sub("day", 40),
+    "datediff": lambda: F.datediff("at", "day"),
+    "to_date": lambda: F.to_date("m"),
+    "to_timestamp": lambda: F.to_timestamp("m"),
+    "unix_seconds": lambda: F.unix_seconds("at"),
+    "unix_millis": lambda: F.unix_millis("at"),
+    "unix_micros": lambda: F.unix_micros("at"),
+    "timestamp_seconds": lambda: F.timestamp_seconds("i"),
+    "timestamp_millis": lambda: F.timestamp_millis("k"),
+    "timestamp_micros": lambda: F.timestamp_micros("k"),
+    "getField": lambda: F.col("o").getField("b"),
+    "getItem": lambda: F.col("o")["a"],
+    "path": lambda: F.col("o.a"),
+    "struct": lambda: F.struct("i", F.col("s").alias("z")),
+    **{f"cast int to {kind}": partial(lambda kind: F.col("j").cast(kind), kind)
+       for kind in ("tinyint", "bigint", "float", "double", "string", "boolean", "decimal(12, 3)", "timestamp")},
+    **{f"cast text to {kind}": partial(lambda kind: F.col("n").cast(kind), kind)
+       for kind in ("tinyint", "int", "long", "float", "double", "decimal(5,1)")},
+    "cast text to boolean": lambda: F.when(F.col("i") > 0, " Yes").when(F.col("i") < 0, "f").cast("boolean"),
+    "cast text to date": lambda: F.col("m").cast("date"),
+    "cast double to string": lambda: F.col("x").cast("string"),
+    "cast small double to string": lambda: F.col("y").cast("string"),
+    "cast float to string": lambda: F.col("f").cast("string"),
+    "cast double to float": lambda: F.col("y").cast("float"),
+    "cast double to int": lambda: F.coalesce(F.when(F.col("x") < 100, F.col("x")), F.lit(0.0)).cast("int"),
+    "cast decimal": lambda: F.col("d").cast("decimal(12, 1)"),
+    "cast decimal to string": lambda: F.col("d").cast("string"),
+    "cast decimal to int": lambda: F.col("d").cast("int"),
+    "cast decimal to double": lambda: F.col("d").cast("double"),
+    "cast decimal with a carry": lambda: text_of("999.99", "-999.95").cast("decimal(5,2)")
+    .cast("decimal(5,1)"),
+    "cast fraction to int": lambda: text_of("0.5", "-0.9").cast("decimal(38,38)").cast("int"),
+    "cast fraction to decimal": lambda: text_of("0.5", "-0.4").cast("decimal(38,38)").cast("decimal(38,0)"),
+    "cast decimal to most digits": lambda: text_of("9", "-1").cast("decimal(1,0)").cast("decimal(38,37)"),
+    "cast long to the most digits": lambda: F.col("k").cast("decimal(38,19)"),
+    "cast boolean to decimal": lambda: F.col("p").cast("decimal(1,0)"),
+    "common type of long decimals": lambda: F.coalesce(
+        text_of("1e20", "7").cast("decimal(30,5)"), text_of("0.5", "0.25").cast("decimal(38,20)")
+    ),
+    "compare long decimals": lambda: text_of("1e20", "0.1").cast("decimal(38,0)")
+    < text_of("0.5", "0.75").cast("decimal(38,38)"),
+    "common type of long and decimal": lambda: F.coalesce("k", text_of("0.5", "1").cast("decimal(38,30)")),
+    "cast boolean to string": lambda: F.col("p").cast("string"),
+    "cast boolean to int": lambda: F.col("p").cast("int"),
+    "cast timestamp to string": lambda: F.col("at").cast("string"),
+    "cast timestamp to date": lambda: F.col("at").cast("date"),
+    "cast timestamp to long": lambda: F.col("at").cast("long"),
+    "cast timestamp to ntz": lambda: F.col("at").cast("timestamp_ntz"),
+    "cast date to string": lambda: F.col("day").cast("string"),
+    "cast date to timestamp": lambda: F.col("day").cast("timestamp"),
+    "cast text to binary": lambda: F.col("s").cast("binary"),
+}  # fmt: skip
+
+FAILING: dict[str, Callable[[], Column]] = {
+    "overflow": lambda: F.col("i") * 100_000_000,
+    "division by zero": lambda: F.col("j") / F.col("i"),
+    "remainder by zero": lambda: F.col("j") % F.col("i"),
+    "no number": lambda: F.col("s").cast("int"),
+    "too large a number": lambda: F.col("k").cast("int"),
+    "NaN to int": lambda: F.col("x").cast("int"),
+    "too large a text for a decimal": lambda: text_of("1e20", "4").cast("decimal(38,38)"),
+    "a text with a comma": lambda: text_of("1,234", "1").cast("decimal(10,2)"),
+    # One that wraps to another number in 128 bits.
+    "too large a decimal": lambda: text_of("1e20", "1e20").cast("decimal(38,0)").cast("decimal(38,38)"),
+    "too large a decimal with digits": lambda: (
+        text_of("1234567890123456789012345678", "0").cast("decimal(38,10)").cast("decimal(38,20)")
+    ),
+    "too large a long": lambda: F.when(F.col("i").isNotNull(), 4).otherwise(4).cast("bigint").cast("decimal(38,38)"),
+    "no date": lambda: F.col("s").cast("date"),
+    "no boolean": lambda: F.col("s").cast("boolean"),
+}
