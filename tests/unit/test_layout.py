@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "readers": {"source"},
     "assigners": {"source"},
     "formats": {"source"},
-    "connectors": {"source", "sink", "readers", "assigners", "formats", "protocol"},
+    "connectors": {"source", "sink", "readers", "assigners", "formats", "protocol", "expressions"},
     "expressions": {"formats"},
     "catalyst": set(),
     "operators": {"source", "expressions", "protocol", "catalyst"},

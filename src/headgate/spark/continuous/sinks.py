@@ -5,7 +5,7 @@ Never: import a sink that is not asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,10 +16,19 @@ from headgate.sink import Sink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+FILE_FORMATS = ("parquet", "json", "csv")
 BUILT_IN = ("console", "csv", "headgate.kafka", "json", "kafka", "memory", "noop", "parquet")
 
 
-def make_sink(name: str, options: Mapping[str, str], schema: pa.Schema, *, spark: SparkSession | None = None) -> Sink:
+def make_sink(
+    name: str,
+    options: Mapping[str, str],
+    schema: pa.Schema,
+    *,
+    spark: SparkSession | None = None,
+    partition_by: Sequence[str] = (),
+    time_zone: str = "UTC",
+) -> Sink:
     """Return the sink of a query. On the driver.
 
     Parameters
@@ -32,17 +41,22 @@ def make_sink(name: str, options: Mapping[str, str], schema: pa.Schema, *, spark
         The columns that are written.
     spark
         The session whose registered Python data sources may be written to; None: only built-in sinks are known.
+    partition_by, time_zone
+        The columns of ``partitionBy``, and in which time zone their values are spelled.
 
     Raises
     ------
     OptionError
-        There is no such sink, an option is unknown or has a bad value, or a column cannot be written.
+        There is no such sink, an option is unknown or has a bad value, or a column cannot be written, or not be
+        partitioned by.
     """
+    if partition_by and name.lower() not in FILE_FORMATS:
+        raise OptionError(f"'{name}' does not support partitioning.", option="partitionBy", value=list(partition_by))
     match name.lower():
         case "parquet" | "json" | "csv" as file_format:
             from headgate.connectors.files.sink.sink import FilesSink
 
-            return FilesSink(file_format, options, schema)
+            return FilesSink(file_format, options, schema, partition_by, time_zone)
         case "kafka" | "headgate.kafka":
             from headgate.connectors.kafka.sink.sink import make_kafka_sink
 

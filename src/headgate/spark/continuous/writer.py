@@ -24,7 +24,7 @@ from headgate.source import Boundedness, Options
 from headgate.spark.continuous.foreach import make_foreach_sink
 from headgate.spark.continuous.foreach_batch import ForeachBatchSink
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
-from headgate.spark.continuous.sinks import make_sink
+from headgate.spark.continuous.sinks import FILE_FORMATS, make_sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +45,7 @@ class ContinuousStreamWriter:
         self._name: str | None = None
         self._interval_ms = 1000
         self._output_mode: OutputMode = "append"
+        self._partition_by: tuple[str, ...] = ()
 
     @property
     def _node(self) -> PlanNode:
@@ -92,6 +93,18 @@ class ContinuousStreamWriter:
         """Set options of the query or of its sink."""
         for key, value in options.items():
             self.option(key, value)
+        return self
+
+    def partitionBy(self, *cols: str | list[str]) -> ContinuousStreamWriter:
+        """Write files into folders ``column=value``, whose columns are not in the files: parquet, json and csv.
+
+        Parameters
+        ----------
+        *cols
+            Names of columns, outermost folder first; or one list of them.
+        """
+        names = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else cols
+        self._partition_by = tuple(str(each) for each in names)
         return self
 
     def outputMode(self, outputMode: str) -> ContinuousStreamWriter:
@@ -205,7 +218,7 @@ class ContinuousStreamWriter:
             )  # fmt: skip
         if self._output_mode == "append":
             _check_windows_end(self._node)
-        if self._output_mode == "complete" and self._format.lower() in ("parquet", "json", "csv"):
+        if self._output_mode == "complete" and self._format.lower() in FILE_FORMATS:
             raise OptionError(
                 f"The output mode is 'complete', and {self._format} only appends: each checkpoint would add all groups "
                 "again. Use 'append', or foreachBatch, which can overwrite.",
@@ -236,9 +249,16 @@ class ContinuousStreamWriter:
 
     def _sink(self, options: dict[str, str]) -> Sink:
         if self._foreach is None:
-            sink = make_sink(self._format, options, self._node.schema, spark=self._spark)
+            sink = make_sink(
+                self._format, options, self._node.schema, spark=self._spark,
+                partition_by=self._partition_by, time_zone=session_time_zone(self._spark),
+            )  # fmt: skip
             sink.output_mode = self._output_mode
             return sink
+        if self._partition_by:
+            raise OptionError(
+                f"'{self._format}' does not support partitioning.", option="partitionBy", value=list(self._partition_by)
+            )
         if self._format == "foreach":
             return make_foreach_sink(self._foreach, options, self._node.schema, self._spark)
         return ForeachBatchSink(self._spark, self._foreach, options, self._node.schema)

@@ -41,6 +41,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -68,6 +69,7 @@ from headgate.sink import SinkCommitter
 _log = logging.getLogger(__name__)
 _INTENT = re.compile(r"\.?publishing-(?P<batch>\d+)-[0-9a-f]{16}\.json(?P<half>\.[0-9a-f]{8}\.tmp)?")
 _INTENT_VERSION = 1
+_PARTITIONED_VERSION = 2
 _TAKEN_ALONE = 8
 """A staged file of this part of the target size is published as it is: large output does not pass the driver."""
 
@@ -91,16 +93,16 @@ class PublishingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Output(msgspec.Struct, frozen=True):
-    """A file to publish, and the staged files that go into it, if any; both by name."""
+    """A file to publish, by its path below the output, and the names of the staged files that go into it, if any."""
 
     name: str
     staged: tuple[str, ...]
 
 
 class _Intent(msgspec.Struct, frozen=True, kw_only=True):
-    """What is about to be published. Durable: version 1."""
+    """What is about to be published. Durable: version 1, and version 2 if it is partitioned."""
 
-    version: int = _INTENT_VERSION
+    version: int
     batch: int
     outputs: tuple[_Output, ...]
 
@@ -108,11 +110,11 @@ class _Intent(msgspec.Struct, frozen=True, kw_only=True):
 def _decode_intent(data: bytes, path: str) -> _Intent:
     try:
         version = _versions.decode(data).version
-        if version != _INTENT_VERSION:
+        if version not in (_INTENT_VERSION, _PARTITIONED_VERSION):
             raise UnsupportedVersionError(
-                f"{path} has the version {version}; this Headgate knows {_INTENT_VERSION}. It says which files were "
-                "about to be published: start the query with the Headgate that wrote it.",
-                what=path, expected=_INTENT_VERSION, found=version,
+                f"{path} has the version {version}; this Headgate knows {_INTENT_VERSION} and {_PARTITIONED_VERSION}. "
+                "It says which files were about to be published: start the query with the Headgate that wrote it.",
+                what=path, expected=_PARTITIONED_VERSION, found=version,
             )  # fmt: skip
         return _intents.decode(data)
     except msgspec.DecodeError as error:
@@ -146,6 +148,8 @@ class FilesCommitter(SinkCommitter):
         When to publish, and how large.
     clock
         Seconds since 1970-01-01 UTC.
+    partitioned
+        Whether files are in folders of partitions. A file without rows would be in none: then there is none.
     """
 
     def __init__(
@@ -157,6 +161,8 @@ class FilesCommitter(SinkCommitter):
         schema: pa.Schema,
         limits: PublishingLimits,
         clock: Callable[[], float] = time.time,
+        *,
+        partitioned: bool = False,
     ) -> None:
         self._fs = file_system
         self._output = output
@@ -165,6 +171,8 @@ class FilesCommitter(SinkCommitter):
         self._stored_schema = stored_schema(schema)
         self._limits = limits
         self._clock = clock
+        self._partitioned = partitioned
+        self._folders: set[str] = set()  # that are made, of partitions
         self._metadata = SparkMetadataLog(file_system, output)
         self._published: dict[int, frozenset[str]] | None = None  # by batch, the last ones; None: to be recovered
         self._waiting: dict[str, StagedFile] = {}
@@ -220,7 +228,7 @@ class FilesCommitter(SinkCommitter):
 
     def _is_bare(self) -> bool:
         """Return whether the log names no file, as it begins; one that Spark's sink began may have a few."""
-        return self._metadata.latest == 0
+        return self._metadata.latest == 0 and not self._partitioned
 
     # Publishing.
 
@@ -245,7 +253,8 @@ class FilesCommitter(SinkCommitter):
         staged = self._present()
         if staged or self._is_bare():
             batch, token = (self._metadata.latest or 0) + 1, secrets.token_hex(8)
-            intent = _Intent(batch=batch, outputs=self._plan(batch, token, staged))
+            version = _PARTITIONED_VERSION if any(each.folder for each in staged) else _INTENT_VERSION
+            intent = _Intent(version=version, batch=batch, outputs=self._plan(batch, token, staged))
             if not staged:  # no writer has made it
                 self._fs.create_dir(posixpath.join(self._output, FOLDER), recursive=True)
             path = staged_path(self._output, f"publishing-{batch:05d}-{token}.json")
@@ -309,21 +318,27 @@ class FilesCommitter(SinkCommitter):
         Without staged files: to one without rows.
         """
         groups: list[list[StagedFile]] = []
-        room, of = 0, None
+        last: dict[tuple[str, str, int], list[StagedFile]] = {}  # that may have more, by folder, query and run
+        room: dict[tuple[str, str, int], int] = {}
         for each in staged:
             name = StagedName.parse(each.name)
+            of = (each.folder, name.query, name.run)
             if each.size * _TAKEN_ALONE >= self._limits.file_bytes:
                 groups.append([each])
-                room = 0
+                room[of] = 0
                 continue
-            if each.size > room or of != (name.query, name.run):
-                groups.append([])
-                room, of = self._limits.file_bytes, (name.query, name.run)
-            groups[-1].append(each)
-            room -= each.size
+            if each.size > room.get(of, -1):
+                last[of], room[of] = [], self._limits.file_bytes
+                groups.append(last[of])
+            last[of].append(each)
+            room[of] -= each.size
         return tuple(
             _Output(
-                f"part-{batch:05d}-{number:05d}-{token}.{self._encoding.extension}", tuple(each.name for each in group)
+                posixpath.join(
+                    group[0].folder if group else "",
+                    f"part-{batch:05d}-{number:05d}-{token}.{self._encoding.extension}",
+                ),
+                tuple(each.name for each in group),
             )
             for number, group in enumerate(groups or [[]])
         )
@@ -331,6 +346,7 @@ class FilesCommitter(SinkCommitter):
     def _make(self, output: _Output) -> None:
         sources = [staged_path(self._output, name) for name in output.staged]
         target = posixpath.join(self._output, output.name)
+        self._make_folders(output.name)
         if not sources:
             self._encoding.create(self._fs, target, self._stored_schema).close()
         elif len(sources) == 1:
@@ -339,10 +355,19 @@ class FilesCommitter(SinkCommitter):
             self._encoding.merge(self._fs, sources, target)
         make_durable(self._fs, target)
 
+    def _make_folders(self, name: str) -> None:
+        folder = posixpath.dirname(name)
+        if folder and folder not in self._folders:
+            self._fs.create_dir(posixpath.join(self._output, folder), recursive=True)
+            while folder:
+                make_durable(self._fs, posixpath.join(self._output, folder))
+                self._folders.add(folder)
+                folder = posixpath.dirname(folder)
+
     def _entry(self, output: _Output) -> PublishedFile:
         info = self._fs.get_file_info(posixpath.join(self._output, output.name))
         return PublishedFile(
-            path=f"{self._base_uri}/{output.name}",
+            path=f"{self._base_uri}/{quote(output.name, safe='/=')}",
             size=info.size,
             modification_time=info.mtime_ns // 1_000_000 if info.mtime_ns else self._now_ms(),
             headgate=output.staged,
@@ -408,7 +433,7 @@ class FilesCommitter(SinkCommitter):
 
     def _delete_made(self, intent: _Intent, path: str, named: Container[str]) -> None:
         for output in intent.outputs:
-            if output.name not in named:
+            if posixpath.basename(output.name) not in named:
                 delete_if_there(self._fs, posixpath.join(self._output, output.name))
         delete_if_there(self._fs, path)
 

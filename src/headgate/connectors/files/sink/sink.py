@@ -26,6 +26,7 @@ from headgate.connectors.files.sink.encodings import (
     ParquetEncoding,
     stored_schema,
 )
+from headgate.connectors.files.sink.partition_folders import PartitionFolders, partition_columns
 from headgate.connectors.files.sink.staged_files import StagedNames
 from headgate.connectors.files.sink.writer import FilesWriter
 from headgate.errors import OptionError
@@ -44,7 +45,7 @@ _SPECS = (
     OptionSpec("checkpointLocation", text, None, "", status="no-op", why="the query's own"),
     OptionSpec(
         "partitionBy", text, None, "", status="rejected",
-        why="a continuous query writes one folder. Write the column as it is, and partition in a later job.",
+        why="columns are named by writeStream.partitionBy(...).",
     ),
 )  # fmt: skip
 _TEXT_SPECS = (
@@ -85,9 +86,20 @@ class FilesSink(Sink):
         What the user set.
     schema
         The rows' columns.
+    partition_by
+        The columns whose values are folders and not in the files.
+    time_zone
+        The session's: in which the names of folders spell times.
     """
 
-    def __init__(self, name: str, options: Mapping[str, str], schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, str],
+        schema: pa.Schema,
+        partition_by: Sequence[str] = (),
+        time_zone: str = "UTC",
+    ) -> None:
         self.name = name
         parsed = Options.parse(f"The sink {name}", SINK_OPTION_SPECS[name], options)
         path = parsed["path"]
@@ -102,16 +114,24 @@ class FilesSink(Sink):
             size_bytes=parsed["publishSize"],
             file_bytes=parsed["targetFileSize"],
         )
-        check_columns(name, self._encoding, schema, header=name == "csv" and parsed["header"])
+        columns = partition_columns(name, partition_by, schema)
+        self._folders = PartitionFolders(columns, time_zone) if columns else None
+        in_files = pa.schema([each for each in schema if each.name not in columns])
+        check_columns(name, self._encoding, in_files, header=name == "csv" and parsed["header"])
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> FilesWriter:
         """See `Sink.create_writer`."""
         names = StagedNames(context, self._encoding.extension)
-        return FilesWriter(self._fs, self._output, self._encoding, schema, names, self._limits.file_bytes)
+        return FilesWriter(
+            self._fs, self._output, self._encoding, schema, names, self._limits.file_bytes, self._folders
+        )
 
     def create_committer(self, checkpoint_location: str) -> FilesCommitter:
         """See `Sink.create_committer`. Makes the folder ready: readers see nothing in it but what is published."""
-        committer = FilesCommitter(self._fs, self._output, self._base_uri, self._encoding, self._schema, self._limits)
+        committer = FilesCommitter(
+            self._fs, self._output, self._base_uri, self._encoding, self._schema, self._limits,
+            partitioned=self._folders is not None,
+        )  # fmt: skip
         committer.open()
         return committer
 

@@ -3,7 +3,8 @@
 Never: reuse a name. It holds who staged the file, so that a file of a dead writer is known as such, and a random token,
 so that a zombie, or another query that writes to the same folder, never hits upon it.
 
-Durable: version 1; golden bytes in ``tests/unit/connectors/files/sink``.
+Durable: version 1, and version 2 for a file that belongs in a folder of a partition; golden bytes in
+``tests/unit/connectors/files/sink``.
 """
 
 from __future__ import annotations
@@ -22,32 +23,42 @@ from headgate.protocol.operator_context import OperatorContext
 FOLDER = "_staging"
 """Inside the output folder. Spark and Arrow list no names that begin with an underscore."""
 _VERSION = 1
+_PARTITIONED_VERSION = 2
 _NAME = re.compile(
     r"(?P<query>[0-9a-f]{8})-(?P<run>\d+)-(?P<subtask>\d+)-(?P<attempt>\d+)-(?P<execution>\d+)-(?P<count>\d+)-[0-9a-f]{8}"
     r"\.[a-z0-9.]+"
 )
 
 
-class StagedFile(msgspec.Struct, frozen=True, kw_only=True):
+class StagedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A staged file: a committable.
 
     Parameters
     ----------
     version
-        Of this structure.
+        Of this structure: 2 with a ``folder``.
     output
         The folder that it was staged for.
     name
         In the folder of staged files.
     rows, size
         What it holds; ``size`` in bytes.
+    folder
+        The partition's, below ``output``; empty: the rows are not partitioned.
     """
 
-    version: int = _VERSION
+    version: int
     output: str
     name: str
     rows: int
     size: int
+    folder: str = ""
+
+    @classmethod
+    def of(cls, output: str, name: str, rows: int, size: int, folder: str = "") -> StagedFile:
+        """Return the committable of a staged file, of the oldest version that can say it."""
+        version = _PARTITIONED_VERSION if folder else _VERSION
+        return cls(version=version, output=output, name=name, rows=rows, size=size, folder=folder)
 
     def encode(self) -> bytes:
         """Return the committable."""
@@ -122,15 +133,17 @@ def decode_staged(committable: bytes) -> StagedFile:
     """
     try:
         version = _versions.decode(committable).version
-        staged = _staged_files.decode(committable) if version == _VERSION else None
+        staged = _staged_files.decode(committable) if version in (_VERSION, _PARTITIONED_VERSION) else None
     except msgspec.DecodeError as error:
         raise _corrupt(committable) from error
     if staged is None:
         raise UnsupportedVersionError(
-            f"A checkpoint holds a committable of a files sink of version {version}; this Headgate knows {_VERSION}.",
-            what="committable of a files sink", expected=_VERSION, found=version,
+            f"A checkpoint holds a committable of a files sink of version {version}; this Headgate knows "
+            f"{_VERSION} and {_PARTITIONED_VERSION}.",
+            what="committable of a files sink", expected=_PARTITIONED_VERSION, found=version,
         )  # fmt: skip
-    if StagedName.try_parse(staged.name) is None:
+    is_folder = not staged.folder or all("=" in each for each in staged.folder.split("/"))
+    if StagedName.try_parse(staged.name) is None or not is_folder:
         raise _corrupt(committable)
     return staged
 

@@ -3,7 +3,8 @@
 Never: touch a file on the mailbox thread, or delete a file that a checkpoint may name.
 
 Rows are held until a row group is worth writing, and a file is begun with its first row group: small checkpoints are
-one write each.
+one write each. Each partition has rows and a file of its own; what all partitions hold, and how many files are open,
+is bounded: the largest rows are written first, and the file that was written to longest ago is ended.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.sink.durable_files import make_durable
 from headgate.connectors.files.sink.encodings import FileEncoding, RowFile, stored_schema
+from headgate.connectors.files.sink.partition_folders import PartitionFolders
 from headgate.connectors.files.sink.staged_files import StagedFile, StagedNames, staged_path
 from headgate.errors import HeadgateError, SinkError
 from headgate.protocol.state import OperatorState
@@ -29,6 +31,10 @@ T = TypeVar("T")
 _QUEUE_BYTES = 32 * 1024 * 1024
 _GROUP_BYTES = 16 * 1024 * 1024
 _CLOSE_TIMEOUT_S = 10.0
+_HELD_BYTES = 64 * 1024 * 1024
+_PIECE_BYTES = 2048
+"""What a few rows of one partition need beside their values."""
+_OPEN_FILES = 16
 
 
 @contextlib.contextmanager
@@ -57,6 +63,8 @@ class FilesWriter(SinkWriter):
         Makes the names of staged files.
     target_bytes
         A checkpoint's rows are staged in several files when they are more than that.
+    folders
+        Which partition each row belongs to; None: they are not partitioned.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class FilesWriter(SinkWriter):
         schema: pa.Schema,
         names: StagedNames,
         target_bytes: int,
+        folders: PartitionFolders | None = None,
     ) -> None:
         self._fs = file_system
         self._output = output
@@ -74,13 +83,16 @@ class FilesWriter(SinkWriter):
         self._schema = schema
         self._stored_schema = stored_schema(schema)
         self._target_bytes = target_bytes
+        self._folders = folders
+        partitions = () if folders is None else folders.columns
+        self._file_schema = pa.schema([each for each in self._stored_schema if each.name not in partitions])
         self._thread = WriterThread("headgate-files-sink", limit_bytes=_QUEUE_BYTES)
         # Used by the thread alone, and by close when the thread has ended.
         self._names = names
         self._has_folder = False
-        self._held: list[pa.Table] = []
+        self._held: dict[str, _HeldRows] = {}  # by folder, as are the files; "": no partition
         self._held_bytes = 0
-        self._file: _OpenFile | None = None
+        self._files: dict[str, _OpenFile] = {}  # the one that was written to last is the last
         self._ended: list[StagedFile] = []  # of the checkpoint to come
         self._carried: dict[int, list[StagedFile]] = {}  # by checkpoint
 
@@ -109,9 +121,9 @@ class FilesWriter(SinkWriter):
         # Whatever the file system says now: the committer deletes what stays.
         with contextlib.suppress(OSError, pa.ArrowException, ValueError):
             unnamed = [staged.name for staged in self._ended]
-            if self._file is not None:
-                unnamed.append(self._file.name)
-                self._file.file.close()
+            for open_file in self._files.values():
+                unnamed.append(open_file.name)
+                open_file.file.close()
             for name in unnamed:
                 self._fs.delete_file(staged_path(self._output, name))
 
@@ -127,45 +139,59 @@ class FilesWriter(SinkWriter):
     def _append(self, batch: pa.RecordBatch) -> None:
         # Only what the files' types leave out may be cut off: nanoseconds.
         table = pa.Table.from_batches([batch]).cast(self._schema).cast(self._stored_schema, safe=False)
-        self._held.append(table)
-        self._held_bytes += table.nbytes
-        if self._held_bytes >= _GROUP_BYTES:
-            self._flush()
-        if self._file is not None and self._file.written_bytes >= self._target_bytes:
-            self._end_file()
+        for folder, rows in [("", table)] if self._folders is None else self._folders.split(table):
+            self._hold(folder, rows)
+        if self._held_bytes >= _HELD_BYTES:
+            for folder in sorted(self._held, key=lambda each: self._held[each].size_bytes, reverse=True):
+                self._flush(folder)
+                if self._held_bytes * 2 <= _HELD_BYTES:
+                    break
 
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        if self._file is None:
-            self._file = self._begin_file()
-        table = pa.concat_tables(self._held)
-        self._file.file.write(table)
-        self._file.rows += table.num_rows
-        self._file.written_bytes += self._held_bytes
-        self._held, self._held_bytes = [], 0
+    def _hold(self, folder: str, rows: pa.Table) -> None:
+        held = self._held.setdefault(folder, _HeldRows())
+        held.tables.append(rows)
+        held.size_bytes += rows.nbytes
+        self._held_bytes += rows.nbytes + _PIECE_BYTES
+        if held.size_bytes >= _GROUP_BYTES:
+            self._flush(folder)
+        if folder in self._files and self._files[folder].written_bytes >= self._target_bytes:
+            self._end_file(folder)
+
+    def _flush(self, folder: str) -> None:
+        held = self._held.pop(folder)
+        self._held_bytes -= held.size_bytes + len(held.tables) * _PIECE_BYTES
+        file = self._files.pop(folder, None) or self._begin_file()
+        self._files[folder] = file
+        table = pa.concat_tables(held.tables)
+        file.file.write(table)
+        file.rows += table.num_rows
+        file.written_bytes += held.size_bytes
 
     def _begin_file(self) -> _OpenFile:
+        if len(self._files) >= _OPEN_FILES:
+            self._end_file(next(iter(self._files)))
         name = self._names.next()
         path = staged_path(self._output, name)
         if not self._has_folder:
             self._fs.create_dir(posixpath.dirname(path), recursive=True)
             self._has_folder = True
-        return _OpenFile(name, self._encoding.create(self._fs, path, self._stored_schema))
+        return _OpenFile(name, self._encoding.create(self._fs, path, self._file_schema))
 
-    def _end_file(self) -> None:
-        assert self._file is not None
-        self._file.file.close()
-        name, rows, self._file = self._file.name, self._file.rows, None
-        path = staged_path(self._output, name)
+    def _end_file(self, folder: str) -> None:
+        file = self._files[folder]
+        file.file.close()
+        del self._files[folder]
+        path = staged_path(self._output, file.name)
         make_durable(self._fs, path)
         size = self._fs.get_file_info(path).size
-        self._ended.append(StagedFile(output=self._output, name=name, rows=rows, size=size))
+        self._ended.append(StagedFile.of(self._output, file.name, file.rows, size, folder))
 
     def _stage(self, checkpoint_id: int) -> OperatorState:
-        self._flush()
-        if self._file is not None:
-            self._end_file()
+        for folder in list(self._held):
+            self._flush(folder)
+            self._end_file(folder)
+        for folder in list(self._files):
+            self._end_file(folder)
         if self._ended:
             self._carried[checkpoint_id], self._ended = self._ended, []
         carried = [staged for files in self._carried.values() for staged in files]
@@ -173,6 +199,14 @@ class FilesWriter(SinkWriter):
 
     def _forget(self, checkpoint_id: int) -> None:
         self._carried = {each: files for each, files in self._carried.items() if each > checkpoint_id}
+
+
+class _HeldRows:
+    """Rows of one folder that are in no file yet."""
+
+    def __init__(self) -> None:
+        self.tables: list[pa.Table] = []
+        self.size_bytes = 0
 
 
 class _OpenFile:

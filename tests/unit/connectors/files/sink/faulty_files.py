@@ -6,12 +6,14 @@ import datetime
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.sink.committer import FilesCommitter, PublishingLimits
 from headgate.connectors.files.sink.encodings import JsonEncoding
+from headgate.connectors.files.sink.partition_folders import PartitionFolders
 from headgate.connectors.files.sink.staged_files import StagedNames
 from headgate.connectors.files.sink.writer import FilesWriter
 
@@ -111,15 +113,29 @@ class DyingHandler(pa_fs.FileSystemHandler):  # type: ignore[misc]
         raise AssertionError("nobody appends")
 
 
-def committer(handler: DyingHandler, limits: PublishingLimits = SMALL, now: Sequence[float] = (0.0,)) -> FilesCommitter:
+def committer(
+    handler: DyingHandler,
+    limits: PublishingLimits = SMALL,
+    now: Sequence[float] = (0.0,),
+    *,
+    partitioned: bool = False,
+) -> FilesCommitter:
     """Return a committer of JSON files. ``now``: its last element is the time, in seconds."""
     return FilesCommitter(
-        pa_fs.PyFileSystem(handler), OUTPUT, "mock:///out", JsonEncoding("none"), SCHEMA, limits, lambda: now[-1]
-    )
+        pa_fs.PyFileSystem(handler), OUTPUT, "mock:///out", JsonEncoding("none"), SCHEMA, limits, lambda: now[-1],
+        partitioned=partitioned,
+    )  # fmt: skip
 
 
-def writer(handler: DyingHandler, names: StagedNames, schema: Any, target_bytes: int = 1 << 20) -> FilesWriter:
-    return FilesWriter(pa_fs.PyFileSystem(handler), OUTPUT, JsonEncoding("none"), schema, names, target_bytes)
+def writer(
+    handler: DyingHandler,
+    names: StagedNames,
+    schema: Any,
+    target_bytes: int = 1 << 20,
+    folders: PartitionFolders | None = None,
+) -> FilesWriter:
+    files = pa_fs.PyFileSystem(handler)
+    return FilesWriter(files, OUTPUT, JsonEncoding("none"), schema, names, target_bytes, folders)
 
 
 def text(files: Any, path: str) -> str:
@@ -147,7 +163,7 @@ def published_names(files: Any, output: str = OUTPUT) -> list[str]:
         assert version == "v1"
         entries = [json.loads(line) for line in lines]
         assert all(entry["action"] == "add" and not entry["isDir"] for entry in entries)
-        found += [entry["path"].rpartition("/")[2] for entry in entries]
+        found += [unquote(entry["path"]).rpartition(f"/{OUTPUT}/")[2] for entry in entries]
     assert len(found) == len(set(found))
     return found
 
@@ -164,6 +180,8 @@ def visible(files: Any, output: str = OUTPUT) -> list[Any]:
 
 def assert_tidy(files: Any) -> None:
     """Assert that nothing lies about: no published file that the log does not name, nothing staged, nothing hidden."""
-    assert listed(files, OUTPUT) == sorted(published_names(files))
+    infos = files.get_file_info(pa_fs.FileSelector(OUTPUT, recursive=True))
+    there = [info.path.removeprefix(f"{OUTPUT}/") for info in infos if info.type == pa_fs.FileType.File]
+    assert sorted(name for name in there if not name.startswith("_")) == sorted(published_names(files))
     assert listed(files, f"{OUTPUT}/_staging") == []
     assert not [name for name in listed(files, f"{OUTPUT}/_spark_metadata") if name.startswith(".")]

@@ -283,7 +283,7 @@ def test_a_number_that_another_sink_took_does_not_count_as_ours() -> None:
 
 
 def test_an_intent_as_it_lies_in_the_folder() -> None:
-    """Version 1 is read, another is refused; when its number is taken, what the log does not name is deleted."""
+    """Versions 1 and 2 are read; once its number is taken, what the log does not name is deleted."""
     files = in_memory()
     committer(DyingHandler(files)).open()
     staged = stage(files, [[1]])
@@ -292,7 +292,7 @@ def test_an_intent_as_it_lies_in_the_folder() -> None:
     golden = '{"version":1,"batch":1,"outputs":[{"name":"part-x.json","staged":["' + name + '"]}]}'
     intent = "publishing-00001-0123456789abcdef.json"
     for content, error in (
-        (golden.replace("1", "2", 1), UnsupportedVersionError),
+        (golden.replace("1", "3", 1), UnsupportedVersionError),
         ("{}", CorruptStateError),
         (golden[:-3], CorruptStateError),
         (golden, None),

@@ -11,14 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.connectors.files.sink.committer import FilesCommitter, PublishingLimits
+from headgate.connectors.files.sink.partition_folders import PartitionFolders
 from headgate.connectors.files.sink.staged_files import StagedNames
 from headgate.connectors.files.sink.writer import FilesWriter
 from headgate.errors import SinkError
 from headgate.protocol.operator_context import OperatorContext
 
-SCHEMA = pa.schema({"id": pa.int64()})
+SCHEMA = pa.schema({"id": pa.int64(), "digit": pa.string(), "half": pa.int64()})
 SUBTASKS = 2
 When = Literal["before", "after"]
+
+
+def batch_of(ids: list[int]) -> pa.RecordBatch:
+    digits = [None if each % 3 == 0 else f"/{each % 3}" for each in ids]
+    return pa.record_batch([ids, digits, [each // 20 for each in ids]], SCHEMA)
 
 
 class Query:
@@ -28,8 +34,9 @@ class Query:
     the next manifest, and what the last manifest names is committed again before anything runs.
     """
 
-    def __init__(self, *, file_bytes: int, left_comes_again: bool) -> None:
+    def __init__(self, *, file_bytes: int, left_comes_again: bool, partitioned: bool) -> None:
         self.files = in_memory()
+        self.folders = PartitionFolders(["digit", "half"], "UTC") if partitioned else None
         self.limits = PublishingLimits(interval_ms=2000, size_bytes=1 << 20, file_bytes=file_bytes)
         self.left_comes_again = left_comes_again
         self.now = [0.0]
@@ -56,7 +63,7 @@ class Query:
             self.deploy(subtask)
 
     def make_committer(self) -> FilesCommitter:
-        return committer(self.driver, self.limits, self.now)
+        return committer(self.driver, self.limits, self.now, partitioned=self.folders is not None)
 
     def deploy(self, subtask: int) -> None:
         self.executions[subtask] += 1
@@ -66,14 +73,14 @@ class Query:
         )
         self.handlers[subtask] = DyingHandler(self.files)
         self.writers[subtask] = make_writer(
-            self.handlers[subtask], StagedNames(context, "json"), SCHEMA, self.limits.file_bytes
+            self.handlers[subtask], StagedNames(context, "json"), SCHEMA, self.limits.file_bytes, self.folders
         )
 
     def write(self, subtask: int, rows: int) -> None:
         first = self.positions[subtask]
         self.positions[subtask] += rows
         ids = [2 * number + subtask for number in range(first, first + rows)]
-        self.writer(subtask).write(pa.record_batch({"id": pa.array(ids, pa.int64())}))
+        self.writer(subtask).write(batch_of(ids))
 
     def writer(self, subtask: int) -> FilesWriter:
         writer = self.writers[subtask]
@@ -128,7 +135,7 @@ class Query:
 
     def stage_by_zombies(self) -> None:
         for writer in self.zombies:
-            writer.write(pa.record_batch({"id": pa.array([-1], pa.int64())}))
+            writer.write(batch_of([-1]))
             writer.prepare_commit(self.checkpoint_id + 1, final=False).result(60)
 
     def look(self) -> None:
@@ -185,9 +192,13 @@ steps = st.lists(
 
 
 @settings(max_examples=150)
-@given(steps=steps, file_bytes=st.sampled_from([16, 1 << 20]), left_comes_again=st.booleans())
-def test_each_row_once(steps: list[tuple[Any, ...]], file_bytes: int, left_comes_again: bool) -> None:
-    query = Query(file_bytes=file_bytes, left_comes_again=left_comes_again)
+@given(
+    steps=steps, file_bytes=st.sampled_from([16, 1 << 20]), left_comes_again=st.booleans(), partitioned=st.booleans()
+)
+def test_each_row_once(
+    steps: list[tuple[Any, ...]], file_bytes: int, left_comes_again: bool, partitioned: bool
+) -> None:
+    query = Query(file_bytes=file_bytes, left_comes_again=left_comes_again, partitioned=partitioned)
     for step in steps:
         match step:
             case ("write", subtask, rows):

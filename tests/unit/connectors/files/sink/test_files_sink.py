@@ -39,7 +39,7 @@ def test_construction_touches_no_file(tmp_path: Path) -> None:
     ("name", "options", "message"),
     [
         ("parquet", {}, "'path' is not set"),
-        ("parquet", {"path": "/x", "partitionBy": "id"}, "does not support the option 'partitionBy'.*one folder"),
+        ("parquet", {"path": "/x", "partitionBy": "id"}, r"option 'partitionBy'.*writeStream\.partitionBy"),
         ("parquet", {"path": "/x", "publishIntervall": "1s"}, "no option 'publishIntervall'.*'publishInterval'"),
         ("parquet", {"path": "/x", "publishInterval": "often"}, "'often'; it must be an interval"),
         ("parquet", {"path": "/x", "compression": "lzo"}, "one of snappy, zstd, gzip, none"),
@@ -71,6 +71,26 @@ def test_columns_that_are_refused(name: str, schema: pa.Schema, message: str) ->
     options = {"path": "/x"} | ({"header": "true"} if name == "csv" else {})
     with pytest.raises(OptionError, match=message):
         FilesSink(name, options, schema)
+
+
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        (["x"], r"Partition column x not found in existing columns \(a, b, list\)"),
+        (["A", "a"], "COLUMN_ALREADY_EXISTS.*`a`"),
+        (["list"], "INVALID_PARTITION_COLUMN_DATA_TYPE.*`list` of type list"),
+        (["a", "B", "c"], "ALL_PARTITION_COLUMNS_NOT_ALLOWED"),
+    ],
+)
+def test_partition_columns_that_are_refused(by: list[str], message: str) -> None:
+    columns = {"a": pa.int8(), "b": pa.string(), "c" if "c" in by else "list": pa.list_(pa.int8())}
+    schema = pa.schema(columns if "c" not in by else {**columns, "c": pa.int8()})
+    with pytest.raises(OptionError, match=message):
+        FilesSink("parquet", {"path": "/x"}, schema, by)
+
+
+def test_types_of_partition_columns_need_not_be_writable_in_files() -> None:
+    FilesSink("csv", {"path": "/x"}, pa.schema({"a": pa.int8(), "B": pa.dictionary(pa.int8(), pa.string())}), ["b"])
 
 
 def test_a_folder_with_files_is_refused_at_the_start(tmp_path: Path) -> None:

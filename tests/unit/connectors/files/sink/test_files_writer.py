@@ -12,6 +12,7 @@ from faulty_files import OUTPUT, DyingHandler, in_memory, listed, text
 from faulty_files import writer as make_writer
 
 from headgate.connectors.files.sink.encodings import ParquetEncoding
+from headgate.connectors.files.sink.partition_folders import PartitionFolders
 from headgate.connectors.files.sink.staged_files import StagedFile, StagedNames, decode_staged
 from headgate.connectors.files.sink.writer import FilesWriter
 from headgate.errors import SinkError
@@ -169,3 +170,41 @@ def test_types_that_files_do_not_have_become_ones_that_they_have(tmp_path: Any) 
         "struct<ms: timestamp[us]>",
     ]  # fmt: skip
     assert table.column("ns").cast(pa.int64()).to_pylist() == [1, None]
+
+
+def partitioned_rows(ids: list[int], by: list[str | None]) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "by": pa.array(by, pa.string())})
+
+
+def test_rows_are_staged_by_partition_without_its_columns() -> None:
+    files = in_memory()
+    schema = partitioned_rows([], []).schema
+    names, folders = StagedNames(CONTEXT, "json"), PartitionFolders(["by"], "UTC")
+    writer = make_writer(DyingHandler(files), names, schema, 1 << 20, folders)
+    writer.write(partitioned_rows([1, 2, 3], ["a", None, "a"]))
+    writer.write(partitioned_rows([4, 5], ["", "b"]))
+    found = {each.folder: text(files, f"{OUTPUT}/_staging/{each.name}").split() for each in prepared(writer, 1)}
+    writer.close()
+    assert found == {
+        "by=a": ['{"id":1}', '{"id":3}'], "by=b": ['{"id":5}'],
+        "by=__HIVE_DEFAULT_PARTITION__": ['{"id":2}', '{"id":4}'],
+    }  # fmt: skip
+
+
+def test_what_partitions_hold_and_their_open_files_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.connectors.files.sink.writer._HELD_BYTES", 20_000)
+    monkeypatch.setattr("headgate.connectors.files.sink.writer._OPEN_FILES", 3)
+    files = in_memory()
+    schema = partitioned_rows([], []).schema
+    names, folders = StagedNames(CONTEXT, "json"), PartitionFolders(["by"], "UTC")
+    writer = make_writer(DyingHandler(files), names, schema, 1 << 20, folders)
+    for number in range(100):
+        writer.write(partitioned_rows([number, number], [f"p{number % 25}", "often"]))
+        held, opened = writer._thread.submit(lambda: (writer._held_bytes, len(writer._files))).result(60)
+        assert held < 20_000 and opened <= 3
+    found = prepared(writer, 1)
+    writer.close()
+    rows_of = {f"by=p{number}": 4 for number in range(25)} | {"by=often": 100}
+    assert {folder: sum(each.rows for each in found if each.folder == folder) for folder in rows_of} == rows_of
+    assert len(found) > len(rows_of), "some partitions had several files, since few may be open"
+    assert staged(files) == sorted(each.name for each in found)

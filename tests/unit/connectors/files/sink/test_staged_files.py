@@ -10,15 +10,26 @@ from headgate.protocol.operator_context import OperatorContext
 
 NAME = "8e35c2cd-3-1-7-2-5-0123abcd.snappy.parquet"
 GOLDEN = b'{"version":1,"output":"bucket/out","name":"%s","rows":10,"size":2000}' % NAME.encode()
+PARTITIONED = GOLDEN.replace(b":1,", b":2,", 1)[:-1] + b',"folder":"a=x%2Fy/b=1"}'
 
 
 def test_version_1_as_it_stands_in_checkpoints() -> None:
-    staged = StagedFile(output="bucket/out", name=NAME, rows=10, size=2000)
+    staged = StagedFile.of("bucket/out", NAME, 10, 2000)
     assert staged.encode() == GOLDEN
     assert decode_staged(GOLDEN) == staged
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", GOLDEN.replace(b"10", b'"x"'), GOLDEN.replace(NAME.encode(), b"../../a")])
+def test_version_2_as_it_stands_in_checkpoints() -> None:
+    staged = StagedFile.of("bucket/out", NAME, 10, 2000, "a=x%2Fy/b=1")
+    assert staged.encode() == PARTITIONED
+    assert decode_staged(PARTITIONED) == staged
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}", GOLDEN.replace(b"10", b'"x"'), GOLDEN.replace(NAME.encode(), b"../../a"),
+     PARTITIONED.replace(b"b=1", b"..")],
+)  # fmt: skip
 def test_what_is_not_ours_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptStateError):
         decode_staged(data)
@@ -26,7 +37,7 @@ def test_what_is_not_ours_is_refused(data: bytes) -> None:
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(UnsupportedVersionError):
-        decode_staged(b'{"version":2,"something":"else"}')
+        decode_staged(b'{"version":3,"something":"else"}')
 
 
 def test_names_show_who_staged_and_never_come_twice() -> None:
