@@ -25,6 +25,7 @@ from headgate.spark.continuous.foreach import make_foreach_sink
 from headgate.spark.continuous.foreach_batch import ForeachBatchSink
 from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
 from headgate.spark.continuous.sinks import FILE_FORMATS, make_sink
+from headgate.spark.continuous.tables import Table, TableSink, table_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,7 @@ class ContinuousStreamWriter:
         self._interval_ms = 1000
         self._output_mode: OutputMode = "append"
         self._partition_by: tuple[str, ...] = ()
+        self._table: Table | None = None
 
     @property
     def _node(self) -> PlanNode:
@@ -205,6 +207,57 @@ class ContinuousStreamWriter:
             set_option(self._options, "path", path)
         return start_query(self._spark, self.definition(fromSavepoint))
 
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        *,
+        fromSavepoint: str | None = None,
+        **options: Any,
+    ) -> ContinuousQuery:
+        """Start the query, which appends to a table; if there is none it is created.
+
+        Parameters
+        ----------
+        tableName
+            A table of parquet, json or csv in Spark's own catalog. Its folder must be empty, or have been written by
+            such sinks.
+        format
+            Of the files. That of a table that is there must be the same.
+        outputMode, partitionBy, queryName, options
+            As the methods of these names.
+        fromSavepoint
+            See `start`.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The name is that of a view, or of a table of another kind.
+        OptionError
+            See `start`; also if the table has another format, other columns, or is partitioned by others.
+        """
+        if format is not None:
+            self.format(format)
+        if outputMode is not None:
+            self.outputMode(outputMode)
+        if partitionBy is not None:
+            self.partitionBy(partitionBy)
+        if queryName is not None:
+            self.queryName(queryName)
+        self.options(**options)
+        if self._foreach is not None:
+            raise OptionError(
+                f"'{self._format}' does not support writing to a table.", option="toTable", value=tableName
+            )
+        _, for_sink = split_options(self._options)
+        self._table = table_for(
+            self._spark, tableName, self._format.lower(), self._node.schema, self._partition_by, for_sink
+        )
+        return self.start(fromSavepoint=fromSavepoint)
+
     def definition(self, from_savepoint: str | None = None) -> QueryDefinition:
         """Return what `start` runs, validated. For tools; raises as `start`."""
         given, for_sink = split_options(self._options)
@@ -248,6 +301,9 @@ class ContinuousStreamWriter:
         )
 
     def _sink(self, options: dict[str, str]) -> Sink:
+        if self._table is not None:
+            time_zone = session_time_zone(self._spark)
+            return TableSink(self._spark, self._table, self._format.lower(), options, self._node.schema, time_zone)
         if self._foreach is None:
             sink = make_sink(
                 self._format, options, self._node.schema, spark=self._spark,

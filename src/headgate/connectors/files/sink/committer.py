@@ -172,6 +172,7 @@ class FilesCommitter(SinkCommitter):
         self._limits = limits
         self._clock = clock
         self._partitioned = partitioned
+        self.when_published: Callable[[], None] = lambda: None
         self._folders: set[str] = set()  # that are made, of partitions
         self._metadata = SparkMetadataLog(file_system, output)
         self._published: dict[int, frozenset[str]] | None = None  # by batch, the last ones; None: to be recovered
@@ -208,6 +209,7 @@ class FilesCommitter(SinkCommitter):
         with as_sink_error(self._output, "publish"):
             if (final or self._is_due()) if self._waiting else self._is_bare():
                 published = self._publish(published)
+                self.when_published()
                 sweeps = True
             if sweeps:
                 self._sweep(published)
