@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from conformance import spark
+from conformance import queries, spark
 
-COMPARISONS = {"spark": spark}
+COMPARISONS = {"spark": spark, "queries": queries}
 
 
 def main() -> int:

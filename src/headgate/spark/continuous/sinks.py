@@ -33,22 +33,19 @@ def make_sink(
 
     Parameters
     ----------
-    name
-        What the user gave to ``format``.
-    options
-        Those of ``writeStream``.
+    name, options, partition_by
+        What the user gave to ``format``, ``option`` and ``partitionBy``.
     schema
         The columns that are written.
     spark
         The session whose registered Python data sources may be written to; None: only built-in sinks are known.
-    partition_by, time_zone
-        The columns of ``partitionBy``, and in which time zone their values are spelled.
+    time_zone
+        In which the names of folders spell times.
 
     Raises
     ------
     OptionError
-        There is no such sink, an option is unknown or has a bad value, or a column cannot be written, or not be
-        partitioned by.
+        There is no such sink, an option is unknown or has a bad value, or a column cannot be written or partition rows.
     """
     if partition_by and name.lower() not in FILE_FORMATS:
         raise OptionError(f"'{name}' does not support partitioning.", option="partitionBy", value=list(partition_by))
