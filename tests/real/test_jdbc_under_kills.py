@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -16,39 +16,46 @@ import pytest
 from tests import search
 from tests.real.running_queries import PATIENCE_S
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "continuous_jdbc.py"
-ROWS_PER_KILL = 4000
+PROGRAM = Path(__file__).with_name("jdbc_program.py")
+ROWS = 1000
+"""In a file, of which each start finds a new one."""
 
 
-def started(folder: Path, rows: int) -> subprocess.Popen[str]:
-    """Start the example in a session of its own, with its Java, which Derby's lock does not outlive."""
+def started(folder: Path, wanted: int) -> subprocess.Popen[str]:
+    """Start the program in a session of its own, with its Java, which Derby's lock does not outlive."""
     return subprocess.Popen(
-        [sys.executable, str(EXAMPLE), str(folder), str(rows)],
+        [sys.executable, str(PROGRAM), str(folder), str(wanted)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
 
 
-def last_batch(folder: Path) -> int:
-    marks = (folder / "checkpoint" / "foreach-batch").glob("committed-*")
-    return max((int(each.name.partition("-")[2]) for each in marks), default=0)
+def add_file(folder: Path, number: int) -> None:
+    """Put the next rides where they are found, all at once."""
+    rides = range(number * ROWS, (number + 1) * ROWS)
+    new = folder / "in" / f"_{number}.json"
+    new.write_text("".join(json.dumps({"ride": ride, "city": ride % 7}) + "\n" for ride in rides))
+    new.rename(folder / "in" / f"{number}.json")
+
+
+def staged(folder: Path) -> set[str]:
+    return {each.name for each in (folder / "checkpoint" / "foreach-batch" / "_staging").glob("*.parquet")}
 
 
 @pytest.mark.timeout(3600)
 def test_each_row_is_there_once(tmp_path: Path) -> None:
     kills, when = 50 if search.exhaustive else 3, random.Random(search.block())
-    rows = kills * ROWS_PER_KILL
-    for _ in range(kills):
-        before, program = last_batch(tmp_path), started(tmp_path, rows)
+    (tmp_path / "in").mkdir()
+    for number in range(kills):
+        add_file(tmp_path, number)
+        before, program = staged(tmp_path), started(tmp_path, sys.maxsize)
         deadline = time.monotonic() + PATIENCE_S
-        while last_batch(tmp_path) <= before:
-            assert program.poll() is None, "it ended before it was killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(when.uniform(0, 0.6))  # anywhere between two batches, and in the middle of one
+        while staged(tmp_path) <= before:
+            assert program.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(when.uniform(0, 1.5))  # before the function is called, in the middle of it, or after it
         os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
-    program = started(tmp_path, rows)
-    shown = program.communicate(timeout=PATIENCE_S)[0]
-    found = re.search(r"(\d+) rides, (\d+) of them different, in (\d+) batches", shown)
-    assert found and int(found[1]) == int(found[2]) == rows, shown
-    assert int(found[3]) > kills
+    add_file(tmp_path, kills)
+    wanted = (kills + 1) * ROWS
+    shown = started(tmp_path, wanted).communicate(timeout=PATIENCE_S)[0]
+    assert f"rides: {wanted} {wanted} {sum(range(wanted))}" in shown
