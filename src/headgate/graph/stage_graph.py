@@ -272,6 +272,27 @@ class StageGraph:
         fed = tuple(node.uid for node in self.operators for each in node.inputs if each == uid)
         return (*fed, SINK_UID) if uid == self.output else fed
 
+    def inputs_fed_by(self, uid: str) -> tuple[tuple[str, int], ...]:
+        """Return what a source or an operator feeds, as `consumers`, each with which of its inputs that is."""
+        fed = [(node.uid, number) for node in self.operators for number, each in enumerate(node.inputs) if each == uid]
+        return (*fed, (SINK_UID, 0)) if uid == self.output else tuple(fed)
+
+    @cached_property
+    def watermark_delays_ms(self) -> dict[str, int]:
+        """By the uid of an operator: how far the watermark of what it takes is below that of its stage."""
+        delays: dict[str, int] = {}
+        nodes = {node.uid: node.operator for node in self.operators}
+
+        def after(uid: str) -> int:
+            operator = nodes.get(uid)
+            if operator is None or isinstance(operator, Exchange):  # those of an exchange are its producers' own
+                return 0
+            return delays[uid] + operator.watermark_delay_ms
+
+        for node in self.operators:
+            delays[node.uid] = max(map(after, node.inputs))
+        return delays
+
     def event_time_operator(self, source: str) -> str | None:
         """Return the uid of the operator that finds a source's event times; None: they are in its own columns.
 

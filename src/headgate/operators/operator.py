@@ -30,6 +30,8 @@ class Operator(ABC):
     uid: str
     schema: pa.Schema
     """The columns of what it emits."""
+    watermark_delay_ms = 0
+    """How far the event times of what it emits may be below the watermark: so much less is the watermark after it."""
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
         """Wait for what `open` needs and what takes long, in steps well below a second each."""
@@ -41,6 +43,13 @@ class Operator(ABC):
     @abstractmethod
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Take rows of one split; everything that follows from them has been emitted when this returns."""
+
+    def process_input(self, number: int, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        """Take rows of one of several inputs, which are numbered from 0; see `process`.
+
+        To an operator that does not distinguish its inputs all are one.
+        """
+        self.process(batch, split_id, emit)
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit what the watermark of this stage completes, in milliseconds; it is forwarded next. It never goes back.

@@ -49,6 +49,7 @@ from headgate.protocol.state import OperatorState
 from headgate.runtime.clocks import work_ms
 from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
 from headgate.sink import SinkWriter
+from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.watermark_flow import WatermarkFlow
 
 _log = logging.getLogger(__name__)
@@ -103,9 +104,10 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rows(msgspec.Struct, frozen=True):
-    """Rows of a source's split for an operator or the sink."""
+    """Rows of a source's split for an operator or the sink, which has them from its input of this number."""
 
     uid: str
+    input: int
     batch: pa.RecordBatch
     source: str
     split: str
@@ -199,11 +201,18 @@ class StageChain:
         # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
         self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in self._stage.operators}
         self._feeds = self._stage.feeds
+        self._inputs_of = {uid: graph.inputs_fed_by(uid) for uid in self._feeds}
+        self._delays_ms = graph.watermark_delays_ms
         schemas = {source.uid: source.schema for source in self._stage.sources}
         self._rows_in = dict.fromkeys(schemas, 0)
         self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
         schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
-        self._watermarks = WatermarkFlow(schemas, broadcast=filter(graph.is_broadcast, self._stage.inputs))
+        timeless = [each.uid for each in self._stage.sources if each.watermark_strategy is None]
+        self._watermarks = WatermarkFlow(
+            schemas,
+            broadcast=filter(graph.is_broadcast, self._stage.inputs),
+            timeless=timeless if len(timeless) < len(self._stage.sources) else (),
+        )
         self._processed_ms: int | None = None  # the watermark that went through the operators last
         self._processed_idle = False
         longest_trial_ms = min(LONGEST_TRIAL_MS, definition.options["task.stuck.timeout"] / 4)
@@ -404,7 +413,7 @@ class StageChain:
         if source in self._rows_in:
             self._rows_in[source] += batch.num_rows
         if batch.num_rows:
-            self._waiting.extend(_Rows(uid, batch, source, split) for uid in self._feeds[source])
+            self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
 
     def take_note(self, run: Callable[[], None]) -> None:
         """Queue something to do after the rows that came before it."""
@@ -439,17 +448,22 @@ class StageChain:
             self._processed_ms = timestamp_ms
             advanced = timestamp_ms
 
-            def advance_outputs() -> None:
-                for output in self._outputs.values():
-                    output.on_watermark(advanced)
+            def advance_operator(operator: Operator, emit: Emit) -> None:
+                operator.process_watermark(self._delayed(advanced, operator.uid), emit)
 
-            self._waiting.appendleft(
-                _Step(0, lambda operator, emit: operator.process_watermark(advanced, emit), advance_outputs)
-            )
+            def advance_outputs() -> None:
+                for uid, output in self._outputs.items():
+                    output.on_watermark(self._delayed(advanced, uid))
+
+            self._waiting.appendleft(_Step(0, advance_operator, advance_outputs))
         if idle != self._processed_idle:
             self._processed_idle = idle
             for output in self._outputs.values():
                 (output.on_idle if idle else output.on_active)()
+
+    def _delayed(self, watermark_ms: int, uid: str) -> int:
+        """Return the watermark of what an operator or an exchange takes, of the stage's; the last one is for all."""
+        return watermark_ms if watermark_ms == MAX_WATERMARK_MS else watermark_ms - self._delays_ms[uid]
 
     def _announce_end(self) -> None:
         for output in self._outputs.values():
@@ -474,7 +488,7 @@ class StageChain:
         else:
             emitted: list[tuple[pa.RecordBatch, str]] = []
             try:
-                self._operators[item.uid].process(item.batch, item.split, _collector(emitted))
+                self._operators[item.uid].process_input(item.input, item.batch, item.split, _collector(emitted))
             except Exception as error:
                 self._figures[item.uid].busy_ms += self._clock_ms() - began_ms
                 self._failed(item, error)
@@ -500,7 +514,10 @@ class StageChain:
         """Put rows that an operator emitted before everything else that waits, in their order."""
         self._figures[uid].rows_out += sum(batch.num_rows for batch, _ in emitted)
         items = [
-            _Rows(to, batch, source, split) for batch, split in emitted if batch.num_rows for to in self._feeds[uid]
+            _Rows(*to, batch, source, split)
+            for batch, split in emitted
+            if batch.num_rows
+            for to in self._inputs_of[uid]
         ]
         self._waiting.extendleft(reversed(items))
 

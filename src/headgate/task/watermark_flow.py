@@ -7,6 +7,9 @@ operator (`headgate.operators.with_watermark`); an exchange has that of its slow
 heard of holds the stage's. The final watermark passes no input that has it not, idle or not: what fired by it would
 take no row of one that is heard of again. So the stage is idle when all inputs that are not at their end are.
 
+An input without event time, a source that has no watermark in a query in which another has one, is waited for only when
+its end is: it holds no watermark but the final one.
+
 An exchange that broadcasts its watermark does not stay idle alone, since somewhere a source is not: it is waited for
 while another input is not idle, or has ended where it is broadcast.
 
@@ -29,11 +32,14 @@ class WatermarkFlow:
         The uids of its sources, or of the exchanges that it consumes.
     broadcast
         Those of them of which `headgate.graph.stage_graph.StageGraph.is_broadcast` holds.
+    timeless
+        Those without event time, if there are others: until one is heard of, nobody waits for its watermark.
     """
 
-    def __init__(self, inputs: Iterable[str], *, broadcast: Iterable[str] = ()) -> None:
+    def __init__(self, inputs: Iterable[str], *, broadcast: Iterable[str] = (), timeless: Iterable[str] = ()) -> None:
         self._inputs: dict[str, int | None] = dict.fromkeys(inputs)
         self._broadcast = frozenset(broadcast)
+        self._timeless = frozenset(timeless)
         self._idle: set[str] = set()
 
     @property
@@ -42,7 +48,7 @@ class WatermarkFlow:
         left = self._left()
         if not left:
             return MAX_WATERMARK_MS
-        votes = [self._inputs[uid] for uid in self._voting(left)]
+        votes = [self._inputs[uid] for uid in self._voting(left) if not self._is_timeless(uid)]
         known = [vote for vote in votes if vote is not None]
         return min(known) if known and len(known) == len(votes) else None
 
@@ -51,6 +57,9 @@ class WatermarkFlow:
         """Whether nobody should wait for it: all inputs that have not ended are idle."""
         left = self._left()
         return bool(left) and not self._voting(left)
+
+    def _is_timeless(self, uid: str) -> bool:
+        return uid in self._timeless and self._inputs[uid] is None
 
     def _left(self) -> list[str]:
         return [uid for uid, watermark_ms in self._inputs.items() if watermark_ms != MAX_WATERMARK_MS]

@@ -13,7 +13,7 @@ import pytest
 
 from headgate.errors import BadDataError, ConnectorContractError, OptionError, UserFunctionError
 from headgate.expressions.expressions import Column
-from headgate.graph.plan import PlanNode
+from headgate.graph.plan import PlanNode, stage_graph, watermarked
 from headgate.operators import bad_records
 from headgate.operators.exchange import Exchange, ExchangeKind
 from headgate.operators.filter import Filter
@@ -40,6 +40,7 @@ from tests.unit.operators.collecting_sink import (
 )
 
 Batches = Iterator[pa.RecordBatch]
+TIMED = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 
 
 def failing_on(*bad: int) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
@@ -551,3 +552,80 @@ def test_event_times_must_be_found_in_one_place() -> None:
     found = branch.then(WithWatermark(SECONDS, "at"))
     with pytest.raises(OptionError, match="several ways with different withWatermark"):
         chain_of(PlanNode(of=Union(SECONDS, SECONDS), inputs=(found, branch)))
+
+
+class Inputs(Recording):
+    """Notes from which input rows are, and the watermarks that it is given."""
+
+    watermark_delay_ms = 30
+
+    def __init__(self, schema: pa.Schema = NUMBERS) -> None:
+        super().__init__(schema)
+        self.seen: list[object] = []
+
+    def process_input(self, number: int, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
+        self.seen.append((number, batch.num_rows))
+        emit(batch, split_id)
+
+    def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
+        self.seen.append(timestamp_ms)
+
+
+def test_an_operator_learns_from_which_of_its_inputs_rows_are() -> None:
+    operator = Inputs()
+    left, right = source(uid="left"), source(uid="right")
+    filtered = right.then(Filter(NUMBERS, Column(call(">", N, 1)), "UTC"))
+    chain, sink = chain_of(PlanNode(of=operator, inputs=(left, filtered, left)))
+    chain.input("right").on_batch(numbers(1, 2), "a")
+    drain(chain)
+    assert operator.seen == [(1, 1)]
+    chain.input("left").on_batch(numbers(3, 4), "a")
+    drain(chain)
+    assert operator.seen == [(1, 1), (0, 2), (2, 2)]
+    assert len(sink.rows) == 5
+
+
+def test_the_watermark_after_an_operator_is_lower_by_what_it_says() -> None:
+    """For what follows in the stage and for its exchanges; the last one is the same for all."""
+    first, second, beside, last = Inputs(), Inputs(), Inputs(), Inputs()
+    numbers_of = source()
+    delayed = numbers_of.then(first).then(second)
+    united = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(delayed, numbers_of.then(beside)))
+    exchanged = united.then(Exchange(NUMBERS, "rebalance")).then(last)
+    definition = stage_graph(exchanged)
+    (exchange,) = definition.exchanges
+    assert definition.watermark_delays_ms[exchange] == 60
+    assert definition.watermark_delays_ms[definition.output] == 0, "what producers send is delayed already"
+    chain, _ = chain_of(exchanged)
+    sent: list[int] = []
+
+    class Output:
+        def ready(self) -> None:
+            return None
+
+        def on_watermark(self, timestamp_ms: int) -> None:
+            sent.append(timestamp_ms)
+
+    chain._outputs[exchange] = Output()  # type: ignore[assignment]
+    for timestamp_ms in (1000, MAX_WATERMARK_MS):
+        chain.input("numbers").on_watermark(timestamp_ms)
+        drain(chain)
+    assert first.seen == beside.seen == [1000, MAX_WATERMARK_MS]
+    assert second.seen == [970, MAX_WATERMARK_MS]
+    assert sent == [940, MAX_WATERMARK_MS]
+
+
+def test_a_source_without_event_time_holds_only_the_final_watermark() -> None:
+    """As in Spark, where the watermark is that of the streams that have one."""
+    timed = watermarked(source(TIMED, "timed"), 1, 0)
+    without = source(TIMED, "without")
+    chain, _ = chain_of(PlanNode(of=Union(TIMED, TIMED), inputs=(timed, without)))
+    chain.input("timed").on_watermark(500)
+    drain(chain)
+    assert chain.watermarks.watermark_ms == 500
+    chain.input("timed").on_watermark(MAX_WATERMARK_MS)
+    drain(chain)
+    assert chain.watermarks.watermark_ms is None, "rows may follow"
+    chain.input("without").on_watermark(MAX_WATERMARK_MS)
+    drain(chain)
+    assert chain.watermarks.watermark_ms == MAX_WATERMARK_MS

@@ -65,3 +65,20 @@ def test_an_input_that_has_sent_nothing_holds_the_others() -> None:
     assert output_of(flow) == (None, False)
     flow.on_idle("b")
     assert output_of(flow) == (10, False)
+
+
+def test_an_input_without_event_time_is_waited_for_at_its_end_only() -> None:
+    flow = WatermarkFlow(["a", "b"], timeless=["b"])
+    flow.on_watermark("a", 10)
+    assert output_of(flow) == (10, False)
+    flow.on_watermark("a", MAX_WATERMARK_MS)
+    assert output_of(flow) == (None, False)
+    flow.on_watermark("b", MAX_WATERMARK_MS)
+    assert output_of(flow) == (MAX_WATERMARK_MS, False)
+
+
+def test_an_input_that_was_heard_of_has_event_time_whatever_was_expected() -> None:
+    flow = WatermarkFlow(["a", "b"], timeless=["b"])
+    flow.on_watermark("b", 5)
+    flow.on_watermark("a", 10)
+    assert output_of(flow) == (5, False)
