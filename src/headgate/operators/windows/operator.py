@@ -29,7 +29,14 @@ from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWindow, TimeWindow
 from headgate.operators.windows.sorted_runs import BUCKET, Part, SortedRuns
-from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
+from headgate.operators.windows.windowed import (
+    Aggregated,
+    Key,
+    WindowedAggregate,
+    event_times,
+    read_part,
+    watermark_us,
+)
 from headgate.protocol.operator_context import OperatorContext
 
 MANY_CHANGED = 16
@@ -110,7 +117,7 @@ class WindowAggregate(WindowedAggregate):
         """Return the event times that are in keys, after all others where there is none; 0 if none is a key."""
         if self._time is None:
             return np.zeros(batch.num_rows, np.int64)
-        return batch.column(self._time).cast(pa.int64()).fill_null(MOST_US).to_numpy()
+        return event_times(batch.column(self._time)).fill_null(MOST_US).to_numpy()
 
     def _flush(self) -> None:
         """Merge what waits, and add it to the state."""

@@ -302,6 +302,11 @@ class WindowedAggregate(KeyedOperator):
         return key_groups(keys, self._context.max_parallelism).to_numpy()
 
 
+def event_times(column: Any) -> Any:
+    """Return event times in microseconds; those of windows are their ends."""
+    return (pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column).cast(pa.int64())
+
+
 def watermark_us(timestamp_ms: int) -> int:
     """Return a watermark in microseconds, within what an event time can be."""
     return max(LEAST_US, min(MOST_US, timestamp_ms * 1000))
