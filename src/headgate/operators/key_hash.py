@@ -92,17 +92,20 @@ def key_groups(arrays: Sequence[pa.Array], max_parallelism: int) -> pa.Array:
     [88, 57, 2, 88]
     """
     assert 0 < max_parallelism <= MOST_KEY_GROUPS
-    hashes = key_hash(arrays)
+    return pa.array(groups_of_hashes(key_hash(arrays), max_parallelism))
+
+
+def groups_of_hashes(hashes: npt.NDArray[np.uint64], max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """Return the key group of each hash of `key_hash`."""
     groups = np.empty(len(hashes), np.uint16)
     many = np.uint64(max_parallelism)
     for begin in range(0, len(hashes), _BLOCK_ROWS):
         # The upper half of the hash as a fraction of the groups: no division.
-        part = hashes[begin : begin + _BLOCK_ROWS]
-        part >>= _HALF
+        part = hashes[begin : begin + _BLOCK_ROWS] >> _HALF
         part *= many
         part >>= _HALF
         groups[begin : begin + _BLOCK_ROWS] = part
-    return pa.array(groups)
+    return groups
 
 
 def key_hash(arrays: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:

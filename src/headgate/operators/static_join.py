@@ -182,7 +182,7 @@ class StaticJoin(Operator):
         theirs = np.arange(len(ours)) - np.repeat(np.cumsum(counts) - counts, counts) + begin[ours]
         same = np.ones(len(ours), np.bool_)
         for left, right in zip(keys, of_table, strict=True):
-            same &= _equal(left.take(pa.array(ours)), right.take(pa.array(theirs)))
+            same &= equal_values(left.take(pa.array(ours)), right.take(pa.array(theirs)))
         return ours[same], theirs[same]
 
     def _joined(self, batch: pa.RecordBatch, ours: Any, theirs: Any) -> pa.RecordBatch:
@@ -196,7 +196,8 @@ class StaticJoin(Operator):
         return pa.RecordBatch.from_arrays(columns, schema=self._both)
 
 
-def _equal(left: pa.Array, right: pa.Array) -> Any:
+def equal_values(left: pa.Array, right: pa.Array) -> Any:
+    """Return where two columns have the same value; null is null, and NaN is NaN."""
     equal = pc.equal(left, right).fill_null(False)
     equal = pc.or_(equal, pc.and_(left.is_null(), right.is_null()))
     if pa.types.is_floating(left.type):
