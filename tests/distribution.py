@@ -24,6 +24,7 @@ LONGEST = (
     "tests/real/test_continuous_keyed.py::test_with_rows_under_way_too",
     "tests/real/test_examples.py",
     "tests/real/test_continuous_aggregations.py",
+    "tests/real/test_continuous_stream_joins.py",
     "tests/real/test_kafka_alignment.py",
     "tests/real/test_continuous_kafka_sink.py",
     "tests/real/test_kafka_equal_spark.py",

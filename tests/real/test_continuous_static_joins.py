@@ -118,7 +118,6 @@ def test_a_table_that_is_too_large_is_named(spark: SparkSession, cities: DataFra
 
 
 REFUSED: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], str]] = {
-    "two streams": (lambda rows, cities: rows.join(rows.select("k").alias("b"), "k"), "a stream is joined with rows"),
     "all rows of the table": (lambda rows, cities: rows.join(cities, "k", "right"), "RightOuter is of all rows"),
     "no equal columns": (lambda rows, cities: rows.join(cities, rows.k < cities.k), "no condition that columns"),
 }

@@ -149,6 +149,15 @@ def test_continuous_updates(run: Run) -> None:
     assert rows_of(shown) == [["user-0", "4"], ["user-1", "4"], ["user-2", "4"]]
 
 
+def test_continuous_stream_joins(run: Run) -> None:
+    """Every order is counted once, paid or not, in windows downstream of the join."""
+    shown = run("continuous_stream_joins.py")
+    paid = sum(1 for order in range(6000) if order % 3 and order % 13 <= 10)
+    assert f"6000 orders, {paid} paid in time" in shown
+    assert len(re.findall(r"orders, \d+ paid within a second$", shown, re.MULTILINE)) == 3
+    assert "until ordered is at the watermark - 1001 ms" in shown
+
+
 def test_continuous_exchanges(run: Run) -> None:
     """Repartitioned rows come to all slots, those of a key to one, and those of an id to the one that it names."""
     found = re.findall(

@@ -10,6 +10,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Generate                                     `headgate.spark.analyzed.generators`
     Deduplicate, -WithinWatermark, Distinct      `headgate.spark.analyzed.duplicates`
     Join with rows that end                      `headgate.spark.analyzed.joins`
+    Join of two streams                          `headgate.spark.analyzed.stream_joins`
     TransformWithStateInPySpark                  `headgate.spark.analyzed.stateful`
     SubqueryAlias                                the uid of the source or operator right below, unless it has one
     View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
@@ -44,6 +45,7 @@ from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
 from headgate.spark.analyzed.stateful import rows_of, transformed
+from headgate.spark.analyzed.stream_joins import join_below, pushed_down, streams_joined, with_windows
 from headgate.spark.analyzed.windows import window_of
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
 from headgate.spark.continuous.sources import source_node
@@ -183,6 +185,10 @@ class Translation:
         """Return whether Spark collects the rows of a node: they end, and are not those of a source of ours."""
         return not node.isStreaming() if self._streaming else not any(map(_is_ours, items(node.collectLeaves())))
 
+    def is_join_of_streams(self, node: JavaObject) -> bool:
+        """Return whether a node joins rows of ours with others of ours."""
+        return class_of(node) == "Join" and not self.is_static(node.left()) and not self.is_static(node.right())
+
     def only_batch(self, node: JavaObject) -> None:
         """Refuse a relation that ends in a query that does not."""
         if self._streaming:
@@ -247,6 +253,11 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
 
 def _filter(own: Translation, node: Any) -> Rows:
     child = node.child()
+    if own.is_join_of_streams(join_below(child)):
+        pushed = pushed_down(own.spark, node)
+        if class_of(pushed) != "Filter":
+            return own.rows(pushed)
+        node, child = pushed, pushed.child()
     before = own.rows(child)
     if class_of(child) == "Expand":  # of sliding windows: the filter is the analyzer's, for rows that are in none
         (time,) = {window.time for window in before.windows.values()}
@@ -311,10 +322,24 @@ def _deduplicate(own: Translation, node: Any) -> Rows:
     return deduplicated(own.rows(node.child()), node)
 
 
+def _side(own: Translation, node: Any, join: Any) -> Rows:
+    """Return one side of a join: filters that were pushed down to it may be of its windows."""
+    child = node.child() if class_of(node) == "Filter" else None
+    if child is None or class_of(child) == "Expand" or own.is_join_of_streams(join_below(child)):
+        return with_windows(own.rows(node), join)
+    before = _side(own, child, join)
+    for each in sorted(_conjuncts(node.condition()), key=has_user_function):
+        before = filtered(before, each)
+    return before
+
+
 def _join(own: Translation, node: Any) -> Rows:
-    left, right = own.is_static(node.left()), own.is_static(node.right())
-    if left == right:
-        raise unsupported(node, "a stream is joined with rows that end, as those of a file or a table, only")
+    if own.is_join_of_streams(node):
+        pushed = pushed_down(own.spark, node)
+        return streams_joined([_side(own, each, pushed) for each in (pushed.left(), pushed.right())], pushed)
+    left = own.is_static(node.left())
+    if left and own.is_static(node.right()):
+        raise unsupported(node, "there is no stream in it")
     rows, conditions = joined(own.rows(node.right() if left else node.left()), node, on_the_left=left)
     for each in sorted(conditions, key=has_user_function):
         rows = filtered(rows, each)

@@ -13,6 +13,7 @@ from headgate.errors import OptionError
 from headgate.graph.explain import explained
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.spark.analyzed.plan import plan_of
+from headgate.spark.analyzed.stream_joins import check_streaming
 from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 if TYPE_CHECKING:
@@ -101,7 +102,12 @@ class ContinuousDataFrame:
         Its ``start()`` raises `headgate.errors.UnsupportedOperationError` if the program has something that cannot run
         continuously; the error names it. ``outputMode()`` does, too: it depends on what the program does.
         """
-        return ContinuousStreamWriter(self._df.sparkSession, self._parallelism, lambda: self._plan)
+        return ContinuousStreamWriter(self._df.sparkSession, self._parallelism, lambda: self._plan, self._check)
+
+    def _check(self, output_mode: str) -> None:
+        """Have Spark check whether its streaming would run the program in an output mode."""
+        if self._df.isStreaming:
+            check_streaming(self._df.sparkSession, self._df._jdf.queryExecution().analyzed(), output_mode)
 
     def explain(self) -> None:
         """Print the stages, what each does with the rows and by what, the exchanges between them, and what is kept.

@@ -17,6 +17,7 @@ from headgate.operators import bad_records
 from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedOperator
 from headgate.operators.static_join import StaticJoin
+from headgate.operators.stream_join.operator import StreamJoin
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 from headgate.sink import Sink
@@ -36,7 +37,14 @@ if TYPE_CHECKING:
 class ContinuousStreamWriter:
     """Says where rows go and how the query runs. Its methods are those of Spark's ``DataStreamWriter``."""
 
-    def __init__(self, spark: SparkSession, parallelism: int, plan: Callable[[], PlanNode]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        parallelism: int,
+        plan: Callable[[], PlanNode],
+        check_join: Callable[[str], None] = lambda output_mode: None,
+    ) -> None:
+        self._check_join = check_join
         self._spark = spark
         self._parallelism = parallelism
         self._plan = plan
@@ -269,6 +277,8 @@ class ContinuousStreamWriter:
                 "before the query first runs: it cannot change later.",
                 option="parallelism", value=self._parallelism,
             )  # fmt: skip
+        if any(isinstance(each, StreamJoin) for each in _keyed(self._node)):
+            self._check_join(self._output_mode)
         if self._output_mode == "append":
             _check_windows_end(self._node)
         if self._output_mode == "complete" and self._format.lower() in FILE_FORMATS:
@@ -341,7 +351,8 @@ class ContinuousStreamWriter:
         if found is None:
             raise options.error(
                 "lateRows",
-                f"is {name!r}, and the query has no windows and no transformWithState with event time: no row is late.",
+                f"is {name!r}, and the query has no windows, no transformWithState with event time and no join of two streams: "
+                "no row is late.",
             )
         sink = make_sink(name, its_options, found[1], spark=self._spark)
         sink.uid = LATE_ROWS_UID
