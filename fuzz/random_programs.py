@@ -40,8 +40,11 @@ class Ending(StrEnum):
     SESSIONS = "sessions"
     STATE = "state"
     """A `StatefulProcessor` that adds up by key until all timers fire."""
+    PAIRS = "pairs"
+    """Rows of the first branch joined with those of the others: of one key, and near in time."""
 
 
+JOINS = ("inner", "left", "right", "full", "left_semi")
 WITHOUT_TIME = (Ending.ROWS, Ending.DISTINCT, Ending.GROUPS)
 
 
@@ -181,6 +184,8 @@ class Program(msgspec.Struct, frozen=True):
         Of windows; the size is the gap of sessions.
     interval_ms
         From one checkpoint to the next.
+    how
+        The kind of join that pairs rows.
     aligned
         Whether barriers keep their place.
     parallelism
@@ -196,6 +201,7 @@ class Program(msgspec.Struct, frozen=True):
     aggregates: tuple[str, ...]
     size_s: int
     slide_s: float
+    how: str
     interval_ms: int
     aligned: bool
     parallelism: int
@@ -205,12 +211,15 @@ class Program(msgspec.Struct, frozen=True):
     def of(cls, seed: int, max_parallelism: int = 4) -> Program:
         """Return the program of a seed."""
         dice = random.Random(seed)
-        ending = dice.choice(list(Ending))
+        # Drawn apart, as what came later: what a seed has shown before is what it shows.
+        others = random.Random(f"pairs {seed}")
+        ending = dice.choice([each for each in Ending if each is not Ending.PAIRS])
+        ending = Ending.PAIRS if others.random() < 0.15 else ending
         parallelism = dice.randint(1, max_parallelism)
         kinds = [SourceKind.EVENTS, SourceKind.KAFKA] + [SourceKind.DATAGEN] * (ending in WITHOUT_TIME)
         size_s = dice.choice((1, 2, 6))
         # The first one is slow, so that the program is not over before its faults.
-        later = [dice.choice(kinds) for _ in range(dice.randint(0, 2))]
+        later = [dice.choice(kinds) for _ in range(dice.randint(int(ending is Ending.PAIRS), 2))]
         return cls(
             seed=seed,
             branches=tuple(_branch(dice, kind, ending) for kind in (SourceKind.EVENTS, *later)),
@@ -219,6 +228,7 @@ class Program(msgspec.Struct, frozen=True):
             aggregates=tuple(dice.sample(AGGREGATES, dice.randint(1, 4))),
             size_s=size_s,
             slide_s=dice.choice((size_s, size_s, size_s / 2)),
+            how=others.choice(JOINS),
             interval_ms=dice.choice((200, 1_000, 30_000)),
             aligned=dice.random() < 0.25,
             parallelism=parallelism,
@@ -229,7 +239,7 @@ class Program(msgspec.Struct, frozen=True):
         """Yield programs that lack one thing that this one has: a fault first, then a branch, then a verb."""
         for fewer in _without_one(self.faults):
             yield msgspec.structs.replace(self, faults=fewer)
-        if len(self.branches) > 1:
+        if len(self.branches) > 1 + (self.ending is Ending.PAIRS):
             for branches in list(_without_one(self.branches))[1:]:
                 yield msgspec.structs.replace(self, branches=branches)
         for verbs in _without_one(self.verbs):
@@ -246,9 +256,14 @@ class Program(msgspec.Struct, frozen=True):
         lines[0] += ", aligned" if self.aligned else ""
         for each in self.branches:
             lines.append(f"  {each.kind}: {each.splits} splits of {each.rows} rows; {_listed(each.verbs)}")
-        size = "" if self.ending in (*WITHOUT_TIME, Ending.STATE) else f" of {self.size_s} s every {self.slide_s} s"
-        size += f", {', '.join(self.aggregates)}" if self.ending is not Ending.ROWS else ""
-        lines.append(f"  union; {_listed(self.verbs)}; {self.ending}{size}")
+        size = (
+            ""
+            if self.ending in (*WITHOUT_TIME, Ending.STATE, Ending.PAIRS)
+            else f" of {self.size_s} s every {self.slide_s} s"
+        )
+        size += f", {', '.join(self.aggregates)}" if self.ending not in (Ending.ROWS, Ending.PAIRS) else ""
+        meet = f"{self.how} join of the first with the others" if self.ending is Ending.PAIRS else "union"
+        lines.append(f"  {meet}; {_listed(self.verbs)}; {self.ending}{size}")
         lines.append(f"  {_listed(self.faults)}")
         return "\n".join(lines)
 

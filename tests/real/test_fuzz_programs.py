@@ -16,7 +16,7 @@ from local.kafka import Broker
 from tests import search
 
 SLOTS = 2  # as many as the shared session has cores
-QUICK = (15, 34, 64, 78)
+QUICK = (9, 15, 34, 64, 78)
 
 
 def program_of(seed: int) -> Program:
@@ -29,7 +29,7 @@ def program_of(seed: int) -> Program:
 def test_random_programs_give_the_rows_of_a_batch(
     spark: SparkSession, kafka: Broker, tmp_path: Path, seed: int
 ) -> None:
-    """Three unions with joins and functions; windows in both modes and a processor; each fault of a few."""
+    """A join of two streams, three unions with joins and functions; windows in both modes, a processor; faults."""
     program = program_of(seed)
     assert run_in_new_folder(program, spark, tmp_path, kafka.plain) == "", program.described()
 
