@@ -351,8 +351,8 @@ class ContinuousStreamWriter:
         if found is None:
             raise options.error(
                 "lateRows",
-                f"is {name!r}, and the query has no windows, no transformWithState with event time and no join of two streams: "
-                "no row is late.",
+                f"is {name!r}, and the query has no windows, no transformWithState with event time, and no join of two "
+                "streams: no row is late.",
             )
         sink = make_sink(name, its_options, found[1], spark=self._spark)
         sink.uid = LATE_ROWS_UID
