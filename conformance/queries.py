@@ -138,7 +138,7 @@ def compared(spark: SparkSession, query: Query, events: int) -> Outcome:
 
 def timed(spark: SparkSession, query: Query, outcome: Outcome, events: int, rounds: int) -> None:
     """Time both engines in turn, each first every other time, after a warm-up on few rows."""
-    from pyspark.errors import PySparkException
+    from pyspark.errors import AnalysisException
 
     sides: list[tuple[Callable[..., float], list[float]]] = []
     if outcome.equal is not None:
@@ -146,7 +146,7 @@ def timed(spark: SparkSession, query: Query, outcome: Outcome, events: int, roun
     try:
         micro_batches(spark, query, QUICK_EVENTS // 10)
         sides.append((micro_batches, outcome.peer))
-    except PySparkException as error:
+    except AnalysisException as error:
         outcome.peer_refused = str(error).partition("\n")[0].removesuffix(";").strip()
     for number in range(rounds if outcome.equal is not None else 0):
         for side, figures in sides if number % 2 == 0 else reversed(sides):

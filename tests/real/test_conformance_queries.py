@@ -71,7 +71,7 @@ def test_a_difference_is_noticed(spark: SparkSession, capsys: pytest.CaptureFixt
     ]  # fmt: skip
 
 
-def test_what_an_engine_refuses_is_reported_with_its_reason(
+def test_what_an_engine_refuses_is_shown_with_its_reason(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = compared(spark, BY_NAME["q19"], EVENTS)
