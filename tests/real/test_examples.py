@@ -83,6 +83,11 @@ def test_flights_stream_reads_only_what_is_new(run: Run, flights: Path, tmp_path
     assert "read 1 new flights; the table has 6" in run("flights_stream.py", flights, out)
 
 
+def test_quiet_users(run: Run) -> None:
+    """Every ride is in a visit that ended, once."""
+    assert re.fullmatch(r"\d+ visits of 500 users, 20000 rides in all\n", run("quiet_users.py")), "rides are lost"
+
+
 def test_continuous_flights(run: Run, flights: Path, tmp_path: Path) -> None:
     """Run again, it finds nothing new."""
     means = [["EWR", "2.0"], ["JFK", "10.0"], ["LGA", "6.0"]]

@@ -125,9 +125,8 @@ class TransformWithState(KeyedOperator):
         """Call the processor's ``init``."""
         from headgate.operators.transform_with_state.handle import Handle
 
-        flavor = PandasFlavor if self._definition.pandas else RowFlavor
         self._context = context
-        self._flavor: Flavor = flavor(self.function, self.schema, context.time_zone)
+        self._flavor = self._make_flavor(context.time_zone)
         self._codes = KeyCodes(self._definition.input, self._definition.keys, _zone(context.time_zone))
         self._watermark_ms: int | None = None
         self._fired: dict[int, int] = {}
@@ -142,6 +141,10 @@ class TransformWithState(KeyedOperator):
         # One of its own for each deployment: what it keeps in its fields are states of that one.
         self._processor = context.load(self._pickled)
         self._user.init(self._handle)
+
+    def _make_flavor(self, time_zone: str) -> Flavor:
+        flavor = PandasFlavor if self._definition.pandas else RowFlavor
+        return flavor(self.function, self.schema, time_zone)
 
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
         """Take on the state of this subtask's keys; what is new to the query gets its initial state.

@@ -52,7 +52,7 @@ def mapped(spark: SparkSession, before: PlanNode, node: JavaObject, schema: pa.S
     if node.isBarrier() or option(node.profile()) is not None:
         raise unsupported(node, "barrier mode and resource profiles are those of Spark's own stages")
     function = function_of(spark, node, node.functionExpr().func())
-    called = MapInPandas(function, _conf(spark)) if class_of(node) == "MapInPandas" else function[0]
+    called = MapInPandas(function, worker_conf(spark)) if class_of(node) == "MapInPandas" else function[0]
     return before.then(MapInArrow(called, schema, in_zone(before.schema, session_time_zone(spark))))
 
 
@@ -122,7 +122,14 @@ def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) ->
     node, kind = before.projected(columns.made), int(calls[0].evalType())
     first = len(node.schema)
     made = UserFunctions(
-        node.schema, list(types), list(types.values()), fields, functions, kind, _conf(before.session.spark), texts
+        node.schema,
+        list(types),
+        list(types.values()),
+        fields,
+        functions,
+        kind,
+        worker_conf(before.session.spark),
+        texts,
     )
     places = before.places | {int(call.resultId().id()): first + number for call, number in results}
     return replace(before, node=node.then(made), places=places)
@@ -185,7 +192,7 @@ def _given(call: JavaObject) -> list[JavaObject]:
     return list(items(_chain(call)[0].children()))
 
 
-def _conf(spark: SparkSession) -> dict[str, str]:
+def worker_conf(spark: SparkSession) -> dict[str, str]:
     """Return the settings that Spark gives to its Python workers."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().conf()

@@ -11,7 +11,8 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Deduplicate, -WithinWatermark, Distinct      `headgate.spark.analyzed.duplicates`
     Join with rows that end                      `headgate.spark.analyzed.joins`
     Join of two streams                          `headgate.spark.analyzed.stream_joins`
-    TransformWithStateInPySpark                  `headgate.spark.analyzed.stateful`
+    TransformWithStateInPySpark,                 `headgate.spark.analyzed.stateful`
+    FlatMapGroupsInPandasWithState
     SubqueryAlias                                the uid of the source or operator right below, unless it has one
     View, WithCTE, CTERelationRef, ResolvedHint  what they stand for
     Union                                        a union
@@ -44,7 +45,7 @@ from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
-from headgate.spark.analyzed.stateful import rows_of, transformed
+from headgate.spark.analyzed.stateful import applied, rows_of, transformed
 from headgate.spark.analyzed.stream_joins import join_below, pushed_down, streams_joined, with_windows
 from headgate.spark.analyzed.windows import window_of
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
@@ -354,6 +355,13 @@ def _transform_with_state(own: Translation, node: Any, event_time: str = "") -> 
     return Rows(node=made, places=places, windows={}, session=own.session)
 
 
+def _apply_in_pandas_with_state(own: Translation, node: Any) -> Rows:
+    before = _named(own.rows(node.child()), node.child())
+    made = applied(own.session, before, node, arrow_schema(_schema(node)))
+    places = {number: place for place, number in enumerate(_ids(node))}
+    return Rows(node=made, places=places, windows={}, session=own.session)
+
+
 def _event_time_of_state(own: Translation, node: Any) -> Rows:
     if class_of(node.child()) != "TransformWithStateInPySpark":
         raise unsupported(node, "it is of something else than transformWithState")
@@ -402,6 +410,7 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "Distinct": _deduplicate,
     "Join": _join,
     "TransformWithStateInPySpark": _transform_with_state,
+    "FlatMapGroupsInPandasWithState": _apply_in_pandas_with_state,
     "UpdateEventTimeWatermarkColumn": _event_time_of_state,
     "SubqueryAlias": _alias,
     "View": _child,

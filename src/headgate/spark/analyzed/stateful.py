@@ -1,6 +1,6 @@
-"""A ``TransformWithStateInPySpark`` of Spark's plan becomes an exchange by key, and the operator of a processor.
+"""``transformWithState`` and ``applyInPandasWithState`` of Spark's plan: an exchange by key, and the operator of state.
 
-Never: check an argument: `headgate.spark.continuous.stateful` does, and makes the node.
+Never: check an argument of a processor: `headgate.spark.continuous.stateful` does, and makes the node.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headgate.errors import OptionError
 from headgate.graph.plan import PlanNode
-from headgate.operators.transform_with_state.transform_with_state import TimeMode
-from headgate.spark.analyzed.functions import function_of
-from headgate.spark.analyzed.rows import is_event_time
+from headgate.operators.exchange import Exchange
+from headgate.operators.key_hash import check_key_type
+from headgate.operators.transform_with_state.apply_in_pandas_with_state import ApplyInPandasWithState
+from headgate.operators.transform_with_state.group_function import GroupFunction
+from headgate.operators.transform_with_state.transform_with_state import Definition, TimeMode
+from headgate.spark.analyzed.functions import function_of, worker_conf
+from headgate.spark.analyzed.rows import Session, is_event_time
 from headgate.spark.analyzed.scala import JavaObject, items
 from headgate.spark.continuous.stateful import stateful_node
 
@@ -22,8 +27,11 @@ if TYPE_CHECKING:
 
 _TIME_MODES: dict[str, TimeMode] = {
     "NoTime": "none",
+    "NoTimeout": "none",
     "ProcessingTime": "processingtime",
+    "ProcessingTimeTimeout": "processingtime",
     "EventTime": "eventtime",
+    "EventTimeTimeout": "eventtime",
 }
 
 
@@ -71,6 +79,58 @@ def transformed(
         marked=_event_time(before, rows_of(node)),
         pandas=str(node.userFacingDataType().toString()) == "pandas",
     )
+
+
+def applied(session: Session, before: PlanNode, node: JavaObject, output: pa.Schema) -> PlanNode:
+    """Return the node of a function of ``applyInPandasWithState``.
+
+    Parameters
+    ----------
+    session
+        What the program is run in.
+    before
+        The rows that it gets, in columns of the names that the program knows.
+    node
+        Spark's node.
+    output
+        The columns of what it yields.
+
+    Raises
+    ------
+    OptionError
+        It has time-outs of the event time, and its rows have none.
+    UnsupportedOperationError
+        The function uses a broadcast variable.
+    """
+    function, _ = function_of(session.spark, node, node.functionExpr().func())
+    timeout = str(node.timeout().toString())
+    event_time = _event_time(before, node.child())
+    if timeout == "EventTimeTimeout" and event_time is None:
+        raise OptionError(
+            "applyInPandasWithState: EventTimeTimeout needs a watermark, and the rows' event time is not among their "
+            "columns: call withWatermark(column, delay) before groupBy, and keep the column.",
+            option="timeoutConf", value=timeout,
+        )  # fmt: skip
+    keys = tuple(str(each.name()) for each in items(node.groupingAttributes()))
+    for key in keys:
+        check_key_type(repr(key), before.schema.field(key).type)
+    definition = Definition(
+        keys=keys,
+        input=before.schema,
+        output=output,
+        time_mode=_TIME_MODES[timeout],
+        event_time=event_time if timeout == "EventTimeTimeout" else None,
+    )
+    given = GroupFunction(
+        function=function,
+        state=str(node.stateType().json()),
+        timeout=timeout,
+        output_mode=str(node.outputMode().toString()).lower(),
+        has_watermark=event_time is not None,
+        conf=worker_conf(session.spark),
+    )
+    exchange = Exchange(before.schema, "hash", keys=keys)
+    return before.then(exchange).then(ApplyInPandasWithState(given, definition))
 
 
 def _event_time(rows: PlanNode, node: JavaObject) -> str | None:

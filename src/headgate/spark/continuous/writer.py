@@ -18,6 +18,7 @@ from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedOperator
 from headgate.operators.static_join import StaticJoin
 from headgate.operators.stream_join.operator import StreamJoin
+from headgate.operators.transform_with_state.apply_in_pandas_with_state import ApplyInPandasWithState
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 from headgate.sink import Sink
@@ -126,7 +127,7 @@ class ContinuousStreamWriter:
             ``append``, the default: a window's groups are emitted once, when it is over. ``update``: also before every
             checkpoint, those that changed. ``complete``: all groups before every checkpoint. Without an aggregation
             there is ``append`` only, but for ``transformWithState``: its processor says which rows there are, so
-            ``update`` is the same.
+            ``update`` is the same; and for ``applyInPandasWithState``, whose own output mode the query has.
         """
         wanted = outputMode.lower()
         if not _keyed(self._node) and wanted != "append":
@@ -281,6 +282,7 @@ class ContinuousStreamWriter:
             self._check_join(self._output_mode)
         if self._output_mode == "append":
             _check_windows_end(self._node)
+        _check_functions_fit(self._node, self._output_mode)
         if self._output_mode == "complete" and self._format.lower() in FILE_FORMATS:
             raise OptionError(
                 f"The output mode is 'complete', and {self._format} only appends: each checkpoint would add all groups "
@@ -397,6 +399,17 @@ def _goes_on_elsewhere(node: PlanNode) -> bool:
     """Return whether rows of an aggregation go to other subtasks."""
     exchanges = (each for each in _nodes(node) if isinstance(each.of, Exchange))
     return any(_aggregations(before) for each in exchanges for before in each.inputs)
+
+
+def _check_functions_fit(node: PlanNode, output_mode: str) -> None:
+    """Refuse a function whose output mode is not the query's, as Spark does."""
+    for each in _keyed(node):
+        if isinstance(each, ApplyInPandasWithState) and each.output_mode != output_mode:
+            raise OptionError(
+                f"The output mode is {output_mode!r}, and that of applyInPandasWithState({each.function}) is "
+                f"{each.output_mode!r}: they must be the same, as in Spark. Call outputMode({each.output_mode!r}).",
+                option="outputMode", value=output_mode,
+            )  # fmt: skip
 
 
 def _check_windows_end(node: PlanNode) -> None:

@@ -1,0 +1,142 @@
+"""`ApplyInPandasWithState`: calls a user's function for each key, with frames of rows and PySpark's `GroupState`.
+
+Never: keep state or time-outs by itself: `TransformWithState` does, of the processor that `group_state` makes of the
+function.
+
+A time-out is a timer of the key, of which there is one at most. As in Spark a key has timed out once the watermark, or
+the clock, is past its time; rows that come first are given to the function first, and may put it off.
+
+Follows ``FlatMapGroupsInPandasWithStateExec`` of Spark 4.3, and its Python worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.operators.transform_with_state.group_function import GroupFunction
+from headgate.operators.transform_with_state.transform_with_state import Definition, TransformWithState
+from headgate.operators.transform_with_state.user_rows import Flavor, Key, PandasFlavor
+from headgate.operators.user_functions import in_zone
+
+
+class ApplyInPandasWithState(TransformWithState):
+    """Calls a function, and keeps the state and the time-out of its keys.
+
+    Parameters
+    ----------
+    given
+        The user's function.
+    definition
+        What `TransformWithState` needs to know of it.
+    clock_ms
+        Returns milliseconds since 1970-01-01 UTC; None: the clock's.
+    """
+
+    kind = "apply-in-pandas-with-state"
+
+    def __init__(self, given: GroupFunction, definition: Definition, clock_ms: Callable[[], int] | None = None) -> None:
+        from headgate.operators.transform_with_state.group_state import GroupProcessor
+
+        columns = in_zone(definition.input, given.conf["spark.sql.session.timeZone"])
+        processor = GroupProcessor(given, definition.keys, columns, len(definition.output))
+        super().__init__(processor, definition, **({} if clock_ms is None else {"clock_ms": clock_ms}))
+        self._conf = dict(given.conf)
+        self.output_mode = given.output_mode
+        self.function = str(getattr(given.function, "__qualname__", type(given.function).__qualname__))
+        keys = ", ".join(f"{key} {definition.input.field(key).type}" for key in definition.keys)
+        self.signature = f"applyInPandasWithState by {keys} with {given.timeout}"
+
+    def _make_flavor(self, time_zone: str) -> Flavor:
+        return GroupFlavor(self.function, self.schema, time_zone, self._conf)
+
+    def _times(self) -> Any:
+        """Return the times that the function sees, whatever its time-outs are of."""
+        from pyspark.sql.streaming.stateful_processor import TimerValues
+
+        return TimerValues(self._store.now_ms, 0 if self._watermark_ms is None else self._watermark_ms)
+
+
+class GroupFlavor(PandasFlavor):
+    """Frames and keys as Spark's Python worker makes them, with its checks of what the function yields.
+
+    Parameters
+    ----------
+    function
+        The name of the function, for errors.
+    schema
+        The columns of the output.
+    time_zone
+        The session's.
+    conf
+        The session's settings that Spark gives to its Python workers.
+    """
+
+    def __init__(self, function: str, schema: pa.Schema, time_zone: str, conf: Mapping[str, str]) -> None:
+        from pyspark.worker import RunnerConf
+
+        super().__init__(function, schema, time_zone)
+        self._runner = RunnerConf(dict(conf))
+
+    def groups(self, rows: pa.Table, keys: list[str], starts: list[int]) -> Iterator[tuple[Key, Iterator[Any]]]:
+        """Yield the key of each group as NumPy's values, and one frame with its rows."""
+        import pandas as pd
+
+        rows = rows.cast(in_zone(rows.schema, self._time_zone))
+        names = rows.schema.names
+        places = [names.index(key) for key in keys]
+        own = any(_depends_on_nulls(column) for column in rows.columns)
+        series = [] if own else self._series(rows)
+        for start, end in pairwise(starts):
+            of_group = (
+                self._series(rows.slice(start, end - start))
+                if own
+                else [each.iloc[start:end].reset_index(drop=True) for each in series]
+            )
+            yield tuple(of_group[place].iloc[0] for place in places), iter((pd.concat(of_group, axis=1),))
+
+    def _series(self, rows: pa.Table) -> Sequence[Any]:
+        from pyspark.sql.conversion import ArrowBatchTransformer
+
+        made: Sequence[Any] = ArrowBatchTransformer.to_pandas(
+            rows.combine_chunks(),
+            timezone=self._time_zone,
+            struct_in_pandas="dict",
+            ndarray_as_list=False,
+            prefer_int_ext_dtype=self._runner.prefer_int_ext_dtype,
+            df_for_struct=False,
+        )
+        return made
+
+    def take(self, output: Any, method: str) -> None:
+        """Take all of what the function returned, with PySpark's errors."""
+        for frame in output:
+            self._held_rows += self._add(frame, method)
+
+    def _add(self, output: Any, method: str) -> int:
+        if len(output):
+            self._held.append(output)
+        return len(output)
+
+    def _converted(self, held: list[Any]) -> pa.RecordBatch:
+        import pandas as pd
+        from pyspark.sql.conversion import PandasToArrowConversion
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return PandasToArrowConversion.convert(
+            pd.concat(held, ignore_index=True),
+            from_arrow_schema(self._schema),
+            timezone=self._time_zone,
+            safecheck=self._runner.safecheck,
+            arrow_cast=True,
+            assign_cols_by_name=self._runner.assign_cols_by_name,
+            int_to_decimal_coercion_enabled=self._runner.int_to_decimal_coercion_enabled,
+        )
+
+
+def _depends_on_nulls(column: pa.ChunkedArray) -> bool:
+    """Return whether pandas gives a column another type because of nulls: then each group is converted by itself."""
+    return bool(column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)))
