@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "task": {"source", "readers", "protocol"},
     "checkpoint": {"source", "formats", "protocol"},
     "coordinator": {"source", "protocol", "checkpoint"},
-    "graph": {"source", "sink", "expressions", "operators", "coordinator"},
+    "graph": {"protocol", "source", "sink", "expressions", "operators", "coordinator"},
     "transport": {"source", "protocol"},
     "runtime": {
         "source", "sink", "readers", "protocol", "expressions", "operators", "task", "checkpoint", "graph", "transport",

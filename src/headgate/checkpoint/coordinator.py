@@ -466,6 +466,7 @@ class CheckpointCoordinator(Machine):
             uncommitted=self._commits.epochs,
             exchanges=dict(self._plan.exchanges),
             signatures=dict(self._plan.signatures),
+            state_schemas=dict(self._plan.state_schemas),
             channels=tuple(channel for _, state in sorted(pending.subtasks.items()) for channel in state.channels),
             channels_parallelism=self._plan.parallelism,
         )

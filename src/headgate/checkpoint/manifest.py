@@ -39,6 +39,7 @@ from headgate.protocol.state import (
     StateHandle,
     SubtaskState,
 )
+from headgate.protocol.state_schema import StateSchema
 
 VERSION = 2
 _READABLE = (1, 2)
@@ -80,6 +81,10 @@ class QueryPlan(Protocol):
     @property
     def signatures(self) -> Mapping[str, str]:
         """What keyed state, and rows on their way by key, are of."""
+
+    @property
+    def state_schemas(self) -> Mapping[str, StateSchema]:
+        """Which columns keyed state, and rows on their way by key, have, where they may change."""
 
     @property
     def parallelism(self) -> int:
@@ -165,7 +170,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         By uid, as they were when it was taken.
     signatures
         By the uid of an operator or an exchange: by what it is keyed, and what its state is of, as text. State of
-        another signature is not taken on.
+        another signature is not taken on, unless its schema is one that the query takes on.
+    state_schemas
+        By the uid of an operator or an exchange: which columns that has, where it may change.
     channels
         The rows that its barriers passed. Those of ``subtasks`` are empty: they stand here.
     channels_parallelism
@@ -187,6 +194,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     uncommitted: tuple[UncommittedEpoch, ...] = ()
     exchanges: dict[str, ExchangePlan] = {}
     signatures: dict[str, str] = {}
+    state_schemas: dict[str, StateSchema] = {}
     channels: tuple[ChannelState, ...] = ()
     channels_parallelism: int = 0
 
@@ -326,6 +334,7 @@ class _StoredManifest(msgspec.Struct, frozen=True):
     signatures: dict[str, str] = {}
     channels_parallelism: int = 0
     channels: tuple[_StoredChannel, ...] = ()
+    state_schemas: dict[str, StateSchema] | msgspec.UnsetType = msgspec.UNSET
 
 
 _decoder = msgspec.json.Decoder(_StoredManifest)
@@ -468,6 +477,7 @@ def _to_stored(manifest: Manifest) -> _StoredManifest:
         subtasks=tuple(tuple(map(_to_subtask, stage)) for stage in manifest.subtasks),
         exchanges=manifest.exchanges,
         signatures=manifest.signatures,
+        state_schemas=manifest.state_schemas or msgspec.UNSET,
         channels_parallelism=manifest.channels_parallelism,
         channels=tuple(map(_to_channel, manifest.channels)),
     )
@@ -495,6 +505,7 @@ def _from_stored(stored: _StoredManifest) -> Manifest:
         subtasks=tuple(tuple(map(_from_subtask, stage)) for stage in stored.subtasks),
         exchanges=stored.exchanges,
         signatures=stored.signatures,
+        state_schemas={} if isinstance(stored.state_schemas, msgspec.UnsetType) else stored.state_schemas,
         channels=tuple(map(_from_channel, stored.channels)),
         channels_parallelism=stored.channels_parallelism,
     )

@@ -17,7 +17,8 @@ Never: read a file, or drop state that the user did not allow to be dropped.
 A source or operator whose uid is not in the checkpoint starts afresh. State of a uid that the query does not have is
 left over: an error that names it, unless ``allowNonRestoredState`` is set. An exchange that has become one of another
 kind is an error if rows were on their way through it: nothing says who gets them now. So is one of other keys, and
-keyed state of other keys, windows or aggregates than the operator has: it would mean something else.
+keyed state of other keys, windows or aggregates than the operator has: it would mean something else. An aggregate that
+was added, and types that became wider, are none: `headgate.protocol.state_schema`.
 
 Chunks of another query (its savepoint) get names of their own, since that one named its chunks as this one does.
 
@@ -82,6 +83,7 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
         uncommitted=tuple(UncommittedEpoch(each.epoch, _of(uids, each.committables)) for each in manifest.uncommitted),
         exchanges=dict(plan.exchanges),
         signatures=dict(plan.signatures),
+        state_schemas=dict(plan.state_schemas),
         channels=tuple(each for each in manifest.channels if each.exchange in plan.exchanges),
     )
 
@@ -104,7 +106,7 @@ def _check_signatures(manifest: Manifest, plan: QueryPlan) -> None:
     keyed = {uid for stage in manifest.subtasks for state in stage for uid, each in state.keyed.items() if each.chunks}
     for uid in (*sorted(keyed), *sorted({each.exchange for each in manifest.channels})):
         was, now = manifest.signatures.get(uid), plan.signatures.get(uid)
-        if was is None or now is None or was == now:
+        if was is None or now is None or was == now or _is_taken_on(manifest, plan, uid):
             continue
         if uid in keyed:
             change = f"holds state of {uid!r}, which was {was}; now it is {now}"
@@ -125,6 +127,12 @@ def _check_signatures(manifest: Manifest, plan: QueryPlan) -> None:
             expected=now,
             found=was,
         )
+
+
+def _is_taken_on(manifest: Manifest, plan: QueryPlan, uid: str) -> bool:
+    """Return whether state of before, or rows on their way, can be read as those of now."""
+    was, now = manifest.state_schemas.get(uid), plan.state_schemas.get(uid)
+    return was is not None and now is not None and now.takes_on(was)
 
 
 def _check_options(manifest: Manifest, plan: QueryPlan) -> None:

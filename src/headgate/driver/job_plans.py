@@ -34,6 +34,7 @@ def job_plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
             for uid, exchange in definition.graph.exchanges.items()
         },
         signatures=definition.graph.signatures,
+        state_schemas=definition.graph.state_schemas,
         parallelism=definition.parallelism,
         max_parallelism=definition.options["max-parallelism"],
         query_id=query_id,

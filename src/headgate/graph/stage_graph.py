@@ -20,6 +20,7 @@ from headgate.errors import OptionError
 from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedOperator, Operator
 from headgate.operators.with_watermark import WithWatermark
+from headgate.protocol.state_schema import StateSchema
 from headgate.sink import Sink
 from headgate.source import (
     Boundedness,
@@ -218,6 +219,15 @@ class StageGraph:
             node.uid: node.operator.signature
             for node in self.operators
             if isinstance(node.operator, KeyedOperator | Exchange) and node.operator.signature
+        }
+
+    @property
+    def state_schemas(self) -> dict[str, StateSchema]:
+        """Which columns these have, by the uid of the operator or exchange, where they may change."""
+        return {
+            node.uid: node.operator.state_schema
+            for node in self.operators
+            if isinstance(node.operator, KeyedOperator | Exchange) and node.operator.state_schema is not None
         }
 
     def _is_exchange(self, uid: str) -> bool:

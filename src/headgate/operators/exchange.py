@@ -21,6 +21,7 @@ from typing import Literal
 import pyarrow as pa
 
 from headgate.operators.operator import Emit, Operator
+from headgate.protocol.state_schema import StateColumn, StateSchema
 
 ExchangeKind = Literal["hash", "rebalance", "broadcast", "custom", "forward"]
 Partition = Callable[[pa.RecordBatch, int], pa.Array]
@@ -65,6 +66,14 @@ class Exchange(Operator):
     def signature(self) -> str:
         """With ``hash``: by what rows are dealt out, else empty."""
         return f"by {', '.join(f'{key} {self.schema.field(key).type}' for key in self.keys)}" if self.keys else ""
+
+    @property
+    def state_schema(self) -> StateSchema | None:
+        """With ``hash``: the columns of the key, which may become wider while rows are on their way, else None."""
+        if not self.keys:
+            return None
+        keys = (StateColumn(name=key, kind=str(self.schema.field(key).type)) for key in self.keys)
+        return StateSchema(window="", keys=tuple(keys), aggregates=())
 
     @property
     def supports_unaligned(self) -> bool:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
+from headgate.protocol.state_schema import StateSchema
 
 Emit = Callable[[pa.RecordBatch, str], None]
 """Takes rows and the id of the split that they come from."""
@@ -130,6 +131,8 @@ class KeyedOperator(Operator):
 
     Set by who builds the program.
     """
+    state_schema: StateSchema | None = None
+    """Which columns its state has, if state of another schema may be taken on. Set by who builds the program."""
 
     @abstractmethod
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:

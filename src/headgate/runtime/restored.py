@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from headgate.checkpoint.channel_bytes import read_channel
+from headgate.errors import StoredStateError
 from headgate.operators.exchange import Partitioner
 from headgate.operators.operator import RestoredChunk
 from headgate.protocol.channels import ChannelId
@@ -44,6 +45,35 @@ def recovered_input(context: ExecutionContext, recovered: RecoveredChannel, part
 
 
 def read_rows(context: ExecutionContext, state: ChannelState) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a channel's state. Any thread."""
+    """Yield the rows of a channel's state, in the columns that the exchange has now. Any thread.
+
+    Raises
+    ------
+    StoredStateError
+        They cannot be read, or had a column that the exchange does not have, or not as wide.
+    """
     channel = ChannelId(state.exchange, state.producer, state.consumer)
-    return read_channel(context.uploader.open_channel(state.handle), channel, output=state.output)
+    schema = context.definition.graph.exchanges[state.exchange].schema
+    for batch in read_channel(context.uploader.open_channel(state.handle), channel, output=state.output):
+        yield batch if batch.schema.equals(schema) else _with_columns_of_now(batch, schema, state.exchange)
+
+
+def _with_columns_of_now(batch: pa.RecordBatch, schema: pa.Schema, exchange: str) -> pa.RecordBatch:
+    """Return rows with columns that are wider, and null where they had none."""
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    try:
+        if set(columns) - set(schema.names):
+            raise pa.ArrowInvalid("a column is missing now")
+        made = [
+            columns[field.name].cast(field.type) if field.name in columns else pa.nulls(batch.num_rows, field.type)
+            for field in schema
+        ]
+    except pa.ArrowException as error:
+        was, now = (", ".join(f"{each.name} {each.type}" for each in of) for of in (batch.schema, schema))
+        raise StoredStateError(
+            f"The checkpoint holds rows on their way through the exchange {exchange!r} in the columns {was}; now it "
+            f"has {now}: {error}. End the query as it was with a savepoint, which holds no rows on their way, and "
+            "start the changed one from that.",
+            what=exchange, expected=now, found=was,
+        ) from error  # fmt: skip
+    return pa.RecordBatch.from_arrays(made, schema=schema)

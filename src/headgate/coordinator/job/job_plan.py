@@ -10,6 +10,7 @@ import msgspec
 from headgate.checkpoint.channel_assignment import ExchangePlan
 from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.coordinator.job.scheduler import SchedulerOptions
+from headgate.protocol.state_schema import StateSchema
 from headgate.source.watermark import WatermarkAlignment
 
 
@@ -52,6 +53,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         The exchanges between its stages, by uid; what a stage consumes comes from stages of lower numbers.
     signatures
         By uid: what keyed state, and rows on their way by key, are of.
+    state_schemas
+        By uid: which columns these have, where they may change.
     """
 
     sources: dict[str, SourcePlan]
@@ -62,6 +65,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     run: int
     exchanges: dict[str, ExchangePlan] = {}
     signatures: dict[str, str] = {}
+    state_schemas: dict[str, StateSchema] = {}
 
     @property
     def is_connected(self) -> bool:

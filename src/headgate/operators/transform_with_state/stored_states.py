@@ -1,6 +1,7 @@
 """Which states a subtask has: those that its processor declares, and those that only the checkpoint holds.
 
-Never: let a state be read that was stored with another kind or schema, or under other keys.
+Never: let a state be read that was stored with another kind, under other keys, or with a schema whose rows cannot
+become those of now (`headgate.operators.transform_with_state.schema_evolution`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from headgate.errors import StoredStateError
 from headgate.operators.transform_with_state.keyed_store import StateVariable
+from headgate.operators.transform_with_state.schema_evolution import NotTakenOnError, row_conversion
 from headgate.operators.transform_with_state.state_rows import VERSION, ChunkHeader
 from headgate.protocol.key_groups import KeyGroupRange
 
@@ -60,13 +62,22 @@ class StoredStates:
                 continue
             stored = StateVariable(name=name, kind=kind, schema=schema, key_schema=key_schema)
             found = self._variables.setdefault(name, stored)
-            if (found.kind, found.schema, found.key_schema) != (kind, schema, key_schema):
+            try:
+                if (found.kind, found.key_schema) != (kind, key_schema):
+                    raise NotTakenOnError
+                row_conversion(schema, found.schema)
+            except NotTakenOnError:
                 raise StoredStateError(
                     f"The state {name!r} of {self._uid!r} was stored as {_described(stored)}; {self._processor} now "
-                    f"declares {_described(found)}. Declare it as before, or give the new one another name and call "
+                    f"declares {_described(found)}. Only new fields that may be null, fewer fields and wider types are "
+                    "taken on. Declare it as before, or give the new one another name and call "
                     f"deleteIfExists({name!r}).",
                     what=name, expected=_described(found), found=_described(stored),
-                )  # fmt: skip
+                ) from None  # fmt: skip
+
+    def are_converted(self, header: ChunkHeader) -> bool:
+        """Return whether a chunk holds states with other schemas than those of now."""
+        return any(name in self._variables and self._variables[name].schema != was for name, _, was, _ in header.states)
 
     @property
     def variables(self) -> tuple[StateVariable, ...]:
@@ -88,7 +99,23 @@ class StoredStates:
         state = np.where(before < 0, before, now[np.maximum(before, 0)]).astype(np.int16)
         own = (group >= groups.first) & (group <= groups.last) & (state != gone)
         table = table.set_column(0, table.schema.field(0), pa.array(state))
-        return table if own.all() else table.filter(pa.array(own))
+        table = table if own.all() else table.filter(pa.array(own))
+        return self._converted(table, header) if self.are_converted(header) else table
+
+    def _converted(self, table: pa.Table, header: ChunkHeader) -> pa.Table:
+        """Return rows whose values have the schemas of now."""
+        was = {name: schema for name, _, schema, _ in header.states}
+        convert = {
+            number: row_conversion(was[each.name], each.schema)
+            for number, each in enumerate(self.variables)
+            if each.name in was
+        }
+        values = [
+            value if value is None or state < 0 else convert[state](value)
+            for state, value in zip(table["state"].to_pylist(), table["value"].to_pylist(), strict=True)
+        ]
+        place = table.schema.get_field_index("value")
+        return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
 
 
 def _columns(schema: str) -> str:

@@ -180,7 +180,8 @@ class TransformWithState(KeyedOperator):
             tables.append(states.own_rows(table, header, self._context.key_groups))
             yield
         keep = all(chunk.whole for chunk in chunks) and all(
-            table.num_rows == before.num_rows for table, (before, _) in zip(tables, read, strict=True)
+            table.num_rows == before.num_rows and not states.are_converted(header)
+            for table, (before, header) in zip(tables, read, strict=True)
         )
         seeded: dict[int, int | None] = {}
         states_left = []

@@ -44,6 +44,7 @@ from headgate.expressions.expressions import Node, text_of
 from headgate.operators.key_hash import key_hash
 from headgate.operators.windows.groups import Groups
 from headgate.protocol.operator_context import OperatorContext
+from headgate.protocol.state_schema import StateColumn
 
 Merging = Literal[
     "sum", "min", "max", "first", "last", "first_valid", "last_valid", "time", "lists", "registers", "buffers"
@@ -89,6 +90,16 @@ class Aggregate(msgspec.Struct, frozen=True):
         """Return what is kept of values of a type, for people to read."""
         parameters = "".join(f", {name}={value!r}" for name, value in sorted(self.parameters.items()))
         return f"{self.text}{'' if kind is None else f' of {kind}'}{parameters}"
+
+    def state_column(self, kind: pa.DataType | None) -> StateColumn:
+        """Return what is kept of values of a type, and what of it may change."""
+        return StateColumn(
+            name=self.state_text(None),
+            kind="" if kind is None else str(kind),
+            can_widen=self.accumulator is None,  # what is in the buffers of Spark's own code nobody else knows
+            # Of a group without rows it would be a null that counts.
+            can_be_added=self.function not in ("first", "last") or self.parameters["ignorenulls"],
+        )
 
     def alias(self, name: str) -> Aggregate:
         """Name its column."""

@@ -31,10 +31,10 @@ from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWi
 from headgate.operators.windows.sorted_runs import BUCKET, Part, SortedRuns
 from headgate.operators.windows.windowed import (
     Aggregated,
+    Head,
     Key,
     WindowedAggregate,
     event_times,
-    read_part,
     watermark_us,
 )
 from headgate.protocol.operator_context import OperatorContext
@@ -256,27 +256,28 @@ class WindowAggregate(WindowedAggregate):
         for head, parts in self._heads(chunks):
             low, high = min(fired for _, _, fired in head.fired), max(fired for _, _, fired in head.fired)
             for names in head.runs:
-                restored = (self._restored(parts[name], low, high) for name in names if name in parts)
+                restored = (self._restored(parts[name], head, low, high) for name in names if name in parts)
                 run = self._runs.adopt(part for part in restored if part is not None)
                 if run is not None:
                     run.drop(max(LEAST_US, low - self._buckets.size_us))
 
-    def _restored(self, chunk: RestoredChunk, low: int, high: int) -> Part | None:
+    def _restored(self, chunk: RestoredChunk, head: Head, low: int, high: int) -> Part | None:
         """Return a part with the rows that are this subtask's and have not been fired; None: there are none.
 
         By ``low`` all key groups of its former subtask had fired, by ``high`` none further. What fired by ``low`` may
         stay: it is dropped by its bucket.
         """
         own = self._context.key_groups
-        table = read_part(chunk)
+        table, as_stored = self._part_of(chunk, head)
         ends = table.column(BUCKET).to_numpy() + self._buckets.size_us
-        if chunk.whole and not ((ends > low) & (ends <= high)).any():
+        keeps_name = chunk.whole and as_stored
+        if keeps_name and not ((ends > low) & (ends <= high)).any():
             return Part(chunk.chunk_id, table)
         groups = self._groups_of(table)
         kept = table.filter(pa.array((groups >= own.first) & (groups <= own.last) & (ends > self._fired[groups])))
         if kept.num_rows == 0:
             return None
-        if chunk.whole and kept.num_rows == table.num_rows:
+        if keeps_name and kept.num_rows == table.num_rows:
             return Part(chunk.chunk_id, table)
         return Part(self._new_name(), kept)
 

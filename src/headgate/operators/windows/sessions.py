@@ -40,7 +40,7 @@ from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_of
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
 from headgate.operators.windows.sorted_runs import FAN_IN, GROUP, PART_BYTES, Part, tier
-from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part, watermark_us
+from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
 START, END = "start", "end"
@@ -383,23 +383,23 @@ class SessionAggregate(WindowedAggregate):
         for head, parts in self._heads(chunks):
             for names in head.runs:
                 dead = [(parts[name], head.dead.get(name)) for name in names if name in parts]
-                found = [each for chunk, bits in dead if (each := self._restored(chunk, bits)) is not None]
+                found = [each for chunk, bits in dead if (each := self._restored(chunk, head, bits)) is not None]
                 if found:
                     alive = np.concatenate([alive for _, alive in found])
                     self._pieces.append(Piece([part for part, _ in found], alive))
                     self._spill()
 
-    def _restored(self, chunk: RestoredChunk, dead: bytes | None) -> tuple[Part, Any] | None:
+    def _restored(self, chunk: RestoredChunk, head: Head, dead: bytes | None) -> tuple[Part, Any] | None:
         """Return a part with what is this subtask's, and which rows of it count; None: there are none."""
         own = self._context.key_groups
-        table = read_part(chunk)
+        table, as_stored = self._part_of(chunk, head)
         alive = np.ones(table.num_rows, bool)
         if dead is not None:
             bits = np.unpackbits(np.frombuffer(dead, np.uint8), count=table.num_rows)
             alive = bits == 0
         groups = self._groups_of(table)
         table = table.append_column(GROUP, pa.array(groups))
-        if chunk.whole:
+        if chunk.whole and as_stored:
             return Part(chunk.chunk_id, table), alive
         table = table.filter(pa.array(alive & (groups >= own.first) & (groups <= own.last)))
         return (Part(self._new_name(), table), np.ones(table.num_rows, bool)) if table.num_rows else None

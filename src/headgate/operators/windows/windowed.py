@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
 from headgate.operators.windows.sorted_runs import Part
 from headgate.protocol.operator_context import OperatorContext
+from headgate.protocol.state_schema import StateColumn, places_of
 
 OutputMode = Literal["append", "update", "complete"]
 STATE_VERSION = 1
@@ -88,11 +89,14 @@ class Head(msgspec.Struct, frozen=True):
         The names of the parts of each run, in order.
     dead
         By the name of a part: which of its rows do not count any more, as packed bits.
+    aggregates
+        What the columns of the parts are; None: a version wrote it of which the query had the same ones.
     """
 
     fired: list[tuple[int, int, int]]
     runs: list[list[str]]
     dead: dict[str, bytes] = {}
+    aggregates: tuple[StateColumn, ...] | None = None
 
 
 _heads = msgspec.msgpack.Decoder(Head)
@@ -258,6 +262,7 @@ class WindowedAggregate(KeyedOperator):
             fired=[(own.first + begin, own.first + end - 1, int(fired[begin])) for begin, end in pairwise(bounds)],
             runs=[[part.chunk_id for part in each] for each in runs],
             dead=dead,
+            aggregates=None if self.state_schema is None else self.state_schema.aggregates,
         )
         chunks = [(self._new_name(), pa.table({"head": pa.array([msgspec.msgpack.encode(head)], pa.binary())}))]
         chunks += [(part.chunk_id, part.table) for each in runs for part in each]
@@ -296,6 +301,21 @@ class WindowedAggregate(KeyedOperator):
         mine = self._fired[own.first : own.last + 1]
         self._watermark_us, self._most_fired_us = int(mine.min()), int(mine.max())
 
+    def _part_of(self, chunk: RestoredChunk, head: Head) -> tuple[Any, bool]:
+        """Return a part in the columns of now, and whether it was stored so."""
+        table = read_part(chunk)
+        if self.state_schema is None or head.aggregates is None:
+            return table, True
+        now = self.state_schema.aggregates
+        wanted = {key: self.input_schema.field(of.column).type for key, of in zip(self._state_keys, self._keys)}
+        if head.aggregates == now and all(table.schema.field(name).type == kind for name, kind in wanted.items()):
+            return table, True
+        wanted |= {name: each.kind for name, each in self._state_partials.items()}
+        return evolved(table, self._stored_columns, wanted, places_of(head.aggregates, now), self._of_nothing), False
+
+    def _of_nothing(self, number: int) -> list[Any]:
+        return self._aggregates[number].accumulator.of_nothing()
+
     def _groups_of(self, table: Any) -> Any:
         """Return the key group of each row of the state."""
         keys = [_one(table.column(name)) for name in self._state_keys]
@@ -310,6 +330,45 @@ def event_times(column: Any) -> Any:
 def watermark_us(timestamp_ms: int) -> int:
     """Return a watermark in microseconds, within what an event time can be."""
     return max(LEAST_US, min(MOST_US, timestamp_ms * 1000))
+
+
+def evolved(
+    table: Any,
+    columns: Sequence[str],
+    kinds: dict[str, pa.DataType],
+    places: Sequence[int | None],
+    of_nothing: Callable[[int], list[Any]],
+) -> Any:
+    """Return a part whose aggregates were others.
+
+    Parameters
+    ----------
+    table
+        The part.
+    columns
+        The columns that it is to have.
+    kinds
+        The types of keys and partial results.
+    places
+        Where each aggregate was; None: it is new.
+    of_nothing
+        Returns the partial results that a new one has of no rows.
+    """
+    made = []
+    for name in columns:
+        zeros = pa.array(np.zeros(table.num_rows, np.int64))
+        of, *numbers = name.split(" ")
+        if of != "partial":
+            column = table.column(name)
+        elif (place := places[int(numbers[0])]) is not None:
+            column = table.column(" ".join([of, str(place), *numbers[1:]]))
+        elif numbers[2:]:  # the times of its values, of which there are none
+            column = zeros
+        else:
+            column = of_nothing(int(numbers[0]))[int(numbers[1])].take(zeros)
+        kind = kinds.get(name, column.type)
+        made.append(column if column.type == kind else column.cast(kind))
+    return pa.table(made, names=list(columns))
 
 
 def _one(column: Any) -> Any:

@@ -21,6 +21,7 @@ from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWin
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate
+from headgate.protocol.state_schema import StateColumn, StateSchema
 
 
 def grouped(
@@ -69,16 +70,14 @@ def grouped(
         for each, kind, column in zip(aggregates, kinds, taken)
     ]
     names = [*map(_name, by), *(each.name_in_output for each in aggregates)]
-    operator: WindowedAggregate
-    if isinstance(window, SessionWindow):
-        assert time is not None
-        operator = SessionAggregate(node.schema, window, time=time, keys=keyed_by, aggregates=made, columns=names)
-    else:
-        operator = WindowAggregate(node.schema, window, time=time, keys=keyed_by, aggregates=made, columns=names)
+    operator = _operator(node.schema, window, time, keyed_by, made, names)
     kept = ", ".join(each.state_text(kind) for each, kind in zip(aggregates, kinds))
     texts = [text_of(each.node) for each in by if isinstance(each, Column)] or ["all"]
     text = ", ".join(f"{text} {types[key.column]}" for text, key in zip(texts, keyed_by))
     operator.signature = f"{kept} in {window.text} by {text}"
+    key_columns = tuple(StateColumn(name=text, kind=str(types[key.column])) for text, key in zip(texts, keyed_by))
+    kept_columns = tuple(each.state_column(kind) for each, kind in zip(aggregates, kinds))
+    operator.state_schema = StateSchema(window=window.text, keys=key_columns, aggregates=kept_columns)
     return node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by))).then(operator)
 
 
@@ -111,6 +110,20 @@ def _check_is_event_time(node: PlanNode, window: TimeWindow | SessionWindow) -> 
             f"{strategy.event_time_column!r}.",
             option="groupBy", value=column,
         )  # fmt: skip
+
+
+def _operator(
+    schema: pa.Schema,
+    window: TimeWindow | SessionWindow | NoWindow,
+    time: str | None,
+    keys: Sequence[Key],
+    aggregates: Sequence[Aggregated],
+    columns: Sequence[str],
+) -> WindowedAggregate:
+    if isinstance(window, SessionWindow):
+        assert time is not None
+        return SessionAggregate(schema, window, time=time, keys=keys, aggregates=aggregates, columns=columns)
+    return WindowAggregate(schema, window, time=time, keys=keys, aggregates=aggregates, columns=columns)
 
 
 class _Columns:
