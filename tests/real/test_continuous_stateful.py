@@ -16,7 +16,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import headgate
 from headgate.errors import OptionError
-from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
+from tests.real.running_queries import PATIENCE_S, Held, stop_all, wait_until
+from tests.real.test_continuous_apply_in_pandas_with_state import killed
 from tests.real.test_continuous_dataframe import finished, generated, in_order
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -142,6 +143,26 @@ def test_state_goes_on_from_a_savepoint_at_another_parallelism(spark: SparkSessi
     assert query.awaitTermination(PATIENCE_S), query.status
     found = spark.read.schema(OUTPUT).json(str(tmp_path / "out")).collect()
     assert sorted(repr((row.k, row.seen)) for row in found) == expected(spark, rows=6000)
+
+
+def test_state_beyond_its_memory_and_a_kill(spark: SparkSession, tmp_path: Path) -> None:
+    """Most of the state of 2000 keys is on the local disk; a killed process takes it along, and nothing is lost."""
+    rows = 8000
+    headgate.register(spark, Held)
+    source = spark.readStream.format(Held.name).option("mayEnd", str(tmp_path / "end")).option("rows", rows).load()
+    grouped = source.selectExpr("value % 2000 AS k", "value AS n").groupBy("k")
+    frame = grouped.transformWithState(Counting(), OUTPUT, "Append", "None")
+    writer = headgate.continuous(frame, parallelism=2).writeStream.format("memory").option("state.memory", "40k")
+    query = writer.option("checkpointLocation", tmp_path / "checkpoints").trigger(continuous="1 second").start()
+    wait_until(lambda: query.status["rowsIn"] > 1000, query)
+    query.checkpoint()
+    (tmp_path / "end").touch()  # from here on as fast as can be
+    killed(query)
+    query.rescale(1)
+    wait_until(lambda: query.table().num_rows == rows, query)
+    query.stop()
+    found = sorted((row["k"], row["seen"]) for row in query.table().to_pylist())
+    assert found == [(k, seen) for k in range(2000) for seen in range(1, rows // 2000 + 1)]
 
 
 def test_event_time_without_a_watermark_is_named(spark: SparkSession) -> None:

@@ -13,7 +13,13 @@ A key is a `Cell`: a slot for each state variable, and its timers. What changed 
     timers  a set of times, or nothing               which ones changed
 
 There may be millions of keys, so what stands for one is kept from the cyclic garbage collector, which would stop all
-threads of the process while it looks at each: cells are untracked, and tuples of bytes and numbers it untracks itself.
+threads of the process while it looks at each: cells are untracked, and tuples of bytes and numbers it untracks
+itself.
+
+Beyond ``memory_bytes`` cells go to the local disk (`SpilledCells`), and come back when it is their turn. What is
+counted is what was stored or came back since they went last, so it is never less than what is held; then all of them
+go, once their changes are taken (`changed_rows`). In memory stay the times of timers and of what expires, with their
+keys.
 
 An expiry is None without a time to live, else milliseconds since 1970-01-01 UTC: what is past it is there no more. It
 is forgotten by `sweep`, which is not a change: in snapshots it stands with its expiry.
@@ -28,6 +34,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.operators.transform_with_state.spilled_cells import SpilledCells
 from headgate.operators.transform_with_state.state_rows import APPEND, CLEAR, REMOVE, SET, TIMERS, Kind, Rows
 
 Stored = tuple[bytes, int | None]
@@ -36,6 +43,12 @@ Stored = tuple[bytes, int | None]
 _BUCKETS_PER_TTL = 8
 _SHORTEST_BUCKET_MS = 1000
 _SHORT_LIST = 16
+CELL_BYTES = 300
+"""About what a cell takes beside its values: it, its place, its tuple."""
+ENTRY_BYTES = 150
+"""About what a value takes beside its bytes."""
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
 LAST_MS = 2**63 - 1
 """No timer is later."""
 
@@ -111,10 +124,18 @@ class KeyedStore:
     ----------
     variables
         The states, by their number.
+    memory_bytes
+        How much of them may be in memory; 0: any amount.
+    spill_folder
+        Where the rest goes.
     """
 
-    def __init__(self, variables: tuple[StateVariable, ...]) -> None:
+    def __init__(self, variables: tuple[StateVariable, ...], *, memory_bytes: int = 0, spill_folder: str = "") -> None:
         self.variables = variables
+        self._memory_bytes = memory_bytes if spill_folder else 0
+        self._spill_folder = spill_folder
+        self._spilled: SpilledCells | None = None
+        self._held_bytes = 0
         self.cells: dict[bytes, Cell] = {}
         self.cell: Cell | None = None
         """The cell whose turn it is; None: no key's."""
@@ -123,26 +144,67 @@ class KeyedStore:
         self._nothing: tuple[Any, ...] = (None,) * len(variables)
         self._changes: list[dict[Cell, _Changes]] = [{} for _ in variables]
         self._timer_changes: dict[Cell, dict[int, None]] = {}
-        self._timers: list[tuple[int, int, Cell]] = []
+        self._timers: list[tuple[int, int, bytes, int]] = []
+        """Time, a number, key and key group of each, as a heap; some are registered no more."""
         self._numbers = itertools.count()
-        self._buckets: dict[tuple[int, int], dict[Cell, None]] = {}
-        """By variable and the end of a span of time: the cells of which something expires in it."""
+        self._buckets: dict[tuple[int, int], dict[bytes, None]] = {}
+        """By variable and the end of a span of time: the keys of which something expires in it."""
 
     # Whose turn it is.
 
     def turn_to(self, key: bytes, group: int) -> Cell:
         """Let it be a key's turn."""
-        cell = self.cells.get(key)
-        if cell is None:
-            cell = self.cells[key] = Cell(key, group, self._nothing)
-        self.cell = cell
-        return cell
+        self.cell = self._cell_of(key, group)
+        return self.cell
 
     def turn_over(self) -> None:
         """Let it be nobody's turn; a key of which nothing is known any more is forgotten."""
         cell, self.cell = self.cell, None
         if cell is not None and cell.is_empty:
-            self.cells.pop(cell.key, None)
+            self._forget(cell.key)
+
+    # Memory.
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `evict` is to be called, when it is nobody's turn."""
+        return 0 < self._memory_bytes < self._held_bytes
+
+    def evict(self) -> None:
+        """Let all cells go to the local disk. `changed_rows` has been called since the last change."""
+        assert self.cell is None and not self._timer_changes and not any(self._changes)
+        if self._spilled is None:
+            self._spilled = SpilledCells(self._spill_folder)
+        self._spilled.put((key, _pack((cell.group, cell.slots, cell.timers))) for key, cell in self.cells.items())
+        self.cells = {}
+        self._held_bytes = 0
+
+    def close(self) -> None:
+        """Delete what is on the local disk."""
+        if self._spilled is not None:
+            self._spilled.close()
+
+    def _find(self, key: bytes) -> Cell | None:
+        """Return the cell of a key, from wherever it is; None: nothing is known of it."""
+        cell = self.cells.get(key)
+        if cell is None and self._spilled is not None and (data := self._spilled.get(key)) is not None:
+            group, slots, timers = _unpack(data)
+            held = tuple(_as_held(each.kind, slot) for each, slot in zip(self.variables, slots, strict=True))
+            cell = self.cells[key] = Cell(key, group, held, None if timers is None else set(timers))
+            self._held_bytes += len(data) + CELL_BYTES
+        return cell
+
+    def _cell_of(self, key: bytes, group: int) -> Cell:
+        cell = self._find(key)
+        if cell is None:
+            cell = self.cells[key] = Cell(key, group, self._nothing)
+            self._held_bytes += len(key) + CELL_BYTES
+        return cell
+
+    def _forget(self, key: bytes) -> None:
+        self.cells.pop(key, None)
+        if self._spilled is not None:
+            self._spilled.delete(key)
 
     def slot(self, number: int) -> Any:
         """Return what is stored of a state for the current key, also what is expired."""
@@ -164,6 +226,7 @@ class KeyedStore:
     def set_value(self, number: int, data: bytes) -> None:
         """Store a value."""
         assert self.cell is not None
+        self._held_bytes += len(data) + ENTRY_BYTES
         self.cell.put(number, (data, self.expiry(number)))
         self._changed(number)
 
@@ -184,6 +247,7 @@ class KeyedStore:
         held = self.cell.slots[number] or ()
         self._changed(number, len(held))
         expiry = self.expiry(number)
+        self._held_bytes += sum(map(len, items)) + ENTRY_BYTES * len(items)
         self.cell.append(number, [(data, expiry) for data in items])
 
     def put_entry(self, number: int, key: bytes, data: bytes) -> None:
@@ -193,6 +257,7 @@ class KeyedStore:
         if held is None:
             held = {}
             self.cell.put(number, held)
+        self._held_bytes += len(key) + len(data) + ENTRY_BYTES
         held[key] = (data, self.expiry(number))
         self._key_changed(number, key)
 
@@ -241,26 +306,30 @@ class KeyedStore:
     def next_timer_ms(self) -> int | None:
         """Return the time of the first timer of all keys; None: there is none."""
         while self._timers:
-            at_ms, _, cell = self._timers[0]
-            if at_ms in (cell.timers or ()):
+            at_ms, _, key, _ = self._timers[0]
+            cell = self._find(key)
+            if cell is not None and at_ms in (cell.timers or ()):
                 return at_ms
             heapq.heappop(self._timers)
         return None
 
-    def take_due(self, now_ms: int) -> list[tuple[int, Cell]]:
-        """Return the timers up to a time, the first one first. They stay registered until they are deleted."""
-        due: dict[tuple[int, Cell], None] = {}
+    def take_due(self, now_ms: int) -> list[tuple[int, bytes, int]]:
+        """Return time, key and key group of the timers up to a time, the first one first.
+
+        They stay registered until they are deleted; some of them may not be registered any more.
+        """
+        due: dict[tuple[int, bytes, int], None] = {}
         while self._timers and self._timers[0][0] <= now_ms:
-            at_ms, _, cell = heapq.heappop(self._timers)
-            if at_ms in (cell.timers or ()):
-                due[at_ms, cell] = None
+            at_ms, _, key, group = heapq.heappop(self._timers)
+            due[at_ms, key, group] = None
         return list(due)
 
     def _put_timer(self, cell: Cell, at_ms: int) -> None:
         if cell.timers is None:
             cell.timers = set()
         cell.timers.add(at_ms)
-        heapq.heappush(self._timers, (at_ms, next(self._numbers), cell))
+        self._held_bytes += ENTRY_BYTES
+        heapq.heappush(self._timers, (at_ms, next(self._numbers), cell.key, cell.group))
 
     # Time to live.
 
@@ -271,13 +340,15 @@ class KeyedStore:
     def sweep(self) -> None:
         """Forget what is past its time to live."""
         for number, end_ms in [bucket for bucket in self._buckets if bucket[1] <= self.now_ms]:
-            for cell in self._buckets.pop((number, end_ms)):
-                self._sweep_cell(number, cell)
+            for key in self._buckets.pop((number, end_ms)):
+                cell = self._find(key)
+                if cell is not None:
+                    self._sweep_cell(number, cell)
 
     def _expires(self, number: int, cell: Cell, expiry: int, ttl_ms: int) -> None:
         span_ms = max(_SHORTEST_BUCKET_MS, ttl_ms // _BUCKETS_PER_TTL)
         end_ms = (expiry // span_ms + 1) * span_ms
-        self._buckets.setdefault((number, end_ms), {})[cell] = None
+        self._buckets.setdefault((number, end_ms), {})[cell.key] = None
 
     def _sweep_cell(self, number: int, cell: Cell) -> None:
         held, kind = cell.slots[number], self.variables[number].kind
@@ -296,7 +367,7 @@ class KeyedStore:
         else:
             cell.put(number, {key: entry for key, entry in held.items() if not self.is_expired(entry)} or None)
         if cell.is_empty and cell is not self.cell:
-            self.cells.pop(cell.key, None)
+            self._forget(cell.key)
 
     def is_expired(self, stored: Stored) -> bool:
         """Return whether a value is past its time to live."""
@@ -323,14 +394,13 @@ class KeyedStore:
     def restore(self, rows: Iterator[tuple[int, int, bytes, bytes | None, bytes | None, int | None]]) -> None:
         """Take on what snapshots hold: (variable, key group, key, key in it, value, expiry), nothing of it obsolete."""
         for number, group, key, entry, data, expiry in rows:
-            cell = self.cells.get(key)
-            if cell is None:
-                cell = self.cells[key] = Cell(key, group, self._nothing)
+            cell = self._cell_of(key, group)
             if number == TIMERS:
                 assert entry is not None
                 self._put_timer(cell, timer_of(entry))
                 continue
             assert data is not None
+            self._held_bytes += len(data) + len(entry or b"") + ENTRY_BYTES
             variable = self.variables[number]
             if variable.kind == "value":
                 cell.put(number, (data, expiry))
@@ -347,6 +417,17 @@ class KeyedStore:
 def _items(items: Sequence[Stored]) -> Sequence[Stored]:
     """Return the items of a list as they are held: short ones are untracked, long ones grow without being copied."""
     return tuple(items) if len(items) <= _SHORT_LIST else list(items)
+
+
+def _as_held(kind: Kind, slot: Any) -> Any:
+    """Return what a cell holds of a state, as it came from the local disk."""
+    if slot is None:
+        return None
+    if kind == "value":
+        return tuple(slot)
+    if kind == "list":
+        return _items([tuple(item) for item in slot])
+    return {key: tuple(entry) for key, entry in slot.items()}
 
 
 def timer_key(at_ms: int) -> bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +44,8 @@ class SortedRun:
         When it was made, in milliseconds since 1970-01-01 UTC.
     spill_folder
         Where its rows may wait; empty: in memory.
+    groups
+        The key groups that it has of its parts, both included; None: all.
     """
 
     def __init__(
@@ -55,10 +58,12 @@ class SortedRun:
         lowest: bool = False,
         now_ms: int = 0,
         spill_folder: str = "",
+        groups: tuple[int, int] | None = None,
     ) -> None:
         assert (table is None) == bool(parts)
         self.chunk_id = chunk_id
         self.size_bytes = size_bytes
+        self.groups = groups
         self._lowest = lowest
         self._now_ms = now_ms
         self._spill_folder = spill_folder
@@ -87,11 +92,17 @@ class SortedRun:
             with pa.memory_map(str(self._spilled)) as file:
                 return pa.ipc.open_file(file).read_all()
         if self._table is None:
-            parts = [part.table() for part in self._parts]
+            parts = [_of_groups(part.table(), self.groups) for part in self._parts]
             self._table = compact(parts, lowest=self._lowest, now_ms=self._now_ms)
             self._parts = ()
             self.size_bytes = self._table.nbytes
         return self._table
+
+    def spill(self) -> None:
+        """Let the rows wait on the local disk."""
+        with self._lock:
+            if self._table is not None and self._spill_folder:
+                self._spill_locked(self._table)
 
     def _spill_locked(self, table: pa.Table) -> None:
         assert self._lock.locked()
@@ -104,7 +115,7 @@ class SortedRun:
 
 
 class SortedRuns:
-    """The runs of a subtask, the oldest first.
+    """The runs of a subtask, the oldest first; those of a level have different key groups.
 
     Parameters
     ----------
@@ -112,29 +123,89 @@ class SortedRuns:
         Returns a new name.
     spill_folder
         Where rows may wait for their next merge; empty: in memory.
+    memory_bytes
+        Merged runs have a quarter of that at most, if key groups are no larger; 0: any amount.
+    groups
+        The first and the last key group.
     """
 
-    def __init__(self, name_chunk: Callable[[], str], spill_folder: str) -> None:
+    def __init__(
+        self,
+        name_chunk: Callable[[], str],
+        spill_folder: str,
+        memory_bytes: int = 0,
+        groups: tuple[int, int] = (0, 0),
+    ) -> None:
         self._name_chunk = name_chunk
         self._spill_folder = spill_folder
-        self.runs: list[SortedRun] = []
+        self._slab_bytes = max(SPILL_BYTES, memory_bytes // 4) if memory_bytes and spill_folder else 0
+        self._groups = groups
+        self._levels: list[list[SortedRun]] = []
 
-    def add(self, table: pa.Table, chunk_id: str | None = None) -> None:
-        """Add rows, those of a chunk that is stored already if it is named."""
-        self.runs.append(
-            SortedRun(chunk_id or self._name_chunk(), table.nbytes, table, spill_folder=self._spill_folder)
-        )
+    @property
+    def runs(self) -> list[SortedRun]:
+        """The runs, the oldest first."""
+        return [run for level in self._levels for run in level]
+
+    def add(self, table: pa.Table, chunk_id: str | None = None) -> SortedRun:
+        """Add rows, those of a chunk that is stored already if it is named, as a level; return their run."""
+        run = SortedRun(chunk_id or self._name_chunk(), table.nbytes, table, spill_folder=self._spill_folder)
+        self._levels.append([run])
+        return run
+
+    def add_level(self, runs: Sequence[tuple[pa.Table, str | None]]) -> None:
+        """Add runs, and the names of the chunks that they are already; neighbours of rising key groups are a level."""
+        last = None
+        for table, chunk_id in runs:
+            groups = table["group"].to_numpy()
+            self.add(table, chunk_id)
+            if last is not None and len(groups) and int(groups.min()) > last:
+                self._levels[-2:] = [self._levels[-2] + self._levels[-1]]
+            last = int(groups.max()) if len(groups) else None
 
     def merge(self, now_ms: int) -> None:
-        """Let runs become one that have grown as large as those below them."""
-        last = len(self.runs) - 1
-        first, size_bytes = last, self.runs[last].size_bytes
-        while first > 0 and self.runs[first - 1].size_bytes <= 2 * size_bytes:
+        """Let runs become one level that have grown as large as those below them."""
+        sizes = [sum(run.size_bytes for run in level) for level in self._levels]
+        first = len(sizes) - 1
+        size_bytes = sizes[first]
+        while first > 0 and sizes[first - 1] <= 2 * size_bytes:
             first -= 1
-            size_bytes += self.runs[first].size_bytes
-        if first < last:
-            merged = SortedRun(
-                self._name_chunk(), size_bytes, parts=self.runs[first:],
-                lowest=first == 0, now_ms=now_ms, spill_folder=self._spill_folder,
-            )  # fmt: skip
-            self.runs[first:] = [merged]
+            size_bytes += sizes[first]
+        if first < len(sizes) - 1:
+            parts = [run for level in self._levels[first:] for run in level]
+            slabs = self._slabs(size_bytes)
+            self._levels[first:] = [
+                [
+                    SortedRun(
+                        self._name_chunk(), size_bytes // len(slabs), parts=parts,
+                        lowest=first == 0, now_ms=now_ms, spill_folder=self._spill_folder, groups=groups,
+                    )
+                    for groups in slabs
+                ]
+            ]  # fmt: skip
+
+    def _slabs(self, size_bytes: int) -> Sequence[tuple[int, int] | None]:
+        """Return the key groups of runs that so many bytes become; None: all."""
+        first, last = self._groups
+        many = min(-(-size_bytes // self._slab_bytes), last - first + 1) if self._slab_bytes else 1
+        if many <= 1:
+            return [None]
+        bounds = [first + slab * (last - first + 1) // many for slab in range(many + 1)]
+        return [(begin, end - 1) for begin, end in pairwise(bounds)]
+
+
+def _of_groups(table: pa.Table, groups: tuple[int, int] | None) -> pa.Table:
+    if groups is None:
+        return table
+    of = table["group"].to_numpy()
+    return table.filter(pa.array((of >= groups[0]) & (of <= groups[1])))
+
+
+def mapped(table: pa.Table, path: Path) -> pa.Table:
+    """Return a table that is on the local disk, and no file there: it is gone with the table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    read = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    path.unlink()
+    return read

@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -28,8 +29,8 @@ from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.transform_with_state.key_codes import KeyCodes
-from headgate.operators.transform_with_state.keyed_store import Cell, KeyedStore
-from headgate.operators.transform_with_state.sorted_runs import SortedRuns
+from headgate.operators.transform_with_state.keyed_store import KeyedStore
+from headgate.operators.transform_with_state.sorted_runs import SPILL_BYTES, SortedRuns, mapped
 from headgate.operators.transform_with_state.state_rows import (
     PROGRESS,
     SET,
@@ -164,7 +165,8 @@ class TransformWithState(KeyedOperator):
         declared = self._handle.variables
         read = []
         for chunk in chunks:
-            read.append(read_chunk(chunk.read(), chunk.chunk_id))
+            table, header = read_chunk(chunk.read(), chunk.chunk_id)
+            read.append((self._bounded(table), header))
             yield
         states = StoredStates(
             self._context.uid, self.function, self._codes.codec.schema.json(), declared, self._handle.deleted
@@ -172,8 +174,10 @@ class TransformWithState(KeyedOperator):
         for _, header in read:
             states.take_on(header)
         self._header = states.header
-        self._store = KeyedStore(states.variables)
-        self._runs = SortedRuns(self._name_chunk, self._context.spill_folder)
+        memory_bytes, folder = self._context.memory_bytes, self._context.spill_folder
+        self._store = KeyedStore(states.variables, memory_bytes=memory_bytes, spill_folder=folder)
+        own = self._context.key_groups
+        self._runs = SortedRuns(self._name_chunk, folder, memory_bytes, (own.first, own.last))
         now_ms = self._clock_ms()
         tables = []
         for table, header in read:
@@ -193,14 +197,17 @@ class TransformWithState(KeyedOperator):
             of_keys = state.filter(pc.invert(is_progress))
             for begin in range(0, of_keys.num_rows, _ROWS_AT_ONCE):
                 self._store.restore(rows_of(of_keys.slice(begin, _ROWS_AT_ONCE)))
+                if self._store.is_full:
+                    self._store.evict()
                 yield
             if not keep:
-                states_left.append(state)
-        if tables:
-            for chunk, table in zip(chunks, tables, strict=True) if keep else ():
-                self._runs.add(table, chunk.chunk_id)
-            if not keep:
-                self._runs.add(pa.concat_tables(states_left))
+                states_left.append(self._bounded(state))
+        if tables and keep:
+            self._runs.add_level([(table, chunk.chunk_id) for chunk, table in zip(chunks, tables, strict=True)])
+        elif tables and self._context.memory_bytes:
+            self._runs.add_level([(state, None) for state in states_left])
+        elif tables:
+            self._runs.add(pa.concat_tables(states_left))
         reached = {group: at_ms for group in self._groups if (at_ms := seeded.get(group)) is not None}
         if len(reached) == len(self._groups):
             self._watermark_ms = min(reached.values())
@@ -260,8 +267,8 @@ class TransformWithState(KeyedOperator):
         return [
             KeyedChunk(
                 chunk_id=run.chunk_id,
-                first_key_group=groups.first,
-                last_key_group=groups.last,
+                first_key_group=groups.first if run.groups is None else run.groups[0],
+                last_key_group=groups.last if run.groups is None else run.groups[1],
                 serialize=lambda run=run: run.serialize(header),  # type: ignore[misc]
             )
             for run in self._runs.runs
@@ -283,9 +290,13 @@ class TransformWithState(KeyedOperator):
         return None if self._definition.event_time is None else self._definition.input
 
     def close(self) -> None:
-        """Call the processor's ``close``."""
-        if self._processor is not None:
-            self._processor.close()
+        """Call the processor's ``close``, and delete the local files."""
+        try:
+            if self._processor is not None:
+                self._processor.close()
+        finally:
+            if hasattr(self, "_store"):  # it was restored
+                self._store.close()
 
     # The user's methods.
 
@@ -304,7 +315,7 @@ class TransformWithState(KeyedOperator):
         for key_bytes, group, (key, user_rows) in zip(self._codes.encode(first), groups, parts, strict=True):
             self._store.turn_to(key_bytes, group)
             self._flavor.take(self._user.handleInputRows(key, user_rows, times), "handleInputRows")
-            self._store.turn_over()
+            self._turn_over()
             if self._flavor.is_full:
                 self._flush(emit, split_id)
 
@@ -316,23 +327,36 @@ class TransformWithState(KeyedOperator):
         from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 
         times = self._times()
-        for at_ms, cell in self._store.take_due(reached):
-            current = self._turn_to(cell)
+        for at_ms, key_bytes, group in self._store.take_due(reached):
+            current = self._store.turn_to(key_bytes, group)
             if at_ms in (current.timers or ()):
-                key = self._codes.key_of(cell.key)
+                key = self._codes.key_of(key_bytes)
                 # By name, as Spark does.
                 output = self._user.handleExpiredTimer(
                     key=key, timerValues=times, expiredTimerInfo=ExpiredTimerInfo(at_ms)
                 )
                 self._flavor.take(output, "handleExpiredTimer")
                 self._store.delete_timer(at_ms)
-            self._store.turn_over()
+            self._turn_over()
             if self._flavor.is_full:
                 self._flush(emit, split_id)
         self._flush(emit, split_id)
 
-    def _turn_to(self, cell: Cell) -> Cell:
-        return self._store.turn_to(cell.key, cell.group)
+    def _turn_over(self) -> None:
+        """Let it be nobody's turn, and let state go to the local disk if there is too much of it in memory."""
+        self._store.turn_over()
+        if self._store.is_full:
+            rows = self._store.changed_rows()
+            if len(rows):
+                self._runs.add(rows.table()).spill()
+            self._store.evict()
+
+    def _bounded(self, table: pa.Table) -> pa.Table:
+        """Return rows that are not in memory, if that is bounded."""
+        own = self._context
+        if not own.memory_bytes or not own.spill_folder or table.nbytes < SPILL_BYTES:
+            return table
+        return mapped(table, Path(own.spill_folder) / "restored.arrow")
 
     def _apply_initial_state(self, new_groups: Sequence[int]) -> Iterator[None]:
         state = self._definition.initial_state
@@ -353,7 +377,7 @@ class TransformWithState(KeyedOperator):
             self._store.turn_to(key_bytes, group)
             for row in rows:
                 self._user.handleInitialState(key, row, times)
-            self._store.turn_over()
+            self._turn_over()
             yield
 
     def _times(self) -> Any:
