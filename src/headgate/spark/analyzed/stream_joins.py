@@ -65,25 +65,27 @@ def _asked(ask: Callable[[], Any], node: JavaObject) -> Any:
 
 
 def join_below(node: JavaObject) -> JavaObject:
-    """Return what is below projections."""
-    while class_of(node) == "Project":
+    """Return what is below filters and projections."""
+    while class_of(node) in ("Filter", "Project"):
         node = node.child()
     return node
 
 
 def pushed_down(spark: SparkSession, node: JavaObject) -> JavaObject:
-    """Return a join, or a filter over projections of one, as Spark's optimizer has it: each condition as low as can be.
+    """Return a join, or filters over projections of one, as Spark's optimizer has it: each condition as low as can be.
 
     What a filter after an inner join compares of both sides becomes part of its condition: there it is a bound of the
     state. Below the join all stays as it is, but for filters of one side that are now there.
     """
     jvm: Any = spark._jvm
-    join = join_below(node.child() if class_of(node) == "Filter" else node)
+    join = join_below(node)
     logical, nothing = jvm.org.apache.spark.sql.catalyst.plans.logical, sequence(spark, ())
     below = [join.left(), join.right()]
     leaves = [logical.LocalRelation(each.output(), nothing, True, jvm.scala.Option.empty()) for each in below]
     made = _replaced(spark, node, join, join.withNewChildren(sequence(spark, leaves)))
-    made = singleton(jvm, "optimizer.PushDownPredicates").apply(made)
+    rule, before = singleton(jvm, "optimizer.PushDownPredicates"), None
+    while before is None or not made.equals(before):  # as the optimizer does: until nothing changes
+        before, made = made, rule.apply(made)
     for leaf, each in zip(leaves, below):
         made = _replaced(spark, made, leaf, each)
     return made

@@ -186,9 +186,7 @@ def test_what_was_over_in_one_subtask_is_over_after_a_rescale(tmp_path: Path) ->
     world.deploy(world.checkpoint(), 1)
     world.process(1, [(key, 1001, "") for key in range(40)])
     world.end()
-    assert world.values() == Counter({(f"{key}", None): 1 for key in range(40)}) or some == sum(
-        each.num_rows for each in world.emitted if each.column("rv").null_count
-    )
+    assert sum(1 for each in world.values() if each[1] is None) == some, "what was over is joined with nothing"
     assert Counter(value for value, _ in world.values().elements()) == Counter(f"{key}" for key in range(40))
 
 
