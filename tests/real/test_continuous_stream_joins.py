@@ -258,7 +258,8 @@ def test_unmatched_rows_come_when_the_watermark_is_at_their_bound_and_late_ones_
     joined = left.join(right, F.expr("k = key AND rt BETWEEN lt AND lt + interval 10 seconds"), "left").select("l", "r")
     writer = headgate.continuous(joined, parallelism=2).writeStream.format("memory").option("slots", "threads")
     late = str(tmp_path / "late")
-    writer = writer.lateRows("json", path=late).option("checkpointLocation", tmp_path / "checkpoints")
+    writer = writer.option("lateRows", "json").option("lateRows.path", late)
+    writer = writer.option("checkpointLocation", tmp_path / "checkpoints")
     query = writer.trigger(continuous="100 milliseconds").start()
 
     def rows() -> set[tuple[str, str]]:
