@@ -98,7 +98,7 @@ class Aggregate(msgspec.Struct, frozen=True):
             kind="" if kind is None else str(kind),
             can_widen=self.accumulator is None,  # what is in the buffers of Spark's own code nobody else knows
             # Of a group without rows it would be a null that counts.
-            can_be_added=self.function not in ("first", "last") or self.parameters["ignorenulls"],
+            can_be_added=self.function not in ("first", "last") or self.parameters.get("ignorenulls", False),
         )
 
     def alias(self, name: str) -> Aggregate:
