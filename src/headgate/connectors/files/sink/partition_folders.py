@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,9 +66,25 @@ class PartitionFolders:
     def _texts(self, values: pa.Array) -> list[str]:
         if pa.types.is_decimal(values.type):  # Arrow's own cast writes 0E-8
             texts = [None if each is None else f"{each:f}" for each in values.to_pylist()]
+        elif pa.types.is_floating(values.type):
+            numbers = values.fill_null(0).to_numpy()
+            texts = [
+                _java_text(number) if known else None for number, known in zip(numbers, values.is_valid().to_pylist())
+            ]
         else:
             texts = cast(values, pa.string(), self._time_zone).to_pylist()
         return [_escaped(each) if each else _HIVE_NULL for each in texts]
+
+
+def _java_text(number: np.floating[Any]) -> str:
+    if np.isnan(number):
+        return "NaN"
+    if np.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    if number == 0 or 1e-3 <= abs(number) < 1e7:
+        return np.format_float_positional(number, unique=True, trim="0")
+    mantissa, _, exponent = np.format_float_scientific(number, unique=True, trim="0").partition("e")
+    return f"{mantissa}E{int(exponent)}"
 
 
 def _escaped(text: str) -> str:
