@@ -200,6 +200,7 @@ class StageChain:
         self._clock_ms = clock_ms
         # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
         self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in self._stage.operators}
+        self._timed = [each for each in self._operators.values() if type(each).due_ms is not Operator.due_ms]
         self._feeds = self._stage.feeds
         self._inputs_of = {uid: graph.inputs_fed_by(uid) for uid in self._feeds}
         self._delays_ms = graph.watermark_delays_ms
@@ -276,7 +277,7 @@ class StageChain:
 
     def ready(self) -> Future[None] | None:
         """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
-        return self._first_full((*self._writers.values(), *self._outputs.values()))
+        return self._first_full(self._writers.values()) or self._first_full(self._outputs.values())
 
     def entry_rows(self, uid: str) -> int:
         """Return how many rows of an input make one slice: for whatever comes after it, too.
@@ -340,7 +341,7 @@ class StageChain:
 
     def due_ms(self) -> int | None:
         """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: nothing is due."""
-        due = [each for operator in self._operators.values() if (each := operator.due_ms()) is not None]
+        due = [each for operator in self._timed if (each := operator.due_ms()) is not None]
         return min(due, default=None)
 
     def process_time(self, now_ms: int) -> None:

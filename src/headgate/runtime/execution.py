@@ -502,12 +502,15 @@ class Execution:
         """Have the timers of exchanges and operators run when they are due."""
         if self.is_over:
             return
-        mailbox, now_ms = self.context.mailbox, self.context.now_ms()
-        parts = (*self._outputs.values(), *(() if self._gate is None else (self._gate,)))
-        due_ms = min((due for each in parts if (due := each.due_ms()) is not None), default=None)
+        mailbox = self.context.mailbox
+        due_ms = None if self._gate is None else self._gate.due_ms()
+        for output in self._outputs.values():
+            output_ms = output.due_ms()
+            if output_ms is not None and (due_ms is None or output_ms < due_ms):
+                due_ms = output_ms
         if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
             self._timer_ms = due_ms
-            mailbox.run_after(max(0, due_ms - now_ms), Mail(self._on_exchange_time))
+            mailbox.run_after(max(0, due_ms - self.context.now_ms()), Mail(self._on_exchange_time))
         chain, wanted_ms = self._chain, None
         if chain is not None and self._loop.reads and not chain.waits:
             wanted_ms = chain.due_ms()  # while rows wait, an operator may not have been given the time yet

@@ -170,9 +170,12 @@ class OutputExchange:
 
     def due_ms(self) -> int | None:
         """Return when `on_time` is wanted, in milliseconds."""
+        due_ms = self._coalescer.due_ms()
         watermark_ms = None if self._watermark_ms is None else self._watermark_due_ms
-        due = (self._coalescer.due_ms(), watermark_ms, self._partition.next_time_ms())
-        return min((each for each in due if each is not None), default=None)
+        for each_ms in (watermark_ms, self._partition.next_time_ms()):
+            if each_ms is not None and (due_ms is None or each_ms < due_ms):
+                due_ms = each_ms
+        return due_ms
 
     def on_time(self) -> None:
         """Do what is due."""
@@ -205,9 +208,12 @@ class OutputExchange:
         self._handle(rp.EventEmitted(event))
 
     def _has_room(self) -> bool:
-        partition, most = self._partition, MAX_QUEUED_BUFFERS * len(self._links)
-        waits = partition.queued_bytes >= MAX_QUEUED_BYTES or partition.queued_buffers >= most
-        return not (waits or self._without_credit)
+        if self._without_credit:
+            return False
+        queued = self._partition.queued_buffers
+        if not queued:
+            return True
+        return queued < MAX_QUEUED_BUFFERS * len(self._links) and self._partition.queued_bytes < MAX_QUEUED_BYTES
 
     def _handle(self, event: rp.Event) -> None:
         if self._closed:

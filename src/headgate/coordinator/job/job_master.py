@@ -157,9 +157,9 @@ class JobMaster:
         if self._state == "over":
             return None
         times = [self._scheduler.next_time_ms(), self._checkpoints.next_time_ms(), self._beat_ms]
-        times.extend(source.next_time_ms() for source in self._sources.values())
-        times.extend(group.next_time_ms() for group in self._groups.values())
-        return min((time for time in times if time is not None), default=None)
+        times += [source.next_time_ms() for source in self._sources.values()]
+        times += [group.next_time_ms() for group in self._groups.values()]
+        return min([time for time in times if time is not None], default=None)
 
     def status(self) -> JobStatus:
         """Return how the query is."""
@@ -184,8 +184,9 @@ class JobMaster:
         for group in self._groups.values():
             group.check()
         self._slots.check()
-        deployed = {status.subtask.subtask for status in self._scheduler.deployed()}
-        assert not deployed & self._resetting.keys(), "a subtask runs whose splits are being taken back"
+        if self._resetting:
+            deployed = {status.subtask.subtask for status in self._scheduler.deployed()}
+            assert not deployed & self._resetting.keys(), "a subtask runs whose splits are being taken back"
         self._regions.check(self._scheduler)
         self._check_manifest(self._checkpoints.latest)
 

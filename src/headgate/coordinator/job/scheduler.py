@@ -305,17 +305,23 @@ class Scheduler(Machine):
     def check(self) -> None:
         """Assert what always holds."""
         self._slots.check()
-        states = [subtask.state for subtask in self._subtasks()]
-        assert self._states == {state: states.count(state) for state in self._states}
-        assert set(self._waiting) == {subtask.id for subtask in self._subtasks() if subtask.state == "waiting"}
-        live = self._phase in _LIVE
+        counted = dict.fromkeys(self._states, 0)
+        live, restores = self._phase in _LIVE, bool(self._restoring or self._restore_ms is not None)
         for number, column in enumerate(self._columns):
-            deployed = [subtask for subtask in column if subtask.state in _DEPLOYED]
-            assert all(subtask.execution > 0 for subtask in deployed)
+            deployed = 0
+            for subtask in column:
+                state = subtask.state
+                counted[state] += 1
+                assert state != "waiting" or subtask.id in self._waiting
+                if state in _DEPLOYED:
+                    deployed += 1
+                    assert subtask.execution > 0
             # A subtask that is deployed has a slot, and nobody takes its splits away meanwhile.
-            assert not (live and deployed) or (self._slots.is_present(number) and len(deployed) == len(column))
-            assert not (live and deployed and (self._restoring or self._restore_ms is not None))
-        running = all(subtask.state in ("running", "ended") for subtask in self._subtasks())
+            if live and deployed:
+                assert self._slots.is_present(number) and deployed == len(column) and not restores
+        assert self._states == counted
+        assert len(self._waiting) == counted["waiting"]
+        running = counted["running"] + counted["ended"] == len(self._columns) * len(self._columns[0])
         assert bool(self._announced) == (live and running)
         assert self._phase != "resubmitting" or self._submit_ms is not None
 

@@ -91,5 +91,6 @@ class SplitsBack:
     def check(self) -> None:
         """Assert that a split is in one place."""
         places = [split.split_id for _, split in self.tracker]
-        places.extend(split_id for parked in self.parked.values() for split_id in parked)
+        for parked in self.parked.values():
+            places += parked
         assert len(places) == len(set(places)), f"a split is in two places: {sorted(places)}"

@@ -133,10 +133,12 @@ class ResultPartition(BufferMachine):
     @property
     def queued_buffers(self) -> int:
         """How many buffers wait in all queues."""
-        return sum(queue.buffers for queue in self._queues.values())
+        return sum([queue.buffers for queue in self._queues.values()])
 
     def next_time_ms(self) -> int | None:
         """Return when `PartitionTimePassed` is due, in milliseconds; None: nothing is due."""
+        if not self._pending:
+            return None
         return min(
             (pending.passes_at_ms for pending in self._pending.values() if pending.passes_at_ms is not None),
             default=None,
