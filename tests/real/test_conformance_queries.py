@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_a_query_is_equal_to_spark_s_batch(spark: SparkSession, name: str) -> No
 
 def test_a_difference_is_noticed(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     def drawn(of: Tables) -> DataFrame:
-        return of.person.select("id", F.rand().alias("drawn"))
+        return of.person.select("id", F.udf(lambda _: os.urandom(8).hex())("id").alias("drawn"))
 
     found = compared(spark, Query("drawn", drawn), EVENTS)
     assert found.equal is False and found.compared == 600
