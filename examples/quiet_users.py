@@ -36,9 +36,9 @@ if __name__ == "__main__":
     spark = SparkSession.builder.master("local[2]").appName("quiet-users").getOrCreate()
     rides = (
         spark.readStream.format("headgate.datagen")
-        .option("numRows", 20_000)
-        .option("rowsPerSecond", 5000)
-        .option("fields.user.cardinality", 500)
+        .option("numRows", 4_000)
+        .option("rowsPerSecond", 1000)
+        .option("fields.user.cardinality", 100)
         .option("fields.amount.cardinality", 100)
         .schema("user string, amount long, at timestamp")
         .load()

@@ -85,7 +85,7 @@ def test_flights_stream_reads_only_what_is_new(run: Run, flights: Path, tmp_path
 
 def test_quiet_users(run: Run) -> None:
     """Every ride is in a visit that ended, once."""
-    assert re.fullmatch(r"\d+ visits of 500 users, 20000 rides in all\n", run("quiet_users.py")), "rides are lost"
+    assert re.fullmatch(r"\d+ visits of 100 users, 4000 rides in all\n", run("quiet_users.py")), "rides are lost"
 
 
 def test_continuous_flights(run: Run, flights: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_continuous_alignment(run: Run) -> None:
     assert ahead["30 seconds"] < 60
 
 
-APART = ("flights_", "kafka_", "continuous_", "event_time_")
+APART = ("flights_", "kafka_", "continuous_", "event_time_", "quiet_users")
 
 
 @pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith(APART)])

@@ -43,7 +43,7 @@ def staged(folder: Path) -> set[str]:
 
 @pytest.mark.timeout(3600)
 def test_each_row_is_there_once(tmp_path: Path) -> None:
-    kills, when = 50 if search.exhaustive else 3, random.Random(search.block())
+    kills, when = 50 if search.exhaustive else 2, random.Random(search.block())
     (tmp_path / "in").mkdir()
     for number in range(kills):
         add_file(tmp_path, number)
