@@ -39,7 +39,7 @@ if __name__ == "__main__":
         generated(2)
         .where("id % 3 <> 0")  # one order of three is not paid
         .selectExpr("id AS paid_order", "timestamp_micros(unix_micros(at) + id % 13 * 100000) AS paid")
-        .withWatermark("paid", "1 second")
+        .withWatermark("paid", "2 seconds")  # they are up to 1.2 seconds out of order
     )
     paid = orders.join(
         payments,

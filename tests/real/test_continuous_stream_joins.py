@@ -283,14 +283,16 @@ def test_one_side_without_event_time_does_not_hold_the_watermark(spark: SparkSes
     """As in Spark, where the watermark is that of the streams that have one."""
     streams = Sides(spark, tmp_path)
     left = streams.left.toDF("k", "lt", "l")
-    right = streams.right.withWatermark("at", "0 seconds").toDF("key", "lt", "r")
+    right = streams.right.withWatermark("at", "5 seconds").toDF(
+        "key", "lt", "r"
+    )  # whichever is read first: none is late
     joined = left.join(right, "lt", "left").select("l", "r")
     writer = headgate.continuous(joined, parallelism=1).writeStream.format("memory").option("slots", "threads")
     query = writer.trigger(continuous="100 milliseconds").start()
     streams.write("left", (1, 100, "one"), (1, 101, "two"), (1, 102, "three"))
     streams.write("right", (1, 100, "first"), (1, 101, "last"))
     wait_until(lambda: len(query.table()) == 2, query)
-    streams.write("right", (1, 105, "on"))
+    streams.write("right", (1, 108, "on"))
     wait_until(
         lambda: (
             {(row["l"], row["r"]) for row in query.table().to_pylist()}
