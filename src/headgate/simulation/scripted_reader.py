@@ -21,9 +21,9 @@ from headgate.simulation.scripted_source import SCHEMA, Nudge, Topic
 from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
 
 _POLL_MS = 25
-_HURRIED_POLL_MS = 10
-_HURRIED_BATCHES = 6
-"""How many times as much is read at a time in a hurry, except by who is aligned."""
+_CALM_POLL_MS = 10
+_CALM_BATCHES = 6
+"""How many times as much is read at a time when all is calm, except by who is aligned."""
 _IN_VAIN = 0.1
 """How often a reader says that it may have rows, and has none."""
 _NUDGES = 0.02
@@ -85,8 +85,8 @@ class Surroundings(Protocol):
         """Return the key group of a split's name."""
 
     @property
-    def is_hurried(self) -> bool:
-        """Whether what is left is to be read soon: nothing goes wrong or grows any more, and no function is slow."""
+    def is_calm(self) -> bool:
+        """Whether nothing goes wrong or grows any more: what is left is to be read."""
 
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """Return how many rows a key has in a split between two offsets, both included."""
@@ -190,7 +190,7 @@ class ScriptedReader(SourceReader[DatagenSplit]):
 
     def _wake_later(self, available: Future[None]) -> None:
         """Say that there may be rows when there are, and at times too soon; new splits and resumed ones say so."""
-        now_ms, slowest_ms = self._around.now_ms(), _HURRIED_POLL_MS if self._around.is_hurried else 2 * _POLL_MS
+        now_ms, slowest_ms = self._around.now_ms(), _CALM_POLL_MS if self._around.is_calm else 2 * _POLL_MS
         delay_ms = 1 + self._choose.randrange(slowest_ms)
         if self._choose.random() >= _IN_VAIN:
             readable = (each for each in self.splits.values() if each.split_id not in self.paused)
@@ -282,7 +282,7 @@ class ScriptedReader(SourceReader[DatagenSplit]):
     def _most_rows(self) -> int:
         script = self._topic.script
         is_aligned = script.strategy is not None and script.strategy.alignment is not None
-        return script.batch_rows * (_HURRIED_BATCHES if self._around.is_hurried and not is_aligned else 1)
+        return script.batch_rows * (_CALM_BATCHES if self._around.is_calm and not is_aligned else 1)
 
     def _emit(self, output: ReaderOutput, split: DatagenSplit, end: int) -> int:
         """Emit rows up to ``end``, or as many as alignment allows; return after which one."""

@@ -272,9 +272,9 @@ class SubtaskProcess:
         return self._cluster.split_groups[split_id]
 
     @property
-    def is_hurried(self) -> bool:
+    def is_calm(self) -> bool:
         """See `Surroundings`."""
-        return self._cluster.calm and not self._cluster.scenario.row_ms
+        return self._cluster.calm
 
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """See `Surroundings`."""
