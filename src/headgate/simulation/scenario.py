@@ -234,7 +234,6 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_storage_faults()
             ._with_late_connections()
             ._with_time_for_barriers()
-            ._with_pace()
         )
 
     def _with_event_time(self) -> Scenario:
@@ -254,7 +253,7 @@ class Scenario(msgspec.Struct, frozen=True):
                 event_time_column="at",
                 max_out_of_orderness_ms=draw.choice((0, 20)),
                 idle_timeout_ms=draw.choice((idle_ms, 400)) if source.bounded else idle_ms,
-                alignment=WatermarkAlignment(group="group", max_drift_ms=drift_ms, update_interval_ms=100)
+                alignment=WatermarkAlignment(group="group", max_drift_ms=drift_ms, update_interval_ms=200)
                 if aligned
                 else None,
             )
@@ -445,37 +444,6 @@ class Scenario(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, checkpoint_timeout_ms=5000)
 
-    def _with_pace(self) -> Scenario:
-        """Return the same in less time, if the seed wants it: the same faults, less that goes well between them."""
-        draw = random.Random(f"pace {self.seed}")
-        kinds = {fault.kind for fault in self.faults}
-        paces = _PACES if self.faults and MoreFaults.RESCALE_AT_CHECKPOINT not in kinds else _SLOW_PACES
-        pace = draw.choice(paces)
-
-        def sooner(at_ms: int) -> int:
-            return round(at_ms * pace)
-
-        sources = tuple(
-            msgspec.structs.replace(
-                source,
-                splits=tuple(
-                    msgspec.structs.replace(each, appears_ms=sooner(each.appears_ms)) for each in source.splits
-                ),
-                silent_from_ms=sooner(source.silent_from_ms),
-                silent_to_ms=sooner(source.silent_from_ms) + source.silent_to_ms - source.silent_from_ms,
-                # More rows than that only take time, unless functions are slow.
-                row_ms=source.row_ms if self.row_ms else max(source.row_ms, _ROW_MS * len(source.splits)),
-            )
-            for source in self.sources
-        )
-        faults = tuple(msgspec.structs.replace(each, at_ms=sooner(each.at_ms)) for each in self.faults)
-        neighbour = self.neighbour
-        if neighbour is not None:
-            begins_ms, ends_ms = sooner(neighbour.begins_ms), sooner(neighbour.ends_ms)
-            neighbour = msgspec.structs.replace(neighbour, begins_ms=begins_ms, ends_ms=ends_ms)
-        changed = msgspec.structs.replace(self, sources=sources, neighbour=neighbour, phase_ms=sooner(PHASE_MS))
-        return changed.with_faults(faults)
-
     def switches_of(self, run: int) -> Switches:
         """Return the options of a run, counted from 1."""
         return self.switches[min(run, len(self.switches)) - 1]
@@ -524,11 +492,6 @@ class Scenario(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, faults=faults)
 
 
-_ROW_MS = 8
-"""How often a source grows by a row at most, where functions are quick."""
-_PACES = (0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.7, 1)
-_SLOW_PACES = (0.4, 0.4, 0.5, 0.7, 1)
-"""Where one checkpoint is to follow the other, or alignment is looked at while all goes well: that takes time."""
 _SWITCHES = (
     Switches(),
     Switches(),
