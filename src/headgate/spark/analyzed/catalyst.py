@@ -279,10 +279,10 @@ def _inlined(spark: SparkSession, plan: JavaObject) -> list[JavaObject]:
     return expressions
 
 
-def singleton(jvm: Any, name: str) -> JavaObject:
-    """Return a Scala object of Catalyst's."""
+def singleton(jvm: Any, name: str, package: str = "catalyst") -> JavaObject:
+    """Return a Scala object of a package of Spark SQL's."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return loader.loadClass(f"org.apache.spark.sql.catalyst.{name}$").getField("MODULE$").get(None)
+    return loader.loadClass(f"org.apache.spark.sql.{package}.{name}$").getField("MODULE$").get(None)
 
 
 def _settings(spark: SparkSession) -> JavaObject:

@@ -21,6 +21,7 @@ from headgate.spark.analyzed.scala import (
     UnsupportedTypeError,
     class_of,
     column_type,
+    conjuncts,
     items,
     option,
     sequence,
@@ -82,7 +83,7 @@ def _conditions(node: JavaObject, ids: set[int]) -> tuple[list[_Key], list[JavaO
     keys: list[_Key] = []
     rest: list[JavaObject] = []
     condition = option(node.condition())
-    for each in [] if condition is None else _conjuncts(condition):
+    for each in [] if condition is None else conjuncts(condition):
         if class_of(each) in ("EqualTo", "EqualNullSafe"):
             sides = [each.left(), each.right()]
             of = [{int(found.exprId().id()) for found in items(side.references())} for side in sides]
@@ -93,12 +94,6 @@ def _conditions(node: JavaObject, ids: set[int]) -> tuple[list[_Key], list[JavaO
                 continue
         rest.append(each)
     return keys, rest
-
-
-def _conjuncts(condition: JavaObject) -> list[JavaObject]:
-    if class_of(condition) == "And":
-        return [*_conjuncts(condition.left()), *_conjuncts(condition.right())]
-    return [condition]
 
 
 def _all_true(own: Expressions, conditions: list[JavaObject]) -> Node | None:

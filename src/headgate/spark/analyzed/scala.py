@@ -93,6 +93,13 @@ def option(value: JavaObject) -> Any:
     return value.get() if value.isDefined() else None
 
 
+def conjuncts(condition: JavaObject) -> list[JavaObject]:
+    """Return the conditions that all must hold for one to hold."""
+    if class_of(condition) == "And":
+        return [*conjuncts(condition.left()), *conjuncts(condition.right())]
+    return [condition]
+
+
 def arrow_type(data_type: JavaObject) -> pa.DataType:
     """Return a type of Spark's as Arrow's: timestamps in microseconds, UTC, and everything nullable.
 

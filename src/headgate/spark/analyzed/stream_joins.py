@@ -27,7 +27,7 @@ from headgate.operators.windows.assigner import TimeWindow
 from headgate.spark.analyzed.catalyst import singleton, with_catalyst
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, is_event_time, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, items, option, sequence
+from headgate.spark.analyzed.scala import JavaObject, class_of, conjuncts, items, option, sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,6 @@ _KINDS: dict[str, StreamJoinKind] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
     "LeftSemi": "semi", "LeftAnti": "anti",
 }  # fmt: skip
-_STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful.join.StreamingSymmetricHashJoinHelper"
 _SOME_WATERMARKS_MS = (1_000_000_000_000, 2_000_000_000_000)
 """Spark says for a watermark how far it lets rows be forgotten: asked for two, we know how far above or below it."""
 
@@ -224,10 +223,12 @@ def _bounds(
     A condition of one side alone is no bound of it: Spark's helper would take ``n > 5`` for one.
     """
     jvm: Any = spark._jvm
-    helper, some, conjunction = _object(jvm, _STATEFUL), jvm.scala.Option.apply, None
+    package = "execution.streaming.operators.stateful.join"
+    helper = singleton(jvm, "StreamingSymmetricHashJoinHelper", package)
+    some, conjunction = jvm.scala.Option.apply, None
     several = spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "true"
     ids = [{int(each.exprId().id()) for each in items(side.output())} for side in (node.left(), node.right())]
-    for each in _conjuncts(rest):
+    for each in [] if rest is None else conjuncts(rest):
         of = {int(found.exprId().id()) for found in items(each.references())}
         if all(of & side for side in ids):
             both = jvm.org.apache.spark.sql.catalyst.expressions.And
@@ -250,19 +251,6 @@ def _bounds(
     left, right = (None if each is None or each[0] != each[1] else int(each[0]) for each in offsets)
     place = option(helper.findJoinKeyOrdinalForWatermark(*keys))
     return None if place is None else int(place), (left, right)
-
-
-def _object(jvm: Any, name: str) -> JavaObject:
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return loader.loadClass(f"{name}$").getField("MODULE$").get(None)
-
-
-def _conjuncts(condition: JavaObject | None) -> list[JavaObject]:
-    if condition is None:
-        return []
-    if class_of(condition) == "And":
-        return [*_conjuncts(condition.left()), *_conjuncts(condition.right())]
-    return [condition]
 
 
 def _condition(pairs: Rows, condition: JavaObject) -> PairCondition:
