@@ -191,21 +191,21 @@ class TakesWhoComesLast(SlotStreams):
 
 PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
 IN_ENUMERATORS: list[tuple[type[ScriptedEnumerator], int, str]] = [
-    (ForgetsReported, 7, PLACE),
-    (ResolvesAgain, 33, r"rows of \S+ (before \d+ )?are missing|published twice"),
+    (ForgetsReported, 72, PLACE),
+    (ResolvesAgain, 266, r"rows of \S+ (before \d+ )?are missing|published twice"),
     (PromisesOnlyWhatIsNew, 5, "no end after"),
     (KeepsPendingBySubtask, 1396, PLACE),
     (PutsAllOnTheFirst, 50, r"the readers of \S+ have \[.*\] splits"),
     (AssignsTwice, 7, "broke its contract in assign_splits|in 2 places|was given"),
-    (WakesNobody, 40, f"no end after|{PLACE}"),
+    (WakesNobody, 19, f"no end after|{PLACE}"),
     (KeepsOneOfEachFamily, 7, PLACE),
     (LosesOnePending, 7, PLACE),
 ]
 IN_SUBTASKS: list[tuple[type[SubtaskMachine], int, str]] = [
-    (ReportsNothingAgain, 7, PLACE),
+    (ReportsNothingAgain, 6, PLACE),
     (ForgetsEnds, 7, PLACE),
-    (RunsBeforeItRegisters, 5, PLACE),
-    (WaitsForTheMessage, 21, "committables that one before it published"),
+    (RunsBeforeItRegisters, 266, PLACE),
+    (WaitsForTheMessage, 44, "committables that one before it published"),
 ]
 
 
@@ -223,7 +223,7 @@ def test_an_older_connection_in_a_slot_s_place_is_found() -> None:
     def is_broken_late(scenario: Scenario) -> bool:
         return any(isinstance(fault.kind, ConnectionFaults) for fault in scenario.faults)
 
-    first_found(r"is on connection \d+ again", 0, {SlotStreams: TakesWhoComesLast}, of=is_broken_late)
+    first_found(r"is on connection \d+ again", 13, {SlotStreams: TakesWhoComesLast}, of=is_broken_late)
 
 
 def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) 
         return [*commits, *actions]
 
     monkeypatch.setattr(CheckpointCoordinator, "handle", too_early)
-    first_found("which no manifest holds", 0)
+    first_found("which no manifest holds", 2)
 
 
 def test_an_assignment_that_overtakes_a_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,4 +251,4 @@ def test_an_assignment_that_overtakes_a_barrier_is_found(monkeypatch: pytest.Mon
         return actions
 
     monkeypatch.setattr(SourceCoordinator, "_release", at_once)
-    first_found(PLACE, 176)
+    first_found(PLACE, 7)

@@ -21,7 +21,7 @@ from headgate.protocol.channels import Buffer, ProducerActive, ProducerIdle, Wat
 from headgate.runtime import execution
 from headgate.runtime.channel_recovery_thread import Recovery
 from headgate.simulation.running import simulate
-from headgate.simulation.scenario import MoreFaults, Scenario
+from headgate.simulation.scenario import PHASE_MS, MoreFaults, Scenario
 from headgate.simulation.scripted_query import ScriptedWriter
 from headgate.simulation.scripted_source import SourceScript
 from headgate.source.watermark import MAX_WATERMARK_MS
@@ -78,7 +78,7 @@ def test_the_documents_own_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Recovery, "_read", whole)
     monkeypatch.setattr(Recovery, "_packed", still_whole)
-    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}|{LOST}", 124, {InputGate: Unchecked}, of=keyed)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}|{LOST}", 284, {InputGate: Unchecked}, of=keyed)
 
 
 def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_flink_35351_a_custom_partitioner_that_is_not_evaluated_again_is_found()
         }
         return assign_channels(channels, as_rebalance, **options)
 
-    first_found(ANOTHERS, 181, {assign_channels: assign}, of=has("custom"))
+    first_found(ANOTHERS, 254, {assign_channels: assign}, of=has("custom"))
 
 
 def test_flink_38483_subtasks_without_state_is_found() -> None:
@@ -140,7 +140,7 @@ def test_flink_38483_subtasks_without_state_is_found() -> None:
         assigned = assign_channels(channels, exchanges, **options)
         return {each: got for each, got in assigned.items() if each.subtask < options["old_parallelism"]}
 
-    first_found(LOST, 68, {assign_channels: assign}, of=keyed)
+    first_found(LOST, 100, {assign_channels: assign}, of=keyed)
 
 
 class StoresOnlyWhatWasThere(Unchecked):
@@ -187,7 +187,7 @@ class ForgetsStaged(ScriptedWriter):
 
 
 def test_iceberg_15846_rows_staged_for_a_failed_checkpoint_are_found() -> None:
-    first_found(LOST, 22, {ScriptedWriter: ForgetsStaged}, of=keyed)
+    first_found(LOST, 23, {ScriptedWriter: ForgetsStaged}, of=keyed)
 
 
 class WaitsForTheInterval(CheckpointCoordinator):
@@ -218,7 +218,7 @@ class GrantsAtOnce(Unchecked):
 
 
 def test_credit_before_recovery_is_over_is_found() -> None:
-    first_found(f"{ORDER}|{LOST}|{TWICE}", 158, {InputGate: GrantsAtOnce}, of=keyed)
+    first_found(f"{ORDER}|{LOST}|{TWICE}", 284, {InputGate: GrantsAtOnce}, of=keyed)
 
 
 class PassesWatermarks(Unchecked):
@@ -235,9 +235,11 @@ class PassesWatermarks(Unchecked):
 
 def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> None:
     def slow(each: Scenario) -> Scenario:
-        return msgspec.structs.replace(each, row_ms=20, interval_ms=100, first_checkpoint_ms=10)
+        return msgspec.structs.replace(
+            each, row_ms=20, interval_ms=100, first_checkpoint_ms=10, faults=rescales(3, 2, 4), phase_ms=PHASE_MS
+        )
 
-    first_found(LATE, 561, {InputGate: PassesWatermarks}, of=in_time, change=slow)
+    first_found(LATE, 259, {InputGate: PassesWatermarks}, of=in_time, change=slow)
 
 
 def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +258,7 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
     monkeypatch.setattr(WatermarkValve, "_vote_ms", passing)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 23, {InputGate: Unchecked}, of=in_time)
     monkeypatch.setattr(WatermarkValve, "_vote_ms", passing_together)
-    first_found(f"late: .*after {MAX_WATERMARK_MS}", 46, {InputGate: Unchecked}, of=in_time)
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 62, {InputGate: Unchecked}, of=in_time)
 
 
 class IdleOneByOne(InputGate):
@@ -269,7 +271,7 @@ class IdleOneByOne(InputGate):
 
 def test_a_valve_that_waits_for_nobody_who_is_idle_together_is_found() -> None:
     """The sources were idle, and one of them is heard of again: first by one subtask, then by the others."""
-    first_found(LATE, 223, {InputGate: IdleOneByOne}, of=in_time)
+    first_found(LATE, 776, {InputGate: IdleOneByOne}, of=in_time)
 
 
 class PassesIdleInputs(WatermarkFlow):
@@ -300,13 +302,13 @@ def test_output_before_input_is_found() -> None:
         }
         return back if options["on_downstream"] else assign_channels(channels, exchanges, **options)
 
-    first_found(ORDER, 36, {assign_channels: assign}, of=keyed)
+    first_found(ORDER, 2, {assign_channels: assign}, of=keyed)
 
 
 def test_new_rows_that_pass_recovered_ones_after_a_rescale_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come through another channel, since another reader has their split."""
     monkeypatch.setattr(regions, "relocated_exchanges", lambda *_, **__: frozenset())
-    first_found(ORDER, 124, of=rescaled)
+    first_found(ORDER, 187, of=rescaled)
 
 
 def moving(each: Scenario, parallelisms: tuple[int, ...], of: SourceScript) -> Scenario:
@@ -362,7 +364,7 @@ class TakesBeforeReplaying(ChannelRecovery):
 
 
 def test_memory_before_replay_is_found() -> None:
-    first_found(f"spilled ones come first|{ORDER}", 69, {ChannelRecovery: TakesBeforeReplaying}, of=keyed)
+    first_found(f"spilled ones come first|{ORDER}", 284, {ChannelRecovery: TakesBeforeReplaying}, of=keyed)
 
 
 class SnapshotsInPhaseOne(Unchecked):
@@ -396,7 +398,7 @@ def _without_spilled(channels: Mapping[Any, Sequence[Any]]) -> dict[Any, tuple[B
 
 
 def test_spilled_buffers_that_are_not_stored_are_found() -> None:
-    first_found(LOST, 137, {InputGate: LeavesOutSpilled}, of=rescaled)
+    first_found(LOST, 389, {InputGate: LeavesOutSpilled}, of=rescaled)
 
 
 class LeavesOutOutput(ResultPartition):
@@ -410,7 +412,7 @@ class LeavesOutOutput(ResultPartition):
 
 
 def test_output_that_is_not_stored_is_found() -> None:
-    first_found(LOST, 0, {ResultPartition: LeavesOutOutput}, of=keyed)
+    first_found(LOST, 2, {ResultPartition: LeavesOutOutput}, of=keyed)
 
 
 class SendsWithoutCredit(ResultPartition):

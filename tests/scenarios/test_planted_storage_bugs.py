@@ -64,7 +64,7 @@ class TrustsFiles(CheckpointStorage):
 
 
 def test_state_that_is_restored_from_a_damaged_file_is_found() -> None:
-    first_found("corrupt: ", 0, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
+    first_found("corrupt: ", 11, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
 
 
 class BelievesListings(CheckpointStorage):

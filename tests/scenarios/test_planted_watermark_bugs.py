@@ -71,7 +71,7 @@ def test_flink_32496_an_idle_split_at_the_maximum_is_found(monkeypatch: pytest.M
         return handle(machine, event, now_ms)
 
     monkeypatch.setattr(SplitAlignment, "handle", at_the_maximum)
-    first_found(NO_END, 3, of=aligned)
+    first_found(NO_END, 257, of=aligned)
 
 
 def test_flink_32496_an_idle_split_whose_watermark_is_the_final_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_flink_40093_an_idle_split_that_is_never_resumed_is_found(monkeypatch: p
         return pause(machine, ahead | idle)
 
     monkeypatch.setattr(SplitAlignment, "_pause", without_idle_ones)
-    first_found(NO_END, 648, of=aligned)
+    first_found(NO_END, 257, of=aligned)
 
 
 def test_flink_35886_back_pressure_that_counts_as_idleness_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

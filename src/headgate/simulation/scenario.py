@@ -234,6 +234,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_storage_faults()
             ._with_late_connections()
             ._with_time_for_barriers()
+            ._with_pace()
         )
 
     def _with_event_time(self) -> Scenario:
@@ -253,7 +254,7 @@ class Scenario(msgspec.Struct, frozen=True):
                 event_time_column="at",
                 max_out_of_orderness_ms=draw.choice((0, 20)),
                 idle_timeout_ms=draw.choice((idle_ms, 400)) if source.bounded else idle_ms,
-                alignment=WatermarkAlignment(group="group", max_drift_ms=drift_ms, update_interval_ms=200)
+                alignment=WatermarkAlignment(group="group", max_drift_ms=drift_ms, update_interval_ms=100)
                 if aligned
                 else None,
             )
@@ -444,6 +445,37 @@ class Scenario(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, checkpoint_timeout_ms=5000)
 
+    def _with_pace(self) -> Scenario:
+        """Return the same in less time, if the seed wants it: the same faults, less that goes well between them."""
+        draw = random.Random(f"pace {self.seed}")
+        pace = draw.choice(_PACES if self.faults else _CALM_PACES)
+        if any(fault.kind is MoreFaults.RESCALE_AT_CHECKPOINT for fault in self.faults):
+            pace = 1  # each of them waits for a checkpoint, and rows for slow functions
+
+        def sooner(at_ms: int) -> int:
+            return round(at_ms * pace)
+
+        sources = tuple(
+            msgspec.structs.replace(
+                source,
+                splits=tuple(
+                    msgspec.structs.replace(each, appears_ms=sooner(each.appears_ms)) for each in source.splits
+                ),
+                silent_from_ms=sooner(source.silent_from_ms),
+                silent_to_ms=sooner(source.silent_from_ms) + source.silent_to_ms - source.silent_from_ms,
+                # More rows than that only take time, unless functions are slow.
+                row_ms=source.row_ms if self.row_ms else max(source.row_ms, _ROW_MS * len(source.splits)),
+            )
+            for source in self.sources
+        )
+        faults = tuple(msgspec.structs.replace(each, at_ms=sooner(each.at_ms)) for each in self.faults)
+        neighbour = self.neighbour
+        if neighbour is not None:
+            begins_ms, ends_ms = sooner(neighbour.begins_ms), sooner(neighbour.ends_ms)
+            neighbour = msgspec.structs.replace(neighbour, begins_ms=begins_ms, ends_ms=ends_ms)
+        changed = msgspec.structs.replace(self, sources=sources, neighbour=neighbour, phase_ms=sooner(PHASE_MS))
+        return changed.with_faults(faults)
+
     def switches_of(self, run: int) -> Switches:
         """Return the options of a run, counted from 1."""
         return self.switches[min(run, len(self.switches)) - 1]
@@ -492,6 +524,11 @@ class Scenario(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, faults=faults)
 
 
+_ROW_MS = 8
+"""How often a source grows by a row at most, where functions are quick."""
+_PACES = (0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.7, 1)
+_CALM_PACES = (0.4, 0.4, 0.5, 0.7, 1)
+"""Where nothing fails: how alignment goes on takes time."""
 _SWITCHES = (
     Switches(),
     Switches(),

@@ -21,6 +21,13 @@ from headgate.simulation.scripted_source import SCHEMA, Nudge, Topic
 from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
 
 _POLL_MS = 25
+_HURRIED_POLL_MS = 10
+_HURRIED_BATCHES = 6
+"""How many times as much is read at a time in a hurry, except by who is aligned."""
+_IN_VAIN = 0.1
+"""How often a reader says that it may have rows, and has none."""
+_NUDGES = 0.02
+"""How often a poll leads to an event for the enumerator."""
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -76,6 +83,10 @@ class Surroundings(Protocol):
 
     def split_group(self, split_id: str) -> int:
         """Return the key group of a split's name."""
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether what is left is to be read soon: nothing goes wrong or grows any more, and no function is slow."""
 
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """Return how many rows a key has in a split between two offsets, both included."""
@@ -169,14 +180,26 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         rows = self._read(output)
         self._around.rows_read(self, rows)
         self._ask()
-        if self._choose.random() < 0.01 and not self._topic.script.generated:
+        if self._choose.random() < _NUDGES and not self._topic.script.generated:
             self._context.send_event(Nudge())
         if self.no_more and not self.splits:
             return InputStatus.END_OF_INPUT
-        available: Future[None] = Future()
-        self._available = available
-        self._around.later(1 + self._choose.randrange(2 * _POLL_MS), lambda: _wake(available))
+        self._available = Future()
+        self._wake_later(self._available)
         return InputStatus.NOTHING_AVAILABLE
+
+    def _wake_later(self, available: Future[None]) -> None:
+        """Say that there may be rows when there are, and at times too soon; new splits and resumed ones say so."""
+        now_ms, slowest_ms = self._around.now_ms(), _HURRIED_POLL_MS if self._around.is_hurried else 2 * _POLL_MS
+        delay_ms = 1 + self._choose.randrange(slowest_ms)
+        if self._choose.random() >= _IN_VAIN:
+            readable = (each for each in self.splits.values() if each.split_id not in self.paused)
+            times = (self._topic.next_row_ms(each.split_id, each.position) for each in readable)
+            next_ms = min((each for each in times if each is not None), default=None)
+            if next_ms is None:
+                return
+            delay_ms = max(delay_ms, next_ms - now_ms)
+        self._around.later(delay_ms, lambda: _wake(available))
 
     def available(self) -> Future[None]:
         """Done when it is time to read again."""
@@ -242,7 +265,7 @@ class ScriptedReader(SourceReader[DatagenSplit]):
             return []
         split = ready[0] if self._topic.script.in_turn else self._choose.choice(ready)
         split_id = split.split_id
-        end = min(self._topic.rows(split_id), split.position + self._choose.randint(1, self._topic.script.batch_rows))
+        end = min(self._topic.rows(split_id), split.position + self._choose.randint(1, self._most_rows()))
         end = self._emit(output, split, end)
         rows = [(self.uid, split_id, offset) for offset in range(split.position, end)]
         if end == split.stop:
@@ -255,6 +278,11 @@ class ScriptedReader(SourceReader[DatagenSplit]):
                 del self.splits[split_id]
             self.splits[split_id] = msgspec.structs.replace(split, position=end)
         return rows
+
+    def _most_rows(self) -> int:
+        script = self._topic.script
+        is_aligned = script.strategy is not None and script.strategy.alignment is not None
+        return script.batch_rows * (_HURRIED_BATCHES if self._around.is_hurried and not is_aligned else 1)
 
     def _emit(self, output: ReaderOutput, split: DatagenSplit, end: int) -> int:
         """Emit rows up to ``end``, or as many as alignment allows; return after which one."""

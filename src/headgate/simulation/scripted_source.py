@@ -160,6 +160,7 @@ class Topic:
         self._now_ms = now_ms
         self.frozen_ms: int | None = None
         """Since when nothing grows any more."""
+        self._rows_of_keys = [[0] * script.keys]
 
     def rows(self, split_id: str) -> int:
         """Return how many rows the split has by now."""
@@ -170,6 +171,19 @@ class Topic:
         silent_from_ms = max(split.appears_ms, self.script.silent_from_ms)
         silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms)
         return max(0, now_ms - split.appears_ms - silent_ms) // self.script.row_ms
+
+    def next_row_ms(self, split_id: str, position: int) -> int | None:
+        """Return when the row at a position is there, or the end, as far as is known now; None: never."""
+        split = self.splits[split_id]
+        if split.stop is not None:
+            return split.resumes_ms if split.pause_at <= position < split.stop else 0
+        if self.frozen_ms is not None and self.rows(split_id) <= position:
+            return None
+        grown_ms, silent_from_ms = (position + 1) * self.script.row_ms, self.script.silent_from_ms
+        silent_from_ms = max(split.appears_ms, silent_from_ms)
+        if split.appears_ms + grown_ms <= silent_from_ms:
+            return split.appears_ms + grown_ms
+        return split.appears_ms + grown_ms + max(0, self.script.silent_to_ms - silent_from_ms)
 
     def event_time_ms(self, split_id: str, offset: int) -> int:
         """Return the event time of a row: out of order by as much as the strategy allows."""
@@ -188,7 +202,12 @@ class Topic:
 
     def rows_of_key(self, key: int, first: int, last: int) -> int:
         """Return how many rows of a key are between two offsets, both included."""
-        return sum(self.key(offset) == key for offset in range(first, last + 1))
+        rows = self._rows_of_keys
+        while last >= len(rows) - 1:  # how many rows each key has before an offset
+            before = rows[-1].copy()
+            before[self.key(len(rows) - 1)] += 1
+            rows.append(before)
+        return rows[last + 1][key] - rows[first][key]
 
     def _in_order_ms(self, split_id: str, offset: int) -> int:
         split = self.splits[split_id]

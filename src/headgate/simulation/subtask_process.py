@@ -150,6 +150,9 @@ class SubtaskProcess:
         self.decline_next = self.fail_at_snapshot = False
         inputs = cluster.definition.graph.stages[stage].inputs
         self._always_aligned = {uid for uid, exchange in inputs.items() if not exchange.supports_unaligned}
+        sources = cluster.definition.graph.stages[stage].sources
+        self._counts_quiet = any(source.watermark_strategy is not None for source in sources)
+        self._counted_ms: int | None = None  # up to when it is counted how long splits have been silent
 
     def fail(self) -> None:
         """Let the user's function raise, and something else a little later."""
@@ -268,6 +271,11 @@ class SubtaskProcess:
         """See `Surroundings`."""
         return self._cluster.split_groups[split_id]
 
+    @property
+    def is_hurried(self) -> bool:
+        """See `Surroundings`."""
+        return self._cluster.calm and not self._cluster.scenario.row_ms
+
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """See `Surroundings`."""
         return self._cluster.topics[self.uid_of(split_id)].rows_of_key(key, first, last)
@@ -368,7 +376,8 @@ class SubtaskProcess:
     def count_quiet(self) -> None:
         """See `Surroundings`."""
         execution, running = self.execution, self.subtask.execution
-        if execution is not None and execution.readers:
+        if execution is not None and self._counts_quiet and self._counted_ms != self._clock.now_ms:
+            self._counted_ms = self._clock.now_ms
             has_room = running is None or running.has_room
             for reader in execution.readers.values():
                 reader.count_quiet(has_room)
@@ -394,6 +403,8 @@ class SubtaskProcess:
             return
         if running._gate is not None:
             self._look_at_gate(execution, running._gate._gate)
+        if not running.inputs:
+            return
         outputs = {uid: each.output for uid, each in running.inputs.items()}
         if not execution.is_tapped:
             execution.is_tapped = True

@@ -14,7 +14,7 @@ from headgate.runtime.subtask import Subtask
 from headgate.simulation.__main__ import main
 from headgate.simulation.coverage import MACHINES, Coverage
 from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
-from headgate.simulation.scenario import ConnectionFaults, FaultKind, MoreFaults, Scenario, StorageFaults
+from headgate.simulation.scenario import PHASE_MS, ConnectionFaults, FaultKind, MoreFaults, Scenario, StorageFaults
 from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedState
 from headgate.task.slot import SlotMachine
 
@@ -54,6 +54,7 @@ def test_seeds_meet_all_that_there_is() -> None:
     assert kinds == {*FaultKind, *MoreFaults, *StorageFaults, *ConnectionFaults}
     assert len({switches for each in scenarios for switches in each.switches}) == 3
     assert {(each.in_time, each.holds) for each in scenarios} == {(False, False), (True, False), (True, True)}
+    assert {each.phase_ms for each in scenarios} == {round(pace * PHASE_MS) for pace in (0.2, 0.3, 0.4, 0.5, 0.7, 1)}
     assert {source.generated for each in scenarios for source in each.sources} == {False, True}
 
 
