@@ -21,6 +21,7 @@ from headgate.spark.analyzed.functions import arguments_of, called, next_calls, 
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
+    class_named,
     class_of,
     column_type,
     contains,
@@ -28,6 +29,8 @@ from headgate.spark.analyzed.scala import (
     items,
     java_map,
     sequence,
+    singleton,
+    sql_class,
 )
 from headgate.spark.continuous.settings import session_settings
 
@@ -134,7 +137,7 @@ def _all(expression: JavaObject, known: Sequence[JavaObject] = ()) -> list[JavaO
 
 def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
     spark = before.session.spark
-    stand_ins = [(each, attribute_of(spark, each)) for each, _ in now]
+    stand_ins = [(each, attribute_of(each)) for each, _ in now]
     places = {
         **before.places,
         **{int(attribute.exprId().id()): bound.index for (_, attribute), (_, bound) in zip(stand_ins, now)},
@@ -166,17 +169,16 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
     )
 
 
-def attribute_of(spark: SparkSession, expression: JavaObject) -> JavaObject:
+def attribute_of(expression: JavaObject) -> JavaObject:
     """Return a new attribute of the type of an expression."""
-    jvm: Any = spark._jvm
-    types, named = jvm.org.apache.spark.sql.types, singleton(jvm, "expressions.NamedExpression")
-    return jvm.org.apache.spark.sql.catalyst.expressions.AttributeReference(
+    named = singleton("catalyst.expressions.NamedExpression")
+    return sql_class("catalyst.expressions.AttributeReference")(
         class_of(expression),
         expression.dataType(),
         True,
-        types.Metadata.empty(),
+        sql_class("types.Metadata").empty(),
         named.newExprId(),
-        sequence(spark, ()),
+        sequence(()),
     )
 
 
@@ -192,7 +194,7 @@ def _substituted(
     children = list(items(expression.children()))
     made = [_substituted(spark, each, stand_ins) for each in children]
     changed = any(one is not other for one, other in zip(made, children))
-    return expression.withNewChildren(sequence(spark, made)) if changed else expression
+    return expression.withNewChildren(sequence(made)) if changed else expression
 
 
 def _tails() -> Iterator[str]:
@@ -202,10 +204,9 @@ def _tails() -> Iterator[str]:
 
 def _serialized(spark: SparkSession, wanted: Sequence[JavaObject], attributes: Sequence[JavaObject]) -> bytes:
     """Return what Evaluator.java reads of expressions."""
-    jvm: Any = spark._jvm
-    inputs = sequence(spark, attributes)
+    inputs = sequence(attributes)
     expressions = _replaced(spark, wanted, inputs)
-    output = jvm.org.apache.spark.sql.types.StructType()
+    output = sql_class("types.StructType")()
     for index, each in enumerate(wanted):
         output = output.add(f"c{index}", each.dataType(), True)
     return _stored(spark, expressions, inputs, output)
@@ -216,32 +217,27 @@ def stored_aggregate(spark: SparkSession, function: JavaObject) -> bytes:
 
     Constants stay what they are: Spark evaluates them when it makes the function.
     """
-    jvm: Any = spark._jvm
-    types, catalyst = jvm.org.apache.spark.sql.types, jvm.org.apache.spark.sql.catalyst
+    bound = sql_class("catalyst.expressions.BoundReference")
     given = list(items(function.children()))
-    attributes = [attribute_of(spark, each) for each in given if not each.foldable()]
+    attributes = [attribute_of(each) for each in given if not each.foldable()]
     left = iter(attributes)
     children = [each if each.foldable() else next(left) for each in given]
     if not is_a(function, "DeclarativeAggregate"):  # its code evaluates its children, those of others are bound
         places = {id(each): place for place, each in enumerate(attributes)}
-        children = [
-            catalyst.expressions.BoundReference(places[id(each)], each.dataType(), True) if id(each) in places else each
-            for each in children
-        ]
-    true = singleton(jvm, "expressions.Literal").TrueLiteral()
-    inputs = sequence(spark, [*attributes, attribute_of(spark, true)])
-    output = types.StructType().add("result", function.dataType(), True)
-    return _stored(spark, function.withNewChildren(sequence(spark, children)), inputs, output)
+        children = [bound(places[id(each)], each.dataType(), True) if id(each) in places else each for each in children]
+    true = singleton("catalyst.expressions.Literal").TrueLiteral()
+    inputs = sequence([*attributes, attribute_of(true)])
+    output = sql_class("types.StructType")().add("result", function.dataType(), True)
+    return _stored(spark, function.withNewChildren(sequence(children)), inputs, output)
 
 
 def _stored(spark: SparkSession, of: JavaObject, inputs: JavaObject, output: JavaObject) -> bytes:
     """Return what Evaluator.java reads: what is evaluated, its attributes, the type of the output, SQL settings."""
-    jvm: Any = spark._jvm
     gateway: Any = spark.sparkContext._gateway
-    parts = gateway.new_array(jvm.java.lang.Object, 4)
+    parts = gateway.new_array(class_named("java.lang.Object"), 4)
     parts[0], parts[1], parts[2], parts[3] = of, inputs, output, _settings(spark)
-    made = jvm.java.io.ByteArrayOutputStream()
-    stream = jvm.java.io.ObjectOutputStream(made)
+    made = class_named("java.io.ByteArrayOutputStream")()
+    stream = class_named("java.io.ObjectOutputStream")(made)
     stream.writeObject(parts)
     stream.close()
     return bytes(made.toByteArray())
@@ -249,22 +245,18 @@ def _stored(spark: SparkSession, of: JavaObject, inputs: JavaObject, output: Jav
 
 def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObject) -> JavaObject:
     """Return the expressions as Spark's optimizer leaves those that only stand for others."""
-    jvm: Any = spark._jvm
-    catalyst = jvm.org.apache.spark.sql.catalyst
-    none, nothing = jvm.scala.Option.empty(), sequence(spark, ())
-    new_id = singleton(jvm, "expressions.NamedExpression").newExprId
-    named = [
-        catalyst.expressions.Alias(each, f"c{index}", new_id(), nothing, none, nothing)
-        for index, each in enumerate(wanted)
-    ]
-    relation = catalyst.plans.logical.LocalRelation(inputs, nothing, False, none)
-    plan = catalyst.plans.logical.Project(sequence(spark, named), relation)
+    alias = sql_class("catalyst.expressions.Alias")
+    none, nothing = class_named("scala.Option").empty(), sequence(())
+    new_id = singleton("catalyst.expressions.NamedExpression").newExprId
+    named = [alias(each, f"c{index}", new_id(), nothing, none, nothing) for index, each in enumerate(wanted)]
+    relation = sql_class("catalyst.plans.logical.LocalRelation")(inputs, nothing, False, none)
+    plan = sql_class("catalyst.plans.logical.Project")(sequence(named), relation)
     for rule in ("ReplaceExpressions", "RewriteWithExpression"):
-        plan = singleton(jvm, f"optimizer.{rule}").apply(plan)
+        plan = singleton(f"catalyst.optimizer.{rule}").apply(plan)
     session: Any = spark._jsparkSession
-    plan = catalyst.optimizer.ReplaceCurrentLike(session.sessionState().catalogManager()).apply(plan)
-    plan = singleton(jvm, "optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
-    return sequence(spark, _inlined(spark, plan))
+    plan = sql_class("catalyst.optimizer.ReplaceCurrentLike")(session.sessionState().catalogManager()).apply(plan)
+    plan = singleton("catalyst.optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
+    return sequence(_inlined(spark, plan))
 
 
 def _inlined(spark: SparkSession, plan: JavaObject) -> list[JavaObject]:
@@ -277,12 +269,6 @@ def _inlined(spark: SparkSession, plan: JavaObject) -> list[JavaObject]:
         expressions = [_substituted(spark, each, common) for each in expressions]
         below = below.child()
     return expressions
-
-
-def singleton(jvm: Any, name: str, package: str = "catalyst") -> JavaObject:
-    """Return a Scala object of a package of Spark SQL's."""
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return loader.loadClass(f"org.apache.spark.sql.{package}.{name}$").getField("MODULE$").get(None)
 
 
 def _settings(spark: SparkSession) -> JavaObject:

@@ -20,7 +20,16 @@ from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.user_functions import MapInPandas, UserFunction, UserFunctions, in_zone
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported, same
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, contains, items, option, sequence
+from headgate.spark.analyzed.scala import (
+    JavaObject,
+    class_named,
+    class_of,
+    contains,
+    items,
+    option,
+    sequence,
+    sql_class,
+)
 from headgate.spark.continuous.settings import session_time_zone
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ def mapped(spark: SparkSession, before: PlanNode, node: JavaObject, schema: pa.S
     """
     if node.isBarrier() or option(node.profile()) is not None:
         raise unsupported(node, "barrier mode and resource profiles are those of Spark's own stages")
-    function = function_of(spark, node, node.functionExpr().func())
+    function = function_of(node, node.functionExpr().func())
     called = MapInPandas(function, worker_conf(spark)) if class_of(node) == "MapInPandas" else function[0]
     return before.then(MapInArrow(called, schema, in_zone(before.schema, session_time_zone(spark))))
 
@@ -112,7 +121,7 @@ def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) ->
                 positional.append(number)
             else:
                 named[name] = number
-        chain = tuple(function_of(before.session.spark, each, each.func()) for each in _chain(call))
+        chain = tuple(function_of(each, each.func()) for each in _chain(call))
         functions.append(UserFunction(functions=chain, arguments=tuple(positional), named=named))
         texts.append(str(call.sql()))
         try:
@@ -142,7 +151,7 @@ def with_results(before: Rows, expression: JavaObject) -> JavaObject:
     if not has_user_function(expression):
         return expression
     children = [with_results(before, each) for each in items(expression.children())]
-    return expression.withNewChildren(sequence(before.session.spark, children))
+    return expression.withNewChildren(sequence(children))
 
 
 def has_user_function(expression: JavaObject) -> bool:
@@ -194,13 +203,12 @@ def _given(call: JavaObject) -> list[JavaObject]:
 
 def worker_conf(spark: SparkSession) -> dict[str, str]:
     """Return the settings that Spark gives to its Python workers."""
-    jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().conf()
-    made = jvm.org.apache.spark.sql.execution.python.ArrowPythonRunner.getPythonRunnerConfMap(conf)
+    made = sql_class("execution.python.ArrowPythonRunner").getPythonRunnerConfMap(conf)
     return {str(each._1()): str(each._2()) for each in items(made)}
 
 
-def function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> tuple[Any, Any]:
+def function_of(node: JavaObject, pickled: JavaObject) -> tuple[Any, Any]:
     """Return a function as it was pickled for Spark, and the type of its result.
 
     Raises
@@ -212,7 +220,6 @@ def function_of(spark: SparkSession, node: JavaObject, pickled: JavaObject) -> t
 
     if pickled.broadcastVars().size():
         raise unsupported(node, "its function uses a broadcast variable, or is as large as one (1 MiB)")
-    jvm: Any = spark._jvm
-    command = bytes(pickled.command().toArray(jvm.scala.reflect.ClassTag.Byte()))
+    command = bytes(pickled.command().toArray(class_named("scala.reflect.ClassTag").Byte()))
     function, kind = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
     return function, kind

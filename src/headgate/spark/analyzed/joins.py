@@ -6,25 +6,27 @@ Never: collect them before, or read a stream here.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
 from headgate.expressions.expressions import Call, Node
 from headgate.operators.key_hash import check_key_type
 from headgate.operators.static_join import JoinKind, StaticJoin, StaticTable
-from headgate.spark.analyzed.catalyst import singleton, with_catalyst
+from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
+    class_named,
     class_of,
     column_type,
     conjuncts,
     items,
     option,
     sequence,
+    singleton,
+    sql_class,
 )
 
 _KINDS: dict[tuple[str, bool], JoinKind] = {
@@ -117,20 +119,19 @@ def _type(expression: JavaObject) -> pa.DataType:
 def _table(before: Rows, static: JavaObject, wanted: list[JavaObject], null_safe: list[bool]) -> StaticTable:
     """Return the table of some expressions of the side that ends, which Spark collects as Arrow when it is asked to."""
     spark = before.session.spark
-    jvm: Any = spark._jvm
     schema = pa.schema([pa.field(f"c{place}", _type(each)) for place, each in enumerate(wanted)])
 
     def collect() -> pa.Table:
         from pyspark.sql import DataFrame
 
-        catalyst, none, nothing = jvm.org.apache.spark.sql.catalyst, jvm.scala.Option.empty(), sequence(spark, ())
-        new_id = singleton(jvm, "expressions.NamedExpression").newExprId
+        none, nothing = class_named("scala.Option").empty(), sequence(())
+        new_id = singleton("catalyst.expressions.NamedExpression").newExprId
         named = [
-            catalyst.expressions.Alias(each, f"c{place}", new_id(), nothing, none, nothing)
+            sql_class("catalyst.expressions.Alias")(each, f"c{place}", new_id(), nothing, none, nothing)
             for place, each in enumerate(wanted)
         ]
-        plan = catalyst.plans.logical.Project(sequence(spark, named), static)
-        return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark).toArrow()
+        plan = sql_class("catalyst.plans.logical.Project")(sequence(named), static)
+        return DataFrame(sql_class("classic.Dataset").ofRows(spark._jsparkSession, plan), spark).toArrow()
 
     return StaticTable(str(static.simpleString(25))[:200], schema, null_safe, collect)
 

@@ -255,7 +255,7 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
 def _filter(own: Translation, node: Any) -> Rows:
     child = node.child()
     if own.is_join_of_streams(join_below(child)):
-        pushed = pushed_down(own.spark, node)
+        pushed = pushed_down(node)
         if class_of(pushed) != "Filter":
             return own.rows(pushed)
         node, child = pushed, pushed.child()
@@ -336,7 +336,7 @@ def _side(own: Translation, node: Any, join: Any) -> Rows:
 
 def _join(own: Translation, node: Any) -> Rows:
     if own.is_join_of_streams(node):
-        pushed = pushed_down(own.spark, node)
+        pushed = pushed_down(node)
         return streams_joined([_side(own, each, pushed) for each in (pushed.left(), pushed.right())], pushed)
     left = own.is_static(node.left())
     if left and own.is_static(node.right()):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 JavaObject = Any
 """An object of Spark's, whose methods py4j calls."""
@@ -38,11 +38,29 @@ def texts(given: JavaObject) -> dict[str, str]:
 
 def java_map(given: Mapping[str, str]) -> JavaObject:
     """Return a Java map of texts."""
-    return _mapper().readValue(json.dumps(dict(given)), _jvm().java.util.HashMap().getClass())
+    return _mapper().readValue(json.dumps(dict(given)), class_named("java.util.HashMap")().getClass())
 
 
 def _mapper() -> JavaObject:
-    return _jvm().com.fasterxml.jackson.databind.ObjectMapper()
+    return class_named("com.fasterxml.jackson.databind.ObjectMapper")()
+
+
+def class_named(name: str) -> JavaObject:
+    """Return a class of Java's by its full name, in one call.
+
+    ``jvm.java.util.ArrayList`` would be three, and for the first Java looks for a class ``java`` in all jars.
+    """
+    return getattr(_jvm(), name)
+
+
+def sql_class(name: str) -> JavaObject:
+    """Return a class of a package of Spark SQL's."""
+    return class_named(f"org.apache.spark.sql.{name}")
+
+
+def singleton(name: str) -> JavaObject:
+    """Return a Scala object of a package of Spark SQL's."""
+    return getattr(sql_class(f"{name}$"), "MODULE$")
 
 
 def _jvm() -> Any:
@@ -58,16 +76,15 @@ def contains(expression: JavaObject, pattern: str) -> bool:
 
 @cache
 def _pattern(name: str) -> JavaObject:
-    return getattr(_jvm().org.apache.spark.sql.catalyst.trees.TreePattern, name)()
+    return getattr(sql_class("catalyst.trees.TreePattern"), name)()
 
 
-def sequence(spark: SparkSession, elements: Sequence[JavaObject]) -> JavaObject:
+def sequence(elements: Sequence[JavaObject]) -> JavaObject:
     """Return a Scala list."""
-    jvm: Any = spark._jvm
-    made = jvm.java.util.ArrayList()
+    made = class_named("java.util.ArrayList")()
     for each in elements:
         made.add(each)
-    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
+    return class_named("scala.jdk.javaapi.CollectionConverters").asScala(made).toList()
 
 
 def class_of(instance: JavaObject) -> str:
@@ -77,15 +94,19 @@ def class_of(instance: JavaObject) -> str:
 
 def is_a(instance: JavaObject, trait: str) -> bool:
     """Return whether an expression of Spark's is of a class or trait, given by its simple name."""
-    return _is_a(instance.getClass(), trait)
+    return trait in _names_of(str(instance.getClass().getName()))
 
 
-def _is_a(java_class: JavaObject | None, trait: str) -> bool:
-    while java_class is not None:
-        if java_class.getSimpleName() == trait or any(_is_a(each, trait) for each in java_class.getInterfaces()):
-            return True
-        java_class = java_class.getSuperclass()
-    return False
+@cache
+def _names_of(class_name: str) -> frozenset[str]:
+    """Return the simple names of a class, of those above it and of their traits: a dozen calls each."""
+    left = [class_named("java.lang.Thread").currentThread().getContextClassLoader().loadClass(class_name)]
+    names = set()
+    while left:
+        java_class = left.pop()
+        names.add(str(java_class.getSimpleName()))
+        left.extend(each for each in (java_class.getSuperclass(), *java_class.getInterfaces()) if each is not None)
+    return frozenset(names)
 
 
 def option(value: JavaObject) -> Any:

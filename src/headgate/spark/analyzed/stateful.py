@@ -18,7 +18,7 @@ from headgate.operators.transform_with_state.group_function import GroupFunction
 from headgate.operators.transform_with_state.transform_with_state import Definition, TimeMode
 from headgate.spark.analyzed.functions import function_of, worker_conf
 from headgate.spark.analyzed.rows import Session, is_event_time
-from headgate.spark.analyzed.scala import JavaObject, items
+from headgate.spark.analyzed.scala import JavaObject, items, sql_class
 from headgate.spark.continuous.stateful import stateful_node
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def transformed(
     UnsupportedOperationError
         The processor uses a broadcast variable.
     """
-    function, _ = function_of(spark, node, node.functionExpr().func())
+    function, _ = function_of(node, node.functionExpr().func())
     keys = [str(each.name()) for each in items(node.left().output())][: node.groupingAttributesLen()]
     return stateful_node(
         before,
@@ -102,7 +102,7 @@ def applied(session: Session, before: PlanNode, node: JavaObject, output: pa.Sch
     UnsupportedOperationError
         The function uses a broadcast variable.
     """
-    function, _ = function_of(session.spark, node, node.functionExpr().func())
+    function, _ = function_of(node, node.functionExpr().func())
     timeout = str(node.timeout().toString())
     event_time = _event_time(before, node.child())
     if timeout == "EventTimeTimeout" and event_time is None:
@@ -141,5 +141,4 @@ def _event_time(rows: PlanNode, node: JavaObject) -> str | None:
 def _initial_state(spark: SparkSession, node: JavaObject) -> Any:
     from pyspark.sql import DataFrame
 
-    jvm: Any = spark._jvm
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, node), spark)
+    return DataFrame(sql_class("classic.Dataset").ofRows(spark._jsparkSession, node), spark)

@@ -24,10 +24,20 @@ from headgate.operators.stream_join.condition import PairCondition
 from headgate.operators.stream_join.operator import Side, StreamJoin, StreamJoinKind
 from headgate.operators.union import Union
 from headgate.operators.windows.assigner import TimeWindow
-from headgate.spark.analyzed.catalyst import singleton, with_catalyst
+from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, is_event_time, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, conjuncts, items, option, sequence
+from headgate.spark.analyzed.scala import (
+    JavaObject,
+    class_named,
+    class_of,
+    conjuncts,
+    items,
+    option,
+    sequence,
+    singleton,
+    sql_class,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +50,7 @@ _SOME_WATERMARKS_MS = (1_000_000_000_000, 2_000_000_000_000)
 """Spark says for a watermark how far it lets rows be forgotten: asked for two, we know how far above or below it."""
 
 
-def check_streaming(spark: SparkSession, analyzed: JavaObject, output_mode: str) -> None:
+def check_streaming(analyzed: JavaObject, output_mode: str) -> None:
     """Have Spark check whether a plan of streams may be run in an output mode.
 
     Raises
@@ -48,9 +58,10 @@ def check_streaming(spark: SparkSession, analyzed: JavaObject, output_mode: str)
     UnsupportedOperationError
         It may not, in Spark's words.
     """
-    jvm: Any = spark._jvm
-    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())()
-    _asked(lambda: singleton(jvm, "analysis.UnsupportedOperationChecker").checkForStreaming(analyzed, mode), analyzed)
+    mode = getattr(sql_class("streaming.OutputMode"), output_mode.capitalize())()
+    _asked(
+        lambda: singleton("catalyst.analysis.UnsupportedOperationChecker").checkForStreaming(analyzed, mode), analyzed
+    )
 
 
 def _asked(ask: Callable[[], Any], node: JavaObject) -> Any:
@@ -70,31 +81,31 @@ def join_below(node: JavaObject) -> JavaObject:
     return node
 
 
-def pushed_down(spark: SparkSession, node: JavaObject) -> JavaObject:
+def pushed_down(node: JavaObject) -> JavaObject:
     """Return a join, or filters over projections of one, as Spark's optimizer has it: each condition as low as can be.
 
     What a filter after an inner join compares of both sides becomes part of its condition: there it is a bound of the
     state. Below the join all stays as it is, but for filters of one side that are now there.
     """
-    jvm: Any = spark._jvm
     join = join_below(node)
-    logical, nothing = jvm.org.apache.spark.sql.catalyst.plans.logical, sequence(spark, ())
+    local_relation = sql_class("catalyst.plans.logical.LocalRelation")
+    none, nothing = class_named("scala.Option").empty(), sequence(())
     below = [join.left(), join.right()]
-    leaves = [logical.LocalRelation(each.output(), nothing, True, jvm.scala.Option.empty()) for each in below]
-    made = _replaced(spark, node, join, join.withNewChildren(sequence(spark, leaves)))
-    rule, before = singleton(jvm, "optimizer.PushDownPredicates"), None
+    leaves = [local_relation(each.output(), nothing, True, none) for each in below]
+    made = _replaced(node, join, join.withNewChildren(sequence(leaves)))
+    rule, before = singleton("catalyst.optimizer.PushDownPredicates"), None
     while before is None or not made.equals(before):  # as the optimizer does: until nothing changes
         before, made = made, rule.apply(made)
     for leaf, each in zip(leaves, below):
-        made = _replaced(spark, made, leaf, each)
+        made = _replaced(made, leaf, each)
     return made
 
 
-def _replaced(spark: SparkSession, node: JavaObject, part: JavaObject, by: JavaObject) -> JavaObject:
+def _replaced(node: JavaObject, part: JavaObject, by: JavaObject) -> JavaObject:
     if node.equals(part):
         return by
-    children = [_replaced(spark, each, part, by) for each in items(node.children())]
-    return node.withNewChildren(sequence(spark, children)) if children else node
+    children = [_replaced(each, part, by) for each in items(node.children())]
+    return node.withNewChildren(sequence(children)) if children else node
 
 
 def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
@@ -118,8 +129,8 @@ def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
     if how not in _KINDS:
         raise unsupported(node, f"there is no join of two streams of the type {how}")
     if session.streams:
-        check_streaming(session.spark, node, "append")
-    found = option(singleton(session.spark._jvm, "planning.ExtractEquiJoinKeys").unapply(node))
+        check_streaming(node, "append")
+    found = option(singleton("catalyst.planning.ExtractEquiJoinKeys").unapply(node))
     if found is None:
         raise unsupported(node, "it has no condition that columns of the two streams are equal, as Spark's needs one")
     java_keys, rest = (found._2(), found._3()), option(found._4())
@@ -222,16 +233,15 @@ def _bounds(
 
     A condition of one side alone is no bound of it: Spark's helper would take ``n > 5`` for one.
     """
-    jvm: Any = spark._jvm
     package = "execution.streaming.operators.stateful.join"
-    helper = singleton(jvm, "StreamingSymmetricHashJoinHelper", package)
-    some, conjunction = jvm.scala.Option.apply, None
+    helper = singleton(f"{package}.StreamingSymmetricHashJoinHelper")
+    some, conjunction = class_named("scala.Option").apply, None
     several = spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "true"
     ids = [{int(each.exprId().id()) for each in items(side.output())} for side in (node.left(), node.right())]
     for each in [] if rest is None else conjuncts(rest):
         of = {int(found.exprId().id()) for found in items(each.references())}
         if all(of & side for side in ids):
-            both = jvm.org.apache.spark.sql.catalyst.expressions.And
+            both = sql_class("catalyst.expressions.And")
             conjunction = each if conjunction is None else both(conjunction, each)
 
     def state_watermarks(watermark_ms: int) -> list[int | None]:

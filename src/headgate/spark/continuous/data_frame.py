@@ -107,7 +107,7 @@ class ContinuousDataFrame:
     def _check(self, output_mode: str) -> None:
         """Have Spark check whether its streaming would run the program in an output mode."""
         if self._df.isStreaming:
-            check_streaming(self._df.sparkSession, self._df._jdf.queryExecution().analyzed(), output_mode)
+            check_streaming(self._df._jdf.queryExecution().analyzed(), output_mode)
 
     def explain(self) -> None:
         """Print the stages, what each does with the rows and by what, the exchanges between them, and what is kept.
