@@ -3,7 +3,8 @@
 overhead generates rows as fast as it can into the noop sink, with a checkpoint every second, beside the same generator
 in a bare loop in as many processes: both for the same time, after the same warm-up. kafka reads a topic of JSON records
 of about 90 bytes into the noop sink, beside Structured Streaming's own Kafka source with its default trigger: from the
-start of the query until all records were read. The broker runs on the same two cores.
+start of the query until all records were read. The broker runs on the same two cores. small-batches is what a batch of
+100 rows spends in a filter and four columns, in microseconds: a slow source gives many of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import statistics
 import tempfile
 import time
 from functools import partial
@@ -21,6 +23,7 @@ from pyspark.sql import SparkSession
 import headgate
 from bench import kafka as kafka_bench
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session
+from headgate.graph.plan import stage_graph
 from local.jars import jars
 from local.kafka import Broker, running_broker
 
@@ -33,6 +36,7 @@ OPTIONS = {
     "fields.user.cardinality": "1000",
 }
 WARM_UP_S = 3.0
+SMALL_ROWS, REQUIRED_US = 100, 100.0
 SECONDS, QUICK_SECONDS = 10.0, 3.0
 
 
@@ -128,6 +132,27 @@ def _topic_to_noop(spark: SparkSession, brokers: list[Broker], rows: int, peer: 
     return read
 
 
+def _small_batches(spark: SparkSession) -> float:
+    """Return how many microseconds a small batch takes through the operators of a program: the median of a second."""
+    import pyarrow as pa
+
+    rows = spark.readStream.format("headgate.datagen").schema("id bigint, name string, x double").load()
+    program = rows.where("id % 7 > 2").selectExpr("id", "upper(name) AS name", "x * 2 AS twice", "id + 5 AS later")
+    operators = [each.operator for each in stage_graph(headgate.continuous(program, parallelism=1)._plan).operators]
+    ids = range(SMALL_ROWS)
+    batch = pa.record_batch([ids, [f"name {each}" for each in ids], [each / 3 for each in ids]], ["id", "name", "x"])
+
+    def process(batch: pa.RecordBatch, split_id: str, at: int = 0) -> None:
+        if at < len(operators):
+            operators[at].process(batch, split_id, lambda made, split_id: process(made, split_id, at + 1))
+
+    times_s, end = [], time.perf_counter() + 1
+    while (begin := time.perf_counter()) < end:
+        process(batch, "split")
+        times_s.append(time.perf_counter() - begin)
+    return statistics.median(times_s) * 1e6
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Measure."""
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
@@ -139,8 +164,9 @@ def run(arguments: argparse.Namespace) -> None:
     overhead = Case("overhead", partial(_query, spark, seconds), partial(_bare, seconds), "bare loop", unit="rows/s")
     topic = Case("kafka", partial(_topic_to_noop, spark, brokers, rows, peer=False),
                  partial(_topic_to_noop, spark, brokers, rows, peer=True), "spark kafka", rows)  # fmt: skip
+    small = Case("small-batches", partial(_small_batches, spark), lambda: REQUIRED_US, "required", unit="us")
     results = []
-    for case in chosen([overhead, topic], arguments.only):
+    for case in chosen([overhead, topic, small], arguments.only):
         with contextlib.ExitStack() as stack:
             if case is topic:
                 brokers.append(stack.enter_context(running_broker(CACHE / "kafka")))
@@ -150,5 +176,6 @@ def run(arguments: argparse.Namespace) -> None:
         "passthrough", results, memory,
         f"local[{CORES}], parallelism {CORES}, checkpoints every second in a local folder, noop sink. overhead: "
         f"{seconds:.0f} s after {WARM_UP_S:.0f} s of warm-up, columns {SCHEMA}. kafka: {rows:,} JSON records of about "
-        "90 bytes in 4 partitions, from start() until all are read.",
+        f"90 bytes in 4 partitions, from start() until all are read. small-batches: {SMALL_ROWS} rows through a filter "
+        "and four columns.",
     )  # fmt: skip
