@@ -29,6 +29,10 @@ def by_city(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k", (F.col("n") % 2).alias("odd")).agg(F.count("*").alias("rides"), F.sum("n"), F.max("name"))
 
 
+def windows_of_cities(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("at", "100 milliseconds").groupBy(F.window("at", "200 milliseconds"), "k").count()
+
+
 PROGRAMS: dict[str, Program] = {
     "keys": by_city,
     "no key": lambda rows: rows.agg(F.count("*"), F.avg("n"), (F.max("n") - F.min("n")).alias("spread")),
@@ -43,6 +47,9 @@ PROGRAMS: dict[str, Program] = {
            GROUP BY w, GROUPING SETS ((k), (n % 2), ())""",
         rows=rows.withWatermark("at", "100 milliseconds"),
     ),
+    "structs, some of which are null": lambda rows: rows.groupBy(
+        F.when(F.col("n") % 3 > 0, F.struct("k", F.nullif(F.col("n") % 2, F.lit(1)).alias("even"))).alias("s"), "k"
+    ).agg(F.sum("n")),
     "the event time as a key": lambda rows: rows.withWatermark("at", "100 milliseconds").groupBy("at", "k").count(),
 }
 
@@ -56,6 +63,14 @@ def test_a_program_that_ends_gives_what_a_batch_gives(spark: SparkSession, name:
         assert in_order(table.to_pylist()) == expected
 
 
+def test_windows_of_an_earlier_aggregation_are_grouped_by(spark: SparkSession) -> None:
+    def program(rows: DataFrame) -> DataFrame:
+        return windows_of_cities(rows).groupBy("window").agg(F.count("*"), F.max("count").alias("most"))
+
+    expected = in_order(program(generated(spark.read)).toArrow().to_pylist())
+    assert in_order(finished(program(generated(spark.read))).table().to_pylist()) == expected
+
+
 def test_updates_end_with_what_a_batch_gives(spark: SparkSession) -> None:
     found: dict[Any, dict[str, Any]] = {}
     for row in finished(by_city(generated(spark.readStream)), mode="update").table().to_pylist():
@@ -65,13 +80,20 @@ def test_updates_end_with_what_a_batch_gives(spark: SparkSession) -> None:
 
 
 def test_groups_of_the_event_time_are_complete_when_the_watermark_is_there(spark: SparkSession) -> None:
-    """A stream that goes on emits them in append mode."""
-    rows = generated(spark.readStream, rows=10**9).withWatermark("at", "100 milliseconds")
-    counted = rows.groupBy(F.col("at"), "k").count()
-    query = headgate.continuous(counted, parallelism=2).writeStream.format("memory").option("slots", "threads")
-    running = query.trigger(continuous="100 milliseconds").start()
+    """A stream that goes on emits them in append mode; so it does those of windows that were grouped by before."""
+    rows = generated(spark.readStream, rows=10**9)
+    counted = rows.withWatermark("at", "100 milliseconds").groupBy(F.col("at"), "k").count()
+    again = windows_of_cities(rows).groupBy("window").agg(F.count("*").alias("cities"))
+    running, of_windows = (
+        headgate.continuous(each, parallelism=2).writeStream.format("memory").option("slots", "threads")
+        .trigger(continuous="100 milliseconds").start()
+        for each in (counted, again)
+    )  # fmt: skip
     wait_until(lambda: running.table().num_rows > 500, running)
     assert set(running.table()["count"].to_pylist()) == {1}
+    wait_until(lambda: of_windows.table().num_rows > 5, of_windows)
+    windows = [each["window"]["start"] for each in of_windows.table().to_pylist()]
+    assert len(set(windows)) == len(windows)
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])

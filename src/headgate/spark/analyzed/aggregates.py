@@ -17,8 +17,10 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import OptionError
+from headgate.expressions.compiled import type_in
 from headgate.expressions.expressions import Bound, Branches, Call, Column, Constant, Node
 from headgate.graph.plan import PlanNode
+from headgate.operators.project import Project
 from headgate.operators.union import Union
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import NoWindow
@@ -112,12 +114,13 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     expressions = before.expressions(known)
     by = [_grouped_by(before, expressions, each, columns, output) for each in grouping]
     windows = [each for each in by if not isinstance(each, Column)]
-    times = [expressions.compiled(each) for each in keys if _is_event_time(each)]
+    times = [_end_of(before, expressions.compiled(each)) for each in keys if _is_event_time(each)]
     window = windows[0] if windows else NoWindow(times[0] if times else None)
     aggregates = [_aggregate(before, expressions, each, columns, output) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
-    made = grouped(before.node, by, window, aggregates, before.time_zone)
+    parts = [part for each in by for part in _parts(before, each, columns)]
+    made = _whole(grouped(before.node, parts, window, aggregates, before.time_zone), before, by)
     made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
     _check_types(made.schema, expressions, made_of[len(grouping) :])
     after = Rows(node=made, places={}, windows={}, session=before.session)
@@ -193,6 +196,46 @@ def _grouped_by(
     if window is not None:
         return msgspec.structs.replace(window, name=name)
     return Column(expressions.compiled(expression), name)
+
+
+def _end_of(before: Rows, time: Node) -> Node:
+    """Return the event time that a key is, or, where it is a window of an earlier aggregation, has."""
+    is_window = pa.types.is_struct(type_in(time, before.node.schema, before.time_zone))
+    return Call("getfield", (time,), {"name": "end"}) if is_window else time
+
+
+def _fields(before: Rows, by: Column | Window) -> list[str]:
+    """Return the names of the fields of a key that is a struct; of others there are none."""
+    if not isinstance(by, Column):
+        return []
+    kind = type_in(by.node, before.node.schema, before.time_zone)
+    return [each.name for each in kind] if pa.types.is_struct(kind) else []
+
+
+def _parts(before: Rows, by: Column | Window, columns: Columns) -> list[Column | Window]:
+    """Return what stands for a key: of a struct its fields, and whether it is null."""
+    fields = _fields(before, by)
+    if not fields or not isinstance(by, Column):
+        return [by]
+    of = [(each, Call("getfield", (by.node,), {"name": each})) for each in fields]
+    of.append(("null", Call("isnull", (by.node,))))
+    return [Column(node, columns.free(f"{by.name_in_output}.{part}")) for part, node in of]
+
+
+def _whole(made: PlanNode, before: Rows, by: list[Column | Window]) -> PlanNode:
+    """Return groups with their keys as they were before structs were taken apart."""
+    if not any(_fields(before, each) for each in by):
+        return made
+    places = iter([Bound(index, name) for index, name in enumerate(made.schema.names)])
+    columns = []
+    for each in by:
+        fields = _fields(before, each)
+        node: Node = Call("struct", tuple(next(places) for _ in fields), {"names": tuple(fields)})
+        last = next(places)
+        node = Branches(((last, Constant(None, pa.null())),), node) if fields else last
+        columns.append(Column(node, each.name_in_output if isinstance(each, Column) else each.name))
+    columns += [Column(each, each.name) for each in places]
+    return made.then(Project(made.schema, columns, before.time_zone))
 
 
 def _aggregate(
