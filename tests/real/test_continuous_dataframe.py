@@ -296,6 +296,22 @@ def test_one_source_has_one_watermark(spark: SparkSession) -> None:
         headgate.continuous(both, parallelism=1).writeStream.format("noop").start()
 
 
+def test_the_highest_of_several_watermarks_cannot_count(spark: SparkSession) -> None:
+    setting = "spark.sql.streaming.multipleWatermarkPolicy"
+    one = generated(spark.readStream).withWatermark("at", "1 second")
+    other = generated(spark.readStream).withWatermark("at", "1 second")
+    spark.conf.set(setting, "MAX")
+    try:
+        with pytest.raises(UnsupportedOperationError, match=r'spark\.conf\.set\("' + setting) as raised:
+            headgate.continuous(one.union(other), parallelism=1).writeStream.format("noop").start()
+        assert raised.value.facts["setting"] == setting
+        for harmless in (one.union(generated(spark.readStream)), one.union(one)):
+            headgate.continuous(harmless, parallelism=1).explain()
+    finally:
+        spark.conf.unset(setting)
+    headgate.continuous(one.union(other), parallelism=1).explain()
+
+
 def test_options_of_the_source_and_defaults_of_the_session(spark: SparkSession) -> None:
     spark.conf.set("spark.headgate.scan.watermark.idle-timeout", "7 seconds")
     try:

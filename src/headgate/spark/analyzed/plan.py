@@ -54,6 +54,8 @@ from headgate.spark.continuous.sources import source_node
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
 
 def plan_of(frame: DataFrame) -> PlanNode:
     """Return the plan of a DataFrame's program.
@@ -61,13 +63,35 @@ def plan_of(frame: DataFrame) -> PlanNode:
     Raises
     ------
     UnsupportedOperationError
-        It has something that cannot run continuously; the error names it.
+        It has something that cannot run continuously, or the session wants the highest of several watermarks; the
+        error names it.
     OptionError
         A source or an option is wrong, or two columns of the output have the same name.
     """
     analyzed = frame._jdf.queryExecution().analyzed()
     rows = Translation(frame.sparkSession, streaming=analyzed.isStreaming()).rows(analyzed)
-    return read_once(_named(rows, analyzed))
+    plan = read_once(_named(rows, analyzed))
+    _check_watermark_policy(frame.sparkSession, plan)
+    return plan
+
+
+def _check_watermark_policy(spark: SparkSession, output: PlanNode) -> None:
+    """Check that where several sources have watermarks, the lowest one may count."""
+    if str(spark.conf.get(_WATERMARK_POLICY, "min")).lower() == "min":
+        return
+    nodes, sources = [output], dict[int, str]()
+    while nodes:
+        node = nodes.pop()
+        nodes += node.inputs
+        if isinstance(node.of, SourceDefinition) and node.of.watermark_strategy is not None:
+            sources[id(node.of.source)] = node.name or node.of.uid
+    if len(sources) > 1:
+        raise UnsupportedOperationError(
+            f"The session has {_WATERMARK_POLICY}=max, and the sources {', '.join(sorted(sources.values()))} have "
+            "watermarks: a continuous query goes by the lowest of them, so that rows of the slower source are not "
+            f'late. Call spark.conf.set("{_WATERMARK_POLICY}", "min") before, or run the program with df.writeStream.',
+            operation="withWatermark", setting=_WATERMARK_POLICY,
+        )  # fmt: skip
 
 
 def _named(rows: Rows, of: JavaObject) -> PlanNode:
