@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.connectors.debug.carried_rows import CarryingWriter, CommittedNumbers
+from headgate.errors import OptionError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.sink import Sink, SinkCommitter
 from headgate.source.options import Options, OptionSpec, text
@@ -81,6 +82,24 @@ class MemoryCommitter(SinkCommitter):
         return ()
 
     def table(self) -> pa.Table:
-        """Return what is committed. May be called on any thread."""
+        """Return what is committed, with null in columns that a program before this one did not have. On any thread.
+
+        Raises
+        ------
+        OptionError
+            A column of a program before this one has a type that goes with none of its type now.
+        """
         with self._lock:
-            return pa.concat_tables([self._schema.empty_table(), *self._tables])
+            tables = [self._schema.empty_table(), *self._tables]
+        if all(each.schema == self._schema for each in tables):
+            return pa.concat_tables(tables)
+        # A checkpoint that an earlier program wrote had rows that were not committed.
+        tables = [each.cast(pa.schema([field.with_nullable(True) for field in each.schema])) for each in tables]
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise OptionError(
+                f"The checkpoint from which this query resumed holds rows of other columns, which one table cannot "
+                f"have beside those of now: {error}. Rename or cast the column, or begin at a new location.",
+                option="format", value="memory",
+            ) from error  # fmt: skip

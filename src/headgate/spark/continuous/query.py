@@ -284,10 +284,13 @@ class ContinuousQuery:
     def table(self) -> pa.Table:
         """Return the rows of the ``memory`` sink: committed ones only.
 
+        If the program has other columns than the one whose checkpoint it resumed from, rows of that one that were not
+        committed before are there as well: columns that they lack are null, and so are those that only they have.
+
         Raises
         ------
         OptionError
-            The query has another sink.
+            The query has another sink; or rows from before have a column of a type that does not go with its type now.
         """
         driver = self._driver
         committer = None if driver is None else driver.committers.get(self._definition.sink.uid)

@@ -68,6 +68,31 @@ def test_memory_holds_each_committed_row_once() -> None:
     assert lost
 
 
+def test_memory_shows_rows_of_a_program_with_other_columns() -> None:
+    """Those that its last checkpoint had, and that it did not commit itself."""
+
+    def committed_after(before: pa.Schema, batch: pa.RecordBatch) -> pa.Table:
+        writer = MemorySink({}, before).create_writer(context(), before, [])
+        writer.write(batch)
+        now = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("new", pa.string(), nullable=False)])
+        sink = MemorySink({}, now)
+        committer = sink.create_committer("")
+        committer.commit(prepared(writer, 1), epoch=0, final=False)
+        writer = sink.create_writer(context(execution=2), now, [])
+        writer.write(pa.record_batch([[2], ["b"]], schema=now))
+        committer.commit(prepared(writer, 2), epoch=1, final=False)
+        return committer.table()
+
+    narrow = pa.record_batch({"id": pa.array([1], pa.int32()), "old": ["a"]})
+    table = committed_after(narrow.schema, narrow)
+    assert table.to_pylist() == [{"id": 1, "new": None, "old": "a"}, {"id": 2, "new": "b", "old": None}]
+    assert table.schema.types == [pa.int64(), pa.string(), pa.string()]
+    table.validate(full=True)
+    text = pa.record_batch({"id": ["one"]})
+    with pytest.raises(OptionError, match=r"holds rows of other columns.* id .*begin at a new location"):
+        committed_after(text.schema, text)
+
+
 def test_noop_counts() -> None:
     sink = NoopSink({})
     writer = sink.create_writer(context(), SCHEMA, [])
