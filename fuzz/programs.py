@@ -1,6 +1,7 @@
-"""``./run fuzz programs``: runs random continuous programs on real Spark until the time is over, or one again.
+"""``./run fuzz programs``: runs 200 random continuous programs on real Spark, or others for some time, or one again.
 
-    --minutes N     how long; a program that is under way is ended
+    --programs N    how many; 200 without it and without --minutes
+    --minutes N     how long at most; a program that is under way is ended
     --seed S        the first seed; without it a random one
     --replay SEED   one program again. What it is and what happens to it is the same; when exactly is up to the machine
 
@@ -10,9 +11,11 @@ Never: decide what is right: Spark's batch of the same rows does.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -22,17 +25,28 @@ from fuzz.runner import run_in_new_folder
 from local.kafka import running_broker
 
 MAX_PARALLELISM = 4
+PROGRAMS = 200
+"""How many run if nobody says how many, or for how long."""
 _TRIES = 12
 """Runs that make a failing program smaller."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; return 1 if a program failed."""
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return what the arguments say: ``programs`` is None if only the time ends it."""
     parser = argparse.ArgumentParser(prog="./run fuzz programs", description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
-    parser.add_argument("--seed", type=int, default=None, help="the first seed")
+    parser.add_argument("--programs", type=int, default=None, help=f"how many (default {PROGRAMS})")
+    parser.add_argument("--minutes", type=float, default=None, help="how long at most (default: until all have run)")
+    parser.add_argument("--seed", type=int, default=None, help="the first seed (default: a random one)")
     parser.add_argument("--replay", type=int, default=None, metavar="SEED", help="one program again")
     options = parser.parse_args(arguments)
+    if options.programs is None and options.minutes is None:
+        options.programs = PROGRAMS
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return 1 if a program failed."""
+    options = parsed(arguments)
     spark = (
         # A worker that is killed is tried again. Slots of a job that ends and of the next one may be there together.
         SparkSession.builder.master(f"local[{3 * MAX_PARALLELISM},100]").appName("headgate-fuzz")
@@ -46,18 +60,27 @@ def main(arguments: list[str]) -> int:
             if options.replay is not None:
                 return int(not _holds(options.replay, spark, Path(folder), broker.plain))
             seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
-            return int(not _all_hold(seed, options.minutes, spark, Path(folder), broker.plain))
+            end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+
+            def holds(each: int) -> bool:
+                return _holds(each, spark, Path(folder), broker.plain)
+
+            return int(not all_hold(seed, options.programs, end, holds))
         finally:
             spark.stop()
 
 
-def _all_hold(first: int, minutes: float, spark: SparkSession, folder: Path, broker: str) -> bool:
-    end, seed, failed = time.monotonic() + 60 * minutes, first, list[int]()
-    while time.monotonic() < end:
-        if not _holds(seed, spark, folder, broker):
-            failed.append(seed)
-        seed += 1
-    print(f"seeds {first} to {seed - 1}: {len(failed)} failed{''.join(f', {each}' for each in failed)}")
+def all_hold(first: int, programs: int | None, end: float | None, holds: Callable[[int], bool]) -> bool:
+    """Try one seed after the other until so many were tried or it is that late; print how many failed."""
+    failed = list[int]()
+    tried = 0
+    for tried in itertools.count():
+        if tried == programs or (end is not None and time.monotonic() >= end):
+            break
+        print(f"{tried + 1}{'' if programs is None else f' of {programs}'}: ", end="", flush=True)
+        if not holds(first + tried):
+            failed.append(first + tried)
+    print(f"{tried} programs from seed {first} on: {len(failed)} failed{''.join(f', {each}' for each in failed)}")
     return not failed
 
 
@@ -66,7 +89,8 @@ def _holds(seed: int, spark: SparkSession, folder: Path, broker: str) -> bool:
     began = time.monotonic()
     error = run_in_new_folder(program, spark, folder, broker)
     kinds = ", ".join(fault.kind for fault in program.faults) or "no faults"
-    print(f"seed {seed}: {program.ending}, {kinds}: {error or 'equal'} ({time.monotonic() - began:.0f} s)", flush=True)
+    took_s = time.monotonic() - began
+    print(f"seed {seed}: {program.ending}, {program.slots}, {kinds}: {error or 'equal'} ({took_s:.0f} s)", flush=True)
     if not error:
         return True
     print(program.described(), flush=True)

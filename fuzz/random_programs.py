@@ -150,7 +150,7 @@ class Fault(msgspec.Struct, frozen=True):
     ----------
     kind
         ``checkpoint``; ``rescale``; ``stop`` and start again from the last checkpoint; ``savepoint``: stop with one and
-        start from it in a new location; ``kill`` a worker.
+        start from it in a new location; ``kill`` a worker; ``fail``: a source raises an error.
     after_ms
         After what happened before.
     parallelism
@@ -190,6 +190,8 @@ class Program(msgspec.Struct, frozen=True):
         Whether barriers keep their place.
     parallelism
         How many slots it begins with.
+    slots
+        Whether they are tasks of ``spark``, or ``threads``: no worker of theirs can be killed.
     faults
         What happens, one after the other.
     """
@@ -205,6 +207,7 @@ class Program(msgspec.Struct, frozen=True):
     interval_ms: int
     aligned: bool
     parallelism: int
+    slots: str
     faults: tuple[Fault, ...]
 
     @classmethod
@@ -218,6 +221,7 @@ class Program(msgspec.Struct, frozen=True):
         parallelism = dice.randint(1, max_parallelism)
         kinds = [SourceKind.EVENTS, SourceKind.KAFKA] + [SourceKind.DATAGEN] * (ending in WITHOUT_TIME)
         size_s = dice.choice((1, 2, 6))
+        slots = random.Random(f"slots {seed}").choice(("spark", "threads"))
         # The first one is slow, so that the program is not over before its faults.
         later = [dice.choice(kinds) for _ in range(dice.randint(int(ending is Ending.PAIRS), 2))]
         return cls(
@@ -232,7 +236,8 @@ class Program(msgspec.Struct, frozen=True):
             interval_ms=dice.choice((200, 1_000, 30_000)),
             aligned=dice.random() < 0.25,
             parallelism=parallelism,
-            faults=tuple(_fault(dice, parallelism, max_parallelism) for _ in range(dice.randint(0, 5))),
+            slots=slots,
+            faults=tuple(_fault(dice, slots, parallelism, max_parallelism) for _ in range(dice.randint(0, 5))),
         )
 
     def smaller(self) -> Iterator[Program]:
@@ -252,7 +257,7 @@ class Program(msgspec.Struct, frozen=True):
 
     def described(self) -> str:
         """Return what it is, a line for each thing."""
-        lines = [f"seed {self.seed}: {self.parallelism} slots, a checkpoint every {self.interval_ms} ms"]
+        lines = [f"seed {self.seed}: {self.parallelism} slots ({self.slots}), a checkpoint every {self.interval_ms} ms"]
         lines[0] += ", aligned" if self.aligned else ""
         for each in self.branches:
             lines.append(f"  {each.kind}: {each.splits} splits of {each.rows} rows; {_listed(each.verbs)}")
@@ -319,9 +324,10 @@ def _verb(dice: random.Random) -> Verb:
             return Repartition(dice.choice((1, 2, 2)), dice.choice(("turn", "k", "place")))
 
 
-def _fault(dice: random.Random, parallelism: int, max_parallelism: int) -> Fault:
+def _fault(dice: random.Random, slots: str, parallelism: int, max_parallelism: int) -> Fault:
+    worst = "kill" if slots == "spark" else "fail"
     return Fault(
-        kind=dice.choice(("checkpoint", "rescale", "rescale", "stop", "savepoint", "kill", "kill")),
+        kind=dice.choice(("checkpoint", "rescale", "rescale", "stop", "savepoint", worst, worst)),
         after_ms=dice.choice((0, 50, 300, 1_000)),
         parallelism=dice.randint(1, max_parallelism),
         slot=dice.randrange(parallelism),

@@ -116,12 +116,16 @@ def _in_micro_batches(program: Program, sources: _Sources, folder: Path) -> pa.T
     frame = _ended(program, sources.frame(Engine.MICRO_BATCHES), Engine.MICRO_BATCHES)
     append = program.ending in (Ending.ROWS, Ending.DISTINCT, Ending.PAIRS)
     name = f"fuzz_{program.seed}_{time.monotonic_ns()}"
-    query = (
-        frame.writeStream.format("memory").queryName(name).outputMode("append" if append else "complete")
-        .option("checkpointLocation", str(folder / "micro-batches")).trigger(availableNow=True).start()
-    )  # fmt: skip
+    writer = frame.writeStream.format("memory").queryName(name).outputMode("append" if append else "complete")
+    writer = writer.option("checkpointLocation", str(folder / "micro-batches"))
+    generated = any(branch.kind is SourceKind.DATAGEN for branch in program.branches)
+    query = (writer if generated else writer.trigger(availableNow=True)).start()
     try:
-        if not query.awaitTermination(int(WITHIN_S)):
+        if generated:
+            # No generated row is due when the query starts, which is when the first batch is planned; then all are.
+            query.processAllAvailable()
+            query.processAllAvailable()
+        elif not query.awaitTermination(int(WITHIN_S)):
             raise Differs(f"in micro-batches: no end after {WITHIN_S:.0f} s: {query.status}")
         return frame.sparkSession.table(name).toArrow()
     except StreamingQueryException as error:
@@ -137,14 +141,17 @@ class _Running:
     def __init__(self, program: Program, sources: _Sources, folder: Path, change: Change) -> None:
         self.program, self.sources, self.folder, self.change = program, sources, folder, change
         self.locations = 0
+        self.savepoint: str | None = None
+        self.batches: dict[tuple[int, int], pa.Table] = {}
         self.query: ContinuousQuery
 
-    def start(self, parallelism: int, savepoint: str | None = None) -> None:
+    def start(self, parallelism: int) -> None:
         frame = self.change(self.sources.frame(Engine.CONTINUOUS))
         ended = _ended(self.program, frame, Engine.CONTINUOUS)
         writer = (
             headgate.continuous(ended, parallelism=parallelism).writeStream
             .option("checkpointLocation", str(self.folder / f"checkpoints-{self.locations}"))
+            .option("slots", self.program.slots)
             .option("execution.checkpointing.unaligned.enabled", not self.program.aligned)
             .trigger(continuous=f"{self.program.interval_ms} milliseconds")
         )  # fmt: skip
@@ -152,22 +159,21 @@ class _Running:
             location = self.locations
 
             def write(frame: DataFrame, epoch: int) -> None:
-                frame.write.mode("overwrite").parquet(str(self.folder / "out" / f"{location:03}-{epoch:09}"))
+                self.batches[location, epoch] = frame.toArrow()
 
             writer = writer.outputMode(_NEWEST[self.program.ending]).foreachBatch(write)
         else:
             writer = (
                 writer.format("parquet").option("path", str(self.folder / "out")).option("publishInterval", "1 second")
             )
-        self.query = writer.start(fromSavepoint=savepoint)
+        self.query = writer.start(fromSavepoint=self.savepoint)  # which only counts until there is a checkpoint
 
     def rows(self, schema: pa.Schema) -> pa.Table:
         """Return what came, without what later rows replace."""
-        out = self.folder / "out"
-        spark = self.sources.spark
         if self.program.ending not in _NEWEST:
+            out, spark = self.folder / "out", self.sources.spark
             return spark.read.parquet(str(out)).toArrow() if any(out.glob("*.parquet")) else schema.empty_table()
-        written = [spark.read.parquet(str(each)).toArrow() for each in sorted(out.glob("*-*"))]
+        written = [self.batches[each] for each in sorted(self.batches)]
         if self.program.ending is Ending.GROUPS:
             return written[-1] if written else schema.empty_table()
         newest: dict[Any, dict[str, Any]] = {}
@@ -196,8 +202,12 @@ class _Running:
                     self.query.stop(savepoint=savepoint, timeout=WITHIN_S)
                 except HeadgateError:
                     return  # the query goes on
-                self.locations += 1
-                self.start(fault.parallelism, savepoint)
+                self.locations, self.savepoint = self.locations + 1, savepoint
+                self.start(fault.parallelism)
+            case "fail":
+                failing = self.folder / "fail"
+                failing.touch()
+                self._wait_until(lambda: not failing.exists(), "no source fails")
             case _:
                 pids = [slot["pid"] for slot in self.query.status.get("slots", ()) if slot["pid"]]
                 if pids:
@@ -205,12 +215,15 @@ class _Running:
                         os.kill(pids[fault.slot % len(pids)], signal.SIGKILL)
 
     def wait_until_it_runs(self) -> None:
+        self._wait_until(lambda: self.query.status["message"] == "running", "it does not run")
+
+    def _wait_until(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + WITHIN_S
-        while (status := self.query.status)["message"] != "running":
+        while not condition():
             if not self.query.isActive:
                 raise self.query.exception() or Differs("the query ended before its input")
             if time.monotonic() > deadline:
-                raise Differs(f"it does not run after {WITHIN_S:.0f} s: {status}")
+                raise Differs(f"{otherwise} after {WITHIN_S:.0f} s: {self.query.status}")
             time.sleep(0.02)
 
     def stop(self) -> None:
@@ -234,13 +247,16 @@ def events(split: int, splits: int, rows: int, seed: int) -> pa.RecordBatch:
 
 
 class Events(headgate.SimpleSource):
-    """The rows of `events`, a few at a time; the last ones of each split only once there is a file ``hurry``."""
+    """The rows of `events`, a few at a time; the last ones of each split only once there is a file ``hurry``.
+
+    A file ``fail`` lets whichever reader finds it raise an error, once.
+    """
 
     name = "fuzz-events"
     schema = _EVENTS
     option_specs = (
         *(OptionSpec(each, integer(0)) for each in ("splits", "rows", "seed")),
-        OptionSpec("hurry", text),
+        *(OptionSpec(each, text) for each in ("hurry", "fail")),
         OptionSpec("ending", text),  # a continuous query over it ends by itself
     )
 
@@ -256,9 +272,16 @@ class Events(headgate.SimpleSource):
             while begin + 30 >= rows.num_rows and not hurry.exists():
                 time.sleep(0.02)
                 yield rows.slice(0, 0), begin
+                self._may_fail()
             if not hurry.exists():
                 time.sleep(0.02)
             yield rows.slice(begin, 30), begin + 30
+            self._may_fail()
+
+    def _may_fail(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.options["fail"])
+            raise OSError("this is to fail")
 
 
 class _Sources:
@@ -298,7 +321,8 @@ class _Sources:
                 reader = reader.option("endingOffsets", "latest")
         else:
             options = {"splits": branch.splits, "rows": branch.rows, "seed": branch.seed}
-            reader = reader.format(Events.name).options(**options, hurry=str(self.folder / "hurry"))
+            files = {each: str(self.folder / each) for each in ("hurry", "fail")}
+            reader = reader.format(Events.name).options(**options, **files)
             reader = reader.option("ending", "after the last row")
         frame = reader.load().alias(f"source_{number}")
         if self.program.ending in WITHOUT_TIME:
@@ -308,12 +332,12 @@ class _Sources:
 
 def _topic(broker: str, name: str, branch: Branch) -> str:
     create_topic(broker, name, branch.splits)
-    for split in range(branch.splits):
-        rows = events(split, branch.splits, branch.rows, branch.seed).to_pylist()
-        produce(
-            broker, name,
-            [Message(json.dumps({**row, "at": row["at"].isoformat()}).encode(), partition=split) for row in rows],
-        )  # fmt: skip
+    messages = [
+        Message(json.dumps({**row, "at": row["at"].isoformat()}).encode(), partition=split)
+        for split in range(branch.splits)
+        for row in events(split, branch.splits, branch.rows, branch.seed).to_pylist()
+    ]
+    produce(broker, name, messages)
     return name
 
 

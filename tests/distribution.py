@@ -22,6 +22,7 @@ LONGEST = (
     "tests/real/test_continuous_keyed.py::test_with_rows_under_way",
     "tests/real/test_continuous_failover.py::test_with_retries_of_tasks",
     "tests/real/test_continuous_keyed.py::test_with_rows_under_way_too",
+    "tests/real/test_fuzz_programs.py",
     "tests/real/test_examples.py",
     "tests/real/test_continuous_aggregations.py",
     "tests/real/test_continuous_stream_joins.py",

@@ -1,7 +1,8 @@
-"""A few random programs on real Spark, and a bug that one of them must find (`./run fuzz programs` runs more)."""
+"""Random programs on real Spark, the same ones each time, and a bug that one must find: see `fuzz.programs`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,39 +11,53 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from fuzz import programs
 from fuzz.random_programs import Ending, Fault, Program
 from fuzz.runner import run_in_new_folder
-from local.kafka import Broker
 from tests import search
+from tests.fixed_programs import CORES, FIXED, program_of
+from tests.shared_broker import Addresses
 
-SLOTS = 2  # as many as the shared session has cores
-QUICK = (9, 15, 34, 64, 78)
+# The queries of a program are made once and read few rows: what Spark does to be fast takes more time than it saves.
+CHEAP = {
+    "spark.sql.shuffle.partitions": 1,
+    "spark.sql.adaptive.enabled": False,
+    "spark.sql.codegen.wholeStage": False,
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.streaming.noDataMicroBatches.enabled": False,
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": False,
+}
 
 
-def program_of(seed: int) -> Program:
-    """Return a program that fits the session: the jobs of foreachBatch need a core beside the slots."""
-    made = Program.of(seed, SLOTS)
-    return Program.of(seed, SLOTS - 1) if made.ending in (Ending.UPDATES, Ending.GROUPS) else made
+@pytest.fixture
+def cheap(spark: SparkSession) -> Iterator[SparkSession]:
+    """Return the session with these settings."""
+    before = {name: spark.conf.get(name) for name in CHEAP}
+    for name, value in CHEAP.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, known in before.items():
+        spark.conf.set(name, str(known))
 
 
-@pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.parametrize("seed", FIXED)
 def test_random_programs_give_the_rows_of_a_batch(
-    spark: SparkSession, kafka: Broker, tmp_path: Path, seed: int
+    cheap: SparkSession, kafka: Addresses, tmp_path: Path, seed: int
 ) -> None:
-    """A join of two streams, three unions with joins and functions; windows in both modes, a processor; faults."""
+    """In micro-batches, and continuously with what happens to each."""
     program = program_of(seed)
-    assert run_in_new_folder(program, spark, tmp_path, kafka.plain) == "", program.described()
+    assert run_in_new_folder(program, cheap, tmp_path, kafka.plain) == "", program.described()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", range(20))
-def test_other_programs_with_each_commit(spark: SparkSession, kafka: Broker, tmp_path: Path, number: int) -> None:
+def test_other_programs_with_each_commit(spark: SparkSession, kafka: Addresses, tmp_path: Path, number: int) -> None:
     """Those that no ordinary run tries."""
     program = program_of(1000 + 20 * search.block() + number)
     assert run_in_new_folder(program, spark, tmp_path, kafka.plain) == "", program.described()
 
 
-def test_rows_that_a_restart_loses_are_found(spark: SparkSession, kafka: Broker, tmp_path: Path) -> None:
+def test_rows_that_a_restart_loses_are_found(spark: SparkSession, kafka: Addresses, tmp_path: Path) -> None:
     """The plant: a function that swallows the first rows that it gets in each process."""
 
     class Swallows:
@@ -58,7 +73,26 @@ def test_rows_that_a_restart_loses_are_found(spark: SparkSession, kafka: Broker,
     def planted(frame: DataFrame) -> DataFrame:
         return frame.mapInArrow(Swallows(), "n long, k long, v long")
 
-    program = next(each for each in (Program.of(seed, SLOTS) for seed in range(100)) if each.ending is Ending.ROWS)
+    program = next(each for each in (Program.of(seed, CORES) for seed in range(100)) if each.ending is Ending.ROWS)
     stop = Fault(kind="stop", after_ms=0, parallelism=1, slot=0)
     program = msgspec.structs.replace(program, branches=program.branches[:1], verbs=(), faults=(stop,))
     assert "rows are lost, 0 are too many" in run_in_new_folder(program, spark, tmp_path, kafka.plain, planted)
+
+
+def test_the_command_runs_200_programs_by_default() -> None:
+    ways = [programs.parsed(each.split()) for each in ("", "--programs 7", "--minutes 3", "--minutes 3 --programs 7")]
+    assert [(each.programs, each.minutes) for each in ways] == [(200, None), (7, None), (None, 3), (7, 3)]
+
+
+def test_the_command_counts_what_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    tried = []
+
+    def holds(seed: int) -> bool:
+        tried.append(seed)
+        return seed != 11
+
+    assert not programs.all_hold(10, 3, None, holds)
+    assert tried == [10, 11, 12]
+    assert capsys.readouterr().out == "1 of 3: 2 of 3: 3 of 3: 3 programs from seed 10 on: 1 failed, 11\n"
+    assert programs.all_hold(20, None, time.monotonic(), holds) and tried == [10, 11, 12]
+    assert programs.all_hold(20, 2, time.monotonic() + 1000, holds) and tried[3:] == [20, 21]
