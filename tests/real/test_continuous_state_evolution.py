@@ -48,13 +48,15 @@ class Life:
         self._folder = folder
 
     def start(
-        self, program: Callable[[DataFrame], DataFrame], kind: str = "int", **given: Any
+        self, program: Callable[[DataFrame], DataFrame], kind: str = "int", bounded: bool = False, **given: Any
     ) -> headgate.ContinuousQuery:
-        """Start a program over the rows ``k``, ``n`` (of a type) and ``at``."""
-        reader = self._spark.readStream.format(Held.name).option("mayEnd", str(self._folder / "end"))
+        """Start a program over the rows ``k``, ``n`` (of a type) and ``at``; with an end it emits its rows there."""
+        reader = (self._spark.read if bounded else self._spark.readStream).format(Held.name)
+        reader = reader.option("mayEnd", str(self._folder / "end"))
         rows = reader.option("rows", ROWS).load().alias("numbers")
         rows = rows.selectExpr("value % 10 AS k", f"CAST(value AS {kind}) AS n", "timestamp_millis(value) AS at")
-        writer = headgate.continuous(program(rows), parallelism=2).writeStream.outputMode("update").format("memory")
+        writer = headgate.continuous(program(rows), parallelism=2).writeStream.format("memory")
+        writer = writer.outputMode("append" if bounded else "update")
         writer = writer.option("checkpointLocation", str(self._folder / "checkpoints")).option("slots", "threads")
         return writer.trigger(continuous="1 hour").start(**given)
 
@@ -127,6 +129,38 @@ def test_an_aggregate_more_and_a_wider_column(
         assert last[k]["since"] == len(numbers) - before[k], "rows that were in flight are among those since"
         assert len(last[k]["list"]) == last[k]["since"]
         assert last[k]["mean"] == pytest.approx(sum(last[k]["list"]) / last[k]["since"])
+
+
+@pytest.mark.parametrize("sessions", [True, False])
+def test_a_wider_key(spark: SparkSession, tmp_path: Path, sessions: bool) -> None:
+    """A key is found again in the subtask that has it, in a session too, and its state goes on."""
+    rows, total, since = F.count("*").alias("rows"), F.sum("n").alias("n"), F.count("n").alias("since")
+
+    def of(key: str, *aggregates: Any) -> Callable[[DataFrame], DataFrame]:
+        def program(numbers: DataFrame) -> DataFrame:
+            cast = numbers.withColumn("k", F.col("k").cast(key)).alias("cast")
+            keys = ["k", F.session_window("at", "1 hour")] if sessions else ["k"]
+            grouped = cast.groupBy(*keys).agg(*aggregates).drop("session_window")
+            return grouped.select("k", F.to_json(F.struct("*")).alias("json"))
+
+        return program
+
+    life = Life(spark, tmp_path)
+    query = life.start(of("int", rows, total), bounded=sessions)
+    wait_until(lambda: query.status["rowsIn"], query)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    how = {"fromSavepoint": str(tmp_path / "savepoint"), "bounded": sessions}
+    with pytest.raises(StoredStateError, match=r"(?s)k.*int32.*int16"):
+        life.start(of("smallint", rows, total), **how)
+    again = life.start(of("long", since, total, rows), "long", **how)
+    (tmp_path / "end").touch()
+    if sessions:
+        assert again.awaitTermination(PATIENCE_S), again.status
+    last = last_of(again) if sessions else life.ended(again, lambda found: sum(row["rows"] for row in found))
+    assert {k: (row["rows"], row["n"]) for k, row in last.items()} == {
+        k: (ROWS // 10, sum(range(k, ROWS, 10))) for k in range(10)
+    }
+    assert 0 < sum(row["since"] for row in last.values()) < ROWS
 
 
 class Counting(StatefulProcessor):
