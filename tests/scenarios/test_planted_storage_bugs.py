@@ -35,10 +35,6 @@ def often(*kinds: FaultKind | StorageFaults) -> Callable[[Scenario], Scenario]:
     return changed
 
 
-def stateless(each: Scenario) -> bool:
-    return not each.is_keyed
-
-
 DAMAGED = often(StorageFaults.CORRUPT, FaultKind.FAIL_SUBTASK, FaultKind.CRASH_DRIVER)
 STALE = often(StorageFaults.STALE, FaultKind.CRASH_DRIVER, FaultKind.FAIL_COMMIT)
 FULL = often(StorageFaults.FULL, FaultKind.FAIL_SUBTASK)
@@ -75,8 +71,7 @@ class BelievesListings(CheckpointStorage):
 
 
 def test_a_deleted_checkpoint_that_is_still_listed_and_restored_is_found() -> None:
-    """There is no state in files where nothing is keyed: only a stale listing shows such a folder."""
-    first_found("_metadata is missing", 3, {CheckpointStorage: BelievesListings}, of=stateless, change=STALE)
+    first_found("_metadata is missing", 3, {CheckpointStorage: BelievesListings}, change=STALE)
 
 
 class IgnoresFullDisks(CheckpointStorage):
