@@ -19,7 +19,17 @@ from headgate.source import Boundedness
 from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.plan import project
 from headgate.spark.analyzed.rows import Rows, Session
-from headgate.spark.analyzed.scala import UnsupportedTypeError, arrow_type, class_of, items
+from headgate.spark.analyzed.scala import (
+    UnsupportedTypeError,
+    arrow_type,
+    attribute_of,
+    class_of,
+    data_frame,
+    items,
+    projection,
+    sequence,
+    sql_class,
+)
 from headgate.spark.continuous.settings import session_time_zone
 
 if TYPE_CHECKING:
@@ -45,7 +55,6 @@ class SingleRow:
         self._spark = spark
         self._function = function
         self._query = query
-        self._jvm: Any = spark._jvm
         try:
             node = spark.sql(query)._jdf.queryExecution().analyzed()
         except Exception as error:
@@ -91,7 +100,7 @@ class SingleRow:
             if replaced is child:
                 continue
             try:
-                candidate = made.withNewChildren(self._sequence([*children[:index], replaced, *children[index + 1 :]]))
+                candidate = made.withNewChildren(sequence([*children[:index], replaced, *children[index + 1 :]]))
                 fits = candidate.resolved() and candidate.dataType().equals(expression.dataType())
             except (Py4JError, TypeError):
                 fits = False
@@ -108,39 +117,16 @@ class SingleRow:
             return literal
         if class_of(literal.dataType()) == "NullType":
             return literal
-        catalyst = self._jvm.org.apache.spark.sql.catalyst.expressions
-        made = catalyst.AttributeReference(
-            f"c{len(self._literals)}", literal.dataType(), True, self._jvm.org.apache.spark.sql.types.Metadata.empty(),
-            self._object("expressions.NamedExpression").newExprId(), self._sequence(()),
-        )  # fmt: skip
+        made = attribute_of(literal, f"c{len(self._literals)}")
         self._literals.append((literal, made))
         return made
-
-    def _object(self, name: str) -> Any:
-        loader = self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        return loader.loadClass(f"org.apache.spark.sql.catalyst.{name}$").getField("MODULE$").get(None)
-
-    def _sequence(self, elements: Sequence[Any]) -> Any:
-        made = self._jvm.java.util.ArrayList()
-        for each in elements:
-            made.add(each)
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(made).toList()
 
     def _batch(self) -> pa.RecordBatch:
         """Return a batch of one row with the literals."""
         if not self._literals:
             return pa.record_batch({"nothing": [0]})
-        from pyspark.sql import DataFrame
-
-        catalyst = self._jvm.org.apache.spark.sql.catalyst
-        none, nothing = self._jvm.scala.Option.empty(), self._sequence(())
-        named = [
-            catalyst.expressions.Alias(literal, str(attribute.name()), attribute.exprId(), nothing, none, nothing)
-            for literal, attribute in self._literals
-        ]
-        plan = catalyst.plans.logical.Project(self._sequence(named), catalyst.plans.logical.OneRowRelation())
-        made = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._spark._jsparkSession, plan)
-        table = DataFrame(made, self._spark).toArrow()
+        one_row = sql_class("catalyst.plans.logical.OneRowRelation")()
+        table = data_frame(self._spark, projection([literal for literal, _ in self._literals], one_row)).toArrow()
         return table.combine_chunks().to_batches()[0]
 
     # The two sides.

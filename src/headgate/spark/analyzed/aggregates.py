@@ -119,8 +119,9 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     aggregates = [_aggregate(before, expressions, each, columns, output) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
-    parts = [part for each in by for part in _parts(before, each, columns)]
-    made = _whole(grouped(before.node, parts, window, aggregates, before.time_zone), before, by)
+    fields = [_fields(before, each) for each in by]
+    parts = [part for each, of in zip(by, fields) for part in _parts(each, of, columns)]
+    made = _whole(grouped(before.node, parts, window, aggregates, before.time_zone), by, fields, before.time_zone)
     made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
     _check_types(made.schema, expressions, made_of[len(grouping) :])
     after = Rows(node=made, places={}, windows={}, session=before.session)
@@ -212,9 +213,8 @@ def _fields(before: Rows, by: Column | Window) -> list[str]:
     return [each.name for each in kind] if pa.types.is_struct(kind) else []
 
 
-def _parts(before: Rows, by: Column | Window, columns: Columns) -> list[Column | Window]:
+def _parts(by: Column | Window, fields: list[str], columns: Columns) -> list[Column | Window]:
     """Return what stands for a key: of a struct its fields, and whether it is null."""
-    fields = _fields(before, by)
     if not fields or not isinstance(by, Column):
         return [by]
     of = [(each, Call("getfield", (by.node,), {"name": each})) for each in fields]
@@ -222,20 +222,19 @@ def _parts(before: Rows, by: Column | Window, columns: Columns) -> list[Column |
     return [Column(node, columns.free(f"{by.name_in_output}.{part}")) for part, node in of]
 
 
-def _whole(made: PlanNode, before: Rows, by: list[Column | Window]) -> PlanNode:
+def _whole(made: PlanNode, by: list[Column | Window], fields: list[list[str]], time_zone: str) -> PlanNode:
     """Return groups with their keys as they were before structs were taken apart."""
-    if not any(_fields(before, each) for each in by):
+    if not any(fields):
         return made
     places = iter([Bound(index, name) for index, name in enumerate(made.schema.names)])
     columns = []
-    for each in by:
-        fields = _fields(before, each)
-        node: Node = Call("struct", tuple(next(places) for _ in fields), {"names": tuple(fields)})
-        last = next(places)
-        node = Branches(((last, Constant(None, pa.null())),), node) if fields else last
+    for each, of in zip(by, fields):
+        parts, last = tuple(next(places) for _ in of), next(places)
+        whole = Branches(((last, Constant(None, pa.null())),), Call("struct", parts, {"names": tuple(of)}))
+        node = whole if of else last
         columns.append(Column(node, each.name_in_output if isinstance(each, Column) else each.name))
     columns += [Column(each, each.name) for each in places]
-    return made.then(Project(made.schema, columns, before.time_zone))
+    return made.then(Project(made.schema, columns, time_zone))
 
 
 def _aggregate(

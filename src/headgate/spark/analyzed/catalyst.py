@@ -21,6 +21,7 @@ from headgate.spark.analyzed.functions import arguments_of, called, next_calls, 
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
+    attribute_of,
     class_named,
     class_of,
     column_type,
@@ -28,6 +29,8 @@ from headgate.spark.analyzed.scala import (
     is_a,
     items,
     java_map,
+    projection,
+    relation,
     sequence,
     singleton,
     sql_class,
@@ -137,12 +140,12 @@ def _all(expression: JavaObject, known: Sequence[JavaObject] = ()) -> list[JavaO
 
 def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
     spark = before.session.spark
-    stand_ins = [(each, attribute_of(each)) for each, _ in now]
+    stand_ins = [(each, attribute_of(each, class_of(each))) for each, _ in now]
     places = {
         **before.places,
         **{int(attribute.exprId().id()): bound.index for (_, attribute), (_, bound) in zip(stand_ins, now)},
     }
-    evaluated = [_substituted(spark, each, stand_ins) for each in wanted]
+    evaluated = [_substituted(each, stand_ins) for each in wanted]
     attributes = {int(each.exprId().id()): each for one in evaluated for each in items(one.references())}
     for number, each in attributes.items():
         if number not in places:
@@ -169,22 +172,7 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
     )
 
 
-def attribute_of(expression: JavaObject) -> JavaObject:
-    """Return a new attribute of the type of an expression."""
-    named = singleton("catalyst.expressions.NamedExpression")
-    return sql_class("catalyst.expressions.AttributeReference")(
-        class_of(expression),
-        expression.dataType(),
-        True,
-        sql_class("types.Metadata").empty(),
-        named.newExprId(),
-        sequence(()),
-    )
-
-
-def _substituted(
-    spark: SparkSession, expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, JavaObject]]
-) -> JavaObject:
+def _substituted(expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, JavaObject]]) -> JavaObject:
     """Return an expression with attributes in the place of some of its parts."""
     if not stand_ins:
         return expression
@@ -192,7 +180,7 @@ def _substituted(
         if expression.semanticEquals(part):
             return attribute
     children = list(items(expression.children()))
-    made = [_substituted(spark, each, stand_ins) for each in children]
+    made = [_substituted(each, stand_ins) for each in children]
     changed = any(one is not other for one, other in zip(made, children))
     return expression.withNewChildren(sequence(made)) if changed else expression
 
@@ -219,14 +207,14 @@ def stored_aggregate(spark: SparkSession, function: JavaObject) -> bytes:
     """
     bound = sql_class("catalyst.expressions.BoundReference")
     given = list(items(function.children()))
-    attributes = [attribute_of(each) for each in given if not each.foldable()]
+    attributes = [attribute_of(each, class_of(each)) for each in given if not each.foldable()]
     left = iter(attributes)
     children = [each if each.foldable() else next(left) for each in given]
     if not is_a(function, "DeclarativeAggregate"):  # its code evaluates its children, those of others are bound
         places = {id(each): place for place, each in enumerate(attributes)}
         children = [bound(places[id(each)], each.dataType(), True) if id(each) in places else each for each in children]
     true = singleton("catalyst.expressions.Literal").TrueLiteral()
-    inputs = sequence([*attributes, attribute_of(true)])
+    inputs = sequence([*attributes, attribute_of(true, class_of(true))])
     output = sql_class("types.StructType")().add("result", function.dataType(), True)
     return _stored(spark, function.withNewChildren(sequence(children)), inputs, output)
 
@@ -245,28 +233,23 @@ def _stored(spark: SparkSession, of: JavaObject, inputs: JavaObject, output: Jav
 
 def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObject) -> JavaObject:
     """Return the expressions as Spark's optimizer leaves those that only stand for others."""
-    alias = sql_class("catalyst.expressions.Alias")
-    none, nothing = class_named("scala.Option").empty(), sequence(())
-    new_id = singleton("catalyst.expressions.NamedExpression").newExprId
-    named = [alias(each, f"c{index}", new_id(), nothing, none, nothing) for index, each in enumerate(wanted)]
-    relation = sql_class("catalyst.plans.logical.LocalRelation")(inputs, nothing, False, none)
-    plan = sql_class("catalyst.plans.logical.Project")(sequence(named), relation)
+    plan = projection(wanted, relation(inputs, is_streaming=False))
     for rule in ("ReplaceExpressions", "RewriteWithExpression"):
         plan = singleton(f"catalyst.optimizer.{rule}").apply(plan)
     session: Any = spark._jsparkSession
     plan = sql_class("catalyst.optimizer.ReplaceCurrentLike")(session.sessionState().catalogManager()).apply(plan)
     plan = singleton("catalyst.optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
-    return sequence(_inlined(spark, plan))
+    return sequence(_inlined(plan))
 
 
-def _inlined(spark: SparkSession, plan: JavaObject) -> list[JavaObject]:
+def _inlined(plan: JavaObject) -> list[JavaObject]:
     """Return the expressions of a projection over others, each common expression in every place that refers to it."""
     expressions, below = list(items(plan.projectList())), plan.child()
     while class_of(below) == "Project":
         common = [
             (each.toAttribute(), each.child()) for each in items(below.projectList()) if class_of(each) == "Alias"
         ]
-        expressions = [_substituted(spark, each, common) for each in expressions]
+        expressions = [_substituted(each, common) for each in expressions]
         below = below.child()
     return expressions
 

@@ -18,15 +18,13 @@ from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
-    class_named,
     class_of,
     column_type,
     conjuncts,
+    data_frame,
     items,
     option,
-    sequence,
-    singleton,
-    sql_class,
+    projection,
 )
 
 _KINDS: dict[tuple[str, bool], JoinKind] = {
@@ -122,16 +120,7 @@ def _table(before: Rows, static: JavaObject, wanted: list[JavaObject], null_safe
     schema = pa.schema([pa.field(f"c{place}", _type(each)) for place, each in enumerate(wanted)])
 
     def collect() -> pa.Table:
-        from pyspark.sql import DataFrame
-
-        none, nothing = class_named("scala.Option").empty(), sequence(())
-        new_id = singleton("catalyst.expressions.NamedExpression").newExprId
-        named = [
-            sql_class("catalyst.expressions.Alias")(each, f"c{place}", new_id(), nothing, none, nothing)
-            for place, each in enumerate(wanted)
-        ]
-        plan = sql_class("catalyst.plans.logical.Project")(sequence(named), static)
-        return DataFrame(sql_class("classic.Dataset").ofRows(spark._jsparkSession, plan), spark).toArrow()
+        return data_frame(spark, projection(wanted, static)).toArrow()
 
     return StaticTable(str(static.simpleString(25))[:200], schema, null_safe, collect)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound, Call, Column
-from headgate.graph.plan import PlanNode, can_be_named, watermarked
+from headgate.graph.plan import PlanNode, can_be_named, stage_graph, watermarked
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.filter import Filter
 from headgate.operators.project import Project
@@ -79,15 +79,10 @@ def _check_watermark_policy(spark: SparkSession, output: PlanNode) -> None:
     """Check that where several sources have watermarks, the lowest one may count."""
     if str(spark.conf.get(_WATERMARK_POLICY, "min")).lower() == "min":
         return
-    nodes, sources = [output], dict[int, str]()
-    while nodes:
-        node = nodes.pop()
-        nodes += node.inputs
-        if isinstance(node.of, SourceDefinition) and node.of.watermark_strategy is not None:
-            sources[id(node.of.source)] = node.name or node.of.uid
+    sources = [each.uid for each in stage_graph(output).sources if each.watermark_strategy is not None]
     if len(sources) > 1:
         raise UnsupportedOperationError(
-            f"The session has {_WATERMARK_POLICY}=max, and the sources {', '.join(sorted(sources.values()))} have "
+            f"The session has {_WATERMARK_POLICY}=max, and the sources {', '.join(sorted(sources))} have "
             "watermarks: a continuous query goes by the lowest of them, so that rows of the slower source are not "
             f'late. Call spark.conf.set("{_WATERMARK_POLICY}", "min") before, or run the program with df.writeStream.',
             operation="withWatermark", setting=_WATERMARK_POLICY,

@@ -1,4 +1,4 @@
-"""What Spark's Scala objects look like from Python: sequences, classes, types, constants.
+"""What Spark's Scala objects look like from Python: sequences, classes, types, constants, new plans and attributes.
 
 Never: interpret an expression or a plan.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    pass
+    from pyspark.sql import DataFrame, SparkSession
 
 JavaObject = Any
 """An object of Spark's, whose methods py4j calls."""
@@ -61,6 +61,40 @@ def sql_class(name: str) -> JavaObject:
 def singleton(name: str) -> JavaObject:
     """Return a Scala object of a package of Spark SQL's."""
     return getattr(sql_class(f"{name}$"), "MODULE$")
+
+
+def data_frame(spark: SparkSession, plan: JavaObject) -> DataFrame:
+    """Return the DataFrame of a plan."""
+    from pyspark.sql import DataFrame
+
+    return DataFrame(sql_class("classic.Dataset").ofRows(spark._jsparkSession, plan), spark)
+
+
+def projection(expressions: Sequence[JavaObject], below: JavaObject) -> JavaObject:
+    """Return the plan of some expressions of a plan's rows, in the columns ``c0``, ``c1`` and so on."""
+    none, nothing = class_named("scala.Option").empty(), sequence(())
+    alias, new_id = sql_class("catalyst.expressions.Alias"), singleton("catalyst.expressions.NamedExpression").newExprId
+    named = [alias(each, f"c{place}", new_id(), nothing, none, nothing) for place, each in enumerate(expressions)]
+    return sql_class("catalyst.plans.logical.Project")(sequence(named), below)
+
+
+def relation(attributes: JavaObject, *, is_streaming: bool) -> JavaObject:
+    """Return the plan of a relation with these attributes and without rows, in the place of another plan."""
+    return sql_class("catalyst.plans.logical.LocalRelation")(
+        attributes, sequence(()), is_streaming, class_named("scala.Option").empty()
+    )
+
+
+def attribute_of(expression: JavaObject, name: str) -> JavaObject:
+    """Return a new attribute of the type of an expression."""
+    return sql_class("catalyst.expressions.AttributeReference")(
+        name,
+        expression.dataType(),
+        True,
+        sql_class("types.Metadata").empty(),
+        singleton("catalyst.expressions.NamedExpression").newExprId(),
+        sequence(()),
+    )
 
 
 def _jvm() -> Any:

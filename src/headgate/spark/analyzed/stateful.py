@@ -5,7 +5,7 @@ Never: check an argument of a processor: `headgate.spark.continuous.stateful` do
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from headgate.operators.transform_with_state.group_function import GroupFunction
 from headgate.operators.transform_with_state.transform_with_state import Definition, TimeMode
 from headgate.spark.analyzed.functions import function_of, worker_conf
 from headgate.spark.analyzed.rows import Session, is_event_time
-from headgate.spark.analyzed.scala import JavaObject, items, sql_class
+from headgate.spark.analyzed.scala import JavaObject, data_frame, items
 from headgate.spark.continuous.stateful import stateful_node
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def transformed(
         output,
         str(node.outputMode().toString()),
         _TIME_MODES[str(node.timeMode().toString())],
-        _initial_state(spark, node.right().child()) if node.hasInitialState() else None,
+        data_frame(spark, node.right().child()) if node.hasInitialState() else None,
         event_time,
         marked=_event_time(before, rows_of(node)),
         pandas=str(node.userFacingDataType().toString()) == "pandas",
@@ -136,9 +136,3 @@ def applied(session: Session, before: PlanNode, node: JavaObject, output: pa.Sch
 def _event_time(rows: PlanNode, node: JavaObject) -> str | None:
     known = (str(each.name()) for each in items(node.output()) if is_event_time(each))
     return next((each for each in known if pa.types.is_timestamp(rows.schema.field(each).type)), None)
-
-
-def _initial_state(spark: SparkSession, node: JavaObject) -> Any:
-    from pyspark.sql import DataFrame
-
-    return DataFrame(sql_class("classic.Dataset").ofRows(spark._jsparkSession, node), spark)

@@ -34,6 +34,7 @@ from headgate.spark.analyzed.scala import (
     conjuncts,
     items,
     option,
+    relation,
     sequence,
     singleton,
     sql_class,
@@ -88,10 +89,8 @@ def pushed_down(node: JavaObject) -> JavaObject:
     state. Below the join all stays as it is, but for filters of one side that are now there.
     """
     join = join_below(node)
-    local_relation = sql_class("catalyst.plans.logical.LocalRelation")
-    none, nothing = class_named("scala.Option").empty(), sequence(())
     below = [join.left(), join.right()]
-    leaves = [local_relation(each.output(), nothing, True, none) for each in below]
+    leaves = [relation(each.output(), is_streaming=True) for each in below]
     made = _replaced(node, join, join.withNewChildren(sequence(leaves)))
     rule, before = singleton("catalyst.optimizer.PushDownPredicates"), None
     while before is None or not made.equals(before):  # as the optimizer does: until nothing changes

@@ -19,6 +19,7 @@ from headgate.connectors.files.sink.committer import FilesCommitter
 from headgate.connectors.files.sink.partition_folders import partition_columns
 from headgate.connectors.files.sink.sink import FilesSink
 from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.spark.analyzed.scala import class_named
 from headgate.spark.continuous.sinks import FILE_FORMATS
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def table_for(
         )  # fmt: skip
     if provider not in FILE_FORMATS:
         raise _unsupported(name, _only_files(name, provider))
-    jvm: Any = spark._jvm
-    collections = jvm.scala.jdk.javaapi.CollectionConverters
+    collections = class_named("scala.jdk.javaapi.CollectionConverters")
     columns = tuple(collections.asJava(metadata.partitionColumnNames()))
     if partition_by and [each.lower() for each in partition_by] != [each.lower() for each in columns]:
         raise OptionError(
@@ -98,14 +98,14 @@ def table_for(
     _check_columns(name, json.loads(metadata.schema().json()), schema, columns, by_place=provider == "csv")
     stored = dict(collections.asJava(metadata.storage().properties()))
     given = {key: value for key, value in stored.items() if key.lower() not in _OF_THE_TABLE}
-    return Table(name=name, location=_path(metadata.location(), jvm), partition_by=columns, options=given)
+    return Table(name=name, location=_path(metadata.location()), partition_by=columns, options=given)
 
 
-def _path(uri: Any, jvm: Any) -> str:
+def _path(uri: Any) -> str:
     """Return a folder as users write it: nothing in it is escaped."""
     if uri.getScheme() in (None, "file"):
         return str(uri.getPath())
-    return str(jvm.org.apache.hadoop.fs.Path(uri).toString())
+    return str(class_named("org.apache.hadoop.fs.Path")(uri).toString())
 
 
 def _identifier(spark: SparkSession, name: str) -> Any:
