@@ -82,8 +82,6 @@ class Invariants:
 
     def on_action(self, process: Process, action: Any) -> None:
         """Note which executions count, and that completed epochs are contiguous."""
-        if not isinstance(action, jm.Transmit | jm.ForSource | jm.ShowCheckpoint):
-            return
         match action:
             case jm.Transmit(envelope=msg.Envelope(message=msg.Deploy(execution=execution, stage=0), slot=slot)):
                 self._deployed[slot] = max(execution, self._deployed.get(slot, 0))

@@ -93,8 +93,6 @@ class SnapshotTimes:
 
     def on_action(self, action: Any) -> None:
         """Check that the first checkpoint comes early."""
-        if not isinstance(action, jm.Transmit | jm.ForSource):
-            return
         match action:
             case jm.Transmit(
                 envelope=msg.Envelope(slot=slot, attempt=attempt, message=msg.Deploy(stage=stage, execution=execution))
