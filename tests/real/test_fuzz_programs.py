@@ -16,28 +16,25 @@ from fuzz.random_programs import Ending, Fault, Program
 from fuzz.runner import run_in_new_folder
 from tests import search
 from tests.fixed_programs import CORES, FIXED, program_of
+from tests.real.changed_settings import changed_settings
 from tests.shared_broker import Addresses
 
 # The queries of a program are made once and read few rows: what Spark does to be fast takes more time than it saves.
 CHEAP = {
-    "spark.sql.shuffle.partitions": 1,
-    "spark.sql.adaptive.enabled": False,
-    "spark.sql.codegen.wholeStage": False,
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.streaming.noDataMicroBatches.enabled": False,
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": False,
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
 
 
 @pytest.fixture
 def cheap(spark: SparkSession) -> Iterator[SparkSession]:
     """Return the session with these settings."""
-    before = {name: spark.conf.get(name) for name in CHEAP}
-    for name, value in CHEAP.items():
-        spark.conf.set(name, value)
-    yield spark
-    for name, known in before.items():
-        spark.conf.set(name, str(known))
+    with changed_settings(spark, CHEAP) as changed:
+        yield changed
 
 
 @pytest.mark.parametrize("seed", FIXED)

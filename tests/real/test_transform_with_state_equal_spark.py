@@ -15,6 +15,7 @@ from headgate.operators.transform_with_state.transform_with_state import Definit
 from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.continuous.settings import arrow_schema
 from headgate.spark.continuous.stateful import _schemas
+from tests.real.changed_settings import changed_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,12 +34,8 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.shuffle.partitions": "1",
     }
-    before = {name: spark.conf.get(name, None) for name in changed}
-    for name, value in changed.items():
-        spark.conf.set(name, value)
-    yield spark
-    for name, value in before.items():
-        spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    with changed_settings(spark, changed):
+        yield spark
 
 
 def everything() -> Any:
