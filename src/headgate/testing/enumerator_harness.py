@@ -214,14 +214,21 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         lost
             The splits that go back, at their positions in the last checkpoint; None: as they were assigned.
         """
-        held = list(self.assigned.pop(subtask, {}).values()) if lost is None else list(lost)
-        self.assigned.pop(subtask, None)
+        assigned = self.assigned.pop(subtask, {})
+        held = list(assigned.values()) if lost is None else list(lost)
+        self.forget_reader(subtask)
         self._finished.difference_update(split.split_id for split in held)
+        self.enumerator.add_splits_back(held, subtask)
+
+    def forget_reader(self, subtask: int) -> None:
+        """Let a reader be gone, before anything goes back: what the enumerator called may be done in between.
+
+        A reader that holds nothing is only forgotten.
+        """
         self.readers.pop(subtask, None)
         self.requests.discard(subtask)
         self.no_more_splits.discard(subtask)
         self.outbox = [message for message in self.outbox if message[0] != subtask]
-        self.enumerator.add_splits_back(held, subtask)
 
     def finish_split(self, subtask: int, split_id: str) -> None:
         """Let a reader have read a split to its end. It must not be assigned again."""

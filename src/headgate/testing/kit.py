@@ -157,6 +157,22 @@ def check_a_failed_readers_splits_are_read_again(make_source: MakeSource, *, sch
 
 
 @_bounded_only
+def check_nobody_assigns_to_a_reader_that_is_gone(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
+    """A reader asks and fails before it is answered: it is answered no more, and gets all when it is back and asks."""
+    expected = {split.split_id for split in _all_splits(make_source(), schema)}
+    enumerator = EnumeratorHarness(make_source(), schema=schema)
+    enumerator.start()
+    enumerator.register_reader(0)
+    enumerator.request_split(0)
+    if not enumerator.outbox:
+        enumerator.forget_reader(0)
+        enumerator.run_due_calls()
+        enumerator.register_reader(0)
+    found = {split.split_id for split in _pulled(enumerator)}
+    assert found == expected, f"after a reader asked, failed and returned, it got {found} instead of {expected}"
+
+
+@_bounded_only
 def check_pausing(make_source: MakeSource, *, schema: pa.Schema | None = None) -> None:
     """A paused split emits nothing until it is resumed, then all of it; unknown and finished ones are ignored.
 
@@ -285,6 +301,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     check_parallel_readers_read_the_same_rows,
     check_restore_at_every_step,
     check_a_failed_readers_splits_are_read_again,
+    check_nobody_assigns_to_a_reader_that_is_gone,
     check_pausing,
     check_positions_of_rows,
     check_close_is_quick,
@@ -309,6 +326,10 @@ def _all_splits(source: Source[Any, Any], schema: pa.Schema | None) -> Iterator[
     enumerator = EnumeratorHarness(source, schema=schema)
     enumerator.start()
     enumerator.register_reader(0)
+    yield from _pulled(enumerator)
+
+
+def _pulled(enumerator: EnumeratorHarness[Any, Any]) -> Iterator[Any]:
     while 0 not in enumerator.no_more_splits:
         before = len(enumerator.outbox)
         if 0 not in enumerator.requests:

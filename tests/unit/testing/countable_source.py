@@ -157,6 +157,7 @@ class RangeEnumerator(SplitEnumerator[Range, State]):
         self._serve()
 
     def add_reader(self, subtask: int) -> None:
+        self.waiting = [each for each in self.waiting if each != subtask]
         if self.bug == "assigns to a reader that is not there" and self.pending:
             self.context.assign_split(self.pending.popleft(), 99)
 
@@ -167,6 +168,8 @@ class RangeEnumerator(SplitEnumerator[Range, State]):
         self._serve()
 
     def _serve(self) -> None:
+        if self.bug != "answers readers that are gone":
+            self.waiting = [each for each in self.waiting if each in self.context.registered_readers]
         while self.waiting and self.pending:
             split = self.pending[0]
             if self.bug != "assigns a split twice" or len(self.pending) == 1:

@@ -125,6 +125,8 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         Where to go on; None starts afresh.
     event_times
         Finds out when the rows of files are, to hand them out in that order; None: in the order of modification.
+    now_s
+        Reads a clock that never goes back, in seconds.
     """
 
     def __init__(
@@ -134,10 +136,12 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         settings: EnumeratorSettings,
         state: FilesState | None = None,
         event_times: EventTimes | None = None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._settings = settings
-        self._lister = _Lister(listing, settings)
+        self._lister = _Lister(listing, settings, now_s)
         self._was_listed = state is not None  # by this one, or before it was restored
         state = state or FilesState()
         self._seen = SeenFiles(settings.max_file_age_ms, state.seen)
@@ -176,7 +180,8 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         self._serve()
 
     def add_reader(self, subtask: int) -> None:
-        """Do nothing: a reader asks when it wants work."""
+        """Wait until the reader asks: the request of the one before it is void."""
+        self._waiting.pop(subtask, None)
 
     def add_splits_back(self, splits: Sequence[FileSplit], subtask: int) -> None:
         """Hand out what came back before anything else; the failed reader's old request is void."""
@@ -361,20 +366,21 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
 class _Lister:
     """Lists in the background. Keeps nothing of the enumerator's, only when it listed last."""
 
-    def __init__(self, listing: FileListing, settings: EnumeratorSettings) -> None:
+    def __init__(self, listing: FileListing, settings: EnumeratorSettings, now_s: Callable[[], float]) -> None:
         self._listing = listing
+        self._now_s = now_s
         self._file_name_only = settings.file_name_only
         self._not_before = 0.0
 
     def list_files(self) -> _Listed | None:
         """Return what is there; None where the last listing was so slow that another would keep the machine busy."""
-        begin = time.monotonic()
+        begin = self._now_s()
         if begin < self._not_before:
             return None
         files = self._listing.list_files()
         keys = (posixpath.basename(each.path) if self._file_name_only else each.path for each in files)
         listed = _Listed(files, file_hashes(keys), first_seconds_of([each.modified_ms for each in files]))
-        end = time.monotonic()
+        end = self._now_s()
         if end - begin > _SLOW_LISTING_S:
             # At most a third of one core goes into listing, however many files there are.
             self._not_before = end + 2 * (end - begin)

@@ -159,7 +159,7 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
                 pass  # what was read to its end before a restore lets its children follow at once
 
     def _answer_requests(self) -> None:
-        for subtask in list(self._waiting):
+        for subtask in [each for each in self._waiting if each in self._context.registered_readers]:
             if self._table.unassigned:
                 split_id = next(iter(self._table.unassigned))
                 self._context.assign_split(self._table.assign(split_id, subtask), subtask)

@@ -145,7 +145,7 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
             self._push()
 
     def _answer_requests(self) -> None:
-        for subtask in list(self._waiting):
+        for subtask in [each for each in self._waiting if each in self._context.registered_readers]:
             if self._pending:
                 split = self._pending.pop(next(iter(self._pending)))
                 self._context.assign_split(split, subtask)

@@ -200,6 +200,18 @@ def test_a_bounded_read_is_pulled_and_ends():
     assert enumerator.no_more_splits == {0, 1} and not enumerator.calls
 
 
+def test_a_bounded_read_gives_nothing_to_a_reader_that_asked_and_is_gone():
+    enumerator = harness(source(Shard("0")), boundedness=Boundedness.BOUNDED)
+    enumerator.register_reader(0)
+    enumerator.request_split(0)
+    enumerator.forget_reader(0)
+    enumerator.run_due_calls()
+    enumerator.register_reader(0)
+    assert held(enumerator) == {0: []}
+    enumerator.request_split(0)
+    assert held(enumerator) == {0: ["0"]}
+
+
 def test_a_bounded_read_without_shards_ends_after_a_restore_too():
     enumerator = harness(source(), boundedness=Boundedness.BOUNDED)
     enumerator.run_due_calls()
