@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headgate.simulation.scenario import Fault, MoreFaults, Scenario
-from headgate.simulation.scripted_source import SourceScript, TopicSplit
+from headgate.simulation.topic import SourceScript, TopicSplit
 
 HELD_MS = 15_000
 """How long faults come."""
@@ -16,16 +16,11 @@ HELD_MS = 15_000
 def source(*stops: int, keys: int, batch_rows: int) -> SourceScript:
     return SourceScript(
         uid="source-0",
+        kind="simple",
         splits=tuple(
             TopicSplit(split_id=f"source-0-{number}", appears_ms=0, stop=stop) for number, stop in enumerate(stops)
         ),
-        pulled=False,
-        reassigns=False,
         bounded=True,
-        latest=False,
-        assigner="round-robin",
-        keeps_subtask=False,
-        slow=False,
         row_ms=1,
         keys=keys,
         batch_rows=batch_rows,

@@ -27,7 +27,6 @@ from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.operators.key_hash import key_groups
 from headgate.protocol.messages import CheckpointKind, Deploy, Envelope, ErrorReport, TriggerCheckpoint
-from headgate.protocol.state import SplitState
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.driver_process import DriverProcess
@@ -37,10 +36,11 @@ from headgate.simulation.network import Connection, Network
 from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, Fault, Neighbour, Scenario
 from headgate.simulation.scripted_query import ScriptedSink, definition_of
 from headgate.simulation.scripted_reader import ScriptedReader
-from headgate.simulation.scripted_source import Topic, source_class
+from headgate.simulation.scripted_source import SOURCES
 from headgate.simulation.slot_process import SlotProcess
 from headgate.simulation.snapshot_times import SnapshotTimes
 from headgate.simulation.subtask_process import SubtaskProcess
+from headgate.simulation.topic import Topic
 from headgate.simulation.world import PendingFaults
 from headgate.source.watermark import saturated_ms
 from headgate.task.reader_output import StreamingOutput
@@ -91,7 +91,7 @@ class Cluster:
         self.storage, self.table = Storage(lambda: self.clock.now_ms), Table()
         self.topics = {script.uid: Topic(script, lambda: self.clock.now_ms) for script in scenario.sources}
         self.sources = {
-            uid: source_class(topic.script)(topic, lambda source, context: self._acting.create_reader(source, context))
+            uid: SOURCES[topic.script.kind](topic, lambda source, context: self._acting.create_reader(source, context))
             for uid, topic in self.topics.items()
         }
         self.uid_of = {split_id: uid for uid, topic in self.topics.items() for split_id in topic.splits}
@@ -214,9 +214,9 @@ class Cluster:
         if isinstance(machine, JobMaster):
             self.invariants.on_streams(machine._slots._connections)
 
-    def splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
+    def splits_added(self, slot: SlotProcess, uid: str, split_ids: set[str]) -> None:
         """Note that a reader has got splits."""
-        self.invariants.on_splits_added(slot, uid, splits)
+        self.invariants.on_splits_added(slot, uid, split_ids)
 
     def rows_wanted(self, slot: SlotProcess, reader: ScriptedReader) -> None:
         """Note that a reader is about to read."""
@@ -501,6 +501,7 @@ class Cluster:
             self.others_since_ms = now_ms
         moved_ms = (now_ms - neighbour.begins_ms) // NEIGHBOUR_PERIOD_MS * neighbour.step_ms
         self.others_ms = saturated_ms(neighbour.first_ms + moved_ms) if now_ms < neighbour.ends_ms else None
+        self.invariants.check_paused()  # before anybody reads again: they may be the slowest by now
         self._notify_of_others()
         if self.others_ms is not None:
             self.clock.after(NEIGHBOUR_PERIOD_MS, self.world, self._let_others_vote, neighbour)

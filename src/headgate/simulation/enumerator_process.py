@@ -1,4 +1,4 @@
-"""The thread of one source's enumerator: the production `EnumeratorRunner` with a scripted source, one call at a time.
+"""The thread of one source's enumerator: the production `EnumeratorRunner` with a connector's enumerator, call by call.
 
 Never: run slow work on the enumerator's thread, or stop an older incarnation from saying what it still says.
 """
@@ -17,8 +17,8 @@ from headgate.simulation.clockwork import Process
 from headgate.simulation.world import World
 from headgate.source.enumerator import Boundedness
 
-_BUGS = ("AssertionError", "ConnectorContractError", "InternalError", "KeyError", "TypeError")
-"""Errors that no fault makes: the model of the enumerator was given something impossible."""
+_BUGS = ("AssertionError", "ConnectorContractError", "InternalError", "InvalidTransitionError", "KeyError", "TypeError")
+"""Errors that no fault makes: an enumerator was given something impossible."""
 
 
 class EnumeratorProcess(Process):

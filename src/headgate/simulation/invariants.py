@@ -16,16 +16,14 @@ from typing import Any
 
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
-from headgate.connectors.datagen.split import STATE_SERIALIZER
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.source_state import decode_source_state
 from headgate.protocol import messages as msg
-from headgate.protocol.state import InlineState, SplitState
+from headgate.protocol.state import InlineState
 from headgate.simulation.clockwork import Process
 from headgate.simulation.durable import Row
 from headgate.simulation.scripted_reader import ScriptedReader
-from headgate.simulation.scripted_source import SPLITS, STATES, ScriptedState, Topic
 from headgate.simulation.slot_process import SlotProcess
 from headgate.simulation.whereabouts import check_rows
 from headgate.simulation.world import World
@@ -37,17 +35,6 @@ _NEWS_MS = 800
 """So long after it began to vote everybody has heard of a split, where nothing goes wrong."""
 _RESUMED_MS = 1500
 """So long after nobody slow is left a split is resumed, where nothing goes wrong."""
-
-
-def _state_of(topic: Topic, data: bytes) -> ScriptedState:
-    """Return an enumerator's state; one of `headgate.datagen` does not say which splits have ended: any that ends may.
-
-    Rows of one that was lost are missing.
-    """
-    if not topic.script.generated:
-        return STATES.deserialize(data)
-    ended = tuple(each.split_id for each in topic.splits.values() if each.stop is not None)
-    return ScriptedState(tuple(topic.splits), ended, STATE_SERIALIZER.deserialize(data).pending, {}, 0)
 
 
 class Invariants:
@@ -124,23 +111,30 @@ class Invariants:
         else:
             self._owners = {key: owner for key, owner in self._owners.items() if key[0] != uid or key in held}
 
-    def on_splits_added(self, slot: SlotProcess, uid: str, splits: tuple[SplitState, ...]) -> None:
+    def on_splits_added(self, slot: SlotProcess, uid: str, ids: set[str]) -> None:
         """Check that a split that a reader gets is with no other one, and stays with its owner."""
         cluster = self._cluster
         if not self._counts(slot):
             return
-        ids = {split.split_id for split in splits}
         if slot.execution is not None:
             self._check_in_time(slot.execution.readers[uid], ids)
         for other in self._slots:
             if other is not slot and other.execution is not None and self._counts(other):
                 double = ids & set(other.execution.readers[uid].splits)
                 assert not double, f"{slot.name} was given {double}, which {other.name} is reading"
-        topic = cluster.topics[uid]
-        if topic.script.reassigns and not topic.script.pulled:
+        self._check_parents(slot, uid, ids)
+        if cluster.topics[uid].script.stays:
             for split_id in ids:
                 owner = self._owners.setdefault((uid, split_id), slot.slot)
                 assert owner == slot.slot, f"{split_id} moved from {owner} to {slot.slot} though P stayed the same"
+
+    def _check_parents(self, slot: SlotProcess, uid: str, ids: set[str]) -> None:
+        """Check that nobody reads what is to be read before these splits."""
+        parents = {parent for split_id in ids for parent in self._cluster.topics[uid].splits[split_id].parents}
+        for other in self._slots if parents else ():
+            if other.execution is not None and self._counts(other):
+                unread = parents & other.execution.readers[uid].splits.keys()
+                assert not unread, f"{slot.name} was given {ids}, but {other.name} is reading {unread}"
 
     def _counts(self, slot: SlotProcess) -> bool:
         plan = self._cluster.plan
@@ -164,7 +158,7 @@ class Invariants:
         if strategy.alignment is not None:
             self._slowest_ms = max(self._slowest_ms, min(self._votes(), default=MAX_WATERMARK_MS))
             self._before = dict(reader.highest_ms)
-            self._check_paused()
+            self.check_paused()
 
     def on_look(self, reader: ScriptedReader, output: StreamingOutput) -> None:
         """Check that no split is idle that could not have been read long enough; note who votes, and who is paused."""
@@ -202,7 +196,7 @@ class Invariants:
                 f"and the drift is {strategy.alignment.max_drift_ms}"
             )
 
-    def _check_paused(self) -> None:
+    def check_paused(self) -> None:
         """Check that no split is paused for long that nobody has to wait for.
 
         Of all readers: one whose splits are all paused is not polled, and others may be slower meanwhile.
@@ -235,7 +229,7 @@ class Invariants:
 
     def _next_ms(self, reader: ScriptedReader, split_id: str) -> int:
         """Return how far a split would be with its next row, or is, if readers do not know rows or there is none."""
-        topic, position = self._cluster.topics[reader.uid], reader.splits[split_id].position
+        topic, position = self._cluster.topics[reader.uid], reader.splits[split_id]
         if topic.script.knows_rows and position < topic.rows(split_id):
             assert topic.script.strategy is not None
             return topic.event_time_ms(split_id, position) - topic.script.strategy.max_out_of_orderness_ms
@@ -277,7 +271,7 @@ class Invariants:
                     continue
                 for split_id, since_ms in reader.votes_since_ms.items():
                     if since_ms <= heard_ms:
-                        position = reader.splits[split_id].position
+                        position = reader.splits[split_id]
                         yield self._reach(uid, split_id, position, reader.highest_ms.get(split_id))
 
     def _reach(self, uid: str, split_id: str, position: int, highest_ms: int | None) -> int:
@@ -302,7 +296,8 @@ class Invariants:
         """Return whether rows may come after the watermark of all readers of the source."""
         script = self._cluster.topics[uid].script
         assert script.strategy is not None
-        return bool(self._cluster.faults) or script.strategy.idle_timeout_ms is not None or script.grows_splits
+        has_all = script.holds_watermarks and not script.grows_splits
+        return bool(self._cluster.faults) or script.strategy.idle_timeout_ms is not None or not has_all
 
     @property
     def excuses_late(self) -> bool:
@@ -327,12 +322,13 @@ class Invariants:
         It may have passed those that were not there from the beginning, and those that are read again.
         """
         topic = self._cluster.topics[reader.uid]
-        if topic.script.strategy is None or not reader.watermarks or self._cluster.faults:
+        has_times = topic.script.strategy is not None and topic.script.holds_watermarks
+        if not has_times or not reader.watermarks or self._cluster.faults:
             return
         for split_id in ids:
             split = topic.splits[split_id]
-            if split.parent is None and not split.appears_ms:
-                earliest_ms = topic.earliest_ms(reader.splits[split_id])
+            if not split.parents and not split.appears_ms:
+                earliest_ms = topic.earliest_ms(split_id, reader.splits[split_id])
                 assert earliest_ms >= reader.watermarks[-1], (
                     f"{split_id} came after the watermark: {earliest_ms}, and {reader.watermarks[-1]} is emitted"
                 )
@@ -344,25 +340,24 @@ class Invariants:
         for uid, entry in manifest.sources.items():
             assert isinstance(entry.enumerator, InlineState)
             source = decode_source_state(entry.enumerator.data)
-            state = _state_of(self._cluster.topics[uid], source.enumerator)
+            scripted = self._cluster.sources[uid]
+            state = scripted.remembered(source.enumerator)
             with_readers = set(source.assigned)
-            pending = [split.split_id for split in state.pending if split.split_id not in with_readers]
+            pending = {split_id: row for split_id, row in state.pending.items() if split_id not in with_readers}
             readers = [subtask.readers[uid] for subtask in manifest.subtasks[0] if uid in subtask.readers]
             held = [split.split_id for reader in readers for split in reader.splits]
             ended = set(state.ended) | {end.split_id for reader in readers for end in reader.finished}
-            for data in (split.data for reader in readers for split in reader.splits):
-                split = SPLITS.deserialize(data)
-                self._positions[uid, split.split_id] = split.position
-            self._positions |= {
-                (uid, each.split_id): each.position for each in state.pending if each.split_id in pending
-            }
+            for split in (split for reader in readers for split in reader.splits):
+                self._positions[uid, split.split_id] = scripted.position(split.data)
+            self._positions |= {(uid, split_id): row for split_id, row in pending.items()}
             self._check_balance(uid, [len(reader.splits) for reader in readers], not pending)
             places = Counter([*pending, *held])
             for split_id in [*state.known, *places]:
                 # One whose reader was restored to a time before its end is with the reader again, and known to end.
                 assert places[split_id] == 1 or (places[split_id] == 0 and split_id in ended), (
-                    f"checkpoint {manifest.checkpoint_id} has {split_id} in {places[split_id]} places: pending "
-                    f"{pending} (with readers {sorted(with_readers)}), with readers {held}, ended {sorted(ended)}"
+                    f"checkpoint {manifest.checkpoint_id} has {split_id} in {places[split_id]} places: "
+                    f"pending {sorted(pending)} (with readers {sorted(with_readers)}), with readers {held}, "
+                    f"ended {sorted(ended)}"
                 )
             topic = self._cluster.topics[uid]
             done |= {(uid, split_id): topic.rows(split_id) for split_id in ended if not places[split_id]}
@@ -375,13 +370,7 @@ class Invariants:
         """Check that no reader has two splits more than another, where none ends and all are spread."""
         topic = self._cluster.topics[uid]
         endless = all(split.stop is None for split in topic.splits.values())
-        if (
-            topic.script.reassigns
-            and topic.script.assigner == "round-robin"
-            and endless
-            and all_assigned
-            and any(counts)
-        ):
+        if topic.script.stays and endless and all_assigned and any(counts):
             assert max(counts) - min(counts) <= 1, f"the readers of {uid} have {counts} splits"
 
     def on_commit(self, action: cp.Commit) -> None:
@@ -420,13 +409,13 @@ class Invariants:
         for uid, topic in self._cluster.topics.items():
             visible = {split.split_id for split in topic.visible()}
             for split in topic.splits.values():
-                wanted = topic.rows(split.split_id)
+                wanted = topic.rows(split.split_id) if split.stop is None else split.stop
                 offsets = published.get((uid, split.split_id), set())
                 # Less than the last one when some are kept for later.
                 first = min(offsets, default=0) if topic.script.latest else 0
                 first = min(first, self._resolved.get((uid, split.split_id), first))
                 there = first + len(offsets) if offsets else self._stored_position(uid, split.split_id)
-                if there < wanted and (split.parent is not None or split.split_id in visible):
+                if there < wanted and split.split_id in visible:
                     missing.append(f"{split.split_id}: {there} of {wanted}")
         return missing
 

@@ -23,7 +23,6 @@ from headgate.simulation.coverage import Coverage
 from headgate.simulation.faults import inject
 from headgate.simulation.planted import Bugs, planted
 from headgate.simulation.scenario import Scenario
-from headgate.simulation.scripted_source import SPLITS
 
 _CHUNK = 20  # seeds that a process takes at a time
 
@@ -75,8 +74,8 @@ def trace_of(cluster: Cluster) -> list[str]:
 def _brief(what: Any) -> str:
     """Return an event, action or message in few words: splits as ``id@position``, bytes by their number."""
     if isinstance(what, SplitState):
-        split = SPLITS.deserialize(what.data)
-        return f"{split.split_id}@{split.position}"
+        split = msgspec.json.decode(what.data)
+        return f"{what.split_id}@{split.get('unit', split.get('position'))}"
     if isinstance(what, Envelope):
         return f"#{what.number} {_brief(what.message)}"
     if isinstance(what, Manifest):

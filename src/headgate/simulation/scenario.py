@@ -16,11 +16,10 @@ from headgate.coordinator.job.job_plan import JobOptions
 from headgate.coordinator.job.restart_strategy import FixedDelay
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.operators.exchange import ExchangeKind
-from headgate.simulation.scripted_source import SourceScript, TopicSplit
+from headgate.simulation.source_scripts import PHASE_MS, draw_source, draw_splits_in_time
+from headgate.simulation.topic import SourceScript
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, WatermarkStrategy
 
-PHASE_MS = 3500
-"""How long faults come, in milliseconds of virtual time."""
 NEIGHBOUR_PERIOD_MS = 70
 """How often another query of the application votes."""
 
@@ -56,7 +55,7 @@ class FaultKind(Enum):
 
 
 class MoreFaults(Enum):
-    """What else can go wrong; drawn apart, so that seeds from before keep their schedules."""
+    """What else can go wrong; drawn apart from the others."""
 
     CRASH_SLOTS = "crash several slots at once"
     MOVE_SLOT = "crash slot, which comes back on another host"
@@ -197,11 +196,8 @@ class Scenario(msgspec.Struct, frozen=True):
         """Return the scenario of a seed."""
         draw = random.Random(f"scenario {seed}")
         bounded = draw.random() < 0.4
-        sources = tuple(_source(draw, f"source-{number}", bounded) for number in range(draw.choice((1, 1, 1, 2, 2))))
-        marker = random.Random(f"marker {seed}")
         sources = tuple(
-            msgspec.structs.replace(source, reassigns=marker.random() < 0.4) if source.pulled else source
-            for source in sources
+            draw_source(draw, f"source-{number}", bounded) for number in range(draw.choice((1, 1, 1, 2, 2)))
         )
         rate = draw.choice((4, 5, 6, 8, 11))
         kinds = draw.sample(list(FaultKind), draw.randint(4, len(FaultKind)))
@@ -229,7 +225,6 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_exchanges()
             ._with_two_exchanges()
             ._with_rows_in_time()
-            ._with_generated_sources()
             ._with_more_faults()
             ._with_storage_faults()
             ._with_late_connections()
@@ -275,7 +270,6 @@ class Scenario(msgspec.Struct, frozen=True):
                     splits=splits,
                     strategy=strategy if kept else None,
                     knows_rows=draw.random() < 0.6,
-                    keeps_subtask=kept,
                     silent_from_ms=silent_from_ms,
                     silent_to_ms=silent_to_ms,
                 )
@@ -327,20 +321,17 @@ class Scenario(msgspec.Struct, frozen=True):
         if not self.is_keyed or draw.random() < 0.6:
             return self
         idle_ms = draw.choice((None, 400, 400))
-        splits = {source.uid: _splits_in_time(draw, source.uid) for source in self.sources}
-        if idle_ms is not None:
-            _pause_one(draw, splits)
+        bounded = draw.random() < 0.7
+        scripts = draw_splits_in_time(draw, [source.uid for source in self.sources], bounded, idle_ms is not None)
         sources = tuple(
             msgspec.structs.replace(
                 source,
-                splits=tuple(splits[source.uid]),
-                pulled=False,
-                reassigns=draw.random() < 0.6,
-                bounded=True,
+                kind=scripts[source.uid][0],
+                splits=scripts[source.uid][1],
+                bounded=bounded,
                 latest=False,
                 strategy=WatermarkStrategy(event_time_column="at", idle_timeout_ms=idle_ms),
                 knows_rows=False,
-                keeps_subtask=True,
                 in_turn=True,
             )
             for source in self.sources
@@ -353,35 +344,13 @@ class Scenario(msgspec.Struct, frozen=True):
             sources=sources,
             first_exchange=first,
             in_time=True,
-            holds=by_key and draw.random() < 0.8,
+            drain=False,
+            holds=bounded and by_key and draw.random() < 0.8,  # else the last rows are held for ever
             row_ms=draw.choice((0, 0, 1, 5)),
             neighbour=None,
             # Who is frozen hears nothing of rows that are there: that counts as idle. After a drain all is late.
             faults=tuple(each for each in self.faults if each.kind not in (FaultKind.FREEZE_SLOT, FaultKind.DRAIN)),
         )
-
-    def _with_generated_sources(self) -> Scenario:
-        """Return the same with the enumerators of `headgate.datagen`, if the seed wants them: all is known at once."""
-        draw = random.Random(f"generated {self.seed}")
-        if self.in_time or draw.random() < 0.85:
-            return self
-        sources = tuple(
-            msgspec.structs.replace(
-                source,
-                splits=tuple(
-                    msgspec.structs.replace(each, appears_ms=0, stop=each.stop if source.bounded else None)
-                    for each in source.splits
-                    if each.parent is None
-                ),
-                pulled=source.bounded,
-                reassigns=True,
-                latest=False,
-                assigner="round-robin",
-                generated=True,
-            )
-            for source in self.sources
-        )
-        return msgspec.structs.replace(self, sources=sources)
 
     def _with_more_faults(self) -> Scenario:
         """Return the same with faults of storage, links and recoveries, if the seed wants them."""
@@ -537,37 +506,6 @@ _SWITCHES = (
 )
 
 
-def _splits_in_time(draw: random.Random, uid: str) -> list[TopicSplit]:
-    return [
-        TopicSplit(
-            split_id=f"{uid}-{number}",
-            appears_ms=0,
-            stop=draw.randint(1, 60),
-            first_ms=draw.choice((0, 0, 250)),
-            step_ms=draw.choice((1, 5, 20)),
-        )
-        for number in range(draw.randint(1, 5))
-    ]
-
-
-def _pause_one(draw: random.Random, splits: dict[str, list[TopicSplit]]) -> None:
-    """Let one of all splits have nothing to read for a while; what follows is later than all rows of the others."""
-    of_source = draw.choice(list(splits.values()))
-    number = draw.randrange(len(of_source))
-    split = of_source[number]
-    assert split.stop is not None
-    pause_at = draw.randrange(split.stop)
-    others = [each for of_another in splits.values() for each in of_another if each is not split]
-    latest_ms = max((each.first_ms + (each.stop or 0) * each.step_ms for each in others), default=0)
-    of_source[number] = msgspec.structs.replace(
-        split,
-        pause_at=pause_at,
-        resumes_ms=draw.randrange(500, 3000),
-        gap_at=pause_at,
-        gap_ms=max(0, latest_ms - split.first_ms - pause_at * split.step_ms),
-    )
-
-
 def _neighbour(draw: random.Random) -> Neighbour | None:
     if draw.random() < 0.6:
         return None
@@ -577,30 +515,4 @@ def _neighbour(draw: random.Random) -> Neighbour | None:
         ends_ms=draw.randrange(begins_ms, PHASE_MS),
         first_ms=draw.choice((MIN_WATERMARK_MS, 0, 0, 300, 5000)),
         step_ms=draw.choice((1, 20, 100)),
-    )
-
-
-def _source(draw: random.Random, uid: str, bounded: bool) -> SourceScript:
-    pulled = draw.random() < 0.5
-    splits: list[TopicSplit] = []
-    for number in range(draw.randint(1, 7)):
-        late_ms = draw.randrange(PHASE_MS) if draw.random() < 0.3 and not bounded else 0
-        # Nobody asks for a second split before the first has ended.
-        stop = draw.randint(0, 60) if bounded or pulled or draw.random() < 0.3 else None
-        name = f"{uid}-{number}"
-        splits.append(TopicSplit(split_id=name, appears_ms=late_ms, stop=stop))
-        if stop is not None and draw.random() < 0.4:
-            child_stop = draw.randint(1, 40) if bounded or pulled else None
-            splits.append(TopicSplit(split_id=f"{name}-child", appears_ms=0, stop=child_stop, parent=name))
-    return SourceScript(
-        uid=uid,
-        splits=tuple(splits),
-        pulled=pulled,
-        reassigns=not pulled and draw.random() < 0.6,
-        bounded=bounded,
-        latest=not bounded and draw.random() < 0.3,
-        assigner=draw.choice(("hash", "round-robin")),
-        keeps_subtask=draw.random() < 0.3,
-        slow=draw.random() < 0.4,
-        row_ms=draw.choice((15, 40, 100)),
     )

@@ -19,7 +19,7 @@ from headgate.operators.exchange import ExchangeKind
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
 from headgate.protocol.operator_context import OperatorContext
 from headgate.simulation.scripted_reader import Restored, Surroundings
-from headgate.simulation.scripted_source import SCHEMA
+from headgate.simulation.topic import SCHEMA
 from headgate.source.watermark import MAX_WATERMARK_MS
 
 

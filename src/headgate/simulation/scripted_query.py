@@ -28,7 +28,8 @@ from headgate.simulation.durable import Committable, Row, encode_committable
 from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_functions import HELD, Counted, Held, Observed, dealt_by_key
 from headgate.simulation.scripted_reader import Surroundings
-from headgate.simulation.scripted_source import SCHEMA, ScriptedSource
+from headgate.simulation.scripted_source import ScriptedSource
+from headgate.simulation.topic import SCHEMA
 from headgate.sink import Sink, SinkWriter
 from headgate.source import Boundedness
 

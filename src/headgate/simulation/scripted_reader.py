@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
 
-from headgate.connectors.datagen.split import DatagenSplit
 from headgate.simulation.durable import Row
-from headgate.simulation.scripted_source import SCHEMA, Nudge, Topic
+from headgate.simulation.scripted_source import Nudge, ScriptedSource
+from headgate.simulation.topic import SCHEMA
 from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
 
 _POLL_MS = 25
@@ -114,7 +114,7 @@ class Surroundings(Protocol):
     def begins_anywhere(self, split_id: str) -> bool:
         """Return whether a split need not be read from its first row on."""
 
-    def splits_added(self, reader: ScriptedReader, splits: Sequence[DatagenSplit]) -> None:
+    def splits_added(self, reader: ScriptedReader, split_ids: set[str]) -> None:
         """Take note that a reader got splits."""
 
     def rows_wanted(self, reader: ScriptedReader) -> None:
@@ -124,12 +124,12 @@ class Surroundings(Protocol):
         """Take note of what a reader read."""
 
 
-class ScriptedReader(SourceReader[DatagenSplit]):
+class ScriptedReader(SourceReader[Any]):
     """Reads a few rows of a split at a time, and takes its time.
 
     Parameters
     ----------
-    uid, topic
+    source
         What it reads.
     context
         The task's.
@@ -137,9 +137,10 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         The process.
     """
 
-    def __init__(self, uid: str, topic: Topic, context: SourceReaderContext, around: Surroundings) -> None:
-        self.uid = uid
-        self.splits: dict[str, DatagenSplit] = {}
+    def __init__(self, source: ScriptedSource, context: SourceReaderContext, around: Surroundings) -> None:
+        self.uid = source.topic.script.uid
+        self.splits: dict[str, int] = {}
+        """By split: its next row."""
         self.no_more = False
         self.highest_ms: dict[str, int] = {}
         """By split: the highest event time emitted by this reader, less the disorder."""
@@ -159,7 +160,9 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         """Splits that were idle when it was looked last."""
         self.votes_since_ms: dict[str, int] = {}
         """By split: since when it is read and not idle."""
-        self._topic = topic
+        self._source = source
+        self._topic = source.topic
+        self._given: dict[str, Any] = {}  # the splits as they were assigned
         self._context = context
         self._around = around
         self._choose = around.choose
@@ -171,7 +174,7 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         """Ask for a split, and greet the enumerator, at times."""
         if self._choose.random() < 0.3:
             self._ask()
-        if self._choose.random() < 0.1 and not self._topic.script.generated:
+        if self._choose.random() < 0.1:
             self._context.send_event(Nudge())
 
     def poll_next(self, output: ReaderOutput) -> InputStatus:
@@ -180,7 +183,7 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         rows = self._read(output)
         self._around.rows_read(self, rows)
         self._ask()
-        if self._choose.random() < _NUDGES and not self._topic.script.generated:
+        if self._choose.random() < _NUDGES:
             self._context.send_event(Nudge())
         if self.no_more and not self.splits:
             return InputStatus.END_OF_INPUT
@@ -193,8 +196,8 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         now_ms, slowest_ms = self._around.now_ms(), _HURRIED_POLL_MS if self._around.is_hurried else 2 * _POLL_MS
         delay_ms = 1 + self._choose.randrange(slowest_ms)
         if self._choose.random() >= _IN_VAIN:
-            readable = (each for each in self.splits.values() if each.split_id not in self.paused)
-            times = (self._topic.next_row_ms(each.split_id, each.position) for each in readable)
+            readable = (each for each in self.splits.items() if each[0] not in self.paused)
+            times = (self._topic.next_row_ms(split_id, position) for split_id, position in readable)
             next_ms = min((each for each in times if each is not None), default=None)
             if next_ms is None:
                 return
@@ -205,25 +208,26 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         """Done when it is time to read again."""
         return self._available
 
-    def add_splits(self, splits: Sequence[DatagenSplit]) -> None:
+    def add_splits(self, splits: Sequence[Any]) -> None:
         """Take splits to read."""
         self._asking = False
         for split in splits:
             assert split.split_id not in self.splits, f"a reader was given {split.split_id} twice"
-            self.splits[split.split_id] = split
+            self._given[split.split_id] = split
+            self.splits[split.split_id] = self._source.row(split)
             self.quiet_ms[split.split_id] = 0
-        self._around.splits_added(self, splits)
+        self._around.splits_added(self, {split.split_id for split in splits})
 
     def notify_no_more_splits(self) -> None:
         """Take note that none follows."""
         self.no_more = True
         _wake(self._available)
 
-    def snapshot_state(self, checkpoint_id: int) -> list[DatagenSplit]:
+    def snapshot_state(self, checkpoint_id: int) -> list[Any]:
         """Return the splits at their positions."""
         if checkpoint_id:  # else somebody looks where they are
             self._around.snapshot_taken(checkpoint_id)
-        return list(self.splits.values())
+        return [self._source.at_row(self._given[split_id], row) for split_id, row in self.splits.items()]
 
     def handle_source_event(self, event: SourceEvent) -> None:
         """Do something about it, at times."""
@@ -256,27 +260,27 @@ class ScriptedReader(SourceReader[DatagenSplit]):
     def _read(self, output: ReaderOutput) -> list[Row]:
         """Emit rows of one split, and its end; return the rows."""
         ready = [
-            each
-            for each in self.splits.values()
-            if each.position < self._topic.rows(each.split_id) or each.stop == each.position
-            if each.split_id not in self.paused
+            split_id
+            for split_id, position in self.splits.items()
+            if position < self._topic.rows(split_id) or self._topic.splits[split_id].stop == position
+            if split_id not in self.paused
         ]
         if not ready:
             return []
-        split = ready[0] if self._topic.script.in_turn else self._choose.choice(ready)
-        split_id = split.split_id
-        end = min(self._topic.rows(split_id), split.position + self._choose.randint(1, self._most_rows()))
-        end = self._emit(output, split, end)
-        rows = [(self.uid, split_id, offset) for offset in range(split.position, end)]
-        if end == split.stop:
-            del self.splits[split_id]
+        split_id = ready[0] if self._topic.script.in_turn else self._choose.choice(ready)
+        begin = self.splits[split_id]
+        end = min(self._topic.rows(split_id), begin + self._choose.randint(1, self._most_rows()))
+        end = self._emit(output, split_id, begin, end)
+        rows = [(self.uid, split_id, offset) for offset in range(begin, end)]
+        if end == self._topic.splits[split_id].stop:
+            del self.splits[split_id], self._given[split_id]
             self.paused.discard(split_id)
             self.votes_since_ms.pop(split_id, None)
             output.release_output_for_split(split_id)
         else:
             if self._topic.script.in_turn:
                 del self.splits[split_id]
-            self.splits[split_id] = msgspec.structs.replace(split, position=end)
+            self.splits[split_id] = end
         return rows
 
     def _most_rows(self) -> int:
@@ -284,10 +288,9 @@ class ScriptedReader(SourceReader[DatagenSplit]):
         is_aligned = script.strategy is not None and script.strategy.alignment is not None
         return script.batch_rows * (_HURRIED_BATCHES if self._around.is_hurried and not is_aligned else 1)
 
-    def _emit(self, output: ReaderOutput, split: DatagenSplit, end: int) -> int:
+    def _emit(self, output: ReaderOutput, split_id: str, begin: int, end: int) -> int:
         """Emit rows up to ``end``, or as many as alignment allows; return after which one."""
-        split_id, strategy = split.split_id, self._topic.script.strategy
-        offsets = range(split.position, end)
+        strategy, offsets = self._topic.script.strategy, range(begin, end)
         times = [0 if strategy is None else self._topic.event_time_ms(split_id, offset) for offset in offsets]
         columns = [
             pa.array(times, SCHEMA.field(0).type), pa.array([split_id] * len(offsets)), pa.array(offsets, pa.int64()),
@@ -304,7 +307,7 @@ class ScriptedReader(SourceReader[DatagenSplit]):
             self.quiet_ms[split_id] = 0
             of_split.emit_batch(batch)
         rows: int = batch.num_rows
-        return split.position + rows
+        return begin + rows
 
 
 def _wake(available: Future[None]) -> None:

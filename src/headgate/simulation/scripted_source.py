@@ -1,244 +1,78 @@
-"""A source whose splits are known beforehand: pulled or assigned, with an end or without, shards with children.
+"""Sources with the enumerators of connectors: what these discover is of a `Topic`, no broker, stream or folder.
 
-Never: read a clock: what there is to read by now a `Topic` reports, which belongs to the cluster.
+Never: decide who gets what: the enumerators are those of production. Nor more of a connector than its enumerator and
+its splits, whose positions are rows of the topic here.
 
-The enumerators are models, small and strict, or that of `headgate.datagen`. Models raise `AssertionError` when they are
-given something impossible, such as a split that comes back though it never left.
-
-Follows the source contract (`headgate.source`); FLIP-537 for the one with the marker.
+Follows the source contract (`headgate.source`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 
 from headgate.assigners import ASSIGNERS
+from headgate.connectors.datagen import split as datagen
 from headgate.connectors.datagen.enumerator import DatagenEnumerator
-from headgate.connectors.datagen.split import SPLIT_SERIALIZER, STATE_SERIALIZER, DatagenSplit, DatagenState
-from headgate.source.enumerator import SplitEnumerator, SplitEnumeratorContext
+from headgate.connectors.datagen.split import DatagenSplit, DatagenState
+from headgate.connectors.files import enumerator as files
+from headgate.connectors.files import split as file_splits
+from headgate.connectors.files.enumerator import EnumeratorSettings, FilesEnumerator, FilesState
+from headgate.connectors.files.event_times import EventTimes, RowTimes
+from headgate.connectors.files.listing import FileListing, FileStatus
+from headgate.connectors.files.seen_files import SeenFiles, file_hashes
+from headgate.connectors.files.split import FileSplit, split_id_of
+from headgate.connectors.kafka import split as kafka
+from headgate.connectors.kafka.enumerator import KafkaEnumerator
+from headgate.connectors.kafka.split import KafkaSplit, KafkaState, TopicPartition
+from headgate.connectors.kafka.subscription import Subscription
+from headgate.connectors.kinesis import split as kinesis
+from headgate.connectors.kinesis.api import Shard
+from headgate.connectors.kinesis.enumerator import KinesisEnumerator
+from headgate.connectors.kinesis.options import StartingPosition
+from headgate.connectors.kinesis.shards import Discovered, new_shards
+from headgate.connectors.kinesis.split import KinesisSplit, KinesisState, after
+from headgate.connectors.simple import split as simple
+from headgate.connectors.simple.enumerator import SimpleEnumerator
+from headgate.connectors.simple.split import SimpleSplit, SimpleState
+from headgate.simulation.topic import PIECE_ROWS, SCHEMA, Kind, Topic, TopicSplit
+from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.events import SourceEvent
 from headgate.source.reader import SourceReader, SourceReaderContext
-from headgate.source.serialization import VersionedSerializer
 from headgate.source.source import Source, SupportsSplitReassignmentOnRecovery
-from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkStrategy
 
 DISCOVERY_PERIOD_MS = 300
-SCHEMA = pa.schema([("at", pa.timestamp("ms")), ("split", pa.string()), ("offset", pa.int64()), ("key", pa.int64())])
-"""Of a row: its event time, where the source has any; where it is from; and its key."""
-
-
-class ScriptedState(msgspec.Struct, frozen=True):
-    """What an enumerator knows: ids it discovered, ids whose end it knows of, splits with nobody, owners by id."""
-
-    known: tuple[str, ...]
-    ended: tuple[str, ...]
-    pending: tuple[DatagenSplit, ...]
-    owners: dict[str, int]
-    parallelism: int
-
-
-SPLITS = SPLIT_SERIALIZER
-STATES = VersionedSerializer(ScriptedState, version=1, what="the state of an enumerator of the simulator")
 
 
 class Nudge(SourceEvent, frozen=True):
     """Says nothing; both sides send it to one another."""
 
 
-class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """A split as it really is.
+class Remembered(NamedTuple):
+    """What an enumerator's state says of splits.
 
-    Parameters
-    ----------
-    split_id
-        Its name.
-    appears_ms
-        When discovery can see it; for a child, when its parent has been read.
-    stop
-        How many rows it has; None: it grows.
-    parent
-        The split that must be read before it.
-    first_ms, step_ms
-        The event time of its first row, and from one row to the next.
-    gap_at, gap_ms
-        Before this row event time makes a leap.
-    pause_at, resumes_ms
-        This row and those after it are not there before this time.
+    ``known``: they were discovered; ``ended``: they may have no place any more, as all their rows were read;
+    ``pending``: no reader has them, with their positions.
     """
 
-    split_id: str
-    appears_ms: int
-    stop: int | None
-    parent: str | None = None
-    first_ms: int = 0
-    step_ms: int = 10
-    gap_at: int = 0
-    gap_ms: int = 0
-    pause_at: int = 0
-    resumes_ms: int = 0
+    known: Collection[str]
+    ended: Collection[str]
+    pending: dict[str, int]
 
 
-class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source is like.
-
-    Parameters
-    ----------
-    uid
-        Its name in the query.
-    splits
-        All splits there will ever be.
-    pulled, reassigns, bounded, latest
-        Whether readers ask for splits; whether the source has FLIP-537's marker; whether it ends; whether a split is
-        read from where it is when it is discovered.
-    assigner
-        Who gets which split, where they are not pulled.
-    keeps_subtask
-        Whether splits that are given back wait for the reader that had them.
-    slow
-        Whether splits are distributed by slow work, so that checkpoints find them pending.
-    row_ms
-        In how many milliseconds a growing split grows by a row.
-    strategy
-        How its watermarks are made, and its alignment group; None: it has no event time.
-    knows_rows
-        Whether its readers know the positions of single rows: alignment stops them at a row, else after a batch.
-    silent_from_ms, silent_to_ms
-        When nothing grows, so that all splits may become idle.
-    keys
-        How many keys its rows have.
-    in_turn
-        Whether readers read their splits in turn, so that none seems idle while it has rows.
-    generated
-        Whether its enumerator is that of `headgate.datagen`.
-    batch_rows
-        How many rows a reader emits at a time at most.
-    """
-
-    uid: str
-    splits: tuple[TopicSplit, ...]
-    pulled: bool
-    reassigns: bool
-    bounded: bool
-    latest: bool
-    assigner: str
-    keeps_subtask: bool
-    slow: bool
-    row_ms: int
-    strategy: WatermarkStrategy | None = None
-    knows_rows: bool = False
-    silent_from_ms: int = 0
-    silent_to_ms: int = 0
-    keys: int = 10
-    in_turn: bool = False
-    generated: bool = False
-    batch_rows: int = 8
-
-    @property
-    def grows_splits(self) -> bool:
-        """Whether some of its splits are not there from the beginning."""
-        return any(split.parent is not None or split.appears_ms for split in self.splits)
-
-
-class Topic:
-    """What a source reads: the truth that committed output is compared with.
-
-    Parameters
-    ----------
-    script
-        What it is like.
-    now_ms
-        Reads the cluster's clock.
-    """
-
-    def __init__(self, script: SourceScript, now_ms: Callable[[], int]) -> None:
-        self.script = script
-        self.splits = {split.split_id: split for split in script.splits}
-        self._now_ms = now_ms
-        self.frozen_ms: int | None = None
-        """Since when nothing grows any more."""
-        self._rows_of_keys = [[0] * script.keys]
-
-    def rows(self, split_id: str) -> int:
-        """Return how many rows the split has by now."""
-        split = self.splits[split_id]
-        if split.stop is not None:
-            return split.stop if split.resumes_ms <= self._now_ms() else split.pause_at
-        now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
-        silent_from_ms = max(split.appears_ms, self.script.silent_from_ms)
-        silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms)
-        return max(0, now_ms - split.appears_ms - silent_ms) // self.script.row_ms
-
-    def next_row_ms(self, split_id: str, position: int) -> int | None:
-        """Return when the row at a position is there, or the end, as far as is known now; None: never."""
-        split = self.splits[split_id]
-        if split.stop is not None:
-            return split.resumes_ms if split.pause_at <= position < split.stop else 0
-        if self.frozen_ms is not None and self.rows(split_id) <= position:
-            return None
-        grown_ms, silent_from_ms = (position + 1) * self.script.row_ms, self.script.silent_from_ms
-        silent_from_ms = max(split.appears_ms, silent_from_ms)
-        if split.appears_ms + grown_ms <= silent_from_ms:
-            return split.appears_ms + grown_ms
-        return split.appears_ms + grown_ms + max(0, self.script.silent_to_ms - silent_from_ms)
-
-    def event_time_ms(self, split_id: str, offset: int) -> int:
-        """Return the event time of a row: out of order by as much as the strategy allows."""
-        assert self.script.strategy is not None
-        disorder_ms = self.script.strategy.max_out_of_orderness_ms * (offset * 7 % 3) // 2
-        return self._in_order_ms(split_id, offset) - disorder_ms
-
-    def earliest_ms(self, split: DatagenSplit) -> int:
-        """Return a lower bound of the event times of all rows from a split's position on."""
-        assert self.script.strategy is not None
-        return self._in_order_ms(split.split_id, split.position) - self.script.strategy.max_out_of_orderness_ms
-
-    def key(self, offset: int) -> int:
-        """Return the key of a row."""
-        return (offset * offset * 7 + offset * 3) % self.script.keys
-
-    def rows_of_key(self, key: int, first: int, last: int) -> int:
-        """Return how many rows of a key are between two offsets, both included."""
-        rows = self._rows_of_keys
-        while last >= len(rows) - 1:  # how many rows each key has before an offset
-            before = rows[-1].copy()
-            before[self.key(len(rows) - 1)] += 1
-            rows.append(before)
-        return rows[last + 1][key] - rows[first][key]
-
-    def _in_order_ms(self, split_id: str, offset: int) -> int:
-        split = self.splits[split_id]
-        return split.first_ms + offset * split.step_ms + (split.gap_ms if offset >= split.gap_at else 0)
-
-    def visible(self) -> list[TopicSplit]:
-        """Return the splits that discovery finds now: no children, they are known from their parents."""
-        now_ms = self._now_ms() if self.frozen_ms is None else self.frozen_ms
-        late = not self.script.bounded
-        return [
-            each for each in self.splits.values() if each.parent is None and (each.appears_ms <= now_ms or not late)
-        ]
-
-    def first(self, split: TopicSplit) -> DatagenSplit:
-        """Return a split as it is discovered now."""
-        start = self.rows(split.split_id) if self.script.latest and split.stop is None else 0
-        partition = list(self.splits).index(split.split_id)
-        return DatagenSplit(split_id=split.split_id, partition=partition, position=start, stop=split.stop)
-
-
-class ScriptedSource(Source[DatagenSplit, ScriptedState]):
+class ScriptedSource(Source[Any, Any]):
     """Makes the enumerators; ``create_reader`` makes readers, in the process that calls it."""
 
     name = "scripted"
-    split_serializer = SPLITS
-    state_serializer = STATES
 
     def __init__(
-        self,
-        topic: Topic,
-        create_reader: Callable[[ScriptedSource, SourceReaderContext], SourceReader[DatagenSplit]],
+        self, topic: Topic, create_reader: Callable[[ScriptedSource, SourceReaderContext], SourceReader[Any]]
     ) -> None:
         super().__init__({})
         self.topic = topic
@@ -248,229 +82,301 @@ class ScriptedSource(Source[DatagenSplit, ScriptedState]):
         """Return the columns of all sources."""
         return SCHEMA
 
-    def create_enumerator(self, context: SplitEnumeratorContext[DatagenSplit]) -> ScriptedEnumerator:
+    def create_enumerator(self, context: SplitEnumeratorContext[Any]) -> SplitEnumerator[Any, Any]:
         """Return one that knows nothing."""
-        return ScriptedEnumerator(self.topic, context, None)
+        return self._with_events(context, None)
 
-    def restore_enumerator(
-        self, context: SplitEnumeratorContext[DatagenSplit], state: ScriptedState
-    ) -> ScriptedEnumerator:
+    def restore_enumerator(self, context: SplitEnumeratorContext[Any], state: Any) -> SplitEnumerator[Any, Any]:
         """Return one that goes on."""
-        return ScriptedEnumerator(self.topic, context, state)
+        return self._with_events(context, state)
 
-    def create_reader(self, context: SourceReaderContext) -> SourceReader[DatagenSplit]:
+    def create_reader(self, context: SourceReaderContext) -> SourceReader[Any]:
         """Return a reader of the process that acts."""
         return self._create_reader(self, context)
 
+    def position(self, data: bytes) -> int:
+        """Return the next row of a split that is stored."""
+        return self.row(self.split_serializer.deserialize(data))
 
-class ReassigningSource(ScriptedSource, SupportsSplitReassignmentOnRecovery):
-    """The same with FLIP-537's marker."""
+    def remembered(self, data: bytes) -> Remembered:
+        """Return what a stored state of an enumerator says."""
+        return self._of_state(self.state_serializer.deserialize(data))
+
+    @abstractmethod
+    def row(self, split: Any) -> int:
+        """Return the next row of a split."""
+
+    @abstractmethod
+    def at_row(self, split: Any, row: int) -> Any:
+        """Return a split that was read up to a row."""
+
+    @abstractmethod
+    def _enumerator(self, context: SplitEnumeratorContext[Any], state: Any) -> SplitEnumerator[Any, Any]:
+        raise NotImplementedError
+
+    @abstractmethod
+    def _of_state(self, state: Any) -> Remembered:
+        raise NotImplementedError
+
+    def _with_events(self, context: SplitEnumeratorContext[Any], state: Any) -> SplitEnumerator[Any, Any]:
+        """Return an enumerator that answers events, which no connector has, but that of a user may."""
+        made = self._enumerator(context, state)
+        made.handle_source_event = partial(_answer, context)  # type: ignore[method-assign]
+        return made
+
+    def _rows_of(self, splits: Collection[Any]) -> dict[str, int]:
+        return {each.split_id: self.row(each) for each in splits}
+
+    def _finite(self) -> list[str]:
+        """Return the splits that have an end: rows of one that was lost are missing."""
+        return [each.split_id for each in self.topic.splits.values() if each.stop is not None]
 
 
-class GeneratedSource(ReassigningSource):
-    """The same with the enumerator of `headgate.datagen`."""
+def _answer(context: SplitEnumeratorContext[Any], subtask: int, event: SourceEvent) -> None:
+    """Answer a reader, if it is still there."""
+    assert isinstance(event, Nudge)
+    if subtask in context.registered_readers:
+        context.send_event_to_source_reader(subtask, event)
 
-    state_serializer = STATE_SERIALIZER  # type: ignore[assignment]
 
-    def create_enumerator(self, context: SplitEnumeratorContext[DatagenSplit]) -> Any:
-        """Return one that makes all splits."""
-        return self._generating(context, None)
+class OfDatagen(ScriptedSource, SupportsSplitReassignmentOnRecovery):
+    """With the enumerator of `headgate.datagen`, to which all is known at once."""
 
-    def restore_enumerator(self, context: SplitEnumeratorContext[DatagenSplit], state: Any) -> Any:
-        """Return one that goes on."""
-        return self._generating(context, state)
+    split_serializer = datagen.SPLIT_SERIALIZER
+    state_serializer = datagen.STATE_SERIALIZER
 
-    def _generating(
+    def row(self, split: DatagenSplit) -> int:
+        """See `ScriptedSource`."""
+        return split.position
+
+    def at_row(self, split: DatagenSplit, row: int) -> DatagenSplit:
+        """See `ScriptedSource`."""
+        return msgspec.structs.replace(split, position=row)
+
+    def _enumerator(
         self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState | None
     ) -> DatagenEnumerator:
         topic = self.topic
         has_times = topic.script.strategy is not None
         return DatagenEnumerator(
             context,
-            lambda boundedness: [topic.first(each) for each in topic.splits.values()],
-            lambda split: topic.earliest_ms(split) if has_times else 0,
+            self._make_splits,
+            lambda split: topic.earliest_ms(split.split_id, split.position) if has_times else 0,
             has_event_times=has_times,
             state=state,
         )
 
+    def _make_splits(self, boundedness: Boundedness) -> list[DatagenSplit]:
+        splits = enumerate(self.topic.splits.values())
+        return [DatagenSplit(split_id=each.split_id, partition=number, stop=each.stop) for number, each in splits]
 
-def source_class(script: SourceScript) -> type[ScriptedSource]:
-    """Return the class of a source."""
-    if script.generated:
-        return GeneratedSource
-    return ReassigningSource if script.reassigns else ScriptedSource
+    def _of_state(self, state: DatagenState) -> Remembered:
+        return Remembered(tuple(self.topic.splits), self._finite(), self._rows_of(state.pending))
 
 
-class ScriptedEnumerator(SplitEnumerator[DatagenSplit, ScriptedState]):
-    """Pulled: the next one to whoever asks. Assigned: each split has an owner, who keeps it unless P changes."""
+class OfKafka(ScriptedSource, SupportsSplitReassignmentOnRecovery):
+    """With the enumerator of `headgate.kafka`: splits are partitions of the topic that has the source's name."""
+
+    split_serializer = kafka.SPLIT_SERIALIZER
+    state_serializer = kafka.STATE_SERIALIZER
+
+    def row(self, split: KafkaSplit) -> int:
+        """See `ScriptedSource`."""
+        return split.position
+
+    def at_row(self, split: KafkaSplit, row: int) -> KafkaSplit:
+        """See `ScriptedSource`."""
+        return msgspec.structs.replace(split, position=row)
+
+    def _enumerator(self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState | None) -> KafkaEnumerator:
+        script = self.topic.script
+        subscription, assigner = Subscription(names=frozenset({script.uid})), ASSIGNERS[script.assigner]()
+        return KafkaEnumerator(context, self.discover, subscription, assigner, DISCOVERY_PERIOD_MS, state)
+
+    def discover(self, known: frozenset[TopicPartition], initial: bool) -> list[KafkaSplit]:
+        """Return the partitions that are not known: those that come later are read from their first record."""
+        found = ((TopicPartition(*_named(each)), each) for each in self.topic.visible())
+        return [
+            KafkaSplit(
+                split_id=each.split_id,
+                topic=partition.topic,
+                partition=partition.partition,
+                position=self.topic.start(each) if initial else 0,
+                stop=each.stop,
+            )
+            for partition, each in found
+            if partition not in known
+        ]
+
+    def _of_state(self, state: KafkaState) -> Remembered:
+        assigned = [f"{topic}-{number}" for topic, numbers in state.assigned.items() for number, _ in numbers]
+        ended = self._finite() if state.initial_discovery_finished else []
+        pending = self._rows_of(state.unassigned)
+        return Remembered((*pending, *assigned, *ended), ended, pending)
+
+
+def _named(split: TopicSplit) -> tuple[str, int]:
+    topic, _, number = split.split_id.rpartition("-")
+    return topic, int(number)
+
+
+class OfKinesis(ScriptedSource, SupportsSplitReassignmentOnRecovery):
+    """With the enumerator of `headgate.kinesis`: splits are shards, and sequence numbers count their records."""
+
+    split_serializer = kinesis.SPLIT_SERIALIZER
+    state_serializer = kinesis.STATE_SERIALIZER
+
+    def row(self, split: KinesisSplit) -> int:
+        """See `ScriptedSource`."""
+        number = split.position.sequence_number
+        return 0 if number is None else int(number) + 1
+
+    def at_row(self, split: KinesisSplit, row: int) -> KinesisSplit:
+        """See `ScriptedSource`."""
+        return split if row == self.row(split) else split.read_up_to(str(row - 1), row - self.row(split))
+
+    def _enumerator(
+        self, context: SplitEnumeratorContext[KinesisSplit], state: KinesisState | None
+    ) -> KinesisEnumerator:
+        discover = partial(self._discover, context.boundedness is Boundedness.BOUNDED)
+        return KinesisEnumerator(context, discover, ASSIGNERS["round-robin"](), DISCOVERY_PERIOD_MS, state)
+
+    def _discover(self, bounded: bool, known: frozenset[str], initial: bool) -> Discovered:
+        topic = self.topic
+        shards = [Shard(each.split_id, each.parents, each.stop is None) for each in topic.visible()]
+        is_latest = initial and topic.script.latest
+        start = StartingPosition("latest" if is_latest else "trim_horizon") if initial else None
+        found = new_shards(shards, known, start, topic.now_ms())
+        change = self._up_to_now if bounded else self._after_latest if is_latest else None
+        return found if change is None else msgspec.structs.replace(found, splits=tuple(map(change, found.splits)))
+
+    def _up_to_now(self, split: KinesisSplit) -> KinesisSplit:
+        stop = self.topic.splits[split.split_id].stop
+        assert stop, "a shard without records is not read in a bounded read"
+        return msgspec.structs.replace(split, stop=str(stop - 1), rows=stop)
+
+    def _after_latest(self, split: KinesisSplit) -> KinesisSplit:
+        rows = self.topic.start(self.topic.splits[split.split_id])
+        return msgspec.structs.replace(split, position=after(str(rows - 1))) if rows else split
+
+    def _of_state(self, state: KinesisState) -> Remembered:
+        pending = self._rows_of(state.unassigned)
+        return Remembered((*pending, *state.assigned, *state.finished), state.finished, pending)
+
+
+class OfFiles(ScriptedSource):
+    """With the enumerator of `headgate.files`: splits are pieces of files, whose footers say when their rows are."""
+
+    split_serializer = file_splits.SPLIT_SERIALIZER
+    state_serializer = files.STATE_SERIALIZER
 
     def __init__(
-        self, topic: Topic, context: SplitEnumeratorContext[DatagenSplit], state: ScriptedState | None
+        self, topic: Topic, create_reader: Callable[[ScriptedSource, SourceReaderContext], SourceReader[Any]]
     ) -> None:
-        self._topic = topic
-        self._context = context
-        self._known: dict[str, None] = dict.fromkeys(state.known if state else ())
-        self._ended: set[str] = set(state.ended if state else ())
-        self._pending: dict[str, DatagenSplit] = {split.split_id: split for split in (state.pending if state else ())}
-        same = state is not None and state.parallelism == context.current_parallelism
-        self._owners: dict[str, int] = dict(state.owners) if state is not None and same else {}
-        pushed_anew = topic.script.reassigns and not topic.script.pulled
-        self._rebalancing = state is not None and not same and pushed_anew
-        self._waiting: dict[int, None] = {}
-        self._promised: set[int] = set()
-        self._discovered = False
-        self._distributing = False
+        super().__init__(topic, create_reader)
+        self._pieces: dict[str, list[TopicSplit]] = {}
+        for each in topic.splits.values():
+            self._pieces.setdefault(each.path, []).append(each)
+        self._listing = _Listing(file_system=pa_fs.LocalFileSystem(), roots=(), source=self)
+        self._footers = None if topic.script.strategy is None else _Footers(self)
 
-    def start(self) -> None:
-        """Begin discovery."""
-        period_ms = None if self._topic.script.bounded else DISCOVERY_PERIOD_MS
-        self._context.call_async(self._discover, self._on_discovered, period_ms=period_ms)
+    def row(self, split: FileSplit) -> int:
+        """See `ScriptedSource`."""
+        return 0 if split.unit is None else split.unit - split.start
 
-    def _discover(self) -> list[DatagenSplit]:
-        return [self._topic.first(split) for split in self._topic.visible()]
+    def at_row(self, split: FileSplit, row: int) -> FileSplit:
+        """See `ScriptedSource`."""
+        return msgspec.structs.replace(split, unit=split.start + row, position=0)
 
-    def _on_discovered(self, found: list[DatagenSplit] | None, error: Exception | None) -> None:
-        self._discovered = True
-        for split in found or ():
-            if split.split_id not in self._known:
-                self._known[split.split_id] = None
-                self._pending[split.split_id] = split
-        self._assign()
+    def _enumerator(self, context: SplitEnumeratorContext[FileSplit], state: FilesState | None) -> FilesEnumerator:
+        settings = EnumeratorSettings(
+            split_size=PIECE_ROWS, can_be_cut=lambda path: True, discovery_interval_ms=DISCOVERY_PERIOD_MS
+        )
+        now_s = lambda: self.topic.now_ms() / 1000  # noqa: E731
+        return FilesEnumerator(context, self._listing, settings, state, self._footers, now_s=now_s)
 
-    def add_reader(self, subtask: int) -> None:
-        """Take over what the reader reports: no other reader has it."""
-        info = self._context.registered_readers[subtask]
-        self._promised.discard(subtask)
-        self._waiting.pop(subtask, None)
-        for split in info.reported_splits_on_registration:
-            assert isinstance(split, DatagenSplit)
-            # It may have been given back already: then it is reported once more, at the same position.
-            known = self._pending.get(split.split_id, split)
-            assert known == split, f"{split} was reported, but is {known} here"
-            # It may have ended before the reader was restored to an earlier position: then it ends once more.
-            self._known[split.split_id] = None
-            self._pending[split.split_id] = split
-            if not self._rebalancing:
-                self._owners.setdefault(split.split_id, subtask)
-        self._assign()
+    def statuses(self) -> list[FileStatus]:
+        """Return the files that are there, in the order of modification."""
+        visible = sorted(
+            {each.path: each.appears_ms for each in self.topic.visible()}.items(), key=lambda each: each[::-1]
+        )
+        return [FileStatus(path, _size(self._pieces[path]), appears_ms) for path, appears_ms in visible]
 
-    def take_assignments(self, assignment: Mapping[int, Sequence[DatagenSplit]]) -> bool:
-        """Let the splits be pending no longer, as after assigning them."""
-        for subtask, splits in assignment.items():
-            for split in splits:
-                self._known[split.split_id] = None
-                self._pending.pop(split.split_id, None)
-                self._owners.setdefault(split.split_id, subtask)
-        return True
+    def row_times(self, path: str) -> RowTimes:
+        """Return lower bounds of a file's rows."""
+        bounds = [
+            self.topic.earliest_ms(each.split_id, row) for each in self._pieces[path] for row in range(each.stop or 0)
+        ]
+        return RowTimes(tuple(bounds), by_unit=True)
 
-    def handle_split_request(self, subtask: int, host: str | None) -> None:
-        """Serve a reader now or later; one that asked twice may have been notified that nothing follows."""
-        if subtask not in self._promised:
-            self._waiting[subtask] = None
-            self._assign()
+    def _of_state(self, state: FilesState) -> Remembered:
+        paths = list(self._pieces)
+        seen = SeenFiles(None, state.seen).lookup(file_hashes(paths))
+        known = [each.split_id for path, at in zip(paths, seen) if at >= 0 for each in self._pieces[path]]
+        pending = {
+            split_id_of(each.path, start): self.row(each)
+            for each in state.pending
+            for start in range(each.start, each.end, PIECE_ROWS)  # what is not begun may be several pieces
+        }
+        return Remembered(known, known, pending)
 
-    def handle_source_event(self, subtask: int, event: SourceEvent) -> None:
-        """Answer, if the reader is still there."""
-        assert isinstance(event, Nudge)
-        if subtask in self._context.registered_readers:
-            self._context.send_event_to_source_reader(subtask, event)
 
-    def add_splits_back(self, splits: Sequence[DatagenSplit], subtask: int) -> None:
-        """Take splits back, and serve whoever waits."""
-        self._waiting.pop(subtask, None)
-        for split in splits:
-            assert split.split_id not in self._pending, f"{split.split_id} came back but was not away"
-            self._pending[split.split_id] = split
-            self._owners.setdefault(split.split_id, subtask)
-        self._assign()
+def _size(pieces: Sequence[TopicSplit]) -> int:
+    return sum(each.stop or 0 for each in pieces)
 
-    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
-        """Let children follow."""
-        for split_id in split_ids:
-            if split_id in self._ended:
-                continue
-            self._ended.add(split_id)  # its owner stays: should its end be undone, it goes back there
-            for split in self._topic.splits.values():
-                if split.parent == split_id and split.split_id not in self._known:
-                    self._known[split.split_id] = None
-                    self._pending[split.split_id] = self._topic.first(split)
-        self._assign()
 
-    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
-        """Return all of it."""
-        return ScriptedState(
-            tuple(self._known),
-            tuple(sorted(self._ended)),
-            tuple(self._pending.values()),
-            dict(self._owners),
-            0 if self._rebalancing else self._context.current_parallelism,
+class _Listing(FileListing, frozen=True, kw_only=True):
+    """Lists the files of a topic."""
+
+    source: OfFiles
+
+    def list_files(self) -> list[FileStatus]:
+        return self.source.statuses()
+
+
+class _Footers(EventTimes):
+    """Knows what is in footers without reading them."""
+
+    def __init__(self, source: OfFiles) -> None:
+        super().__init__(pa_fs.LocalFileSystem(), SCHEMA.field("at"), has_footers=True, time_zone=None)
+        self._source = source
+
+    def _read_footers(self, files: Sequence[FileStatus | FileSplit], stopped: Any) -> Iterator[RowTimes]:
+        return (self._source.row_times(each.path) for each in files)
+
+
+class OfUser(ScriptedSource):
+    """With the enumerator of a source that a user writes, a `SimpleSource`."""
+
+    split_serializer = simple.SPLIT_SERIALIZER
+    state_serializer = simple.STATE_SERIALIZER
+
+    def row(self, split: SimpleSplit) -> int:
+        """See `ScriptedSource`."""
+        return split.position or 0
+
+    def at_row(self, split: SimpleSplit, row: int) -> SimpleSplit:
+        """See `ScriptedSource`."""
+        return msgspec.structs.replace(split, position=row)
+
+    def _enumerator(self, context: SplitEnumeratorContext[SimpleSplit], state: SimpleState | None) -> SimpleEnumerator:
+        return SimpleEnumerator(
+            context,
+            lambda: [each.split_id for each in self.topic.visible()],
+            discovery_interval_ms=DISCOVERY_PERIOD_MS,
+            finite_splits=True,
+            state=state,
         )
 
-    def unassigned_event_time_ms(self) -> int | None:
-        """Return a lower bound of what is pending."""
-        if self._topic.script.strategy is None:
-            return None
-        if not self._discovered:
-            return MIN_WATERMARK_MS
-        return min(map(self._topic.earliest_ms, self._pending.values()), default=None)
+    def _of_state(self, state: SimpleState) -> Remembered:
+        return Remembered((*state.known, *state.finished), state.finished, self._rows_of(state.pending))
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-    def _assign(self) -> None:
-        if self._topic.script.pulled:
-            self._serve()
-        elif not self._topic.script.slow:
-            self._distribute()
-        elif (self._pending or self._rebalancing) and not self._distributing:
-            self._distributing = True
-            self._context.call_async(lambda: None, self._on_distributed)
-        self._promise()
-
-    def _on_distributed(self, result: None, error: Exception | None) -> None:
-        self._distributing = False
-        self._distribute()
-        self._promise()
-
-    def _promise(self) -> None:
-        """Notify readers that nothing follows, if so."""
-        done = self._discovered and not self._pending and not self._rebalancing and self._nothing_follows()
-        if self._topic.script.bounded and done:
-            readers = list(self._context.registered_readers)
-            for subtask in (each for each in readers if each in self._waiting or not self._topic.script.pulled):
-                if subtask not in self._promised:
-                    self._promised.add(subtask)
-                    self._waiting.pop(subtask, None)
-                    self._context.signal_no_more_splits(subtask)
-
-    def _nothing_follows(self) -> bool:
-        parents = {split.parent for split in self._topic.splits.values() if split.parent is not None}
-        return parents <= self._ended
-
-    def _serve(self) -> None:
-        for subtask in list(self._waiting):
-            if self._pending and subtask in self._context.registered_readers:
-                split_id = next(iter(self._pending))
-                if self._topic.script.strategy is not None:
-                    split_id = min(self._pending, key=lambda each: self._topic.earliest_ms(self._pending[each]))
-                del self._waiting[subtask]
-                self._context.assign_splits({subtask: [self._pending.pop(split_id)]})
-
-    def _distribute(self) -> None:
-        readers, parallelism = self._context.registered_readers, self._context.current_parallelism
-        if self._rebalancing and len(readers) < parallelism:
-            return
-        self._rebalancing = False
-        homeless = [("topic", split_id) for split_id in self._pending if split_id not in self._owners]
-        owners = {
-            split_id: ("topic", subtask) for split_id, subtask in self._owners.items() if split_id not in self._ended
-        }
-        self._owners |= ASSIGNERS[self._topic.script.assigner]().assign(homeless, owners, parallelism)
-        assignment: dict[int, list[DatagenSplit]] = {}
-        for split_id, split in list(self._pending.items()):
-            subtask = self._owners[split_id]
-            if subtask in readers and subtask not in self._promised:
-                assignment.setdefault(subtask, []).append(split)
-                del self._pending[split_id]
-        if assignment:
-            self._context.assign_splits(assignment)
+SOURCES: dict[Kind, type[ScriptedSource]] = {
+    "datagen": OfDatagen,
+    "files": OfFiles,
+    "kafka": OfKafka,
+    "kinesis": OfKinesis,
+    "simple": OfUser,
+}
+"""By the connector whose enumerator they have."""

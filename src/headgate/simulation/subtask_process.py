@@ -6,13 +6,11 @@ connectors write around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from headgate.connectors.datagen.split import DatagenSplit
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
-from headgate.protocol.state import SplitState
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.runtime.subtask import Subtask
@@ -21,7 +19,7 @@ from headgate.simulation.durable import Row
 from headgate.simulation.memory import check_memory
 from headgate.simulation.scripted_query import ScriptedWriter
 from headgate.simulation.scripted_reader import Restored, ScriptedReader
-from headgate.simulation.scripted_source import SPLITS, ScriptedSource
+from headgate.simulation.scripted_source import ScriptedSource
 from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
 from headgate.source import SourceReaderContext
@@ -234,7 +232,7 @@ class SubtaskProcess:
     def create_reader(self, source: ScriptedSource, context: SourceReaderContext) -> ScriptedReader:
         """Make a reader of the subtask."""
         uid = source.topic.script.uid
-        reader = self._opened().readers[uid] = ScriptedReader(uid, source.topic, context, self)
+        reader = self._opened().readers[uid] = ScriptedReader(source, context, self)
         return reader
 
     def create_writer(self, context: OperatorContext) -> ScriptedWriter:
@@ -360,13 +358,14 @@ class SubtaskProcess:
         """See `Surroundings`."""
         return self.choose.choice((1, 10, 60, 60 if self._cluster.calm else 350))
 
-    def splits_added(self, reader: ScriptedReader, splits: Sequence[DatagenSplit]) -> None:
+    def splits_added(self, reader: ScriptedReader, split_ids: set[str]) -> None:
         """See `Surroundings`."""
-        states = tuple(SplitState(split.split_id, SPLITS.serialize(split)) for split in splits)
-        self._cluster.splits_added(self._slot, reader.uid, states)
+        self._cluster.splits_added(self._slot, reader.uid, split_ids)
 
     def rows_wanted(self, reader: ScriptedReader) -> None:
         """See `Surroundings`."""
+        self.count_quiet()
+        self._look()  # the turn may have found splits idle before it reads: they have no vote any more
         self._cluster.rows_wanted(self._slot, reader)
 
     def rows_read(self, reader: ScriptedReader, rows: list[Row]) -> None:

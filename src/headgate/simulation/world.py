@@ -15,14 +15,14 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol.messages import Envelope, ErrorReport
-from headgate.protocol.state import SplitState
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.durable import Row, Storage, Table
 from headgate.simulation.network import Connection
 from headgate.simulation.scenario import Fault, Scenario
 from headgate.simulation.scripted_reader import ScriptedReader
-from headgate.simulation.scripted_source import ScriptedSource, Topic
+from headgate.simulation.scripted_source import ScriptedSource
+from headgate.simulation.topic import Topic
 from headgate.task.reader_output import StreamingOutput
 
 
@@ -103,7 +103,7 @@ class World(Protocol):
     def violated(self, error: ErrorReport) -> None:
         """Note that a subtask failed, which nothing gave it a reason for."""
 
-    def splits_added(self, slot: Any, uid: str, splits: tuple[SplitState, ...]) -> None:
+    def splits_added(self, slot: Any, uid: str, split_ids: set[str]) -> None:
         """Note that a reader has got splits."""
 
     def rows_wanted(self, slot: Any, reader: ScriptedReader) -> None:

@@ -7,26 +7,29 @@ from typing import get_args
 import msgspec
 import pytest
 
+from headgate.connectors.kafka.enumerator import KafkaEnumerator
+from headgate.connectors.kafka.split import KafkaState
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner
 from headgate.operators.exchange import ExchangeKind
 from headgate.runtime.subtask import Subtask
+from headgate.simulation import scripted_source
 from headgate.simulation.__main__ import main
 from headgate.simulation.coverage import MACHINES, Coverage
 from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
 from headgate.simulation.scenario import PHASE_MS, ConnectionFaults, FaultKind, MoreFaults, Scenario, StorageFaults
-from headgate.simulation.scripted_source import ScriptedEnumerator, ScriptedState
+from headgate.simulation.topic import Kind
 from headgate.task.slot import SlotMachine
 
 SEED = 11
 
 
-class Forgetful(ScriptedEnumerator):
-    """Says that nobody has any split."""
+class Forgetful(KafkaEnumerator):
+    """Says that somebody has a split that nobody has."""
 
-    def snapshot_state(self, checkpoint_id: int) -> ScriptedState:
+    def snapshot_state(self, checkpoint_id: int) -> KafkaState:
         state = super().snapshot_state(checkpoint_id)
-        return msgspec.structs.replace(state, known=(*state.known, "never-seen"))
+        return msgspec.structs.replace(state, assigned={**state.assigned, "never-seen": ((0, 0),)})
 
 
 def test_the_machines_are_those_of_production() -> None:
@@ -55,18 +58,19 @@ def test_seeds_meet_all_that_there_is() -> None:
     assert len({switches for each in scenarios for switches in each.switches}) == 3
     assert {(each.in_time, each.holds) for each in scenarios} == {(False, False), (True, False), (True, True)}
     assert {each.phase_ms for each in scenarios} == {round(pace * PHASE_MS) for pace in (0.2, 0.3, 0.4, 0.5, 0.7, 1)}
-    assert {source.generated for each in scenarios for source in each.sources} == {False, True}
+    kinds = {(source.kind, source.bounded) for each in scenarios for source in each.sources}
+    assert kinds == {(kind, bounded) for kind in get_args(Kind) for bounded in (False, True)}
 
 
 def test_a_failing_seed_gets_a_shorter_scenario_that_still_fails() -> None:
-    bugs = {ScriptedEnumerator: Forgetful}
+    bugs = {KafkaEnumerator: Forgetful}
     scenario = Scenario.of(SEED)
     outcome, _ = simulate(scenario, bugs)
     assert outcome.error is not None
 
     smallest = shrink(scenario, bugs)
     assert smallest.faults == ()  # it fails without any
-    assert "never-seen in 0 places" in (simulate(smallest, bugs)[0].error or "")
+    assert "never-seen-0 in 0 places" in (simulate(smallest, bugs)[0].error or "")
 
 
 def test_many_seeds_run_in_two_processes_and_come_in_order() -> None:
@@ -98,13 +102,7 @@ def test_the_command_runs_seeds_and_replays_one(capsys: pytest.CaptureFixture[st
 def test_the_command_prints_a_failing_seed_with_its_trace(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot_state = ScriptedEnumerator.snapshot_state
-
-    def forgetful(enumerator: ScriptedEnumerator, checkpoint_id: int) -> ScriptedState:
-        state = snapshot_state(enumerator, checkpoint_id)
-        return msgspec.structs.replace(state, known=(*state.known, "never-seen"))
-
-    monkeypatch.setattr(ScriptedEnumerator, "snapshot_state", forgetful)
+    monkeypatch.setattr(scripted_source, "KafkaEnumerator", Forgetful)
 
     assert main(["--replay", str(SEED), "--lines", "30"]) == 1
     printed = capsys.readouterr().out

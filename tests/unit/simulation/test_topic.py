@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.simulation.scenario import Scenario
-from headgate.simulation.scripted_source import SourceScript, Topic
+from headgate.simulation.topic import SourceScript, Topic
 
 LAST_MS = 6_000
 SCRIPTS = [source for seed in range(60) for source in Scenario.of(seed).sources]
