@@ -17,7 +17,8 @@ from headgate.connectors.datagen.partitions import Pace, Partitions
 from headgate.connectors.datagen.split import DatagenSplit
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 2 << 20
+"""A batch costs the same on its way, between threads above all, however many rows it has."""
 _BATCH_ROWS = 65_536
 _LEAST_WAIT_MS = 5
 """Rows that are due within this time come as one batch; without it a fast source would be all tiny batches."""

@@ -102,12 +102,18 @@ def test_an_empty_split_ends_without_a_batch() -> None:
     assert fetched.finished and fetched.batch is None
 
 
-def test_batches_are_small() -> None:
-    made = reader(Partitions(1))
+@pytest.mark.parametrize(
+    ("length", "rows"),
+    [(1, 65_536), (12, 65_536), (500, (2 << 20) // (8 + 8 + 4 + 500))],
+)
+def test_a_batch_is_65536_rows_or_two_mebibytes(length: int, rows: int) -> None:
+    schema = pa.schema([("value", pa.int64()), ("user", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    options, pace = DatagenSource({"fields.user.length": str(length)}).options, Pace(rows_per_second=10)
+    made = DatagenSplitReader(lambda start_us: RowGenerator(schema, options, pace, start_us), Partitions(1), pace)
     made.handle_splits_changes([DatagenSplit(split_id="0", partition=0, stop=1_000_000)])
     (fetched,) = made.fetch(0)
     assert fetched.batch is not None
-    assert 1 << 18 < fetched.batch.nbytes < 1 << 21
+    assert fetched.batch.num_rows == rows
 
 
 def test_a_paced_split_waits_for_the_clock() -> None:
