@@ -23,10 +23,11 @@ from headgate.microbatch.alignment import group_membership as membership_module
 from headgate.microbatch.alignment import host as host_module
 from headgate.microbatch.alignment import member as member_module
 from headgate.microbatch.alignment import reports as reports_module
-from headgate.microbatch.alignment.host import Host, endpoint_in, folder_of_application, make_private, member_lock
+from headgate.microbatch.alignment.host import Host, endpoint_in, folder_of_application, member_lock
 from headgate.microbatch.alignment.member import Member
 from headgate.microbatch.alignment.messages import HostEndpoint, Join, ReportTo, Standing, Vote, receive, send
 from headgate.microbatch.alignment.reports import EventTimeOutput, report
+from headgate.private_files import make_private
 from headgate.source.watermark import MIN_WATERMARK_MS
 
 

@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 PACKAGE = SRC / "headgate"
 
 # Each folder with what it may import of headgate beside `ANYWHERE` and itself.
-ANYWHERE = {"errors", "futures", "machine", "pickling", "serial_executor", "versions"}
+ANYWHERE = {"errors", "futures", "machine", "pickling", "private_files", "serial_executor", "versions"}
 MAY_IMPORT: dict[str, set[str]] = {
     "source": set(),
     "protocol": set(),
@@ -53,6 +53,7 @@ WITHOUT_SPARK = (
     "futures.py",
     "machine.py",
     "pickling.py",
+    "private_files.py",
     "versions.py",
     "serial_executor.py",
 )

@@ -43,9 +43,8 @@ from headgate.microbatch.alignment.messages import (
     receive,
     send,
 )
+from headgate.private_files import LONGEST_SOCKET_PATH, FileLock
 
-LONGEST_SOCKET_PATH = 100
-"""A Unix socket's path has hardly more bytes than this on any system."""
 _LOCAL_MASTER = re.compile(rb"(?:^|\0)(?:spark\.master=|--master\0)local(?:\[|\0|$)")
 _ENDS_S = 0.2
 """How long a process takes to close its files, one by one, when it ends."""
@@ -63,20 +62,6 @@ def folder_of_application() -> Path:
         # Of the driver's block manager: made for the application, deleted with it.
         return Path(local_dirs.split(",")[0]) / "headgate-alignment"
     return Path(tempfile.gettempdir()) / f"headgate-alignment-{os.getuid()}-{os.getppid()}"
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter.
-
-    Raises
-    ------
-    OSError
-        It cannot be made, or belongs to somebody else.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
-    folder.chmod(0o700)
 
 
 def is_local() -> bool:
@@ -99,34 +84,6 @@ def addresses_here() -> list[str]:
         with suppress(OSError):
             found = [str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
-
-
-class FileLock:
-    """A lock that the system takes back when this process dies, whatever it dies of.
-
-    Raises
-    ------
-    BlockingIOError
-        Another one holds it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise
-
-    def is_at(self, path: Path) -> bool:
-        """Return whether this is still the file that others find there."""
-        with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._file), path.stat())
-        return False
-
-    def release(self) -> None:
-        """Let another one have it."""
-        os.close(self._file)
 
 
 def member_lock(folder: Path, member: str) -> FileLock:

@@ -19,8 +19,9 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.microbatch.alignment.host import FileLock, Host, endpoint_in, is_local, make_private, member_lock
+from headgate.microbatch.alignment.host import Host, endpoint_in, is_local, member_lock
 from headgate.microbatch.alignment.messages import Join, Message, Renew, ReportTo, Standing, Vote, receive, send
+from headgate.private_files import FileLock, make_private
 
 logger = logging.getLogger(__name__)
 
