@@ -82,8 +82,8 @@ These have kernels of Arrow, where types and arguments are such that the result 
 
 {on_arrow}
 
-All other functions of one row are evaluated by Spark's own code in a Java process beside the slot, as are these where a
-condition is not met; `explain()` marks them `[Catalyst]`.
+All other functions of one row are evaluated by Spark's own code in a Java process beside the slots, as are these
+where a condition is not met; `explain()` marks them `[Catalyst]`.
 
 These aggregates are computed by Arrow, all others, and sums without ANSI mode, by Spark's own code:
 

@@ -91,10 +91,10 @@ def helper_options() -> dict[str, str]:
 
 def _helper_archive(made: Path) -> None:
     """Write an archive of the classes that a Java for expressions loads when it starts."""
-    helper = HelperJvm(64 << 20, f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={made}")
-    helper.wait()
-    helper._process.communicate()  # it ends by itself when nobody holds the pipe to it
-    helper.close()
+    options = f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={made} -Dheadgate.grace.ms=1"
+    connection, pid = HelperJvm(64 << 20, options).connect()
+    connection.close()  # it ends when it has no other one
+    os.waitpid(pid, 0)
 
 
 def java_options() -> str:

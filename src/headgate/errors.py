@@ -8,7 +8,7 @@ without one of these around it (the original stays as ``__cause__``).
       DeploymentError                  the user: executors run other code than the driver
       UserFunctionError                the user: a function of theirs raised
       ExpressionError                  the user: an expression of theirs failed on a value, in Spark's own code
-      HelperLostError                  the world outside: the Java process beside a slot ended
+      HelperLostError                  the world outside: the Java process for expressions ended
       SourceError                      the world outside
         BadDataError                   data that contradicts its format or schema: file and byte offset
         DataLossError                  data that was there is gone: a deleted, shrunken or replaced file

@@ -6,9 +6,6 @@ import datetime
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 import zoneinfo
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +24,7 @@ from headgate.graph.plan import stage_graph
 from headgate.operators.operator import Operator
 from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.analyzed.plan import plan_of
-from tests.spark_java import SparkJava
+from tests.helper_javas import helper_of, javas, parent_of, quick
 
 EXPRESSIONS = (
     "from_json(js, 'a long, b struct<c: string, d: array<int>>, e timestamp') AS parsed",
@@ -88,10 +85,6 @@ def run(frame: DataFrame, folder: Path, **options: str) -> headgate.ContinuousQu
     return writer.option("slots", "threads").option("checkpointLocation", str(folder)).options(**options).start()
 
 
-def sorted_rows(found: list[Any]) -> list[str]:
-    return sorted(map(str, found))
-
-
 def test_results_are_spark_s(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of functions of all kinds, in a time zone that changes its clocks; in columns and in a filter."""
     zone = spark.conf.get("spark.sql.session.timeZone")
@@ -125,11 +118,12 @@ def test_a_helper_that_is_killed_costs_no_row(spark: SparkSession, tmp_path: Pat
     frame = rows(spark, streaming=True, rowsPerSecond=2000).selectExpr("n", "sha2(text, 256) AS hashed")
     query = run(frame, tmp_path)
     wait_until(lambda: query.table().num_rows, query)
-    helper = helper_jvm._shared
-    assert helper is not None
-    os.kill(helper.pid, signal.SIGKILL)
+    (pid,) = javas(helper_of(spark))
+    os.kill(pid, signal.SIGKILL)
     before = query.table().num_rows
-    wait_until(lambda: query.table().num_rows > before + 1000 and helper_jvm._shared is not helper, query)
+    wait_until(lambda: query.table().num_rows > before + 1000, query)
+    (again,) = javas(helper_of(spark))
+    assert again != pid
     query.stop()
     found = query.table()["n"].to_pylist()
     for split in range(2):
@@ -137,29 +131,46 @@ def test_a_helper_that_is_killed_costs_no_row(spark: SparkSession, tmp_path: Pat
         assert of_split == list(range(split, split + 2 * len(of_split), 2))
 
 
-def test_it_ends_with_its_process_however_that_ends(java: SparkJava, tmp_path: Path) -> None:
-    program = (
-        "import time; from headgate.catalyst.helper_jvm import shared_helper; helper = shared_helper(64 << 20)\n"
-        "print(helper.pid, helper._folder, flush=True); time.sleep(600)"
+def test_slots_share_one_that_outlives_the_worker_which_started_it(spark: SparkSession, tmp_path: Path) -> None:
+    """It ends when they have ended, although Spark keeps their processes for other tasks."""
+    options = quick("-Dheadgate.grace.ms=5000")
+    frame = rows(spark, streaming=True, rowsPerSecond=2000).selectExpr("n", "sha2(text, 256) AS hashed")
+    query = run(frame, tmp_path, slots="spark", **{"catalyst.extraJavaOptions": options})
+    helper = helper_of(spark, java_options=options)
+
+    def process_of(slot: int) -> int:
+        return int(query.status["slots"][slot]["pid"])
+
+    wait_until(lambda: {n % 2 for n in query.table()["n"].to_pylist()} == {0, 1}, query)
+    (java,) = javas(helper)
+    first = parent_of(java)
+    slot = [process_of(0), process_of(1)].index(first)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: process_of(slot) not in (0, first), query)
+    before = query.table().num_rows
+    wait_until(lambda: query.table().num_rows > before + 1000, query)
+    assert javas(helper) == [java]
+    second = process_of(slot)
+    query.stop()
+    wait_until(lambda: not javas(helper) and not helper.folder.exists())
+    assert Path(f"/proc/{second}/exe").exists(), "the worker has ended, too: the test shows nothing"
+
+
+def test_it_has_the_options_of_the_query(spark: SparkSession, tmp_path: Path) -> None:
+    hashed = headgate.continuous(
+        rows(spark, streaming=True).selectExpr("n", "sha2(text, 256) AS hashed"), parallelism=1
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid, folder = parent.stdout.readline().split()
-        assert Path(folder).exists() and Path(f"/proc/{pid}").exists()
-        parent.kill()
-    wait_until(lambda: not Path(folder).exists() and not Path(f"/proc/{pid}/exe").exists())
-
-
-def test_it_has_the_options_of_the_query(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper_jvm, "_shared", None)
-    hashed = headgate.continuous(rows(spark).selectExpr("n", "sha2(text, 256) AS hashed"), parallelism=1)
-    options = {"catalyst.memory": "100m", "catalyst.extraJavaOptions": "-Dsaid='by the query' -XX:TieredStopAtLevel=1"}
+    java_options = "-Dsaid='by the query' -XX:TieredStopAtLevel=1 -Dheadgate.grace.ms=5000"
+    options = {"catalyst.memory": "100m", "catalyst.extraJavaOptions": java_options}
     writer = hashed.writeStream.format("memory").option("slots", "threads").options(**options)
-    assert writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
-    assert helper_jvm._shared is not None
-    command = Path(f"/proc/{helper_jvm._shared.pid}/cmdline").read_text().split("\0")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    helper = helper_of(spark, 100 << 20, java_options)
+    wait_until(lambda: query.table().num_rows, query)
+    (pid,) = javas(helper)
+    command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     assert {"-Xmx100m", "-Dsaid=by the query", "-XX:TieredStopAtLevel=1"} <= set(command)
-    helper_jvm._shared.close()
+    query.stop()
+    wait_until(lambda: not helper.folder.exists())
 
 
 def test_a_query_is_stopped_while_it_starts(
@@ -171,31 +182,15 @@ def test_a_query_is_stopped_while_it_starts(
     java.write_text(f'#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexec {helper_jvm._java()} "$@"\n')
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(helper_jvm, "_shared", None)
-    query = run(rows(spark, streaming=True).selectExpr("n", "sha2(text, 256) AS hashed"), tmp_path / "checkpoints")
-    wait_until(lambda: helper_jvm._shared is not None, query)
-    assert helper_jvm._shared is not None
+    helper = helper_of(spark, java_options="-Dheadgate.grace.ms=1")
+    frame = rows(spark, streaming=True).selectExpr("n", "sha2(text, 256) AS hashed")
+    query = run(frame, tmp_path / "checkpoints", **{"catalyst.extraJavaOptions": "-Dheadgate.grace.ms=1"})
+    wait_until(lambda: (helper.folder / "log").exists(), query)
     query.stop()
-    assert not helper_jvm._shared.wait(0) and query.exception() is None
+    assert not (helper.folder / "socket").exists() and query.exception() is None
     go.touch()
-    with helper_jvm._shared.connect():
-        helper_jvm._shared.close()
-
-
-def test_many_threads_share_one(spark: SparkSession) -> None:
-    """Each subtask has a connection and a thread of the helper's."""
-    before = threading.active_count()
-    helpers = set()
-
-    def start() -> None:
-        helpers.add(helper_jvm.shared_helper(64 << 20))
-
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(helpers) == 1 and threading.active_count() == before
+    helper.connect()[0].close()
+    wait_until(lambda: not helper.folder.exists())
 
 
 def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -64,12 +64,23 @@ import scala.runtime.AbstractPartialFunction;
  * Evaluates Catalyst expressions on Arrow batches for the processes that connect to a Unix socket. Compiled by Janino,
  * which is among Spark's jars, when it is started: therefore no lambdas, and casts in the place of inferred types.
  *
- * A connection evaluates one projection, or one aggregate function. First comes what it is (see `served`), answered by
- * the Arrow schemas of what goes in and what comes out; then batches, each after a number and answered by one. An answer is a byte, which is 0 unless it is an
- * error's, the number of bytes that follow, and those.
+ * Each connection is greeted with the id of this process, 4 bytes. One on which nothing is sent is a lifeline: when
+ * there has been none for a while, this process deletes its folder and ends. A connection that evaluates is none, for
+ * its end is not noticed while it does.
+ *
+ * Any other connection evaluates one projection, or one aggregate function. First comes what it is (see `served`),
+ * answered by the Arrow schemas of what goes in and what comes out; then batches, each after a number and answered by
+ * one. An answer is a byte, which is 0 unless it is an error's, the number of bytes that follow, and those.
  */
 public final class Evaluator implements Runnable {
     private static final ThreadLocal CONF = new ThreadLocal();
+    private static final long GRACE_MS = 10000;
+    private static final long GRACE_AFTER_ONE_MS = Long.getLong("headgate.grace.ms", GRACE_MS).longValue();
+    private static final Object LOCK = new Object(); // lifelines, until, ends
+    private static int lifelines = 0;
+    private static long until = after(GRACE_MS); // without a lifeline
+    private static boolean ends = false;
+    private static int pid;
 
     private final SocketChannel channel;
 
@@ -78,38 +89,75 @@ public final class Evaluator implements Runnable {
     }
 
     public static void main(String[] args) throws Exception {
+        // Janino has no calls of static methods of interfaces.
+        pid = (int) ((ProcessHandle) ProcessHandle.class.getMethod("current").invoke(null)).pid();
         SQLConf$.MODULE$.setSQLConfGetter(new AbstractFunction0() {
             public Object apply() {
                 Object conf = CONF.get();
                 return conf == null ? new SQLConf() : conf;
             }
         });
-        final File address = new File(args[0]);
-        ServerSocketChannel server = ServerSocketChannel.open(StandardProtocolFamily.UNIX);
-        server.bind(UnixDomainSocketAddress.of(address.toPath()));
-        start("parent", new Runnable() {
+        final File folder = new File(args[0]);
+        final ServerSocketChannel server = ServerSocketChannel.open(StandardProtocolFamily.UNIX);
+        server.bind(UnixDomainSocketAddress.of(new File(folder, "socket").toPath()));
+        start("acceptor", new Runnable() {
             public void run() {
-                awaitEndOfParent();
-                address.delete();
-                address.getParentFile().delete();
-                Runtime.getRuntime().halt(0);
+                accept(server);
             }
         });
-        System.out.write(0); // it listens
-        System.out.flush();
-        while (true) {
-            start("evaluator", new Evaluator(server.accept()));
+        awaitLastUser();
+        delete(folder);
+        System.exit(0);
+    }
+
+    private static void accept(ServerSocketChannel server) {
+        try {
+            while (true) {
+                SocketChannel channel = server.accept();
+                synchronized (LOCK) {
+                    if (ends) {
+                        return; // it is not greeted: its client looks for another process
+                    }
+                    lifelines++;
+                }
+                start("evaluator", new Evaluator(channel));
+            }
+        } catch (Throwable error) {
+            error.printStackTrace();
+            Runtime.getRuntime().halt(4);
         }
     }
 
-    /** Returns when standard input ends: the parent has it open as long as it lives. */
-    private static void awaitEndOfParent() {
-        try {
-            while (System.in.read() >= 0) {
-                continue;
+    /** Returns when no process has had a lifeline for a while. */
+    private static void awaitLastUser() throws InterruptedException {
+        synchronized (LOCK) {
+            while (true) {
+                long left = (until - System.nanoTime()) / 1000000;
+                if (lifelines > 0) {
+                    LOCK.wait();
+                } else if (left > 0) {
+                    LOCK.wait(left);
+                } else {
+                    ends = true;
+                    return;
+                }
             }
-        } catch (IOException error) {
-            // The same.
+        }
+    }
+
+    private static long after(long ms) {
+        return System.nanoTime() + ms * 1000000;
+    }
+
+    /** Deletes the folder, which by then has another name: who comes meanwhile makes one of its own. */
+    private static void delete(File folder) {
+        File renamed = new File(folder.getPath() + ".ended-" + pid);
+        if (folder.renameTo(renamed)) {
+            File[] files = renamed.listFiles();
+            for (int i = 0; i < files.length; i++) {
+                files[i].delete();
+            }
+            renamed.delete();
         }
     }
 
@@ -139,7 +187,7 @@ public final class Evaluator implements Runnable {
     private void serve() throws IOException {
         InputStream in = Channels.newInputStream(channel);
         DataInputStream requests = new DataInputStream(in);
-        int partition = requests.readInt();
+        int partition = lifeline(requests);
         boolean ownSeeds = requests.readBoolean();
         byte[] request = new byte[requests.readInt()];
         requests.readFully(request);
@@ -170,6 +218,23 @@ public final class Evaluator implements Runnable {
             }
         } finally {
             served.close();
+        }
+    }
+
+    /** Returns the first number that comes, until which the connection is a lifeline. */
+    private int lifeline(DataInputStream requests) throws IOException {
+        try {
+            ByteBuffer greeting = ByteBuffer.allocate(4);
+            greeting.putInt(pid);
+            greeting.flip();
+            channel.write(greeting);
+            return requests.readInt();
+        } finally {
+            synchronized (LOCK) {
+                lifelines--;
+                until = after(GRACE_AFTER_ONE_MS);
+                LOCK.notifyAll();
+            }
         }
     }
 

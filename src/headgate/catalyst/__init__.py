@@ -1,1 +1,1 @@
-"""Spark's own code for expressions that no Arrow kernel is proven to equal: a Java process beside the slot runs it."""
+"""Spark's own code for expressions that no Arrow kernel is proven to equal: a Java process beside the slots runs it."""

@@ -7,13 +7,14 @@ Never: start a process; interpret an expression.
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import Final
 
 import pyarrow as pa
 
 from headgate.catalyst.helper_jvm import HelperJvm
-from headgate.errors import ExpressionError
+from headgate.errors import ExpressionError, HelperLostError
 
 _SIZE: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">bi")
@@ -35,7 +36,12 @@ class _Connection:
 
     def __init__(self, helper: HelperJvm, request: bytes, partition: int, *, own_seeds: bool) -> None:
         self._helper = helper
-        self._connection = helper.connect()
+        self._connection, self._pid = helper.connect()
+        try:
+            self._lifeline = self._opened_lifeline()
+        except BaseException:
+            self._connection.close()
+            raise
         try:
             self._send(_REQUEST.pack(partition, own_seeds, len(request)), request)
             schemas = pa.BufferReader(self._answer())
@@ -66,13 +72,25 @@ class _Connection:
     def close(self) -> None:
         """Let the helper forget what it evaluates."""
         self._connection.close()
+        self._lifeline.close()
+
+    def _opened_lifeline(self) -> socket.socket:
+        """Return a connection on which nothing is sent: it keeps the helper alive."""
+        lifeline, pid = self._helper.connect()
+        if pid != self._pid:
+            lifeline.close()
+            raise self._lost()
+        return lifeline
+
+    def _lost(self) -> HelperLostError:
+        return self._helper.lost(self._pid)
 
     def _send(self, *parts: bytes | memoryview) -> None:
         try:
             for part in parts:
                 self._connection.sendall(part)
         except OSError as error:
-            raise self._helper.lost() from error
+            raise self._lost() from error
 
     def _answer(self) -> pa.Buffer:
         kind, size = _HEAD.unpack(self._received(_HEAD.size))
@@ -89,9 +107,9 @@ class _Connection:
             try:
                 count = self._connection.recv_into(rest)
             except OSError as error:
-                raise self._helper.lost() from error
+                raise self._lost() from error
             if not count:
-                raise self._helper.lost()
+                raise self._lost()
             rest = rest[count:]
         return received
 

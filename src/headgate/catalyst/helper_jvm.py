@@ -1,33 +1,41 @@
-"""The Java process that evaluates expressions: found, started once per process, ended with it.
+"""The Java process that evaluates expressions: one per host, of all slots of an application that ask for the same.
 
-It is this process's own, not one for all slots of a host: a slot that ends, however it ends, takes nobody else's
-expressions with it, and what it may use is bounded per slot's process, as its other memory is.
+Those who need it meet in a folder that only this user can enter. Whoever gets the lock there starts the process, which
+inherits the lock and holds it as long as it lives; all connect to its socket. Each user has a connection to it open on
+which nothing is sent. When there has been none for ten seconds it renames the folder, deletes it and ends, so whoever
+comes at that moment makes a new folder and starts a new process. One that is killed leaves the folder, with its log.
 
 Never: know what is evaluated.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import hashlib
 import importlib.util
 import os
-import select
 import shlex
 import shutil
 import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from headgate.errors import DeploymentError, HelperLostError
+from headgate.private_files import LONGEST_SOCKET_PATH, FileLock, make_private
 
 _HERE: Final = Path(__file__).parent
 _OPENS: Final = ("java.lang", "java.lang.invoke", "java.nio", "java.util", "sun.nio.ch", "sun.util.calendar")
-_LONGEST_ADDRESS: Final = 100
 _STEP_S: Final = 0.05
+_GREETING_S: Final = 0.5
+_KEPT_S: Final = 86400
+_SHOWN: Final = 2000
+"""So many characters of the end of its log are in an error's message."""
 
 
 def spark_jars() -> Path:
@@ -63,16 +71,18 @@ def _java() -> str:
 
 
 class HelperJvm:
-    """A Java process with Spark's jars, which evaluates expressions for those who connect.
+    """A Java process with Spark's jars, which evaluates expressions for those who connect. For one thread.
 
-    It ends when this process does, with SIGKILL too: it watches a pipe that only this process holds open.
+    It is started if there is none when one connects, and outlives whoever started it while others use it.
 
     Parameters
     ----------
     memory_bytes
         Its largest heap; Arrow's buffers beside it have as much again at most.
     java_options
-        Further options, as a shell would split them: an archive of classes halves its start.
+        Further options, as a shell would split them.
+    application
+        Whose it is: it is shared by those of this host and user with the same application, memory and options.
 
     Raises
     ------
@@ -80,118 +90,157 @@ class HelperJvm:
         Spark's jars or Java are not there.
     """
 
-    def __init__(self, memory_bytes: int, java_options: str = "") -> None:
-        folder = tempfile.mkdtemp(prefix="headgate-jvm-")
-        if len(folder) > _LONGEST_ADDRESS:  # than a socket's address may be
-            os.rmdir(folder)
-            folder = tempfile.mkdtemp(prefix="headgate-jvm-", dir="/tmp")
-        self._folder = folder
-        self._address = os.path.join(folder, "socket")
-        mebibytes = max(memory_bytes >> 20, 64)
-        command = [
-            _java(), f"-Xmx{mebibytes}m", f"-XX:MaxDirectMemorySize={mebibytes}m", "-XX:+UseSerialGC",
-            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENS),
-            *shlex.split(java_options),
-            "-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={_HERE / 'log4j2.properties'}",
-            "-cp", str(spark_jars() / "*"),
-            "org.codehaus.janino.SimpleCompiler", str(_HERE / "Evaluator.java"), "headgate.Evaluator", self._address,
-        ]  # fmt: skip
-        self._command = " ".join(command)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.owner: Final = os.getpid()
-        self._listens = False
-        self._waiting = threading.Lock()  # _listens
+    def __init__(self, memory_bytes: int, java_options: str = "", application: str = "") -> None:
+        self._command = _command(memory_bytes, shlex.split(java_options))
+        name = hashlib.sha256("\0".join([application, *self._command]).encode()).hexdigest()[:16]
+        self.folder: Final = _folder_of_user() / name
+        self._log = self.folder / "log"
+        self._started: subprocess.Popen[bytes] | None = None
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it can be connected to, this long in seconds at most; return whether it can. Any thread.
-
-        Raises
-        ------
-        DeploymentError
-            It ended before.
-        """
-        with self._waiting:
-            if self._listens:
-                return True
-            assert self._process.stdout is not None
-            if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-                return False
-            self._listens = bool(self._process.stdout.read(1))
-            if self._listens:
-                self._process.stdout.close()
-                return True
-        status = self._process.wait()
-        raise DeploymentError(
-            f"The Java process for expressions of this query did not start: it ended with {status}. Its output is "
-            "in this process's.",
-            command=self._command,
-        )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    def connect(self) -> socket.socket:
-        """Return a new connection; if it has just been started, wait for it.
+    def connect(self) -> tuple[socket.socket, int]:
+        """Return a new connection, and the id of the process; if there is none, start it and wait for it.
 
         Raises
         ------
         DeploymentError
             It did not start.
-        HelperLostError
-            It has ended.
         """
-        self.wait()
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(self._address)
-        except OSError as error:
-            connection.close()
-            raise self.lost() from error
-        return connection
+        while (found := self._connected()) is None:
+            time.sleep(_STEP_S)
+        return found
 
-    def lost(self) -> HelperLostError:
-        """Return the error for whoever needed it when it ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # who killed it may be quicker than the system
-            self._process.wait(1)
-        status = self._process.poll()
+    def started_in_steps(self) -> Iterator[None]:
+        """Start it if there is none, in steps well below a second each.
+
+        On a busy machine it takes longer than a task may be stuck.
+
+        Raises
+        ------
+        DeploymentError
+            It did not start.
+        """
+        while (found := self._connected()) is None:
+            time.sleep(_STEP_S)
+            yield
+        found[0].close()
+
+    def lost(self, pid: int) -> HelperLostError:
+        """Return the error for whoever needed the process when it ended."""
         return HelperLostError(
-            f"The Java process {self.pid}, which evaluates expressions of this query, ended with {status} while it was "
-            "needed. If it ran out of memory, give it more: catalyst.memory.",
-            pid=self.pid, status=status,
+            f"The Java process {pid}, which evaluates expressions of this query, ended while it was needed. If it ran "
+            f"out of memory, give it more: catalyst.memory. {self._output()}",
+            pid=pid,
         )  # fmt: skip
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _connected(self) -> tuple[socket.socket, int] | None:
+        """Return a new connection; if it cannot be had yet, see to it that there will be one."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_GREETING_S)
+        try:
+            connection.connect(str(self.folder / "socket"))
+            greeting = connection.recv(4, socket.MSG_WAITALL)
+        except OSError:  # nobody listens, or not any more
+            greeting = b""
+        if len(greeting) == 4:
+            connection.settimeout(None)
+            self._started = None
+            return connection, int.from_bytes(greeting)
+        connection.close()
+        self._check()
+        self._start()
+        return None
+
+    def _check(self) -> None:
+        """Raise an error if this has started a process, which failed; it ends with 0 if nobody connects in time."""
+        status = self._started and self._started.poll()
+        if status:
+            raise DeploymentError(
+                f"The Java process for expressions of this query did not start: it ended with {status}. "
+                f"{self._output()}",
+                command=shlex.join(self._command),
+            )  # fmt: skip
+
+    def _start(self) -> None:
+        """Start the process, unless another one lives or is being started."""
+        try:
+            make_private(self.folder)
+            lock = FileLock(self.folder / "lock")
+        except (BlockingIOError, FileNotFoundError):  # the latter: one that ends took the folder away
+            return
+        try:
+            if lock.is_at(self.folder / "lock"):
+                (self.folder / "socket").unlink(missing_ok=True)
+                java, *rest = self._command
+                command = [java, f"-XX:ErrorFile={self.folder}/crash-%p", *rest, str(self.folder)]
+                with self._log.open("ab") as log:
+                    # In a session of its own: signals to the group of whoever happened to start it are not for it.
+                    self._started = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                        pass_fds=[lock.fileno()], start_new_session=True,
+                    )  # fmt: skip
+                _remember(self._started)
+        finally:
+            lock.release()
+        _delete_old(self.folder.parent)
+
+    def _output(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return f"Its log {self._log} is gone: it ended because nobody seemed to use it."
+        end = "\n".join(each for each in lines if not each.startswith("\tat "))[-_SHOWN:]
+        return f"Its log is {self._log} on {socket.gethostname()}" + (f", and ends so:\n{end}" if end else ".")
 
 
-_starting = threading.Lock()
-_shared: HelperJvm | None = None
+def _command(memory_bytes: int, options: Sequence[str]) -> list[str]:
+    """Return the command, but for the folder, which is its last argument."""
+    mebibytes = max(memory_bytes >> 20, 64)
+    return [
+        _java(), f"-Xmx{mebibytes}m", f"-XX:MaxDirectMemorySize={mebibytes}m", "-XX:+UseSerialGC",
+        *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENS),
+        *options,
+        "-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={_HERE / 'log4j2.properties'}",
+        "-cp", str(spark_jars() / "*"),
+        "org.codehaus.janino.SimpleCompiler", str(_HERE / "Evaluator.java"), "headgate.Evaluator",
+    ]  # fmt: skip
 
 
-def shared_helper(memory_bytes: int, java_options: str = "") -> HelperJvm:
-    """Return the helper of this process, started if there is none that lives. Any thread."""
-    global _shared
-    with _starting:
-        if _shared is None or _shared.owner != os.getpid() or not _shared.is_alive:
-            _shared = HelperJvm(memory_bytes, java_options)
-        return _shared
+def _folder_of_user() -> Path:
+    """Return the folder for this user's processes on this host; if another user has it, one of this process's own."""
+    place = tempfile.gettempdir()
+    if len(f"{place}/headgate-{os.getuid()}/0123456789abcdef/socket") > LONGEST_SOCKET_PATH:
+        place = "/tmp"
+    folder = Path(place) / f"headgate-{os.getuid()}"
+    try:
+        make_private(folder)
+    except OSError:
+        return _own_folder(place)
+    return folder
 
 
-def started_in_steps(memory_bytes: int, java_options: str = "") -> Iterator[None]:
-    """Start the helper of this process if it has none, in steps well below a second each.
+@functools.cache
+def _own_folder(place: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix="headgate-", dir=place))
 
-    On a busy machine it takes longer than a task may be stuck.
-    """
-    helper = shared_helper(memory_bytes, java_options)
-    while not helper.wait(_STEP_S):
-        yield
+
+def _delete_old(of_user: Path) -> None:
+    """Delete what processes that were killed have left, once it is too old to be looked at."""
+    for folder in of_user.iterdir():
+        with suppress(OSError):  # another one deletes it, or a process of that place lives
+            if folder.is_dir() and folder.stat().st_mtime < time.time() - _KEPT_S:
+                lock = FileLock(folder / "lock")
+                try:
+                    if lock.is_at(folder / "lock"):
+                        shutil.rmtree(folder.rename(f"{folder}.old-{os.getpid()}"))
+                finally:
+                    lock.release()
+
+
+_remembering = threading.Lock()
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def _remember(process: subprocess.Popen[bytes]) -> None:
+    """Keep a process until it ends, whoever uses it by then; forget those that have ended."""
+    with _remembering:
+        _children[:] = [*(each for each in _children if each.poll() is None), process]

@@ -79,7 +79,7 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec("state.memory", size_bytes, 256 << 20, "state that an operator keeps in memory in each subtask"),
     OptionSpec("static.memory", size_bytes, 256 << 20, "what the static side of a join may have, collected"),
-    OptionSpec("catalyst.memory", size_bytes, 512 << 20, "heap of the Java that evaluates expressions, per process"),
+    OptionSpec("catalyst.memory", size_bytes, 512 << 20, "heap of the Java that evaluates expressions, per host"),
     OptionSpec("catalyst.extraJavaOptions", text, "", "further options of that Java"),
     OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows wait to be sent together"),
     OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot is lost"),

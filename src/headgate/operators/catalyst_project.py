@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from headgate.catalyst.evaluator import Evaluator
-from headgate.catalyst.helper_jvm import shared_helper, started_in_steps
+from headgate.operators.catalyst_helper import helper_of
 from headgate.operators.operator import Emit, Operator
 from headgate.protocol.operator_context import OperatorContext
 
@@ -53,15 +53,14 @@ class CatalystProject(Operator):
         self.schema = pa.schema([*schema, *fields])
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
-        """Start this process's helper, if nobody needed it before."""
-        return started_in_steps(context.catalyst_memory_bytes, context.catalyst_java_options)
+        """Start the helper, if none lives on this host."""
+        return helper_of(context).started_in_steps()
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
-        """Connect to this process's helper."""
+        """Connect to the helper."""
         # Rows that are read again, and those after them, must not be given what other rows were: uuid() is unique.
         draws = self._is_unbounded or context.run > 1 or context.execution > 1
-        helper = shared_helper(context.catalyst_memory_bytes, context.catalyst_java_options)
-        self._evaluator = Evaluator(helper, self._projection, context.subtask, own_seeds=draws)
+        self._evaluator = Evaluator(helper_of(context), self._projection, context.subtask, own_seeds=draws)
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows with what is added.

@@ -42,6 +42,8 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
         The largest heap of the Java process for expressions (`catalyst.memory`).
     catalyst_java_options
         Its further options (`catalyst.extraJavaOptions`).
+    application
+        Spark's id of the application: its slots on a host share that process.
     load
         Reads a pickled object of the user's, whose classes are the slot's own.
     """
@@ -60,6 +62,7 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     catalyst_memory_bytes: int = 512 << 20
     catalyst_java_options: str = ""
+    application: str = ""
     load: Callable[[bytes], Any] = pickle.loads
 
     @property

@@ -27,7 +27,7 @@ from headgate.transport.data_plane import DataPlane
 
 
 class SlotPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a subtask runs: its names and numbers, for contexts and errors."""
+    """Where a subtask runs: its names and numbers, for contexts and errors; the id of Spark's application, if any."""
 
     run: int
     slot: int
@@ -36,6 +36,7 @@ class SlotPlace(msgspec.Struct, frozen=True, kw_only=True):
     query_id: str
     time_zone: str
     checkpoint_location: str
+    application: str = ""
 
 
 class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +144,7 @@ class ExecutionContext:
             memory_bytes=options["state.memory"],
             catalyst_memory_bytes=options["catalyst.memory"],
             catalyst_java_options=options["catalyst.extraJavaOptions"],
+            application=self.place.application,
             load=self.services.load,
         )
 

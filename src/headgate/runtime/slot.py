@@ -60,6 +60,8 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     run, query_id
         Whose slot it is.
+    application
+        The id of its Spark application, for what slots on a host share.
     submission
         Which submission of Spark's job this is; later ones fence earlier ones.
     address
@@ -93,6 +95,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     stuck_timeout_ms: int
     time_zone: str
     versions: Versions
+    application: str = ""
 
 
 class SlotRuntime:
@@ -281,6 +284,7 @@ class SlotRuntime:
             query_id=self._settings.query_id,
             time_zone=self._settings.time_zone,
             checkpoint_location=self._settings.checkpoint_location,
+            application=self._settings.application,
         )
         runner = SubtaskThread(
             self._definition,

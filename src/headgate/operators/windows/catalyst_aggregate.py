@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.catalyst.evaluator import AggregateEvaluator
-from headgate.catalyst.helper_jvm import shared_helper, started_in_steps
+from headgate.operators.catalyst_helper import helper_of
 from headgate.operators.windows.aggregates import Accumulator, Partial
 from headgate.protocol.operator_context import OperatorContext
 
@@ -36,9 +36,8 @@ class CatalystBuffers:
         self._function = function
 
     def open(self, context: OperatorContext) -> None:
-        """Connect to this process's helper."""
-        helper = shared_helper(context.catalyst_memory_bytes, context.catalyst_java_options)
-        self.evaluator = AggregateEvaluator(helper, self._function)
+        """Connect to the helper."""
+        self.evaluator = AggregateEvaluator(helper_of(context), self._function)
 
     def close(self) -> None:
         """Close the connection; the helper stays, for others."""
@@ -83,8 +82,8 @@ class CatalystAggregate(Accumulator):
         self.partials = (Partial(pa.binary(), "buffers", of, self._buffers),)
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
-        """Start this process's helper, if nobody needed it before."""
-        return started_in_steps(context.catalyst_memory_bytes, context.catalyst_java_options)
+        """Start the helper, if none lives on this host."""
+        return helper_of(context).started_in_steps()
 
     def open(self, context: OperatorContext) -> None:
         """Get ready."""

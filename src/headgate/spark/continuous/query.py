@@ -384,6 +384,7 @@ class ContinuousQuery:
             stuck_timeout_ms=options["task.stuck.timeout"],
             time_zone=self._definition.time_zone,
             versions=Versions.here(),
+            application=self._spark.sparkContext.applicationId or "",
         )
         return RunSettings(slot=slot, host=host, port=transport.port, options=_job_options(self._definition))
 
