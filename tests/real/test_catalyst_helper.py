@@ -233,10 +233,42 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_once(helper: HelperJvm) -> None:
-    """Start the helper and wait until it has ended."""
-    helper.connect()[0].close()
+def run_once(helper: HelperJvm) -> tuple[list[str], bool]:
+    """Start the helper and wait until it has ended; return its command, and whether it had an archive of its own."""
+    connection, pid = helper.connect()
+    with connection:
+        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        has_archive = f"{helper.folder.parent}/classes-" in Path(f"/proc/{pid}/maps").read_text()
     wait_until(lambda: not javas(helper))
+    return command, has_archive
+
+
+def test_the_second_one_makes_an_archive_of_its_classes_with_which_the_others_start(temporary: Path) -> None:
+    helper = HelperJvm(MEMORY, "-XX:TieredStopAtLevel=1 -Dheadgate.grace.ms=1")
+    plain, has_archive = run_once(helper)
+    (archive,) = helper.folder.parent.glob("*.jsa")
+    assert not has_archive and not archive.read_bytes() and not any(str(archive) in each for each in plain)
+    assert not run_once(helper)[1] and archive.stat().st_size > 1 << 20
+    other_application = HelperJvm(2 * MEMORY, "-XX:TieredStopAtLevel=1 -Dheadgate.grace.ms=1", "another")
+    assert run_once(other_application)[1]
+    assert [archive] == list(helper.folder.parent.iterdir())
+
+
+def test_an_archive_with_which_it_does_not_start_is_deleted(temporary: Path) -> None:
+    helper = HelperJvm(MEMORY, "-XX:TieredStopAtLevel=1 -Dheadgate.grace.ms=1")
+    run_once(helper)
+    run_once(helper)
+    (archive,) = helper.folder.parent.glob("*.jsa")
+    archive.chmod(0o600)
+    os.truncate(archive, 1 << 20)  # Java crashes
+    run_once(helper)
+    assert not archive.read_bytes()
+
+
+def test_the_user_s_options_about_archives_are_left_alone(temporary: Path) -> None:
+    helper = HelperJvm(MEMORY, "-XX:TieredStopAtLevel=1 -Xshare:off -Dheadgate.grace.ms=1")
+    run_once(helper)
+    assert not any(helper.folder.parent.iterdir())
 
 
 def test_what_one_that_was_killed_left_is_deleted_after_a_day(temporary: Path) -> None:

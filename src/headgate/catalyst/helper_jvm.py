@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from headgate.catalyst.class_archive import ClassArchive
 from headgate.errors import DeploymentError, HelperLostError
 from headgate.private_files import LONGEST_SOCKET_PATH, FileLock, make_private
 
@@ -91,9 +92,13 @@ class HelperJvm:
     """
 
     def __init__(self, memory_bytes: int, java_options: str = "", application: str = "") -> None:
-        self._command = _command(memory_bytes, shlex.split(java_options))
+        options = shlex.split(java_options)
+        self._command = _command(memory_bytes, options)
         name = hashlib.sha256("\0".join([application, *self._command]).encode()).hexdigest()[:16]
-        self.folder: Final = _folder_of_user() / name
+        of_user = _folder_of_user()
+        self.folder: Final = of_user / name
+        self._archive = ClassArchive(of_user, self._command[0], spark_jars(), options)
+        self._archived: list[str] = []
         self._log = self.folder / "log"
         self._started: subprocess.Popen[bytes] | None = None
 
@@ -153,7 +158,9 @@ class HelperJvm:
     def _check(self) -> None:
         """Raise an error if this has started a process, which failed; it ends with 0 if nobody connects in time."""
         status = self._started and self._started.poll()
-        if status:
+        if status and self._archived:
+            self._archive.discard()
+        elif status:
             raise DeploymentError(
                 f"The Java process for expressions of this query did not start: it ended with {status}. "
                 f"{self._output()}",
@@ -170,8 +177,9 @@ class HelperJvm:
         try:
             if lock.is_at(self.folder / "lock"):
                 (self.folder / "socket").unlink(missing_ok=True)
+                self._archived = self._archive.options()
                 java, *rest = self._command
-                command = [java, f"-XX:ErrorFile={self.folder}/crash-%p", *rest, str(self.folder)]
+                command = [java, f"-XX:ErrorFile={self.folder}/crash-%p", *self._archived, *rest, str(self.folder)]
                 with self._log.open("ab") as log:
                     # In a session of its own: signals to the group of whoever happened to start it are not for it.
                     self._started = subprocess.Popen(
