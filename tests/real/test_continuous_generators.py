@@ -8,10 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import headgate
-from headgate.errors import UnsupportedOperationError
 from tests.real.running_queries import stop_all
-from tests.real.test_continuous_dataframe import check, generated
+from tests.real.test_continuous_dataframe import check
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +22,9 @@ def nothing_runs_on() -> Iterator[None]:
 LISTS = "CASE k WHEN 3 THEN NULL WHEN 4 THEN array() WHEN 5 THEN array(NULL) ELSE array(n, NULL, k) END AS list"
 MAPS = "CASE WHEN k = 3 THEN NULL WHEN k = 4 THEN map() ELSE map('n', n, name, NULL) END AS map"
 STRUCTS = "array(named_struct('a', n, 'b', name), if(k < 5, NULL, named_struct('a', k, 'b', NULL))) AS structs"
+JSON = """CASE k WHEN 1 THEN NULL WHEN 2 THEN '{"a":' WHEN 3 THEN '[1]' WHEN 4 THEN ''
+    WHEN 5 THEN '{"a": null, "b": {"c": [1, 2.50]}, "d.e": true}'
+    ELSE concat('{"b": 1e3, "a": "', name, '", "a": 7}') END AS js"""
 
 COLUMNS = {
     "explode": "explode(list)",
@@ -36,13 +37,17 @@ COLUMNS = {
     "inline_outer": "inline_outer(if(k < 3, NULL, structs))",
     "stack": "stack(3, n, name, k, upper(name), 7L) AS (number, text)",
     "of what Spark's code makes": "explode(split(name, '[a-m]')) AS n",
+    "json_tuple": "json_tuple(js, 'a', 'b', 'no', 'd.e', 'a') AS (a, b, no, de, again)",
+    "json_tuple of computed names": "json_tuple(lower(upper(js)), if(k < 3, 'a', 'b'), string(NULL)) AS (either, none)",
 }
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns(spark: SparkSession, name: str) -> None:
     def program(rows: DataFrame) -> DataFrame:
-        return rows.where("n < 500").selectExpr("*", LISTS, MAPS, STRUCTS).selectExpr("k", "n AS m", COLUMNS[name])
+        return (
+            rows.where("n < 500").selectExpr("*", LISTS, MAPS, STRUCTS, JSON).selectExpr("k", "n AS m", COLUMNS[name])
+        )
 
     check(spark, program)
 
@@ -71,13 +76,11 @@ def test_lateral_views(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
         rows.createOrReplaceTempView("rides")
         return spark.sql(
-            """SELECT k, each, place, v.x FROM rides LATERAL VIEW OUTER explode(IF(k = 2, array(), array(n, k))) AS each
-               LATERAL VIEW posexplode(array(name, upper(name))) v AS place, x WHERE place > 0 OR each > 5"""
+            """SELECT k, each, place, v.x, a, b FROM rides
+               LATERAL VIEW OUTER explode(IF(k = 2, array(), array(n, k))) AS each
+               LATERAL VIEW posexplode(array(name, upper(name))) v AS place, x
+               LATERAL VIEW OUTER json_tuple(to_json(named_struct('a', n)), 'a', 'b') j AS a, b
+               WHERE place > 0 OR each > 5"""
         )
 
     check(spark, program)
-
-
-def test_a_generator_without_an_operator_is_named(spark: SparkSession) -> None:
-    with pytest.raises(UnsupportedOperationError, match="JsonTuple"):
-        headgate.continuous(generated(spark.readStream).selectExpr("json_tuple(name, 'a')")).explain()

@@ -32,8 +32,11 @@ import org.apache.arrow.vector.ipc.message.ArrowRecordBatch;
 import org.apache.arrow.vector.ipc.message.MessageSerializer;
 import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.Alias;
+import org.apache.spark.sql.catalyst.expressions.BoundReference;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.ExpressionWithRandomSeed;
+import org.apache.spark.sql.catalyst.expressions.Generator;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.JoinedRow;
 import org.apache.spark.sql.catalyst.expressions.MutableProjection;
@@ -45,6 +48,7 @@ import org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.aggregate.ImperativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils$;
+import org.apache.spark.sql.catalyst.util.GenericArrayData;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.internal.SQLConf$;
@@ -54,6 +58,7 @@ import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import scala.Function1;
+import scala.collection.IterableOnce;
 import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 import scala.runtime.AbstractFunction0;
@@ -382,9 +387,10 @@ public final class Evaluator implements Runnable {
         }
     }
 
-    /** Expressions, ready to be evaluated. */
+    /** Expressions, ready to be evaluated; or one generator, whose rows become an array. */
     private static final class Projection extends Served {
         private final UnsafeProjection projection;
+        private Expression generator;
         private final RowsIn input;
         private final RowsOut output;
 
@@ -397,10 +403,26 @@ public final class Evaluator implements Runnable {
                     }
                 });
             }
+            Expression first = (Expression) expressions.head();
+            if (first instanceof Alias && ((Alias) first).child() instanceof Generator) {
+                expressions = prepared(((Alias) first).child()); // which has nothing beside it
+            }
             projection = UnsafeProjection.create(expressions, (Seq) parts[1]);
             projection.initialize(partition);
             input = new RowsIn(DataTypeUtils$.MODULE$.fromAttributes((Seq) parts[1]), allocator);
             output = new RowsOut((StructType) parts[2], allocator);
+        }
+
+        /** Keeps the generator of what its children give, and returns these. */
+        private Seq prepared(Expression given) {
+            List references = new ArrayList();
+            for (scala.collection.Iterator each = given.children().iterator(); each.hasNext();) {
+                Expression child = (Expression) each.next();
+                Object reference = new BoundReference(references.size(), child.dataType(), child.nullable());
+                references.add(child.foldable() ? child : reference);
+            }
+            generator = (Expression) given.withNewChildren(CollectionConverters.asScala(references).toList());
+            return given.children();
         }
 
         byte[] schemas() throws IOException {
@@ -410,9 +432,23 @@ public final class Evaluator implements Runnable {
         byte[] evaluate(int kind, ArrowRecordBatch batch) throws IOException {
             output.writer.reset();
             for (Iterator rows = input.of(batch); rows.hasNext();) {
-                output.write(projection.apply((InternalRow) rows.next()));
+                InternalRow row = projection.apply((InternalRow) rows.next());
+                if (generator == null) {
+                    output.write(row);
+                } else {
+                    output.writeValue(generated(row));
+                }
             }
             return output.made();
+        }
+
+        private GenericArrayData generated(InternalRow row) {
+            List made = new ArrayList();
+            IterableOnce rows = (IterableOnce) generator.eval(row);
+            for (scala.collection.Iterator each = rows.iterator(); each.hasNext();) {
+                made.add(((InternalRow) each.next()).copy());
+            }
+            return new GenericArrayData(made.toArray());
         }
 
         void close() {

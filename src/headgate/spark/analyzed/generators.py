@@ -27,9 +27,10 @@ def generated(before: Rows, node: JavaObject) -> Rows:
     """
     generator = node.generator()
     name = class_of(generator)
-    if name not in ("Explode", "PosExplode", "Inline", "Stack"):
+    if name not in ("Explode", "PosExplode", "Inline", "Stack", "JsonTuple"):
         raise unsupported(node, f"the generator {name} is not supported yet")
-    given = list(items(generator.children()))
+    # Spark's own code makes an array of the rows of those that have no operator of their own.
+    given = [generator] if name == "JsonTuple" else list(items(generator.children()))
     if name == "Stack":
         count, *given = given
         many = int(before.expressions().fixed(count))
@@ -46,7 +47,8 @@ def generated(before: Rows, node: JavaObject) -> Rows:
     if name == "Stack":
         made = Stack(child.schema, [places[row * len(fields) :][: len(fields)] for row in range(many)], kept, fields)
     else:
-        parts = {"outer": bool(node.outer()), "position": name == "PosExplode", "inline": name == "Inline"}
+        inline = name in ("Inline", "JsonTuple")
+        parts = {"outer": bool(node.outer()), "position": name == "PosExplode", "inline": inline}
         made = Explode(child.schema, places[0], kept, fields, **parts)
     added = {int(each.exprId().id()): len(kept) + place for place, each in enumerate(output)}
     return replace(before, node=child.then(made), places={**before.places, **added})
