@@ -1,8 +1,8 @@
-"""An archive of the classes that the helper JVM loads, with which it starts in half the time: Java's own (JEP 350).
+"""An archive of the classes that the helper JVM loads (JEP 350), with which a start takes two thirds of the time.
 
-It is made by the second helper that starts on a host, when that one ends: making it takes about as long as a start
-saves three times, and a container that lives for one query has no use for it. Java writes its first bytes last, so that
-nobody takes one for whole that is not, and writes each into a new file: one that is in use stays as it is.
+It is made by the second helper that starts on a host, when that one ends: making it takes more than twice what a start
+saves, and a container that lives for one query has no use for it. Java writes its first bytes last, so that nobody
+takes one for whole that is not, and writes each into a new file: one that is in use stays as it is.
 
 Never: be needed. Java ignores one that does not fit; if it does not start with one, that one is deleted.
 """
