@@ -10,5 +10,6 @@ FAILED: dict[int, str] = {
     1550: "a reader of a bounded read of Kinesis that asked for a split and was gone was given one",
     1836: "a split counted as paused in vain for as long as nobody had read, though others were slower meanwhile",
     2336: "a split that a turn had found idle counted as the slowest while the same turn read",
+    3974: "a subtask that woke up sent rows in one exchange and its watermark, which came sooner, in another one",
 }
 """``./run simulate --replay SEED``."""

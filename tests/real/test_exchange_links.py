@@ -26,6 +26,7 @@ from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.output_exchange import OutputExchange
 from headgate.runtime.partitioners import partitioner_of
 from headgate.runtime.snapshot_parts import StoredRows
+from headgate.task.exchange.input_gate import GateInput
 from headgate.transport.data_plane import ConsumerEnd, ConsumerLink, DataPlane, ProducerEnd, ProducerLink
 
 SCHEMA = pa.schema([("key", pa.string()), ("producer", pa.int64()), ("number", pa.int64())])
@@ -127,10 +128,12 @@ class ConsumerSubtask:
         self.stored: dict[int, list[Row]] = {}
         self.broken: list[TransportError] = []
         self.inputs = InputExchanges(
-            number, {UID: SLOTS}, {UID: exchange},
+            number,
+            {UID: exchange},
+            {UID: GateInput(stage=0, producers=SLOTS, supports_unaligned=exchange.supports_unaligned)},
             {UID: partitioner_of(exchange, producer=number, parallelism=len(SLOTS), max_parallelism=128)},
             1, plane, self.mailbox, monotonic_ms, self, (),
-            producers_recover=False, relocated=frozenset(), idle_together=frozenset(),
+            producers_recover=False,
             recovery=ChannelRecoveryThread, pool=BufferPool(1 << 20),
         )  # type: ignore[arg-type]  # fmt: skip
         self.inputs.start()

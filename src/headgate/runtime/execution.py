@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from headgate.errors import HeadgateError, TransportError
 from headgate.graph.query_options import checkpoints_during_recovery
+from headgate.operators.exchange import Exchange
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import OperatorState, RecoveredChannel, SplitState, SubtaskState
@@ -38,6 +39,7 @@ from headgate.runtime.snapshots import SafeSnapshot, Snapshots
 from headgate.runtime.source_input import MOST_POSITIONS, SourceInput, positions_of
 from headgate.task import subtask as machine
 from headgate.task import task_loop as loop
+from headgate.task.exchange.input_gate import GateInput
 
 _log = logging.getLogger(__name__)
 
@@ -169,11 +171,10 @@ class Execution:
     def _make_gate(self, recovered: Sequence[RecoveredChannel], *, producers_recover: bool) -> InputExchanges:
         context, inputs = self.context, self._stage.inputs
         partitioners = {uid: context.partitioner(exchange) for uid, exchange in inputs.items()}
-        graph = context.definition.graph
         return InputExchanges(
             context.place.slot,
-            {uid: context.neighbours(exchange) for uid, exchange in inputs.items()},
             inputs,
+            {uid: self._gate_input(uid, exchange) for uid, exchange in inputs.items()},
             partitioners,
             context.deployed.generation,
             context.plane,
@@ -182,12 +183,21 @@ class Execution:
             self,
             [recovered_input(context, each, partitioners[each.state.exchange]) for each in recovered],
             producers_recover=producers_recover,
-            relocated=context.deployed.relocated,
-            idle_together=frozenset(uid for uid in inputs if graph.idles_together(graph.stage_of(uid))),
             recovery=partial(
                 context.services.recovery, spill_folders=[f"{each}/channels" for each in context.spill_folders]
             ),
             pool=BufferPool(context.services.recovery_memory_bytes),
+        )
+
+    def _gate_input(self, uid: str, exchange: Exchange) -> GateInput:
+        graph = self.context.definition.graph
+        stage = graph.stage_of(uid)
+        return GateInput(
+            stage=stage,
+            producers=self.context.neighbours(exchange),
+            supports_unaligned=exchange.supports_unaligned,
+            idle_together=graph.idles_together(stage),
+            relocated=uid in self.context.deployed.relocated,
         )
 
     def _emit_recovered(self, recovered: Sequence[RecoveredChannel]) -> None:

@@ -72,10 +72,12 @@ class InputExchanges:
 
     Parameters
     ----------
-    consumer, producers
-        This subtask, and those of the stages before it.
+    consumer
+        This subtask.
     exchanges
         What it consumes, by uid.
+    inputs
+        What the gate must know of these.
     partitioners
         By uid: they know which rows of a recovered buffer are the subtask's.
     generation
@@ -92,10 +94,6 @@ class InputExchanges:
         The channel state that the subtask takes on.
     producers_recover
         Whether the producers send recovered buffers first.
-    relocated
-        The exchanges whose recovered rows come before all that producers send: `input_gate.GateInput`.
-    idle_together
-        The exchanges of stages of which `headgate.graph.stage_graph.StageGraph.idles_together` holds.
     recovery
         What recovers: as `headgate.runtime.channel_recovery_thread.ChannelRecoveryThread`, but for where it spills to.
     pool
@@ -105,8 +103,8 @@ class InputExchanges:
     def __init__(
         self,
         consumer: int,
-        producers: Mapping[str, tuple[int, ...]],
         exchanges: Mapping[str, Exchange],
+        inputs: Mapping[str, ig.GateInput],
         partitioners: Mapping[str, Partitioner],
         generation: int,
         plane: DataPlane,
@@ -116,13 +114,11 @@ class InputExchanges:
         recovered: Sequence[RecoveredInput],
         *,
         producers_recover: bool,
-        relocated: frozenset[str],
-        idle_together: frozenset[str],
         recovery: Callable[..., Recovery],
         pool: BufferPool,
     ) -> None:
         self._consumer = consumer
-        self._producers = producers
+        self._inputs = inputs
         self._exchanges = exchanges
         self._partitioners = partitioners
         self._generation = generation
@@ -133,20 +129,7 @@ class InputExchanges:
         self._links: dict[ChannelId, ConsumerLink] = {}
         self._ended: set[str] = set()
         self._closed = False
-        self._gate = ig.InputGate(
-            consumer,
-            {
-                uid: ig.GateInput(
-                    producers=producers[uid],
-                    supports_unaligned=exchange.supports_unaligned,
-                    idle_together=uid in idle_together,
-                    relocated=uid in relocated,
-                )
-                for uid, exchange in exchanges.items()
-            },
-            recovering=bool(recovered),
-            producers_recover=producers_recover,
-        )
+        self._gate = ig.InputGate(consumer, inputs, recovering=bool(recovered), producers_recover=producers_recover)
         self._pool = pool
         self._in_memory: dict[ChannelId, deque[list[int]]] = {}  # recovered, not processed: rows left, and bytes
         self._on_disk: dict[int, tuple[int, int]] = {}  # by number: rows and bytes of what is spilled
@@ -169,8 +152,8 @@ class InputExchanges:
 
     def connect(self, addresses: Mapping[int, str]) -> None:
         """Connect the channels; ``addresses`` by slot."""
-        for uid, producers in self._producers.items():
-            for producer in producers:
+        for uid, each in self._inputs.items():
+            for producer in each.producers:
                 channel = ChannelId(uid, producer, self._consumer)
                 self._links[channel] = self._plane.connect(
                     addresses[producer],

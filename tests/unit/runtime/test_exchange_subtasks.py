@@ -382,7 +382,7 @@ def test_a_barrier_that_a_newer_one_passed_is_dropped() -> None:
     """The message that its checkpoint was aborted may be slower than the newer barrier."""
     channel = ChannelId("keys", 0, 0)
     partition = rp.ResultPartition("keys", 0, [0], supports_unaligned=True)
-    gate = ig.InputGate(0, {"keys": ig.GateInput(producers=(0,), supports_unaligned=True)}, credits=1)
+    gate = ig.InputGate(0, {"keys": ig.GateInput(stage=0, producers=(0,), supports_unaligned=True)}, credits=1)
 
     def sent(event: rp.Event) -> list[str]:
         done = []

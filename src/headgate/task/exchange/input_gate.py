@@ -58,9 +58,9 @@ from headgate.task.exchange.gate_recovery import RowsRecovered as RowsRecovered
 from headgate.task.exchange.gate_recovery import RowsSpilled as RowsSpilled
 from headgate.task.exchange.watermark_valve import AdvanceWatermark as AdvanceWatermark
 from headgate.task.exchange.watermark_valve import EndInput as EndInput
+from headgate.task.exchange.watermark_valve import Idleness, ProducerEventReceived, WatermarkValve
 from headgate.task.exchange.watermark_valve import MarkActive as MarkActive
 from headgate.task.exchange.watermark_valve import MarkIdle as MarkIdle
-from headgate.task.exchange.watermark_valve import ProducerEventReceived, WatermarkValve
 
 
 class GateInput(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,8 @@ class GateInput(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    stage
+        Of the producers.
     producers
         The producing subtasks: one channel each.
     supports_unaligned
@@ -79,6 +81,7 @@ class GateInput(msgspec.Struct, frozen=True, kw_only=True):
         `headgate.checkpoint.channel_assignment.relocated_exchanges`.
     """
 
+    stage: int
     producers: tuple[int, ...]
     supports_unaligned: bool
     idle_together: bool = False
@@ -213,6 +216,7 @@ class InputGate(BufferMachine):
                 self._channels[channel] = GateChannel(
                     channel, exchange, supports_unaligned=each.supports_unaligned, credits=credits
                 )
+        self._idleness = Idleness({uid: each.stage for uid, each in inputs.items()})
         self._recovery = GateRecovery(self._channels, recovering=recovering, producers_recover=producers_recover)
         self._always_aligned = frozenset(each.id for each in self._channels.values() if not each.supports_unaligned)
         self._checkpoint = BarrierHandler(len(self._channels), self._always_aligned)
@@ -336,9 +340,9 @@ class InputGate(BufferMachine):
             actions = self._recovery.handle(ProducerCaughtUp(channel.id), now_ms)
             self._read_on(channel.exchange)
         else:
-            actions = [
-                *self._valves[channel.exchange.uid].handle(ProducerEventReceived(channel.id.producer, element), now_ms)
-            ]
+            received = ProducerEventReceived(channel.id.producer, element)
+            heard = self._idleness.notifications(channel.exchange.uid, received, self._valves)
+            actions = [action for uid, event in heard for action in self._valves[uid].handle(event, now_ms)]
         return actions + self._proceed_after(channel, now_ms)
 
     def _on_rows_put_back(self, event: RowsPutBack, now_ms: int) -> list[Action]:

@@ -14,13 +14,16 @@ is waited for: only when all are idle the exchange is, and none is final (or els
 
 The watermark never goes back: a producer that becomes active below it holds it where it is.
 
+One that feeds several exchanges of a consumer is idle in all of them or in none (`Idleness`): else what it sends in one
+when it wakes up would be late by its own watermark, which came in another one before.
+
 Follows Flink's StatusWatermarkValve, which, other than this one, does not wait for a producer that comes back late, nor
 keeps the final watermark until idle ones have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -210,6 +213,10 @@ class WatermarkValve(Machine):
             self._history.append((now_ms, was, self.brief(event, type(event)), self.state))
         return actions
 
+    def has(self, producer: int) -> bool:
+        """Return whether a producer feeds the exchange, and has not ended."""
+        return producer in self._producers
+
     def kind_of(self, event: ProducerEventReceived) -> type:
         """Return the type under which the table has the event."""
         kind = type(event.event)
@@ -279,3 +286,45 @@ class WatermarkValve(Machine):
             return MAX_WATERMARK_MS
         any_final = len(active) + len(idle) < self._count
         return min(active + idle if self._idle_together and (active or any_final) else active, default=None)
+
+
+class Idleness:
+    """What valves hear of producers that feed several exchanges of the consumer.
+
+    Such a producer sends the same in all of them, but they are not equally fast. It is idle when it is in all, for the
+    same time, and active as soon as it is in one.
+
+    Parameters
+    ----------
+    stages
+        By exchange: the stage of its producers.
+    """
+
+    def __init__(self, stages: Mapping[str, int]) -> None:
+        self._others = {
+            uid: tuple(other for other, of in stages.items() if of == stage and other != uid)
+            for uid, stage in stages.items()
+        }
+        self._changes: dict[tuple[str, int], int] = {}  # of a producer in an exchange: odd where it is idle
+
+    def notifications(
+        self, exchange: str, received: ProducerEventReceived, valves: Mapping[str, WatermarkValve]
+    ) -> list[tuple[str, ProducerEventReceived]]:
+        """Return what follows from an event that came in an exchange: for which valves, in order."""
+        producer = received.producer
+        others = [uid for uid in self._others[exchange] if valves[uid].has(producer)]
+        if not others:
+            return [(exchange, received)]
+        everywhere = [exchange, *others]
+        changes, is_idle = self._changes.get((exchange, producer), 0), isinstance(received.event, ProducerIdle)
+        was_idle = changes % 2 == 1
+        was_idle_everywhere = was_idle and self._are_as_far(everywhere, producer)
+        if is_idle != was_idle:
+            self._changes[exchange, producer] = changes + 1
+        if is_idle:
+            return [(uid, received) for uid in everywhere] if self._are_as_far(everywhere, producer) else []
+        wakes = ProducerEventReceived(producer, ProducerActive())
+        return [*((uid, wakes) for uid in others if was_idle_everywhere), (exchange, received)]
+
+    def _are_as_far(self, exchanges: Iterable[str], producer: int) -> bool:
+        return len({self._changes.get((uid, producer), 0) for uid in exchanges}) == 1

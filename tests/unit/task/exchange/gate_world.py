@@ -65,10 +65,10 @@ class World:
         connect: bool = True,
         relocated: bool = False,
     ) -> None:
-        unaligned = GateInput(producers=tuple(range(producers)), supports_unaligned=True, relocated=relocated)
+        unaligned = GateInput(stage=0, producers=tuple(range(producers)), supports_unaligned=True, relocated=relocated)
         inputs = {"x": unaligned} if producers else {}
         if aligned:
-            inputs["y"] = GateInput(producers=tuple(range(aligned)), supports_unaligned=False)
+            inputs["y"] = GateInput(stage=1, producers=tuple(range(aligned)), supports_unaligned=False)
         self.channels = [channel(each, name) for name, given in inputs.items() for each in given.producers]
         self.gate = InputGate(
             CONSUMER, inputs, recovering=recovering, producers_recover=producers_recover, credits=credits

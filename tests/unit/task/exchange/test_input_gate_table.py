@@ -120,8 +120,8 @@ class AnyGate:
         if isinstance(event, Started):
             ordered, recovering, producers_recover = STARTS[event.how]
             inputs = {
-                "x": GateInput(producers=(0,), supports_unaligned=True, relocated=event.how == "relocated"),
-                "y": GateInput(producers=(0,), supports_unaligned=False),
+                "x": GateInput(stage=0, producers=(0,), supports_unaligned=True, relocated=event.how == "relocated"),
+                "y": GateInput(stage=1, producers=(0,), supports_unaligned=False),
             }
             self.gate = InputGate(
                 CONSUMER, inputs, credits=1, recovering=recovering, producers_recover=producers_recover

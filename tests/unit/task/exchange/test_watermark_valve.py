@@ -17,6 +17,7 @@ from headgate.task.exchange import watermark_valve
 from headgate.task.exchange.watermark_valve import (
     AdvanceWatermark,
     EndInput,
+    Idleness,
     MarkActive,
     MarkIdle,
     ProducerEvent,
@@ -160,3 +161,53 @@ def test_one_that_is_idle_before_the_others_is_waited_for_if_they_are_idle_toget
     assert valve.state == "idle"
     assert valve.handle(ProducerEventReceived(0, WatermarkPassed(50)), 0) == [MarkActive("x")]
     assert valve.handle(ProducerEventReceived(1, WatermarkPassed(50)), 0) == [AdvanceWatermark("x", 50)]
+
+
+IDLE, ACTIVE, ENDED = ProducerIdle(), ProducerActive(), ProducerEnded()
+
+
+class Twice:
+    """Two exchanges of the same producers, 0 and 1, and one of another stage, which has a producer 0, too."""
+
+    def __init__(self) -> None:
+        self.idleness = Idleness({"x": 3, "y": 3, "z": 4})
+        self.valves = {
+            "x": WatermarkValve("x", [0, 1]),
+            "y": WatermarkValve("y", [0, 1]),
+            "z": WatermarkValve("z", [0]),
+        }
+
+    def hear(self, exchange: str, producer: int, event: ProducerEvent) -> list[tuple[str, ProducerEvent]]:
+        heard = self.idleness.notifications(exchange, ProducerEventReceived(producer, event), self.valves)
+        for uid, each in heard:
+            assert each.producer == producer
+            self.valves[uid].handle(each, 0)
+        return [(uid, each.event) for uid, each in heard]
+
+
+def test_a_producer_of_two_exchanges_is_idle_in_both_or_in_none() -> None:
+    made = Twice()
+    assert made.hear("z", 0, IDLE) == [("z", IDLE)]
+    assert made.hear("x", 0, IDLE) == []
+    assert made.hear("y", 1, IDLE) == [], "it is another producer"
+    assert made.hear("y", 0, IDLE) == [("y", IDLE), ("x", IDLE)]
+    assert made.hear("y", 0, WatermarkPassed(5)) == [("x", ACTIVE), ("y", WatermarkPassed(5))]
+    assert made.hear("x", 0, ACTIVE) == [("x", ACTIVE)]
+
+
+def test_a_producer_is_not_idle_before_it_is_so_again_in_the_slower_exchange() -> None:
+    made = Twice()
+    for exchange in ("x", "y"):
+        made.hear(exchange, 0, IDLE)
+    assert made.hear("x", 0, ACTIVE) == [("y", ACTIVE), ("x", ACTIVE)]
+    assert made.hear("x", 0, IDLE) == [], "what it sent in between may still be on its way in the other one"
+    assert made.hear("y", 0, ACTIVE) == [("y", ACTIVE)]
+    assert made.hear("y", 0, IDLE) == [("y", IDLE), ("x", IDLE)]
+
+
+def test_a_producer_that_has_ended_in_one_exchange_wakes_up_in_the_other_until_it_ends_there() -> None:
+    made = Twice()
+    for exchange in ("x", "y"):
+        made.hear(exchange, 0, IDLE)
+    assert made.hear("x", 0, ENDED) == [("y", ACTIVE), ("x", ENDED)]
+    assert made.hear("y", 0, ENDED) == [("y", ENDED)]
