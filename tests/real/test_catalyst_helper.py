@@ -220,6 +220,23 @@ def test_the_error_of_one_that_ended_has_what_it_wrote(spark: SparkSession, star
     assert str(HelperJvm(MEMORY, quick(), str(starts)).folder / "log") in str(raised.value)
 
 
+def test_one_that_ends_by_another_s_doing_before_its_starter_connects_did_start(starts: Path) -> None:
+    options = quick("-Dheadgate.grace.ms=1")
+    starter, other = (HelperJvm(MEMORY, options, str(starts)) for _ in range(2))
+    steps = starter.started_in_steps()
+    next(steps)
+    connection, first = other.connect()
+    subprocess.run(["kill", "-KILL", str(first)], check=True)
+    wait_until(lambda: not javas(starter))
+    connection.close()
+    for _ in steps:
+        pass
+    connection, second = starter.connect()
+    connection.close()
+    assert starts.read_text().split() == [str(first), str(second)]
+    wait_until(lambda: not starter.folder.exists())
+
+
 def test_one_that_does_not_start_is_reported_with_what_it_wrote() -> None:
     with pytest.raises(DeploymentError, match="Unrecognized VM option 'Nonsense'"):
         HelperJvm(MEMORY, "-XX:Nonsense").connect()

@@ -156,11 +156,19 @@ class HelperJvm:
         return None
 
     def _check(self) -> None:
-        """Raise an error if this has started a process, which failed; it ends with 0 if nobody connects in time."""
+        """Raise an error if the process that this has started never listened.
+
+        One that did may have ended by now: by what others asked of it, or with 0, as nobody connected in time.
+        """
         status = self._started and self._started.poll()
-        if status and self._archived:
+        if not status:
+            return
+        self._started = None  # whatever is in the folder from now on may be another one's
+        if (self.folder / "socket").exists():
+            return
+        if self._archived:
             self._archive.discard()
-        elif status:
+        else:
             raise DeploymentError(
                 f"The Java process for expressions of this query did not start: it ended with {status}. "
                 f"{self._output()}",
