@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from headgate.catalyst import helper_jvm
 from headgate.catalyst.helper_jvm import HelperJvm
-from headgate.errors import DeploymentError, HelperLostError
+from headgate.errors import DeploymentError, ExpressionError, HelperLostError
 from headgate.graph.plan import stage_graph
 from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.operator import Operator
@@ -218,6 +218,25 @@ def test_the_error_of_one_that_ended_has_what_it_wrote(spark: SparkSession, star
     operator.close()
     assert "OutOfMemoryError: Java heap space" in str(raised.value)
     assert str(HelperJvm(MEMORY, quick(), str(starts)).folder / "log") in str(raised.value)
+
+
+def test_buffers_that_have_no_room_are_an_error_that_says_so_and_nobody_else_s(
+    spark: SparkSession, starts: Path
+) -> None:
+    options = quick("-XX:MaxDirectMemorySize=48m -Dheadgate.grace.ms=1")
+    context = OperatorContext(
+        uid="x", subtask=0, parallelism=1, catalyst_memory_bytes=512 << 20, catalyst_java_options=options,
+        application=str(starts),
+    )  # fmt: skip
+    operator, made = operator_of(spark, "repeat('x', int(n)) AS large"), []
+    operator.open(context, [])
+    with pytest.raises(ExpressionError, match=r"catalyst\.memory") as raised:
+        operator.process(pa.record_batch({"n": pa.array([1 << 20] * 40, pa.int64())}), "split", lambda *_: None)
+    assert raised.value.facts["java_class"] == "org.apache.arrow.memory.OutOfMemoryException"
+    operator.process(pa.record_batch({"n": pa.array([1, 2], pa.int64())}), "split", lambda rows, _: made.append(rows))
+    operator.close()
+    assert made[0].columns[-1].to_pylist() == ["x", "xx"]
+    wait_until(lambda: not javas(HelperJvm(512 << 20, options, str(starts))))
 
 
 def test_one_that_ends_by_another_s_doing_before_its_starter_connects_did_start(starts: Path) -> None:

@@ -22,6 +22,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.memory.OutOfMemoryException;
 import org.apache.arrow.vector.FieldVector;
 import org.apache.arrow.vector.VectorLoader;
 import org.apache.arrow.vector.VectorSchemaRoot;
@@ -255,7 +256,12 @@ public final class Evaluator implements Runnable {
         if (error instanceof org.apache.spark.SparkThrowable) {
             condition = String.valueOf(((org.apache.spark.SparkThrowable) error).getCondition());
         }
-        String text = error.getClass().getName() + "\n" + condition + "\n" + String.valueOf(error.getMessage());
+        String message = String.valueOf(error.getMessage());
+        if (error instanceof OutOfMemoryException) {
+            message = "Arrow's buffers in the Java process " + pid + ", which evaluates expressions of this query, have no "
+                + "room beside those of others that share it. Give it more: catalyst.memory. " + message;
+        }
+        String text = error.getClass().getName() + "\n" + condition + "\n" + message;
         send(1, text.getBytes(StandardCharsets.UTF_8));
     }
 
