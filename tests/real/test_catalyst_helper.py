@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate.catalyst import helper_jvm
+from headgate.catalyst.class_archive import ClassArchive
 from headgate.catalyst.helper_jvm import HelperJvm
 from headgate.errors import DeploymentError, ExpressionError, HelperLostError
 from headgate.graph.plan import stage_graph
@@ -299,6 +300,10 @@ def test_an_archive_with_which_it_does_not_start_is_deleted(temporary: Path) -> 
     os.truncate(archive, 1 << 20)  # Java crashes
     run_once(helper)
     assert not archive.read_bytes()
+
+
+def test_no_archive_is_needed_where_none_can_be_made(tmp_path: Path) -> None:
+    assert ClassArchive(tmp_path / "deleted", helper_jvm._java(), helper_jvm.spark_jars(), []).options() == []
 
 
 def test_the_user_s_options_about_archives_are_left_alone(temporary: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 _MAGIC_BYTES = 4
@@ -42,7 +43,8 @@ class ClassArchive:
             with self._path.open("rb") as archive:
                 is_whole = any(archive.read(_MAGIC_BYTES))
         except FileNotFoundError:
-            self._path.touch()
+            with suppress(OSError):  # the disk is full, or somebody has deleted the folder: the next one tries again
+                self._path.touch()
             return []
         return [f"-XX:SharedArchiveFile={self._path}" if is_whole else f"-XX:ArchiveClassesAtExit={self._path}"]
 
