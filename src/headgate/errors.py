@@ -78,7 +78,7 @@ class ExpressionError(HeadgateError):
 
 
 class HelperLostError(HeadgateError):
-    """The Java process that evaluates expressions of a query has ended. Facts: pid, status."""
+    """The Java process that evaluates expressions of a query has ended. Facts: pid."""
 
 
 class SourceError(HeadgateError):
