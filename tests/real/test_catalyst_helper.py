@@ -63,6 +63,14 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let this process's folder for what is temporary be one of its own, whose name is short."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
 @contextmanager
 def user(options: str, application: str) -> Iterator[subprocess.Popen[str]]:
     """Run a process that stays connected, and writes the Java's process at each connection."""
@@ -207,7 +215,7 @@ def test_who_comes_back_soon_finds_it_again(starts: Path) -> None:
     assert found == set(starts.read_text().split()) and len(found) == 1
 
 
-def test_the_error_of_one_that_ended_has_what_it_wrote(spark: SparkSession, starts: Path) -> None:
+def test_the_error_of_one_that_ended_has_what_it_wrote(spark: SparkSession, starts: Path, temporary: Path) -> None:
     context = OperatorContext(
         uid="x", subtask=0, parallelism=1, catalyst_memory_bytes=MEMORY,
         catalyst_java_options=quick(), application=str(starts),
@@ -257,17 +265,9 @@ def test_one_that_ends_by_another_s_doing_before_its_starter_connects_did_start(
     wait_until(lambda: not starter.folder.exists())
 
 
-def test_one_that_does_not_start_is_reported_with_what_it_wrote() -> None:
+def test_one_that_does_not_start_is_reported_with_what_it_wrote(temporary: Path) -> None:
     with pytest.raises(DeploymentError, match="Unrecognized VM option 'Nonsense'"):
         HelperJvm(MEMORY, "-XX:Nonsense").connect()
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let this process's folder for what is temporary be one of its own, whose name is short."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield Path(folder)
 
 
 def run_once(helper: HelperJvm) -> tuple[list[str], bool]:
