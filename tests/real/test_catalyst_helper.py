@@ -261,7 +261,8 @@ def test_one_that_ends_by_another_s_doing_before_its_starter_connects_did_start(
         pass
     connection, second = starter.connect()
     connection.close()
-    assert starts.read_text().split() == [str(first), str(second)]
+    started = starts.read_text().split()  # one that nobody used may have ended between those two
+    assert started[0] == str(first) and started[-1] == str(second)
     wait_until(lambda: not starter.folder.exists())
 
 
@@ -327,15 +328,14 @@ def test_what_one_that_was_killed_left_is_deleted_after_a_day(temporary: Path) -
     wait_until(lambda: not javas(lives))
 
 
-def test_a_folder_that_is_not_the_user_s_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_the_user_s_is_not_used(temporary: Path) -> None:
     """Anybody may make one of that name where all write; the process then meets nobody."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     helper_jvm._own_folder.cache_clear()
     shared = helper_jvm._folder_of_user()
-    assert shared.parent == tmp_path and shared.stat().st_mode & 0o777 == 0o700
-    shared.rename(tmp_path / "elsewhere")
-    shared.symlink_to(tmp_path / "elsewhere")
+    assert shared.parent == temporary and shared.stat().st_mode & 0o777 == 0o700
+    shared.rename(temporary / "elsewhere")
+    shared.symlink_to(temporary / "elsewhere")
     own = HelperJvm(MEMORY).folder.parent
-    assert own.parent == tmp_path and own != shared and own.stat().st_mode & 0o777 == 0o700
+    assert own.parent == temporary and own != shared and own.stat().st_mode & 0o777 == 0o700
     assert HelperJvm(MEMORY).folder.parent == own
     helper_jvm._own_folder.cache_clear()

@@ -329,7 +329,7 @@ def test_new_rows_of_a_split_that_another_reader_has_at_the_same_parallelism_are
     """Its source reassigns splits on recovery, to whoever asks first."""
 
     def of_datagen(each: Scenario) -> Scenario:
-        splits = msgspec.structs.replace(SPLITS, kind="datagen")
+        splits = msgspec.structs.replace(SPLITS, kind="datagen", bounded=True)
         return moving(each, (2, 2, 2, 2), splits)
 
     monkeypatch.setattr(JobPlan, "moving_exchanges", frozenset())
