@@ -102,13 +102,14 @@ class ScriptedSource(Source[Any, Any]):
         """Return what a stored state of an enumerator says."""
         return self._of_state(self.state_serializer.deserialize(data))
 
-    @abstractmethod
     def row(self, split: Any) -> int:
-        """Return the next row of a split."""
+        """Return the next row of a split; most count rows themselves."""
+        row: int = split.position or 0
+        return row
 
-    @abstractmethod
     def at_row(self, split: Any, row: int) -> Any:
         """Return a split that was read up to a row."""
+        return msgspec.structs.replace(split, position=row)
 
     @abstractmethod
     def _enumerator(self, context: SplitEnumeratorContext[Any], state: Any) -> SplitEnumerator[Any, Any]:
@@ -145,14 +146,6 @@ class OfDatagen(ScriptedSource, SupportsSplitReassignmentOnRecovery):
     split_serializer = datagen.SPLIT_SERIALIZER
     state_serializer = datagen.STATE_SERIALIZER
 
-    def row(self, split: DatagenSplit) -> int:
-        """See `ScriptedSource`."""
-        return split.position
-
-    def at_row(self, split: DatagenSplit, row: int) -> DatagenSplit:
-        """See `ScriptedSource`."""
-        return msgspec.structs.replace(split, position=row)
-
     def _enumerator(
         self, context: SplitEnumeratorContext[DatagenSplit], state: DatagenState | None
     ) -> DatagenEnumerator:
@@ -179,14 +172,6 @@ class OfKafka(ScriptedSource, SupportsSplitReassignmentOnRecovery):
 
     split_serializer = kafka.SPLIT_SERIALIZER
     state_serializer = kafka.STATE_SERIALIZER
-
-    def row(self, split: KafkaSplit) -> int:
-        """See `ScriptedSource`."""
-        return split.position
-
-    def at_row(self, split: KafkaSplit, row: int) -> KafkaSplit:
-        """See `ScriptedSource`."""
-        return msgspec.structs.replace(split, position=row)
 
     def _enumerator(self, context: SplitEnumeratorContext[KafkaSplit], state: KafkaState | None) -> KafkaEnumerator:
         script = self.topic.script
@@ -350,14 +335,6 @@ class OfUser(ScriptedSource):
 
     split_serializer = simple.SPLIT_SERIALIZER
     state_serializer = simple.STATE_SERIALIZER
-
-    def row(self, split: SimpleSplit) -> int:
-        """See `ScriptedSource`."""
-        return split.position or 0
-
-    def at_row(self, split: SimpleSplit, row: int) -> SimpleSplit:
-        """See `ScriptedSource`."""
-        return msgspec.structs.replace(split, position=row)
 
     def _enumerator(self, context: SplitEnumeratorContext[SimpleSplit], state: SimpleState | None) -> SimpleEnumerator:
         return SimpleEnumerator(
