@@ -258,8 +258,8 @@ def q22(of: Tables) -> DataFrame:
 
 
 QUERIES = (
-    Query("q0", q0), Query("q1", q1), Query("q2", q2), Query("q3", q3), Query("q4", q4, "update"), Query("q5", q5),
-    Query("q6", q6, "update"), Query("q7", q7), Query("q8", q8), Query("q9", q9),
+    Query("q0", q0), Query("q1", q1), Query("q2", q2), Query("q3", q3), Query("q4", q4), Query("q5", q5),
+    Query("q6", q6), Query("q7", q7), Query("q8", q8), Query("q9", q9),
     Query("q10", q10, partition_by=["dt", "hm"]), Query("q11", q11), Query("q13", q13), Query("q14", q14),
     Query("q15", q15, "update"), Query("q16", q16, "update"), Query("q17", q17, "update"), Query("q18", q18, "update"),
     Query("q19", q19), Query("q20", q20), Query("q21", q21), Query("q22", q22),

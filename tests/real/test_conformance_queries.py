@@ -13,10 +13,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import headgate
 from conformance import queries
 from conformance.nexmark import AUCTIONS, BIDS, CHUNK, Auctions, Bids, Events, Persons
 from conformance.nexmark_queries import QUERIES, Query, Tables
-from conformance.queries import Outcome, compared, micro_batches, prepare, report, rows_of
+from conformance.queries import Outcome, compared, micro_batches, prepare, report, rows_of, tables
+from headgate.errors import UnsupportedOperationError
 
 EVENTS = 30_000
 BY_NAME = {each.name: each for each in QUERIES}
@@ -55,6 +57,17 @@ def test_events_are_nexmark_s_and_the_same_for_the_same_seed() -> None:
 def test_a_query_is_equal_to_spark_s_batch(spark: SparkSession, name: str) -> None:
     found = compared(spark, BY_NAME[name], EVENTS)
     assert found.equal and found.compared > 0, found
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
+def test_a_query_is_timed_in_an_output_mode_that_it_has(spark: SparkSession, query: Query) -> None:
+    program = query.program(tables(spark, EVENTS, stream=False))
+    try:
+        writer = headgate.continuous(program, 2).writeStream
+    except UnsupportedOperationError:
+        assert query.name in ("q6", "q9", "q19"), "a query that could be compared is refused"
+    else:
+        writer.outputMode(query.mode)
 
 
 def test_a_difference_is_noticed(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
