@@ -4,7 +4,8 @@ overhead generates rows as fast as it can into the noop sink, with a checkpoint 
 in a bare loop in as many processes: both for the same time, after the same warm-up. kafka reads a topic of JSON records
 of about 90 bytes into the noop sink, beside Structured Streaming's own Kafka source with its default trigger: from the
 start of the query until all records were read. The broker runs on the same two cores. small-batches is what a batch of
-100 rows spends in a filter and four columns, in microseconds: a slow source gives many of them.
+100 rows spends in a filter and four columns, in microseconds: a slow source gives many of them. from-json is how fast
+one slot has three fields of a JSON text evaluated by Spark's own code in its Java; from-json-10 how long ten rows take.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import time
 from functools import partial
 from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headgate
 from bench import kafka as kafka_bench
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session
 from headgate.graph.plan import stage_graph
+from headgate.protocol.operator_context import OperatorContext
 from local.jars import jars
 from local.kafka import Broker, running_broker
 
@@ -37,6 +41,8 @@ OPTIONS = {
 }
 WARM_UP_S = 3.0
 SMALL_ROWS, REQUIRED_US = 100, 100.0
+JSON_ROWS, REQUIRED_JSON_ROWS_S = 10_000, 0.5e6
+FEW_ROWS, REQUIRED_FEW_MS = 10, 2.0
 SECONDS, QUICK_SECONDS = 10.0, 3.0
 
 
@@ -133,24 +139,45 @@ def _topic_to_noop(spark: SparkSession, brokers: list[Broker], rows: int, peer: 
 
 
 def _small_batches(spark: SparkSession) -> float:
-    """Return how many microseconds a small batch takes through the operators of a program: the median of a second."""
-    import pyarrow as pa
-
+    """Return how many microseconds a small batch takes through the operators of a program."""
     rows = spark.readStream.format("headgate.datagen").schema("id bigint, name string, x double").load()
     program = rows.where("id % 7 > 2").selectExpr("id", "upper(name) AS name", "x * 2 AS twice", "id + 5 AS later")
-    operators = [each.operator for each in stage_graph(headgate.continuous(program, parallelism=1)._plan).operators]
     ids = range(SMALL_ROWS)
     batch = pa.record_batch([ids, [f"name {each}" for each in ids], [each / 3 for each in ids]], ["id", "name", "x"])
+    return _seconds_of(program, batch) * 1e6
 
-    def process(batch: pa.RecordBatch, split_id: str, at: int = 0) -> None:
-        if at < len(operators):
-            operators[at].process(batch, split_id, lambda made, split_id: process(made, split_id, at + 1))
 
-    times_s, end = [], time.perf_counter() + 1
-    while (begin := time.perf_counter()) < end:
-        process(batch, "split")
-        times_s.append(time.perf_counter() - begin)
-    return statistics.median(times_s) * 1e6
+def _from_json(spark: SparkSession, rows: int) -> float:
+    """Return the seconds that so many rows take through a slot's Java, which reads three fields of each."""
+    texts = spark.readStream.format("headgate.datagen").schema("value string").load()
+    fields = "user string, amount bigint, at timestamp"
+    program = texts.select(F.from_json("value", fields).alias("r")).select("r.*")
+    made = [f'{{"user": "user {n % 1000}", "amount": {n}, "at": "2026-01-01T00:00:{n % 60:02}"}}' for n in range(rows)]
+    return _seconds_of(program, pa.record_batch([made], ["value"]), spark.sparkContext.applicationId or "")
+
+
+def _seconds_of(program: DataFrame, batch: pa.RecordBatch, application: str = "") -> float:
+    """Return the seconds that a batch takes through the operators of a program: the median of two seconds of them."""
+    graph = stage_graph(headgate.continuous(program, parallelism=1)._plan)
+    operators = [each.operator for each in graph.operators]
+    with contextlib.ExitStack() as stack:
+        for number, operator in enumerate(operators):
+            context = OperatorContext(uid=str(number), subtask=0, parallelism=1, application=application)
+            for _ in operator.prepare(context):
+                pass
+            operator.open(context, [])
+            stack.callback(operator.close)
+
+        def process(batch: pa.RecordBatch, split_id: str, at: int = 0) -> None:
+            if at < len(operators):
+                operators[at].process(batch, split_id, lambda made, split_id: process(made, split_id, at + 1))
+
+        times_s, start = [], time.perf_counter()
+        while (begin := time.perf_counter()) < start + 3:
+            process(batch, "split")
+            if begin > start + 1:  # Java compiles what it runs often
+                times_s.append(time.perf_counter() - begin)
+    return statistics.median(times_s)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -165,8 +192,12 @@ def run(arguments: argparse.Namespace) -> None:
     topic = Case("kafka", partial(_topic_to_noop, spark, brokers, rows, peer=False),
                  partial(_topic_to_noop, spark, brokers, rows, peer=True), "spark kafka", rows)  # fmt: skip
     small = Case("small-batches", partial(_small_batches, spark), lambda: REQUIRED_US, "required", unit="us")
+    json = Case("from-json", lambda: JSON_ROWS / _from_json(spark, JSON_ROWS), lambda: REQUIRED_JSON_ROWS_S,
+                "required", unit="rows/s")  # fmt: skip
+    few = Case("from-json-10", lambda: _from_json(spark, FEW_ROWS) * 1e3, lambda: REQUIRED_FEW_MS, "required",
+               unit="ms")  # fmt: skip
     results = []
-    for case in chosen([overhead, topic, small], arguments.only):
+    for case in chosen([overhead, topic, small, json, few], arguments.only):
         with contextlib.ExitStack() as stack:
             if case is topic:
                 brokers.append(stack.enter_context(running_broker(CACHE / "kafka")))
@@ -177,5 +208,5 @@ def run(arguments: argparse.Namespace) -> None:
         f"local[{CORES}], parallelism {CORES}, checkpoints every second in a local folder, noop sink. overhead: "
         f"{seconds:.0f} s after {WARM_UP_S:.0f} s of warm-up, columns {SCHEMA}. kafka: {rows:,} JSON records of about "
         f"90 bytes in 4 partitions, from start() until all are read. small-batches: {SMALL_ROWS} rows through a filter "
-        "and four columns.",
+        f"and four columns. from-json: {JSON_ROWS} rows a batch, one slot.",
     )  # fmt: skip

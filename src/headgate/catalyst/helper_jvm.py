@@ -211,8 +211,11 @@ class HelperJvm:
 def _command(memory_bytes: int, options: Sequence[str]) -> list[str]:
     """Return the command, but for the folder, which is its last argument."""
     mebibytes = max(memory_bytes >> 20, 64)
+    # What Spark makes for a row is garbage at once (8 KiB for a JSON text): it stays in the processor's cache if its
+    # place is used again soon, which saves a quarter of the time.
+    young = min(max(16, 8 * (os.cpu_count() or 1)), mebibytes // 3)
     return [
-        _java(), f"-Xmx{mebibytes}m", f"-XX:MaxDirectMemorySize={mebibytes}m", "-XX:+UseSerialGC",
+        _java(), f"-Xmx{mebibytes}m", f"-Xmn{young}m", f"-XX:MaxDirectMemorySize={mebibytes}m", "-XX:+UseSerialGC",
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENS),
         *options,
         "-Dio.netty.tryReflectionSetAccessible=true", f"-Dlog4j2.configurationFile={_HERE / 'log4j2.properties'}",
