@@ -144,6 +144,7 @@ AGGREGATES = (
     "bit_xor(n)", "bit_and(n)", "bool_and(n >= 0)", "some(n > 990)", "every(n > 3)", "any_value(k)",
     "count_if(n % 3 = 0)", "first(nullif(k, k)) FILTER (WHERE n > 3)", "last(k) FILTER (WHERE n > 3)",
     "stddev(n) FILTER (WHERE n % 5 = 1)", "size(histogram_numeric(n, 3))", "max(struct(n, name))",
+    "min(struct(nullif(n % 7, 0) / 2 AS half, name)) FILTER (WHERE n > 3)", "max(struct(struct(n), array(k)))",
     "hll_sketch_estimate(hll_sketch_agg(n))", "bitmap_count(bitmap_construct_agg(n))",
     "mean(n) + max(k)", "format_number(sum(n), 2)",
     "map_from_arrays(array('all'), array(count(*)))", "sum(cast(n AS decimal(10, 2)))",

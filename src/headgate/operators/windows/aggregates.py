@@ -10,7 +10,8 @@ the order of arrival, and the last of them is finished.
     count                    how many                      sum              long
     sum                      sum (null: no value yet)      sum              long, double, decimal of ten more digits
     avg                      sum, how many                 sum              double, decimal of four more digits
-    min                      least                         min              the same type; NaN is the greatest number
+    min                      least                         min              the same type; NaN is the greatest number,
+                                                                            a struct is ordered by its fields
     max                      greatest                      max              the same type
     first, last              value                         first, last      the same type
     collect_list             values                        concatenation    a list; nulls are left out
@@ -43,6 +44,7 @@ from headgate.expressions.casts import is_number
 from headgate.expressions.expressions import Node, text_of
 from headgate.operators.key_hash import key_hash
 from headgate.operators.windows.groups import Groups
+from headgate.operators.windows.ordering import as_integers, from_integers, is_ordered, order_of
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn
 
@@ -282,29 +284,14 @@ class _Extreme(Accumulator):
 
     def __init__(self, of: str, kind: pa.DataType, merging: Merging) -> None:
         self.kind = kind
-        self._ordered = merging == "max" and pa.types.is_floating(kind)
-        self.partials = (Partial(pa.int64() if self._ordered else kind, merging, of),)
+        self._as_integers = merging == "max" and pa.types.is_floating(kind)
+        self.partials = (Partial(pa.int64() if self._as_integers else kind, merging, of),)
 
     def lift(self, values: Any, rows: int) -> list[Any]:
-        return [_ordered(values)] if self._ordered else [values]
+        return [as_integers(values)] if self._as_integers else [values]
 
     def finish(self, partials: Sequence[Any]) -> Any:
-        return _unordered(partials[0], self.kind) if self._ordered else partials[0]
-
-
-def _ordered(values: Any) -> Any:
-    """Return integers that are in the order of floating point numbers, with NaN after all of them."""
-    numbers = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    bits = np.where(np.isnan(numbers), np.nan, numbers).view(np.int64)
-    bits = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
-    return pa.array(bits, mask=None if values.null_count == 0 else values.is_null().to_numpy(zero_copy_only=False))
-
-
-def _unordered(values: Any, kind: pa.DataType) -> Any:
-    bits = values.fill_null(0).to_numpy(zero_copy_only=False)
-    numbers = (bits ^ ((bits >> 63) & np.int64(2**63 - 1))).view(np.float64)
-    made = pa.array(numbers, mask=values.is_null().to_numpy(zero_copy_only=False), from_pandas=False)
-    return made.cast(kind)
+        return from_integers(partials[0], self.kind) if self._as_integers else partials[0]
 
 
 class _OneOf(Accumulator):
@@ -505,14 +492,6 @@ def _tau(x: Any) -> Any:
 # By name.
 
 
-def _is_ordered(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        is_number(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
-        or types.is_date(kind) or types.is_timestamp(kind)
-    )  # fmt: skip
-
-
 def _made_count(aggregate: Aggregate, kind: Any) -> Accumulator | None:
     return _Count(aggregate.text)
 
@@ -527,7 +506,7 @@ def _made_average(aggregate: Aggregate, kind: Any) -> Accumulator | None:
 
 def _made_extreme(aggregate: Aggregate, kind: Any) -> Accumulator | None:
     merging: Merging = "min" if aggregate.function == "min" else "max"
-    return _Extreme(aggregate.text, kind, merging) if _is_ordered(kind) else None
+    return _Extreme(aggregate.text, kind, merging) if is_ordered(kind) else None
 
 
 def _made_one_of(aggregate: Aggregate, kind: Any) -> Accumulator | None:
@@ -601,6 +580,9 @@ def merge(table: Any, keys: Sequence[str], partials: dict[str, Partial]) -> Any:
     groups = Groups(table, keys)
     for name, partial in partials.items():
         match partial.merging:
+            case "min" | "max" if pa.types.is_struct(partial.kind):
+                order = order_of(table.column(name))
+                groups.pick(name, last=partial.merging == "max", valid=True, order=order)
             case "sum" | "min" | "max":
                 groups.reduce(name, partial.merging)
             case "first" | "last" | "first_valid" | "last_valid":

@@ -39,16 +39,17 @@ class Groups:
         """Want the sum, the least or the greatest of a column's values; null if there is none."""
         self._want(name, name, function)
 
-    def pick(self, name: str, *, last: bool, valid: bool, by: str | None = None) -> None:
+    def pick(self, name: str, *, last: bool, valid: bool, by: str | None = None, order: Any = None) -> None:
         """Want a column's first or last value; ``valid``: of those that are not null.
 
-        In the order of rows; with ``by`` in the order of that column, which is then wanted of the same row.
+        In the order of rows; with ``by`` in the order of that column, which is then wanted of the same row; with
+        ``order`` in that order of their places.
         """
         place = f"{_ROW}{name}"
-        order = None
         ranks = np.arange(self._table.num_rows)
         if by is not None:
             order = np.argsort(self._table.column(by).to_numpy(), kind="stable")
+        if order is not None:
             ranks[order] = np.arange(len(order))
         rows = pa.array(ranks)
         if valid:
