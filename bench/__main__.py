@@ -5,7 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench import align, coordinator, kafka, keyed, latency, passthrough, recover, scan, stream, unaligned
+from bench import (
+    align,
+    coordinator,
+    kafka,
+    keyed,
+    latency,
+    passthrough,
+    recover,
+    scan,
+    startup,
+    stream,
+    unaligned,
+)
 
 BENCHES = {
     "scan": scan,
@@ -18,6 +30,7 @@ BENCHES = {
     "align": align,
     "keyed": keyed,
     "unaligned": unaligned,
+    "startup": startup,
 }
 
 
