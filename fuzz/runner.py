@@ -414,7 +414,7 @@ def _udf(kind: str, by: int) -> Any:
         return pc.add(pc.multiply(v, by), k)
 
     if kind == "python":
-        return F.udf(lambda v, k: v * by + k, "long")
+        return F.udf(lambda v, k: None if v is None or k is None else v * by + k, "long")  # after a full join
     return F.pandas_udf(of_columns, "long") if kind == "pandas" else F.arrow_udf(of_arrays, "long")
 
 
@@ -431,7 +431,7 @@ class AddUp(StatefulProcessor):
         known = self.state.get()
         count, total = known or (0, 0)
         for row in rows:
-            count, total = count + 1, total + row.v
+            count, total = count + 1, total + (row.v or 0)
         self.state.update((count, total))
         if known is None:
             self.handle.registerTimer(_FAR_MS)
