@@ -91,16 +91,16 @@ def _read(spark: SparkSession, side: str, folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-DOORS = {"continuous": _continuous, "stream": _stream, "read": _read}
+WAYS = {"continuous": _continuous, "stream": _stream, "read": _read}
 
 
-def _in_this_process(door: str, side: str) -> dict[str, float]:
+def _in_this_process(way: str, side: str) -> dict[str, float]:
     """Return the seconds of a cold start, and of those that follow."""
     spark = session("startup")
     seconds = []
     for _ in range(1 + AGAIN):
         with tempfile.TemporaryDirectory(dir=CACHE, prefix="startup-", ignore_cleanup_errors=True) as folder:
-            seconds.append(DOORS[door](spark, side, Path(folder)))
+            seconds.append(WAYS[way](spark, side, Path(folder)))
     spark.stop()
     return {"cold": seconds[0], "warm": statistics.median(seconds[1:])}
 
@@ -111,14 +111,14 @@ class _Sessions:
     def __init__(self) -> None:
         self._left: dict[tuple[str, str, str], list[float]] = {}
 
-    def take(self, door: str, side: str, state: str) -> float:
+    def take(self, way: str, side: str, state: str) -> float:
         """Return a figure of a session of its own, which measures both states."""
-        waiting = self._left.setdefault((door, side, state), [])
+        waiting = self._left.setdefault((way, side, state), [])
         if not waiting:
-            command = [sys.executable, "-m", "bench.startup", door, side]
+            command = [sys.executable, "-m", "bench.startup", way, side]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
             for each, seconds in json.loads(done.stdout.splitlines()[-1]).items():
-                self._left.setdefault((door, side, each), []).append(seconds)
+                self._left.setdefault((way, side, each), []).append(seconds)
         return waiting.pop(0)
 
 
@@ -127,18 +127,18 @@ def run(arguments: argparse.Namespace) -> None:
     _data()
     sessions = _Sessions()
 
-    def case(door: str, state: str) -> Case:
+    def case(way: str, state: str) -> Case:
         def ours() -> float:
-            return sessions.take(door, "headgate", state)
+            return sessions.take(way, "headgate", state)
 
-        if door == "continuous":
-            return Case(f"{door}-{state}", ours, lambda: REQUIRED_S[state], "required")
-        return Case(f"{door}-{state}", ours, lambda: sessions.take(door, "spark", state), "spark csv")
+        if way == "continuous":
+            return Case(f"{way}-{state}", ours, lambda: REQUIRED_S[state], "required")
+        return Case(f"{way}-{state}", ours, lambda: sessions.take(way, "spark", state), "spark csv")
 
     memory = WorkerMemory()
     rounds = 1 if arguments.quick else arguments.rounds
-    doors = ["continuous"] if arguments.quick else list(DOORS)
-    cases = [case(door, state) for door in doors for state in ("cold", "warm")]
+    ways = ["continuous"] if arguments.quick else list(WAYS)
+    cases = [case(way, state) for way in ways for state in ("cold", "warm")]
     results = [measure(each, rounds, memory, warm_up=False) for each in chosen(cases, arguments.only)]
     report(
         "startup", results, memory,

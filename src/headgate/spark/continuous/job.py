@@ -6,6 +6,7 @@ Never: decide whether to submit again (the scheduler does), or start in a sessio
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
@@ -22,10 +24,12 @@ from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol.error_reports import report_of
 from headgate.protocol.messages import ErrorReport
 from headgate.runtime.slot import SlotSettings
+from headgate.spark.continuous import worker_start
 from headgate.spark.continuous.slot_task import run_slot
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 
@@ -205,24 +209,25 @@ def _listed(sequence: Any) -> list[Any]:
     return [sequence.apply(number) for number in range(sequence.size())]
 
 
-def _numbers(spark: SparkSession, parallelism: int, avoid: Collection[str]) -> DataFrame:
+def _numbers(spark: SparkSession, parallelism: int, avoid: Collection[str]) -> RDD[Any]:
     """Return the numbers of slots, one in a partition, to be read on hosts that are not to be avoided.
 
     A preference: where those have not enough free cores, Spark places slots elsewhere after `spark.locality.wait`.
     """
+    context: Any = spark.sparkContext
     hosts = {str(each.hostPort()).rpartition(":")[0] for each in _executors(spark)} - set(avoid) if avoid else ()
     if not hosts:
-        return spark.range(0, parallelism, 1, parallelism)
-    jvm: Any = spark.sparkContext._jvm
-    from pyspark.sql.classic.dataframe import DataFrame  # there is no public way from Spark's own to Python's
+        numbers: RDD[Any] = context.parallelize(range(parallelism), parallelism)
+        return numbers
+    from pyspark import RDD  # there is no public way from Spark's own to Python's
+    from pyspark.serializers import UTF8Deserializer
 
+    jvm = context._jvm
     preferred = jvm.PythonUtils.toSeq(sorted(hosts))
     pairs = jvm.PythonUtils.toSeq([jvm.scala.Tuple2(str(number), preferred) for number in range(parallelism)])
     tags, text = getattr(jvm.scala.reflect, "ClassTag$"), jvm.java.lang.Class.forName("java.lang.String")
-    context, session = cast(Any, spark.sparkContext), cast(Any, spark)
     placed = context._jsc.sc().makeRDD(pairs, getattr(tags, "MODULE$").apply(text))
-    numbers = session._jsparkSession.createDataset(placed, jvm.org.apache.spark.sql.Encoders.STRING())
-    return DataFrame(numbers.toDF(), session)
+    return RDD(placed.toJavaRDD(), context, UTF8Deserializer())  # type: ignore[no-untyped-call]
 
 
 def _answers(address: str) -> bool:
@@ -232,6 +237,19 @@ def _answers(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+class _SlotContext:
+    """A Spark context whose Python processes start as slots do: see `headgate.spark.continuous.worker_start`."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        there = context.environment.get("PYTHONPATH")
+        paths = [str(Path(worker_start.__file__).parent), *([there] if there else [])]
+        self.environment = {**context.environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
 
 class SlotJob:
@@ -313,8 +331,10 @@ class SlotJob:
                 self._let_slots_end()
             context: Any = self._spark.sparkContext
             context.setJobGroup(self._group, self._name, interruptOnCancel=True)
-            slots = _numbers(self._spark, self._parallelism, self._avoid)
-            slots.mapInArrow(self._slot, "id long").write.format("noop").mode("overwrite").save()
+            # A job of Spark's SQL would take a new session seconds longer to begin.
+            slots = _numbers(self._spark, self._parallelism, self._avoid).mapPartitions(self._slot)
+            slots.ctx = cast(Any, _SlotContext(context))
+            slots.count()
         except Exception as error:
             _log.debug("the job of the slots ended", exc_info=True)
             outcome = self._outcome(error)
