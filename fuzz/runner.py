@@ -395,9 +395,9 @@ def _with(frame: DataFrame, verb: Verb, engine: Engine) -> DataFrame:
         case Explode(at_most):
             return frame.withColumn("e", F.expr(f"explode(filter(array(0, 1, 2, 3), e -> e < n % {at_most + 1}))"))
         case Join(how, keys):
-            static = frame.sparkSession.range(keys).select(F.col("id").alias("k"), (F.col("id") * 7).alias("w"))
+            static = frame.sparkSession.range(keys).select(F.col("id").alias("k"), (F.col("id") * 7).alias("seven"))
             joined = frame.join(static, "k", how)
-            return joined.withColumn("v", F.expr("v + coalesce(w, 1)")) if how in ("inner", "left") else joined
+            return joined.withColumn("v", F.expr("v + coalesce(seven, 1)")) if how in ("inner", "left") else joined
         case Repartition(subtasks, "turn"):
             return frame.repartition(subtasks)
         case Repartition(subtasks, "k"):
