@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 import headgate
 from headgate.errors import UserFunctionError
+from headgate.spark.continuous.job import _SlotContext
 from headgate.spark.continuous.query import ContinuousQuery
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -335,7 +336,7 @@ def an_endpoint_that_moves(spark: SparkSession, folder: Path) -> None:
 
 
 def a_stopped_query_leaves_nothing(spark: SparkSession, folder: Path) -> None:
-    """No thread, no open port, no process of its own: its workers are Spark's again, without threads of ours."""
+    """No thread, no open port, no process of its own: its workers wait for the next slots, without threads of ours."""
     import psutil
 
     here = psutil.Process()
@@ -351,15 +352,13 @@ def a_stopped_query_leaves_nothing(spark: SparkSession, folder: Path) -> None:
     threads: dict[int, set[str]] = {}
 
     def seen() -> bool:
-        """Look into the workers that Spark uses next; it may have others, which it takes in turn."""
-        found = spark.range(0, 2, 1, 2).mapInArrow(own_threads, "pid bigint, thread string").toArrow()
-        of = {pid: set() for pid in found["pid"].to_pylist()}
-        for pid, thread in zip(found["pid"].to_pylist(), found["thread"].to_pylist()):
-            of[pid].add(thread)
-        threads.update(of)
+        """Look into the workers that the next slots get; Spark may have others, which it takes in turn."""
+        names = spark.sparkContext.parallelize(range(2), 2).mapPartitions(own_threads)
+        names.ctx = _SlotContext(spark.sparkContext)
+        threads.update(names.collect())
         return slots <= threads.keys()
 
-    wait_until(seen)  # Spark goes on with these workers
+    wait_until(seen)
     assert [threads[pid] for pid in slots] == [{"MainThread"}] * len(slots)
 
 
@@ -368,11 +367,9 @@ def listening(process: Any) -> set[Any]:
     return {each.laddr for each in process.net_connections(kind="inet") if each.status == "LISTEN"}
 
 
-def own_threads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def own_threads(numbers: Iterator[int]) -> Iterator[tuple[int, set[str]]]:
     """List the threads of Spark's worker."""
-    for _ in batches:
-        names = [each.name for each in threading.enumerate()]
-        yield pa.record_batch({"pid": [os.getpid()] * len(names), "thread": names})
+    yield os.getpid(), {each.name for each in threading.enumerate()}
 
 
 def let_manifests_fail(running: Running, times: int) -> list[int]:
