@@ -13,6 +13,7 @@ from bench import (
     latency,
     passthrough,
     recover,
+    scale,
     scan,
     startup,
     stream,
@@ -31,6 +32,7 @@ BENCHES = {
     "keyed": keyed,
     "unaligned": unaligned,
     "startup": startup,
+    "scale": scale,
 }
 
 

@@ -1,0 +1,226 @@
+"""From 2 to 64 real slots with an exchange of all with all on two cores: what a slot needs, and how long things take.
+
+A generator that is never done, an exchange whose every channel is full, a function that takes 1 ms per row: nearly all
+of the time everything sleeps. Slots are Spark tasks, each a process, or threads of this process. Per slot: threads,
+connections to others, memory of its own (the largest slot's; of threads the mean of what the process gained), files of
+a checkpoint. In all: seconds of a checkpoint, of a rescale to one slot less, and of a checkpoint after it.
+lost-worker: one slot of a query that is not held up is killed: seconds until the stage behind it has new rows.
+
+A figure's peer is that of two slots: what a slot needs should not grow at all; seconds in all may grow as slots do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from rich.table import Table
+
+import headgate
+from bench.frame import CACHE, Case, Result, WorkerMemory, console, report, session
+
+SUMMARY = "2 to 64 slots, all to all: threads, connections, memory, files, seconds"
+SLOTS, QUICK_SLOTS = (2, 4, 8, 16, 32, 64), (2, 8)
+KINDS = {"tasks": "spark", "threads": "threads"}
+ROW_S = 0.001
+QUIET_S = 2.0
+"""So long no further row must have come in: then everything between source and function is full."""
+PATIENCE_S = 300.0
+REQUIRED_LOST_S = 3.0
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of this bench alone."""
+    command.add_argument("--slots", type=int, action="append", help="so many; may be given again")
+    command.add_argument("--kind", choices=KINDS, action="append", help="only slots that are tasks, or threads")
+
+
+class Slowly:
+    """A function that takes its time over each row, for ``mapInArrow``."""
+
+    def __init__(self, row_s: float) -> None:
+        self._row_s = row_s
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass rows on."""
+        for batch in batches:
+            time.sleep(self._row_s * batch.num_rows)
+            yield batch
+
+
+@dataclass
+class Figures:
+    """What was measured with so many slots.
+
+    Parameters
+    ----------
+    threads, connections, memory_mib, files
+        Of a slot.
+    checkpoint_s, rescale_s, next_checkpoint_s, lost_s
+        In all; None: not measured.
+    """
+
+    threads: float
+    connections: float
+    memory_mib: float
+    files: float
+    checkpoint_s: float
+    rescale_s: float
+    next_checkpoint_s: float
+    lost_s: float | None = None
+
+
+def _start(spark: SparkSession, slots: int, kind: str, folder: str, row_s: float, rate: int) -> Any:
+    rows = (
+        spark.readStream.format("headgate.datagen").option("rowsPerSecond", rate).option("numPartitions", slots)
+        .option("fields.k.min", 0).option("fields.k.max", 1_000_000).option("fields.payload.length", 1000)
+        .schema("k long, payload string").load().repartition(F.col("k"))
+    )  # fmt: skip
+    program = rows.mapInArrow(Slowly(row_s), "k long, payload string") if row_s else rows
+    writer = headgate.continuous(program, parallelism=slots).writeStream.format("noop")
+    options = {"slots": KINDS[kind], "checkpointLocation": folder}
+    return writer.options(**options).trigger(continuous="10 minutes" if row_s else "1 second").start()
+
+
+def _wait(query: Any, condition: Callable[[dict[str, Any]], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition(query.status):
+        if not query.isActive:
+            raise SystemExit(f"the query ended: {query.exception()}")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited in vain: {query.status}")
+        time.sleep(0.02)
+
+
+def _fill(query: Any) -> None:
+    """Wait until no more rows fit in between source and function."""
+    most, since = 0, time.monotonic()
+
+    def full(status: dict[str, Any]) -> bool:
+        nonlocal most, since
+        held = status["rowsIn"] - status["rowsOut"]
+        if held > most * 1.01:
+            most, since = held, time.monotonic()
+        return most > 0 and time.monotonic() - since > QUIET_S
+
+    _wait(query, full)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def _of_process(process: psutil.Process) -> tuple[int, int, float]:
+    """Return the threads, the connections and the memory of its own, in MiB, of a process."""
+    there = [each for each in process.net_connections(kind="tcp") if each.status == psutil.CONN_ESTABLISHED]
+    return process.num_threads(), len(there), process.memory_full_info().uss / 2**20
+
+
+def _needed(query: Any, slots: int, before: tuple[int, int, float]) -> tuple[float, float, float]:
+    """Return what a slot has: the one that has most, or, of threads, the mean of what this process has gained."""
+    pids = {each["pid"] for each in query.status["slots"]}
+    if pids == {os.getpid()}:
+        now = _of_process(psutil.Process())
+        return tuple((mine - his) / slots for mine, his in zip(now, before))  # type: ignore[return-value]
+    found = [_of_process(psutil.Process(pid)) for pid in pids]
+    return tuple(map(max, zip(*found)))  # type: ignore[return-value]
+
+
+def _files(folder: str) -> int:
+    return sum(1 for each in Path(folder).rglob("*") if each.is_file())
+
+
+def _measured(spark: SparkSession, slots: int, kind: str) -> Figures:
+    before = _of_process(psutil.Process())
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="scale-", ignore_cleanup_errors=True) as folder:
+        query = _start(spark, slots, kind, folder, ROW_S, 1_000_000_000)
+        _fill(query)
+        threads, connections, memory = _needed(query, slots, before)
+        there = _files(folder)
+        checkpoint_s = _seconds(query.checkpoint)
+        files = (_files(folder) - there) / slots
+        rescale_s = _seconds(lambda: query.rescale(slots - 1))
+        next_s = _seconds(query.checkpoint)
+        query.stop()
+    figures = Figures(threads, connections, memory, files, checkpoint_s, rescale_s, next_s)
+    if kind == "tasks":
+        figures.lost_s = _lost(spark, slots)
+    return figures
+
+
+def _lost(spark: SparkSession, slots: int) -> float:
+    """Return the seconds from the death of a slot until rows come out of the query again."""
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="scale-", ignore_cleanup_errors=True) as folder:
+        query = _start(spark, slots, "tasks", folder, 0, 20_000)
+        _wait(query, lambda status: status["rowsOut"] > 0 and status["completed_checkpoint"] is not None)
+        time.sleep(QUIET_S)
+        (victim, *_) = [each["pid"] for each in query.status["slots"]]
+        os.kill(victim, signal.SIGKILL)
+        began = time.monotonic()
+        _wait(query, lambda status: victim not in {each["pid"] for each in status["slots"]})
+        rows = query.status["rowsOut"]
+        _wait(query, lambda status: status["message"] == "running" and status["rowsOut"] > rows)
+        lost_s = time.monotonic() - began
+        query.stop()
+    return lost_s
+
+
+NAMES = ("threads", "connections", "memory_mib", "files", "checkpoint_s", "rescale_s", "next_checkpoint_s")
+
+
+def _show(found: dict[tuple[str, int], Figures]) -> None:
+    table = Table(title="of a slot, and in all", title_justify="left", header_style="bold")
+    for heading in ("slots", "", "threads", "connections", "own MiB", "files", "checkpoint s", "rescale s", "next s",
+                    "lost s"):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for (kind, slots), each in found.items():
+        figures = [f"{getattr(each, name):.2f}".removesuffix(".00") for name in NAMES]
+        table.add_row(str(slots), kind, *figures, "" if each.lost_s is None else f"{each.lost_s:.2f}")
+    console.print(table)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure."""
+    numbers = arguments.slots or (QUICK_SLOTS if arguments.quick else SLOTS)
+    kinds = arguments.kind or (["tasks"] if arguments.quick else list(KINDS))
+    spark = session("scale", master=f"local[{2 * max(numbers)},100]")
+    found = {}
+    for kind in kinds:
+        for slots in sorted(numbers):
+            console.print(f"{slots} slots ({kind})", style="dim")
+            found[kind, slots] = _measured(spark, slots, kind)
+    spark.stop()
+    _show(found)
+    results = []
+    for kind in kinds:
+        least, most = (found[kind, edge(numbers)] for edge in (min, max))
+        times = max(numbers) / min(numbers)
+        for name in NAMES:
+            allowed = getattr(least, name) * (times if name.endswith("_s") else 1)
+            unit = "s" if name.endswith("_s") else "MiB" if name == "memory_mib" else "a slot"
+            case = Case(
+                f"{kind}-{name.removesuffix('_s').removesuffix('_mib')}", lambda: None, None, "2 slots", unit=unit
+            )
+            results.append(Result(case, [getattr(most, name)], [allowed]))
+        if most.lost_s is not None:
+            results.append(
+                Result(Case("lost-worker", lambda: None, None, "required"), [most.lost_s], [REQUIRED_LOST_S])
+            )
+    report(
+        "scale", results, WorkerMemory(),
+        f"{max(numbers)} slots beside {min(numbers)}: what a slot needs is to be the same, seconds may be "
+        f"{max(numbers) / min(numbers):.0f} times as many. Rows of 1 KB, every channel full.",
+    )  # fmt: skip
