@@ -139,19 +139,16 @@ def _needed(query: Any, slots: int, before: tuple[int, int, float]) -> tuple[flo
     return tuple(map(max, zip(*found)))  # type: ignore[return-value]
 
 
-def _files(folder: str) -> int:
-    return sum(1 for each in Path(folder).rglob("*") if each.is_file())
-
-
 def _measured(spark: SparkSession, slots: int, kind: str) -> Figures:
     before = _of_process(psutil.Process())
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="scale-", ignore_cleanup_errors=True) as folder:
         query = _start(spark, slots, kind, folder, ROW_S, 1_000_000_000)
         _fill(query)
         threads, connections, memory = _needed(query, slots, before)
-        there = _files(folder)
-        checkpoint_s = _seconds(query.checkpoint)
-        files = (_files(folder) - there) / slots
+        began = time.monotonic()
+        checkpoint = query.checkpoint()
+        checkpoint_s = time.monotonic() - began
+        files = sum(len(names) for _, _, names in os.walk(Path(folder) / f"chk-{checkpoint}")) / slots
         rescale_s = _seconds(lambda: query.rescale(slots - 1))
         next_s = _seconds(query.checkpoint)
         query.stop()
