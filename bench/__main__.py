@@ -15,6 +15,7 @@ from bench import (
     recover,
     scale,
     scan,
+    soak,
     startup,
     stream,
     unaligned,
@@ -33,6 +34,7 @@ BENCHES = {
     "unaligned": unaligned,
     "startup": startup,
     "scale": scale,
+    "soak": soak,
 }
 
 
