@@ -1,32 +1,35 @@
 """From produce to consume: a record's way through Kafka, the query and Kafka again.
 
-A producer sends 5,000 records a second for some seconds; each carries the time at which it was handed to the producer.
-A consumer reads the output topic and takes the difference. The broker, the producer, the consumer, Spark and the query
-share two cores. A case's figure is the 99th percentile; the table below it has p50 and p99.9 too.
+A process of its own produces 5,000 records a second, each of which is the time of that, reads what comes out and takes
+the difference. The broker, that process, Spark and the query share two cores. A case's figure is the 99th percentile,
+unless its name ends in p50; the table below has those and p99.9 too.
 
-kafka is at-least-once with checkpoints every second, beside Structured Streaming with its default trigger.
-kafka-exactly-once is what the transactional sink costs: rows come out with the checkpoint. real-time is Structured
-Streaming's real-time mode, where this Spark can run the job.
+kafka is at-least-once with checkpoints every second, beside Structured Streaming with its default trigger, and
+kafka-real-time beside its real-time mode, where this Spark can run the job. kafka-floor: beside twice what a bare loop
+of confluent-kafka takes, which consumes and produces. kafka-exactly-once is what the transactional sink costs: rows
+come out with the checkpoint, every second or (-100ms) every 100 ms, for which 200 ms are required. python has a Python
+UDF in the way, beside Structured Streaming: real-time mode has none. window counts by key, in update mode.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
+import queue
 import statistics
-import struct
-import sys
 import tempfile
-import threading
 import time
 import uuid
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
-from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, session
+from bench.frame import CACHE, CORES, Case, Result, WorkerMemory, chosen, console, measure, report, session
 from local.jars import jars
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
@@ -36,7 +39,7 @@ ROWS_PER_SECOND = 5_000
 PARTITIONS = 2
 WARM_UP_S = 6.0
 SECONDS, QUICK_SECONDS = 20.0, 5.0
-_STAMP = struct.Struct(">q")
+REQUIRED_EXACTLY_ONCE_MS = 200.0
 
 Percentiles = dict[str, list[tuple[float, float, float]]]
 
@@ -45,43 +48,101 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """There are no options but those of all benches."""
 
 
-def _produce(broker: Broker, topic: str, seconds: float, done: threading.Event) -> None:
-    """Send records at an even pace, each with the time at which it is sent."""
-    from confluent_kafka import Producer
+def _through(brokers: str, topics: tuple[str, str], seconds: float, answers: Any) -> None:
+    """Produce at an even pace, consume, and answer: first None when a record has come out, then all latencies in ms."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
 
-    producer = Producer({"bootstrap.servers": broker.plain, "linger.ms": 0, "acks": "1"})
-    begin, sent = time.perf_counter(), 0
-    while (passed := time.perf_counter() - begin) < seconds and not done.is_set():
-        while sent < passed * ROWS_PER_SECOND:
-            producer.produce(topic, _STAMP.pack(time.time_ns()), partition=sent % PARTITIONS)
-            sent += 1
-        producer.poll(0)
-        time.sleep(0.001)
-    producer.flush(10)
-
-
-def _consume(broker: Broker, topic: str, latencies: list[tuple[int, float]], done: threading.Event) -> None:
-    """Note when each record was produced and how long it took, in milliseconds."""
-    from confluent_kafka import Consumer, TopicPartition
-
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 0, "acks": "1"})
     consumer = Consumer(
-        {"bootstrap.servers": broker.plain, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 5,
+        {"bootstrap.servers": brokers, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 5,
          "enable.auto.commit": False, "isolation.level": "read_committed"}
     )  # fmt: skip
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    while not done.is_set():
-        for message in consumer.consume(500, 0.02):
-            if message.error() is None:
-                now_ns, value = time.time_ns(), message.value()
-                assert value is not None
-                produced_ns = _STAMP.unpack(value)[0]
-                latencies.append((produced_ns, (now_ns - produced_ns) / 1e6))
+    consumer.assign([TopicPartition(topics[1], number, 0) for number in range(PARTITIONS)])
+    latencies: list[float] = []
+
+    def consume(wait_s: float, since_ns: int) -> bool:
+        """Note what has come out; return whether anything has."""
+        first = consumer.poll(wait_s)
+        messages = [] if first is None else [first, *consumer.consume(500, 0)]
+        now_ns = time.time_ns()
+        stamps = [int(each.value() or b"0") for each in messages if each.error() is None]
+        latencies.extend((now_ns - stamp) / 1e6 for stamp in stamps if stamp >= since_ns)
+        return bool(stamps)
+
+    sent = 0
+    while not consume(0.2, 1 << 62):  # starting a query is not what is measured
+        producer.produce(topics[0], b"%d" % time.time_ns(), partition=0)
+        producer.flush(10)
+    answers.put(None)
+    begin, since_ns = time.perf_counter(), time.time_ns() + int(WARM_UP_S * 1e9)
+    while (passed := time.perf_counter() - begin) < WARM_UP_S + seconds:
+        while sent < passed * ROWS_PER_SECOND:
+            producer.produce(topics[0], b"%d" % time.time_ns(), partition=sent % PARTITIONS)
+            sent += 1
+        producer.poll(0)
+        consume(0.001, since_ns)
+    producer.flush(10)
+    while time.perf_counter() - begin < WARM_UP_S + seconds + 3:  # what is under way arrives
+        consume(0.02, since_ns)
     consumer.close()
+    answers.put(latencies)
+
+
+def _bare(brokers: str, topics: tuple[str, str], done: Any) -> None:
+    """Produce what is consumed, as the least that any engine has to do."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 0, "acks": "all"})
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topics[0], number, 0) for number in range(PARTITIONS)])
+    while not done.is_set():
+        first = consumer.poll(0.1)
+        for each in [] if first is None else [first, *consumer.consume(500, 0)]:
+            if each.error() is None:
+                producer.produce(topics[1], each.value())
+        producer.poll(0)
+    consumer.close()
+
+
+class _BareLoop:
+    """The bare loop, with what of a query's interface is needed."""
+
+    def __init__(self, broker: Broker, topics: tuple[str, str]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._done = context.Event()
+        self._process = context.Process(target=_bare, args=(broker.plain, topics, self._done), daemon=True)
+        self._process.start()
+
+    def exception(self) -> str | None:
+        """Return why it ended."""
+        return None if self._process.is_alive() else f"exit code {self._process.exitcode}"
+
+    def stop(self) -> None:
+        """End."""
+        self._done.set()
+        self._process.join()
+
+
+def _program(rows: DataFrame, side: str) -> DataFrame:
+    """Return what is done with the values of records: texts of times."""
+    if side.endswith("python"):
+        return rows.select(F.udf(lambda value: value, "binary")("value").alias("value"))
+    if side.endswith("window"):
+        stamps = rows.select(F.col("value").cast("string").cast("long").alias("stamp"))
+        newest = stamps.groupBy(F.expr("stamp % 100").alias("key")).agg(
+            F.count("*").alias("n"), F.max("stamp").alias("s")
+        )
+        return newest.select(F.col("s").cast("string").alias("value"))
+    if side.startswith("exchange"):  # for the bench keyed: every record's subtask is that of its own hash
+        return rows.repartition("value")
+    return rows
 
 
 def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: str, folder: str) -> Any:
     """Start the query of one side."""
-    peer, exchange = side in ("spark", "real-time"), side.startswith("exchange")
+    if side == "floor":
+        return _BareLoop(broker, topics)
+    peer, exchange = side.startswith(("spark", "real-time")), side.startswith("exchange")
     stream = (
         spark.readStream.format("kafka" if peer else "headgate.kafka")
         .option("kafka.bootstrap.servers", broker.plain)
@@ -89,9 +150,7 @@ def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: s
         .option("startingOffsets", "earliest")
         .load()
     )
-    rows = stream.select("value")
-    if exchange:  # for the bench keyed: every record's subtask is that of its own hash
-        rows = rows.repartition("value")
+    rows = _program(stream.select("value"), side)
     program: Any = rows if peer else headgate.continuous(rows, parallelism=CORES if exchange else 1)
     writer = (
         program.writeStream.format("kafka")
@@ -99,28 +158,17 @@ def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: s
         .option("topic", topics[1])
         .option("checkpointLocation", folder)
     )  # fmt: skip
-    if side == "real-time":
-        writer = writer.outputMode("update").trigger(realTime="5 minutes")
+    if side.endswith("window") or side == "real-time":
+        writer = writer.outputMode("update")
+    if side.startswith("real-time"):
+        writer = writer.trigger(realTime="5 minutes")
     elif not peer:
-        guarantee = "exactly-once" if side == "exactly-once" else "at-least-once"
-        writer = writer.option("guarantee", guarantee).trigger(continuous="1 second")
+        guarantee = "exactly-once" if side.startswith("exactly-once") else "at-least-once"
+        interval = "100 milliseconds" if side.endswith("100ms") else "1 second"
+        writer = writer.option("guarantee", guarantee).trigger(continuous=interval)
         if side == "exchange-at-once":
             writer = writer.option("exchange.buffer-timeout", "0 seconds")
     return writer.start()
-
-
-def _wait_until_it_runs(query: Any, broker: Broker, topic: str, latencies: list[tuple[int, float]]) -> None:
-    """Send a record now and then until one comes out: starting a query is not what is measured."""
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": broker.plain, "linger.ms": 0})
-    deadline = time.monotonic() + 90
-    while not latencies:
-        if query.exception() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"nothing came out of the query: {query.exception()}")
-        producer.produce(topic, _STAMP.pack(time.time_ns()), partition=0)
-        producer.flush(10)
-        time.sleep(0.2)
 
 
 def measure_latency(spark: SparkSession, broker: Broker, side: str, seconds: float, found: Percentiles) -> float:
@@ -128,46 +176,47 @@ def measure_latency(spark: SparkSession, broker: Broker, side: str, seconds: flo
     topics = (f"in-{uuid.uuid4().hex}", f"out-{uuid.uuid4().hex}")
     for topic in topics:
         create_topic(broker.plain, topic, PARTITIONS)
-    latencies: list[tuple[int, float]] = []
-    done = threading.Event()
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    through = context.Process(target=_through, args=(broker.plain, topics, seconds, answers), daemon=True)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-", ignore_cleanup_errors=True) as folder:
         query = _start(spark, broker, topics, side, folder)
-        consumer = threading.Thread(target=_consume, args=(broker, topics[1], latencies, done), daemon=True)
-        producer = threading.Thread(target=_produce, args=(broker, topics[0], WARM_UP_S + seconds, done), daemon=True)
-        consumer.start()
-        _wait_until_it_runs(query, broker, topics[0], latencies)
-        begin_ns = time.time_ns()
-        producer.start()
-        producer.join()
-        time.sleep(3.0)  # what is under way arrives
-        done.set()
-        consumer.join()
-        error = query.exception()
+        through.start()
+
+        def answer(patience_s: float) -> Any:
+            deadline = time.monotonic() + patience_s
+            while query.exception() is None and time.monotonic() < deadline:
+                with contextlib.suppress(queue.Empty):
+                    return answers.get(timeout=0.5)
+            through.terminate()
+            raise SystemExit(f"{side}: nothing came out: {query.exception()}")
+
+        answer(90)
+        measured = sorted(answer(WARM_UP_S + seconds + 60))
+        through.join()
         query.stop()
     for topic in topics:
         delete_topic(broker.plain, topic)
-    warm_ns = begin_ns + int(WARM_UP_S * 1e9)
-    measured = sorted(each for produced_ns, each in latencies if produced_ns >= warm_ns)
-    if len(measured) < ROWS_PER_SECOND * seconds * 0.9:
-        raise SystemExit(f"{side}: only {len(measured)} records came out: {error}")
+    if len(measured) < ROWS_PER_SECOND * seconds * (0.01 if side.endswith("window") else 0.9):
+        raise SystemExit(f"{side}: only {len(measured)} records came out")
     percentiles = statistics.quantiles(measured, n=1000, method="inclusive")
     found.setdefault(side, []).append((percentiles[499], percentiles[989], percentiles[998]))
     return percentiles[989]
 
 
-def _real_time_mode_runs(spark: SparkSession, broker: Broker) -> bool:
-    """Return whether this Spark can run the job in real-time mode; say why not."""
+def _runs(spark: SparkSession, broker: Broker, side: str) -> bool:
+    """Return whether this Spark can run the job of a side in real-time mode; say why not."""
     try:
-        with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
+        with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-", ignore_cleanup_errors=True) as folder:
             topics = (f"in-{uuid.uuid4().hex}", f"out-{uuid.uuid4().hex}")
             for topic in topics:
                 create_topic(broker.plain, topic, PARTITIONS)
-            query = _start(spark, broker, topics, "real-time", folder)
+            query = _start(spark, broker, topics, side, folder)
             query.awaitTermination(5)
             query.stop()
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200]
-        console.print(f"Structured Streaming's real-time mode cannot run this job here: {reason}", soft_wrap=True)
+        console.print(f"Structured Streaming's real-time mode cannot run {side}: {reason}", soft_wrap=True)
         return False
     return True
 
@@ -177,24 +226,35 @@ def run(arguments: argparse.Namespace) -> None:
     seconds = QUICK_SECONDS if arguments.quick else SECONDS
     found: Percentiles = {}
     memory = WorkerMemory()
-    # Threads that wait for the interpreter every 5 ms would be measured, too: producer and consumer are this process.
-    sys.setswitchinterval(0.0005)
     with running_broker(CACHE / "kafka") as broker:
         spark = session("latency", jars=jars("spark-kafka"))
-        side = partial(partial, measure_latency, spark, broker)
-        cases = [
-            Case(
-                "kafka", side("at-least-once", seconds, found), side("spark", seconds, found), "spark kafka", unit="ms"
-            ),
-        ]
+
+        def case(name: str, ours: str, theirs: str | None, peer_name: str, times: float = 1) -> Case:
+            def figure(side: str, by: float = 1) -> Callable[[], float]:
+                return lambda: by * measure_latency(spark, broker, side, seconds, found)
+
+            return Case(name, figure(ours), None if theirs is None else figure(theirs, times), peer_name, unit="ms")
+
+        cases = [case("kafka", "at-least-once", "spark", "spark kafka")]
         if not arguments.quick:
-            cases.append(Case("kafka-exactly-once", side("exactly-once", seconds, found), None, "", unit="ms"))
-            if _real_time_mode_runs(spark, broker):
-                cases.append(Case("kafka-real-time", side("at-least-once", seconds, found),
-                                  side("real-time", seconds, found), "spark real-time mode", unit="ms"))  # fmt: skip
+            cases += [
+                case("kafka-floor", "at-least-once", "floor", "twice a bare loop", 2),
+                case("kafka-exactly-once", "exactly-once", None, ""),
+                Case("kafka-exactly-once-100ms", case("", "exactly-once-100ms", None, "").headgate,
+                     lambda: REQUIRED_EXACTLY_ONCE_MS, "required", unit="ms"),
+                case("python", "python", "spark-python", "spark kafka"),
+            ]  # fmt: skip
+            for name, ours in (("kafka-real-time", "at-least-once"), ("window", "window")):
+                theirs = name.removeprefix("kafka-") if name != "window" else "real-time-window"
+                if (arguments.only is None or name in arguments.only) and _runs(spark, broker, theirs):
+                    cases.append(case(name, ours, theirs, "spark real-time mode"))
         rounds = 1 if arguments.quick else arguments.rounds
-        results = [measure(case, rounds, memory, warm_up=False) for case in chosen(cases, arguments.only)]
+        results = [measure(each, rounds, memory, warm_up=False) for each in chosen(cases, arguments.only)]
         spark.stop()
+    if "real-time" in found:
+        medians = Case("kafka-real-time-p50", lambda: None, None, "spark real-time mode", unit="ms")
+        ours, theirs = ([p50 for p50, _, _ in found[side]] for side in ("at-least-once", "real-time"))
+        results.append(Result(medians, ours, theirs))
     table = Table(title="latency: milliseconds, medians over the rounds", title_justify="left", header_style="bold")
     for heading in ("side", "p50", "p99", "p99.9"):
         table.add_column(heading, justify="left" if heading == "side" else "right")
@@ -204,6 +264,6 @@ def run(arguments: argparse.Namespace) -> None:
     report(
         "latency", results, memory,
         f"local[{CORES}], parallelism 1, {PARTITIONS} partitions, {ROWS_PER_SECOND:,} records/s for {seconds:.0f} s "
-        f"after {WARM_UP_S:.0f} s of warm-up, checkpoints every second in a local folder; producer, consumer and "
-        "broker beside it.",
+        f"after {WARM_UP_S:.0f} s of warm-up, checkpoints every second in a local folder; a process that produces and "
+        "consumes, and the broker, beside it.",
     )  # fmt: skip
