@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
+import zlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.checkpoint.coordinator import StoredCheckpoints
@@ -14,7 +17,14 @@ from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.storage import INLINE_BYTES, CheckpointStorage
 from headgate.errors import CorruptStateError, StoredStateError
 from headgate.protocol.messages import CheckpointKind
-from headgate.protocol.state import FileState, InlineState, OperatorState, StateHandle, SubtaskState
+from headgate.protocol.state import (
+    ChannelState,
+    FileState,
+    InlineState,
+    OperatorState,
+    StateHandle,
+    SubtaskState,
+)
 from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer
 
 BIG = b"x" * (INLINE_BYTES + 1)
@@ -91,6 +101,38 @@ def test_a_savepoint_elsewhere_is_restored_from(bucket: Bucket) -> None:
     loaded = bucket.storage("savepoints/one/").load_savepoint()
     assert loaded.sources == made.sources
     assert bucket.storage("other").read_state(loaded.subtasks[0][0].operators["sink"].items[0]) == BIG
+
+
+def test_parts_of_a_file_are_read_by_themselves(bucket: Bucket) -> None:
+    """The state of many channels is one object; who takes on one of them asks for its bytes only."""
+    storage = bucket.storage("rides")
+    states = (b"first" * 10, b"second" * 1000, b"x" * (3 << 20))
+    file = storage.write_state(1, "0-1-output-0", iter(states), inline_bytes=0)
+    assert isinstance(file, FileState)
+    begins = itertools.accumulate(map(len, states), initial=0)
+    parts = [FileState(file.path, len(each), zlib.crc32(each), begin) for begin, each in zip(begins, states)]
+    channels = tuple(
+        ChannelState(
+            exchange="e", producer=n, consumer=0, output=True, handle=part, buffers=1, rows=1, size_bytes=1
+        )
+        for n, part in enumerate(parts)
+    )  # fmt: skip
+    made = msgspec.structs.replace(manifest(1, 1), channels=channels, channels_parallelism=3)
+    storage.write_manifest(made)
+    storage.write_manifest(made, location=bucket.address("savepoints/one"))
+    assert bucket.storage("rides").load_newest() == made
+    loaded = bucket.storage("savepoints/one/").load_savepoint()
+    for of in (made, loaded):
+        handles = [each.handle for each in of.channels]
+        assert [storage.read_state(each) for each in handles] == [*states]
+        assert [storage.open_state(each).read() for each in handles] == [*states]
+    bucket.s3.put_object(Bucket=bucket.name, Key="rides/chk-1/0-1-output-0", Body=b"".join(states)[:-1] + b"y")
+    assert storage.open_state(parts[1]).read() == states[1]
+    for read in (storage.read_state, storage.open_state):
+        with pytest.raises(CorruptStateError, match=f"{bucket.name}/rides/chk-1/0-1-output-0 .* from byte 6050 on"):
+            read(parts[2])
+    storage.delete(1)
+    assert [each for each in bucket.listed() if "rides/chk-" in each] == []
 
 
 def test_two_starts_in_one_instant_get_two_runs_and_the_older_one_is_fenced(bucket: Bucket) -> None:

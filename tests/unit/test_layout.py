@@ -61,8 +61,8 @@ WITHOUT_SPARK = (
 PURE = (
     "protocol", "coordinator/job", "coordinator/slots", "coordinator/alignment", "coordinator/sources",
     "checkpoint/checkpoint_events.py", "checkpoint/coordinator.py", "checkpoint/commits.py", "checkpoint/manifest.py",
-    "checkpoint/restore.py", "checkpoint/channel_assignment.py", "task", "graph", "monitor/event_times.py",
-    "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
+    "checkpoint/restore.py", "checkpoint/channel_assignment.py", "checkpoint/stored_channels.py", "task", "graph",
+    "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
     "connectors/kafka/sink/publication_retries.py", "microbatch/alignment/votes.py",
     "microbatch/alignment/group_membership.py", "microbatch/alignment/messages.py", "microbatch/watermark_options.py",
 )  # fmt: skip

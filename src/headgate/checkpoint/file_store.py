@@ -74,16 +74,17 @@ class FileStore:
         """Return the full path of a name."""
         return posixpath.join(self.base, name)
 
-    def read(self, name: str, size_bytes: int | None = None) -> bytes:
-        """Return the content of a file, or only its beginning."""
+    def read(self, name: str, size_bytes: int | None = None, offset: int = 0) -> bytes:
+        """Return the content of a file, or only so many bytes of it, from an offset on."""
         path = self.path(name)
         try:
             with self._fs.open_input_file(path) as file:
+                file.seek(offset)
                 data: bytes = file.read() if size_bytes is None else file.read(size_bytes)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise _failed("read", path, error) from error
+            raise failed("read", path, error) from error
         return data
 
     def write(self, name: str, data: bytes) -> None:
@@ -92,17 +93,19 @@ class FileStore:
         try:
             self._write(path, data)
         except OSError as error:
-            raise _failed("written", path, error) from error
+            raise failed("written", path, error) from error
 
-    def open(self, name: str) -> pa.NativeFile:
-        """Open a file, to be read from its beginning."""
+    def open(self, name: str, offset: int | None = None, size_bytes: int = 0) -> pa.NativeFile:
+        """Open a file, to be read from its beginning; or so many bytes of it from an offset on, and no others."""
         path = self.path(name)
         try:
-            return self._fs.open_input_stream(path)
+            if offset is None:
+                return self._fs.open_input_stream(path)
+            return self._fs.open_input_file(path).get_stream(offset, size_bytes)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise _failed("read", path, error) from error
+            raise failed("read", path, error) from error
 
     def write_chunks(self, name: str, chunks: Iterable[bytes]) -> None:
         """Make a file durable that is made piece by piece, none of which is held; one that is there is replaced."""
@@ -110,7 +113,7 @@ class FileStore:
         try:
             self._write_chunks(path, chunks)
         except OSError as error:
-            raise _failed("written", path, error) from error
+            raise failed("written", path, error) from error
 
     def write_if_absent(self, name: str, data: bytes) -> bool:
         """Make a file durable unless one is there; return whether the content that is there now is this."""
@@ -118,7 +121,7 @@ class FileStore:
         try:
             return self._write_if_absent(path, data) or self.read(name) == data
         except OSError as error:
-            raise _failed("written", path, error) from error
+            raise failed("written", path, error) from error
 
     def names(self, folder: str = "", *, temporary: bool = False) -> list[str]:
         """Return the names in a folder, nothing if there is no such folder.
@@ -129,7 +132,7 @@ class FileStore:
         try:
             found = self._fs.get_file_info(pa_fs.FileSelector(path, allow_not_found=True))
         except OSError as error:
-            raise _failed("listed", path, error) from error
+            raise failed("listed", path, error) from error
         return sorted(info.base_name for info in found if temporary or not info.base_name.startswith(_TEMPORARY))
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
@@ -137,7 +140,7 @@ class FileStore:
         try:
             return [info.size for info in self._fs.get_file_info([self.path(name) for name in names])]
         except OSError as error:
-            raise _failed("listed", self.base, error) from error
+            raise failed("listed", self.base, error) from error
 
     def delete(self, name: str) -> None:
         """Delete a file if it is there."""
@@ -147,7 +150,7 @@ class FileStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _failed("deleted", path, error) from error
+            raise failed("deleted", path, error) from error
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder with all that is in it, if it is there."""
@@ -157,7 +160,7 @@ class FileStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise _failed("deleted", path, error) from error
+            raise failed("deleted", path, error) from error
 
     def _write(self, path: str, data: bytes) -> None:
         self._write_chunks(path, (data,))
@@ -278,7 +281,7 @@ class S3Store(FileStore):
                     return None
                 if code == "ConditionalRequestConflict" and attempts < _ATTEMPTS:
                     continue  # somebody puts the same file at this very moment: ask who was first
-                raise _failed("deleted" if operation == "delete_object" else "written", path, error) from error
+                raise failed("deleted" if operation == "delete_object" else "written", path, error) from error
 
 
 def _s3_client(location: str) -> Any:
@@ -333,7 +336,8 @@ def _sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def _failed(done: str, path: str, error: Exception) -> HeadgateError:
+def failed(done: str, path: str, error: Exception) -> HeadgateError:
+    """Return the error for a file that could not be ``read``, ``written``, ``listed`` or ``deleted``."""
     return StoredStateError(
         f"The file {path} of the checkpoint location could not be {done}: {error}. Check the storage and the "
         "permissions of this process.",

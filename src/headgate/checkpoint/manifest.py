@@ -2,10 +2,11 @@
 
 Never: hold a reference to a file that is not durable when the manifest is written.
 
-Durable: version 2, which adds exchanges, keyed state and channel state; version 1 is read. Golden bytes of both in
+Durable: version 3, in which the state of many channels is in one file (`headgate.checkpoint.stored_channels`); version
+2, which added exchanges, keyed state and channel state, and version 1 are read. Golden bytes of all in
 ``tests/golden``. A first line in which all the rest is checked, then JSON:
 
-    headgate-manifest v=2 run=3 bytes=000000001234 crc32=0badcafe
+    headgate-manifest v=3 run=3 bytes=000000001234 crc32=0badcafe
     {"checkpoint_id":17,"epoch":9,...}
 
 Bytes of others (splits, enumerators' states, operators' items and keyed state, committables) that are a JSON object
@@ -24,6 +25,7 @@ from typing import Protocol
 import msgspec
 
 from headgate.checkpoint.channel_assignment import ExchangePlan
+from headgate.checkpoint.stored_channels import StoredChannels, from_stored_channels, to_stored_channels
 from headgate.errors import CorruptStateError, InternalError, UnsupportedVersionError
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import (
@@ -41,8 +43,8 @@ from headgate.protocol.state import (
 )
 from headgate.protocol.state_schema import StateSchema
 
-VERSION = 2
-_READABLE = (1, 2)
+VERSION = 3
+_READABLE = (1, 2, 3)
 HEADER_BYTES = 256
 """The first line is not longer than this."""
 
@@ -333,8 +335,10 @@ class _StoredManifest(msgspec.Struct, frozen=True):
     exchanges: dict[str, ExchangePlan] = {}
     signatures: dict[str, str] = {}
     channels_parallelism: int = 0
-    channels: tuple[_StoredChannel, ...] = ()
+    channels: tuple[_StoredChannel, ...] | msgspec.UnsetType = msgspec.UNSET  # of version 2 only
     state_schemas: dict[str, StateSchema] | msgspec.UnsetType = msgspec.UNSET
+    # Since version 3.
+    channel_files: tuple[StoredChannels, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(_StoredManifest)
@@ -401,20 +405,6 @@ def _from_chunk(chunk: _StoredChunk) -> ChunkState:
     return ChunkState(chunk_id=chunk.id, handle=_from_handle(chunk.handle), first_key_group=first, last_key_group=last)
 
 
-def _to_channel(state: ChannelState) -> _StoredChannel:
-    return _StoredChannel(
-        state.exchange,
-        state.producer,
-        state.consumer,
-        state.output,
-        state.buffers,
-        state.rows,
-        state.size_bytes,
-        _to_handle(state.handle),
-        state.relocated,
-    )
-
-
 def _from_channel(state: _StoredChannel) -> ChannelState:
     return ChannelState(
         exchange=state.exchange,
@@ -479,7 +469,7 @@ def _to_stored(manifest: Manifest) -> _StoredManifest:
         signatures=manifest.signatures,
         state_schemas=manifest.state_schemas or msgspec.UNSET,
         channels_parallelism=manifest.channels_parallelism,
-        channels=tuple(map(_to_channel, manifest.channels)),
+        channel_files=to_stored_channels(manifest.channels),
     )
 
 
@@ -506,6 +496,10 @@ def _from_stored(stored: _StoredManifest) -> Manifest:
         exchanges=stored.exchanges,
         signatures=stored.signatures,
         state_schemas={} if isinstance(stored.state_schemas, msgspec.UnsetType) else stored.state_schemas,
-        channels=tuple(map(_from_channel, stored.channels)),
+        channels=(
+            from_stored_channels(stored.channel_files)
+            if isinstance(stored.channels, msgspec.UnsetType)
+            else tuple(map(_from_channel, stored.channels))
+        ),
         channels_parallelism=stored.channels_parallelism,
     )

@@ -26,8 +26,6 @@ from headgate.protocol.state import ChunkState, KeyedState, StateHandle
 
 _INLINE_CHUNK_BYTES = 2 * 1024
 """Chunks up to this size are in the manifest: in every one that names them."""
-_INLINE_CHANNEL_BYTES = 8 * 1024
-"""The channel state of a channel up to this size is in the manifest."""
 
 
 class Chunk(Protocol):
@@ -164,13 +162,13 @@ class StateUploader:
             futures = [named[chunk.chunk_id] for chunk in chunks]
         return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
 
-    def store_channel(
-        self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]]
+    def store_channels(
+        self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int
     ) -> Future[StateHandle]:
-        """Store the state of one channel, for this checkpoint alone.
+        """Store the state of channels in one file, for this checkpoint alone; in the manifest if it is small.
 
-        ``name`` is unique in the checkpoint and the process: exchange, producer, consumer, side and execution belong
-        into it. ``chunks`` is called and its result iterated on an uploader's thread, which holds a piece at a time.
+        ``name`` is unique in the checkpoint and the process: stage, execution, side and exchange belong into it.
+        ``chunks`` is called and its result iterated on an uploader's thread, which holds a piece at a time.
         The future fails if the checkpoint is given up, or a newer one begins.
         """
         with self._lock:
@@ -180,7 +178,7 @@ class StateUploader:
                     checkpoint_id,
                     f"{name}-{self._writer}",
                     self._wanted(checkpoint_id, chunks),
-                    inline_bytes=_INLINE_CHANNEL_BYTES,
+                    inline_bytes=inline_bytes,
                 )
             )
 

@@ -22,6 +22,7 @@ Follows Flink's CheckpointStorage.
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import posixpath
@@ -36,7 +37,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.checkpoint.coordinator import StoredCheckpoints
-from headgate.checkpoint.file_store import FileStore, open_store
+from headgate.checkpoint.file_store import FileStore, failed, open_store
 from headgate.checkpoint.manifest import HEADER_BYTES, Manifest, deserialize, run_of, serialize
 from headgate.checkpoint.ownership import check_run
 from headgate.errors import CorruptStateError, InternalError, StoredStateError
@@ -50,6 +51,7 @@ _MANIFEST = "_metadata"
 _QUERY = "query"
 _SHARED = "shared"
 _COPIES_AT_ONCE = 4
+_COPY_BYTES = 8 << 20
 _READ_BYTES = 1 << 20
 _CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
@@ -154,25 +156,25 @@ class CheckpointStorage:
             written.
         """
         check_run(self.store, manifest.run)
-        files = list({handle.path: handle for handle in _files_of(manifest)}.values())
-        for handle in files:
-            if not belongs_here(handle):
-                raise InternalError(f"Checkpoint {manifest.checkpoint_id} names a file elsewhere: {handle.path}.")
+        files = _files_of(manifest)
+        for file in files:
+            if not belongs_here(file.parts[0]):
+                raise InternalError(f"Checkpoint {manifest.checkpoint_id} names a file elsewhere: {file.path}.")
         if location:
             folder = f"{_file_name(manifest.query_id)}-{manifest.run}-{manifest.checkpoint_id}"
             moved = _with_files(manifest, lambda name: posixpath.join(folder, name))
             size = _write(
                 open_store(location, "savepoint"), "", folder, moved,
                 copies=lambda to: self._copy(files, to, folder),
-            ) + sum(handle.size_bytes for handle in files)  # fmt: skip
+            ) + sum(file.size_bytes for file in files)  # fmt: skip
         else:
             folder = f"chk-{manifest.checkpoint_id}"
             size = _write(self.store, folder, folder, manifest)
             with self._lock:
                 known: frozenset[str] = frozenset().union(*self._named.values())
-                self._named[manifest.checkpoint_id] = frozenset(handle.path for handle in files)
+                self._named[manifest.checkpoint_id] = frozenset(file.path for file in files)
                 self._written += 1
-            size += sum(handle.size_bytes for handle in files if handle.path not in known)
+            size += sum(file.size_bytes for file in files if file.path not in known)
         # Whoever took over in the meantime may not have seen this manifest: then it must not be announced to anybody.
         check_run(self.store, manifest.run)
         return size
@@ -297,24 +299,22 @@ class CheckpointStorage:
     def open_state(self, handle: StateHandle) -> pa.NativeFile:
         """Open state to be read from its beginning, of which no more is held then than what is being read.
 
+        Of a file that holds other state as well only the part that is wanted is read.
+
         Raises
         ------
         CorruptStateError
-            As `read_state`. It is read through once to find out, so that nobody sees bytes of a damaged one.
+            As `read_state`. What is larger than a piece is read through once to find out, so that nobody sees bytes of
+            a damaged one.
         """
         if isinstance(handle, InlineState):
             return pa.BufferReader(handle.data)
         store, placed = self._place_of(handle)
-        size_bytes = crc32 = 0
-        try:
-            with store.open(placed.path) as file:
-                while chunk := file.read(_READ_BYTES):
-                    size_bytes, crc32 = size_bytes + len(chunk), zlib.crc32(chunk, crc32)
-            if (size_bytes, crc32) != (placed.size_bytes, placed.crc32):
-                raise _damaged(store, placed, f"{size_bytes} bytes with the CRC-32 {crc32:08x}")
-            return store.open(placed.path)
-        except FileNotFoundError:
-            raise _damaged(store, placed, "missing") from None
+        if placed.size_bytes <= _READ_BYTES:  # of a Python file Arrow copies each message: none holds all the bytes
+            return pa.PythonFile(io.BytesIO(_read_file(store, placed)), mode="r")
+        for _ in _checked(store, (placed,), _READ_BYTES):
+            pass
+        return store.open(placed.path, placed.offset, placed.size_bytes)
 
     def _place_of(self, handle: FileState) -> tuple[FileStore, FileState]:
         """Return where a file is: of this location, or of the savepoint that was restored."""
@@ -328,7 +328,7 @@ class CheckpointStorage:
             store = open_store(folder + parameters)
             with self._lock:
                 self._others[folder] = store
-        return store, FileState(name, handle.size_bytes, handle.crc32)
+        return store, msgspec.structs.replace(handle, path=name)
 
     # How.
 
@@ -350,7 +350,7 @@ class CheckpointStorage:
                 error,
             )
             return None
-        named = frozenset(handle.path for handle in _files_of(manifest))
+        named = frozenset(file.path for file in _files_of(manifest))
         with self._lock:
             self._named[checkpoint_id] = named
         return named
@@ -374,11 +374,12 @@ class CheckpointStorage:
         }
         return found - kept
 
-    def _copy(self, files: Sequence[FileState], to: FileStore, folder: str) -> None:
-        """Copy files into a folder of another location, a few at a time: they may be large."""
+    def _copy(self, files: Sequence[_File], to: FileStore, folder: str) -> None:
+        """Copy files into a folder of another location, a few at a time and piece by piece: they may be large."""
 
-        def copy(handle: FileState) -> None:
-            to.write(posixpath.join(folder, handle.path), _read_file(self.store, handle))
+        def copy(file: _File) -> None:
+            pieces = _checked(self.store, file.parts, _COPY_BYTES, whole=True)
+            to.write_chunks(posixpath.join(folder, file.path), pieces)
 
         with ThreadPoolExecutor(_COPIES_AT_ONCE, thread_name_prefix="headgate-savepoint") as pool:
             list(pool.map(copy, files))
@@ -469,16 +470,31 @@ def _load(store: FileStore, name: str, files: FileStore) -> Manifest:
         if isinstance(entry.enumerator, FileState):
             entry = msgspec.structs.replace(entry, enumerator=InlineState(_read_file(files, entry.enumerator)))
         sources[uid] = entry
-    named = list(_files_of(manifest))
-    for handle, size in zip(named, files.sizes([handle.path for handle in named]) if named else []):
-        if size != handle.size_bytes:
-            raise _damaged(files, handle, "missing" if size is None else f"{size} bytes")
+    named = _files_of(manifest)
+    for file, size in zip(named, files.sizes([file.path for file in named]) if named else []):
+        if size != file.size_bytes:
+            raise _damaged(files, file.parts[-1], "missing" if size is None else f"{size} bytes in the file")
     return msgspec.structs.replace(manifest, sources=sources)
 
 
-def _files_of(manifest: Manifest) -> Iterator[FileState]:
-    """Yield the files of the subtasks' states and of channel state."""
-    yield from (each for each in _handles_of(manifest) if isinstance(each, FileState))
+class _File(msgspec.Struct):
+    """A file that a manifest names: its parts follow upon each other, and are all that there is in it."""
+
+    path: str
+    parts: list[FileState]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+
+def _files_of(manifest: Manifest) -> list[_File]:
+    """Return the files of the subtasks' states and of channel state."""
+    parts: dict[str, dict[int, FileState]] = {}  # by path and offset: several may name the same
+    for handle in _handles_of(manifest):
+        if isinstance(handle, FileState):
+            parts.setdefault(handle.path, {})[handle.offset or 0] = handle
+    return [_File(path, [each for _, each in sorted(of.items())]) for path, of in parts.items()]
 
 
 def _handles_of(manifest: Manifest) -> Iterator[StateHandle]:
@@ -517,18 +533,55 @@ def _with_files(manifest: Manifest, address: Callable[[str], str]) -> Manifest:
 
 
 def _read_file(store: FileStore, handle: FileState) -> bytes:
+    """Return state that is in a file, or in a part of one: read at once, for each piece is a request at some stores."""
     try:
-        data = store.read(handle.path)
+        data = (
+            store.read(handle.path)
+            if handle.offset is None
+            else store.read(handle.path, handle.size_bytes, handle.offset)
+        )
     except FileNotFoundError:
         raise _damaged(store, handle, "missing") from None
     if len(data) != handle.size_bytes or zlib.crc32(data) != handle.crc32:
-        raise _damaged(store, handle, f"{len(data)} bytes with the CRC-32 {zlib.crc32(data):08x}")
+        raise _damaged(store, handle, _as_found(len(data), zlib.crc32(data)))
     return data
+
+
+def _checked(store: FileStore, parts: Sequence[FileState], piece_bytes: int, *, whole: bool = False) -> Iterator[bytes]:
+    """Yield what is in a part of a file, or in parts that are all that is in it (``whole``), piece by piece.
+
+    Raises
+    ------
+    CorruptStateError
+        When a part was read that is not what was written: nothing that was yielded of it is to be used.
+    """
+    first = parts[0]
+    offset = None if whole else first.offset
+    try:
+        with store.open(first.path, offset, first.size_bytes) as file:
+            for part in parts:
+                size_bytes = crc32 = 0
+                while piece := file.read(min(piece_bytes, part.size_bytes - size_bytes)):
+                    size_bytes, crc32 = size_bytes + len(piece), zlib.crc32(piece, crc32)
+                    yield piece
+                if (size_bytes, crc32) != (part.size_bytes, part.crc32):
+                    raise _damaged(store, part, _as_found(size_bytes, crc32))
+            if file.read(1):
+                raise _damaged(store, parts[-1], "more bytes after it")
+    except FileNotFoundError:
+        raise _damaged(store, first, "missing") from None
+    except OSError as error:
+        raise failed("read", store.path(first.path), error) from error
+
+
+def _as_found(size_bytes: int, crc32: int) -> str:
+    return f"{size_bytes} bytes with the CRC-32 {crc32:08x}"
 
 
 def _damaged(store: FileStore, handle: FileState, found: str) -> CorruptStateError:
     path = store.path(handle.path)
     expected = f"{handle.size_bytes} bytes with the CRC-32 {handle.crc32:08x}"
+    expected += "" if handle.offset is None else f" from byte {handle.offset} on"
     return CorruptStateError(
         f"The file {path} belongs to a checkpoint and is damaged: expected {expected}, found: {found}. Restore it, or "
         "start from an older checkpoint.",

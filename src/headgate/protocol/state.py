@@ -11,26 +11,29 @@ from __future__ import annotations
 import msgspec
 
 
-class InlineState(msgspec.Struct, frozen=True, tag="inline"):
+class InlineState(msgspec.Struct, frozen=True, tag="inline", gc=False):
     """State small enough to be in the manifest itself."""
 
     data: bytes
 
 
-class FileState(msgspec.Struct, frozen=True, tag="file"):
-    """State in a file of the checkpoint's folder.
+class FileState(msgspec.Struct, frozen=True, tag="file", omit_defaults=True, gc=False):
+    """State in a file of the checkpoint's folder: all of the file, or a part.
 
     Parameters
     ----------
     path
         Relative to the checkpoint location.
     size_bytes, crc32
-        What the file must be; anything else is a `CorruptStateError`.
+        What the state must be; anything else is a `CorruptStateError`.
+    offset
+        Where in the file it begins, in bytes: the file has other parts before or after it. None: it is the whole file.
     """
 
     path: str
     size_bytes: int
     crc32: int
+    offset: int | None = None
 
 
 StateHandle = InlineState | FileState
@@ -114,7 +117,7 @@ class KeyedState(msgspec.Struct, frozen=True, kw_only=True):
     chunks: tuple[ChunkState, ...] = ()
 
 
-class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
+class ChannelState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The rows of one channel that a barrier passed, on one of its sides. Never shared between checkpoints.
 
     Parameters
@@ -124,7 +127,8 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
     output
         Whether they waited on the producer's side; else on the consumer's.
     handle
-        An Arrow IPC stream, a record batch per buffer, in their order.
+        An Arrow IPC stream, a record batch per buffer, in their order: a part of a file that has those of other
+        channels of the subtask as well, or in the manifest.
     buffers, rows, size_bytes
         How many buffers and rows, and how large the buffers were.
     relocated

@@ -2,12 +2,18 @@
 
 Never: block; read a batch on the subtask's thread: what is stored is serialised and written by the uploader's threads.
 
+A part's channel state is one file: that of all channels that are consumed, and for each exchange that is produced that
+of its channels. They are not put together, since a barrier passes them at different times: what is there first need not
+wait in memory for the rest.
+
 Follows FLIP-547, section 2.1.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -17,9 +23,12 @@ import pyarrow as pa
 
 from headgate.checkpoint.channel_bytes import channel_chunks
 from headgate.checkpoint.state_uploader import StateUploader
-from headgate.futures import gathered, mapped
+from headgate.futures import done_with, mapped
 from headgate.protocol.channels import ChannelId
-from headgate.protocol.state import ChannelState, StateHandle
+from headgate.protocol.state import ChannelState, FileState, InlineState, StateHandle
+
+INLINE_BYTES = 4 << 10
+"""The channel state of a subtask that is in the manifest takes no more, however many channels there are."""
 
 
 class StoredRows(msgspec.Struct, frozen=True):
@@ -68,71 +77,111 @@ class SnapshotParts:
 def store_channels(
     uploader: StateUploader,
     checkpoint_id: int,
-    prefix: str,
+    name: str,
     schemas: Mapping[str, pa.Schema],
     channels: Mapping[ChannelId, Sequence[StoredRows]],
     relocated: frozenset[str],
     *,
     output: bool,
+    inline_bytes: int = INLINE_BYTES,
 ) -> Future[list[ChannelState]]:
-    """Store channel state; ``prefix`` makes the names of its files unique in the slot and the checkpoint.
+    """Store channel state in one file, channel after channel.
 
-    ``schemas`` by exchange; ``relocated``: the exchanges of which `ChannelState.relocated` holds.
+    Parameters
+    ----------
+    name
+        The file's, unique in the slot and the checkpoint.
+    schemas
+        By exchange.
+    channels
+        The buffers of each channel that has any, in their order. No file is made where there is none.
+    relocated
+        The exchanges of which `ChannelState.relocated` holds.
+    output
+        Whether they waited on the producer's side.
+    inline_bytes
+        If they take no more together, they are in the manifest.
     """
-    return gathered(
-        [
-            _store(
-                uploader,
-                checkpoint_id,
-                prefix,
-                schemas[channel.exchange],
-                channel,
-                held,
-                relocated=channel.exchange in relocated,
-                output=output,
+    if not channels:
+        return done_with([])
+    writing = _ChannelsFile(schemas, channels, relocated, output=output)
+    stored = uploader.store_channels(checkpoint_id, name, writing.chunks, inline_bytes)
+    return mapped(stored, writing.states)
+
+
+class _Written(msgspec.Struct):
+    """A channel in the file: how many bytes it takes there from its offset on, and of which buffers they were made."""
+
+    channel: ChannelId
+    offset: int
+    buffers: int
+    rows: int
+    length: int = 0
+    crc32: int = 0
+    size_bytes: int = 0
+
+
+class _ChannelsFile:
+    """The bytes of one file, and where in it each channel is."""
+
+    def __init__(
+        self,
+        schemas: Mapping[str, pa.Schema],
+        channels: Mapping[ChannelId, Sequence[StoredRows]],
+        relocated: frozenset[str],
+        *,
+        output: bool,
+    ) -> None:
+        self._schemas = schemas
+        self._left = deque(channels.items())  # those that are written are held no longer
+        self._relocated = relocated
+        self._output = output
+        self._written: list[_Written] = []
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the file's bytes, no more than a buffer at a time. Called once, on an uploader's thread."""
+        offset = 0
+        while self._left:
+            channel, held = self._left.popleft()
+            written = _Written(channel, offset, len(held), sum(each.num_rows for each in held))
+            yield from self._channel_chunks(written, held)
+            self._written.append(written)
+            offset += written.length
+
+    def _channel_chunks(self, written: _Written, held: Sequence[StoredRows]) -> Iterator[bytes]:
+        def batches() -> Iterator[pa.RecordBatch]:
+            for each in held:
+                batch = each.read()
+                written.size_bytes += batch.nbytes
+                yield batch
+                del batch
+
+        channel, buffers, rows = written.channel, written.buffers, written.rows
+        schema = self._schemas[channel.exchange]
+        for chunk in channel_chunks(channel, schema, batches(), buffers=buffers, rows=rows, output=self._output):
+            written.length += len(chunk)
+            written.crc32 = zlib.crc32(chunk, written.crc32)
+            yield chunk
+
+    def states(self, handle: StateHandle) -> list[ChannelState]:
+        """Return the channels, once the file is where the handle says."""
+        return [
+            ChannelState(
+                exchange=each.channel.exchange,
+                producer=each.channel.producer,
+                consumer=each.channel.consumer,
+                output=self._output,
+                handle=_part_of(handle, each),
+                buffers=each.buffers,
+                rows=each.rows,
+                size_bytes=each.size_bytes,
+                relocated=each.channel.exchange in self._relocated,
             )
-            for channel, held in channels.items()
+            for each in self._written
         ]
-    )
 
 
-def _store(
-    uploader: StateUploader,
-    checkpoint_id: int,
-    prefix: str,
-    schema: pa.Schema,
-    channel: ChannelId,
-    held: Sequence[StoredRows],
-    *,
-    relocated: bool,
-    output: bool,
-) -> Future[ChannelState]:
-    rows, size_bytes = sum(each.num_rows for each in held), 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal size_bytes
-        for each in held:
-            batch = each.read()
-            size_bytes += batch.nbytes
-            yield batch
-            del batch
-
-    def chunks() -> Iterator[bytes]:
-        return channel_chunks(channel, schema, batches(), buffers=len(held), rows=rows, output=output)
-
-    def stored(handle: StateHandle) -> ChannelState:
-        return ChannelState(
-            exchange=channel.exchange,
-            producer=channel.producer,
-            consumer=channel.consumer,
-            output=output,
-            handle=handle,
-            buffers=len(held),
-            rows=rows,
-            size_bytes=size_bytes,
-            relocated=relocated,
-        )
-
-    side = "output" if output else "input"
-    name = f"{prefix}-{channel.exchange}-{channel.producer}-{channel.consumer}-{side}"
-    return mapped(uploader.store_channel(checkpoint_id, name, chunks), stored)
+def _part_of(handle: StateHandle, written: _Written) -> StateHandle:
+    if isinstance(handle, InlineState):
+        return InlineState(handle.data[written.offset :][: written.length])
+    return FileState(handle.path, written.length, written.crc32, written.offset)

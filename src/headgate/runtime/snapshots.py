@@ -25,7 +25,7 @@ from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import ChannelState, KeyedState, OperatorState, SplitState
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.mailbox import Mail
-from headgate.runtime.snapshot_parts import SnapshotParts, StoredRows, store_channels
+from headgate.runtime.snapshot_parts import INLINE_BYTES, SnapshotParts, StoredRows, store_channels
 
 _SPLITS, _OPERATORS, _KEYED, _GATE = "/splits", "/operators", "/keyed", "/gate"
 """Parts of a snapshot; the others are called after their exchange."""
@@ -75,6 +75,7 @@ class Snapshots:
         self._outputs = tuple(context.stage.outputs)
         optional = (_GATE,) * has_gate + (_KEYED,) * has_keyed_state
         self._names = {_SPLITS, _OPERATORS, *self._outputs, *optional}
+        self._inline_bytes = INLINE_BYTES // max(1, has_gate + len(self._outputs))  # of each part
         self._on_safe = on_safe
         self._parts: dict[int, SnapshotParts] = {}
         self.barriers: dict[int, Barrier] = {}
@@ -106,7 +107,7 @@ class Snapshots:
         self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[StoredRows]], relocated: frozenset[str]
     ) -> None:
         """Make safe what a barrier passed at the gate; ``relocated`` as in `ChannelState`, by exchange."""
-        self._store(_GATE, checkpoint_id, self._context.stage.inputs, channels, relocated, output=False)
+        self._store(_GATE, "input", checkpoint_id, self._context.stage.inputs, channels, relocated, output=False)
 
     def store_output(self, uid: str, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[Buffer]]) -> None:
         """Make safe what a barrier passed in an exchange that is produced."""
@@ -114,11 +115,13 @@ class Snapshots:
             channel: [StoredRows(buffer.num_rows, partial(_rows_of, buffer)) for buffer in held]
             for channel, held in channels.items()
         }
-        self._store(uid, checkpoint_id, self._context.stage.outputs, rows, frozenset(), output=True)
+        name = f"output-{self._outputs.index(uid)}"
+        self._store(uid, name, checkpoint_id, self._context.stage.outputs, rows, frozenset(), output=True)
 
     def _store(
         self,
         part: str,
+        name: str,
         checkpoint_id: int,
         exchanges: Mapping[str, Exchange],
         channels: Mapping[ChannelId, Sequence[StoredRows]],
@@ -128,8 +131,16 @@ class Snapshots:
     ) -> None:
         context = self._context
         schemas = {uid: exchange.schema for uid, exchange in exchanges.items()}
-        prefix = f"{context.deployed.stage}-{context.number}"
-        stored = store_channels(context.uploader, checkpoint_id, prefix, schemas, channels, relocated, output=output)
+        stored = store_channels(
+            context.uploader,
+            checkpoint_id,
+            f"{context.deployed.stage}-{context.number}-{name}",
+            schemas,
+            channels,
+            relocated,
+            output=output,
+            inline_bytes=self._inline_bytes,
+        )
         self._parts_of(checkpoint_id).add(part, stored)
 
     def _parts_of(self, checkpoint_id: int) -> SnapshotParts:

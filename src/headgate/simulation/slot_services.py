@@ -94,7 +94,7 @@ class SlotStorage:
         return data
 
     def _check_whole(self, handle: StateHandle) -> None:
-        is_damaged = isinstance(handle, FileState) and self._files.is_damaged(handle.path)
+        is_damaged = isinstance(handle, FileState) and self._files.is_state_damaged(handle)
         assert not is_damaged, f"corrupt: {handle} is restored though it is damaged"
 
     @staticmethod

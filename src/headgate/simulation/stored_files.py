@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headgate.checkpoint.file_store import FileStore
 from headgate.errors import CorruptStateError, StoredStateError
-from headgate.protocol.state import InlineState, StateHandle
+from headgate.protocol.state import FileState, InlineState, StateHandle
 
 
 class StoredFiles(FileStore):
@@ -79,26 +79,31 @@ class StoredFiles(FileStore):
         """Return whether a file is not what was written."""
         return self.path(name) in self._originals
 
+    def is_state_damaged(self, handle: FileState) -> bool:
+        """Return whether state in a file, or in a part of one, is not what was written."""
+        path = self.path(handle.path)
+        return path in self._originals and _of(handle, self._originals[path]) != _of(handle, self._files[path])
+
     def written(self, handle: StateHandle) -> bytes:
         """Return state as it was written, damaged since or not."""
         if isinstance(handle, InlineState):
             return handle.data
         path = self.path(handle.path)
         assert path in self._files, f"stored: a manifest names {path}, which is not there"
-        return self._originals.get(path) or self._files[path]
+        return _of(handle, self._originals.get(path) or self._files[path])
 
     # Files.
 
-    def read(self, name: str, size_bytes: int | None = None) -> bytes:
-        """Return the content of a file, or only its beginning."""
+    def read(self, name: str, size_bytes: int | None = None, offset: int = 0) -> bytes:
+        """Return the content of a file, or only so many bytes of it, from an offset on."""
         data = self._files.get(self.path(name))
         if data is None:
             raise FileNotFoundError(name)
-        return data[:size_bytes]
+        return data[offset:][:size_bytes]
 
-    def open(self, name: str) -> pa.NativeFile:
-        """Open a file, to be read from its beginning."""
-        return pa.BufferReader(self.read(name))
+    def open(self, name: str, offset: int | None = None, size_bytes: int = 0) -> pa.NativeFile:
+        """Open a file, to be read from its beginning; or a part of it."""
+        return pa.BufferReader(self.read(name) if offset is None else self.read(name, size_bytes, offset))
 
     def names(self, folder: str = "", *, temporary: bool = False) -> list[str]:
         """Return the names in a folder; what is no longer there, too, if listings are stale."""
@@ -135,3 +140,8 @@ class StoredFiles(FileStore):
         if self._files.pop(path, None) is not None:
             self._deleted.append((path, self._now_ms()))
             self._originals.pop(path, None)
+
+
+def _of(handle: FileState, data: bytes) -> bytes:
+    """Return state that is in a file's bytes."""
+    return data if handle.offset is None else data[handle.offset :][: handle.size_bytes]

@@ -25,6 +25,7 @@ from headgate.protocol.state import (
     OperatorState,
     ReaderState,
     SplitState,
+    StateHandle,
     SubtaskState,
 )
 
@@ -115,16 +116,43 @@ VERSION_2 = msgspec.structs.replace(
 )
 
 
+def by_user(
+    producer: int, consumer: int, handle: StateHandle, *, output: bool, relocated: bool = False
+) -> ChannelState:
+    return ChannelState(
+        exchange="by-user", producer=producer, consumer=consumer, output=output, handle=handle, buffers=2, rows=10,
+        size_bytes=380, relocated=relocated,
+    )  # fmt: skip
+
+
+VERSION_3 = msgspec.structs.replace(
+    VERSION_2,
+    channels=(
+        by_user(0, 0, FileState("chk-17/0-3-output-0-w", 400, 13, 0), output=True),
+        by_user(0, 1, FileState("chk-17/0-3-output-0-w", 300, 14, 400), output=True),
+        by_user(1, 0, InlineState(b"\xff\xff\xff\xff"), output=False),
+        by_user(0, 1, FileState("chk-17/1-3-input-w", 500, 15, 0), output=False, relocated=True),
+        by_user(1, 1, FileState("chk-17/whole", 500, 15), output=False),
+    ),
+)
+
+
 def test_version_1_is_read_as_ever(repository: Path) -> None:
     golden = (repository / "tests/golden/manifest-v1").read_bytes()
     assert deserialize(golden, "m") == VERSION_1
     assert run_of(golden[:HEADER_BYTES], "m") == 3
 
 
-def test_version_2_is_read_and_written_as_ever(repository: Path) -> None:
+def test_version_2_is_read_as_ever(repository: Path) -> None:
     golden = (repository / "tests/golden/manifest-v2").read_bytes()
     assert deserialize(golden, "m") == VERSION_2
-    assert written(VERSION_2) == golden
+    assert run_of(golden[:HEADER_BYTES], "m") == 3
+
+
+def test_version_3_is_read_and_written_as_ever(repository: Path) -> None:
+    golden = (repository / "tests/golden/manifest-v3").read_bytes()
+    assert deserialize(golden, "m") == VERSION_3
+    assert written(VERSION_3) == golden
     assert run_of(golden[:HEADER_BYTES], "m") == 3
 
 
@@ -151,13 +179,13 @@ def test_a_field_that_old_manifests_lack_is_written_only_where_it_says_something
 
 
 def test_damage_anywhere_is_an_error_that_names_the_file() -> None:
-    data = written(VERSION_2)
+    data = written(VERSION_3)
     for end in (0, 1, 40, len(data) // 2, len(data) - 1):
         with pytest.raises(CorruptStateError, match="chk-17/_metadata"):
             deserialize(data[:end], "chk-17/_metadata")
     for at in range(0, len(data), 7):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        if not changed.startswith(b"headgate-manifest v=2 run=") or at in range(26, data.index(b" bytes")):
+        if not changed.startswith(b"headgate-manifest v=3 run=") or at in range(26, data.index(b" bytes")):
             continue  # the run is for ordering: it is in the body, too
         with pytest.raises(CorruptStateError, match="m/_metadata"):
             deserialize(changed, "m/_metadata")
@@ -166,8 +194,8 @@ def test_damage_anywhere_is_an_error_that_names_the_file() -> None:
 
 
 def test_another_version_is_refused() -> None:
-    data = written(VERSION_1).replace(b"v=2 ", b"v=3 ", 1)
-    with pytest.raises(UnsupportedVersionError, match="m has version 3"):
+    data = written(VERSION_1).replace(b"v=3 ", b"v=4 ", 1)
+    with pytest.raises(UnsupportedVersionError, match="m has version 4"):
         deserialize(data, "m")
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import json
 import os
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from pyarrow import fs as pa_fs
 from headgate.checkpoint import file_store
 from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.file_store import FileStore
-from headgate.checkpoint.manifest import Manifest, SourceEntry
+from headgate.checkpoint.manifest import Manifest, SourceEntry, serialize
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.storage import INLINE_BYTES, CheckpointStorage, belongs_here
 from headgate.errors import CorruptStateError, InternalError, OptionError, StoredStateError
@@ -223,6 +227,97 @@ def test_channel_state_goes_with_its_checkpoint(storage: CheckpointStorage) -> N
     storage.write_manifest(made)
     loaded = storage.load_newest()
     assert loaded == made and storage.read_state(loaded.channels[0].handle) == b"x" * 100
+    storage.delete(1)
+    assert storage.store.names("chk-1") == []
+
+
+def parts(storage: CheckpointStorage, checkpoint_id: int, *states: bytes) -> list[FileState]:
+    """Return the parts of a file that holds the states of several channels."""
+    file = storage.write_state(checkpoint_id, "0-1-output-0", b"".join(states), inline_bytes=0)
+    assert isinstance(file, FileState)
+    begins = itertools.accumulate(map(len, states), initial=0)
+    return [FileState(file.path, len(each), zlib.crc32(each), begin) for begin, each in zip(begins, states)]
+
+
+def with_parts(checkpoint_id: int, handles: Iterable[StateHandle]) -> Manifest:
+    (channel,) = keyed(checkpoint_id, 1, channel=InlineState(b"")).channels
+    channels = (msgspec.structs.replace(channel, producer=n, handle=each) for n, each in enumerate(handles))
+    return msgspec.structs.replace(keyed(checkpoint_id, 1), channels=tuple(channels), channels_parallelism=3)
+
+
+STATES = (b"first" * 10, b"second" * 1000, b"x" * (3 << 20))
+
+
+def test_the_state_of_many_channels_is_one_file_of_the_checkpoint(storage: CheckpointStorage) -> None:
+    """It counts once, is read part by part, and goes with the checkpoint."""
+    made = with_parts(1, reversed(parts(storage, 1, *STATES)))
+    size_bytes = storage.write_manifest(made)
+    (manifest_bytes,) = storage.store.sizes(["chk-1/_metadata"])
+    assert size_bytes == sum(map(len, STATES)) + (manifest_bytes or 0)
+    loaded = CheckpointStorage(storage.location, storage.store).load_newest()
+    assert loaded == made
+    for state, channel in zip(reversed(STATES), loaded.channels):
+        assert storage.read_state(channel.handle) == state
+        assert storage.open_state(channel.handle).read() == state
+    storage.delete(1)
+    assert storage.store.names("chk-1") == []
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "changed"])
+def test_a_damaged_part_is_named_and_the_others_can_be_read(location: Path, how: str) -> None:
+    storage = CheckpointStorage(str(location))
+    handles = parts(storage, 1, *STATES)
+    storage.write_manifest(with_parts(1, handles))
+    damage(location / "chk-1/0-1-output-0", how)
+    for read in (storage.read_state, storage.open_state):
+        with pytest.raises(CorruptStateError, match=r"chk-1/0-1-output-0 belongs to a checkpoint and is damaged"):
+            read(handles[2])
+    if how != "missing":
+        assert [storage.read_state(each) for each in handles[:2]] == [*STATES[:2]]
+    if how != "changed":  # sizes are looked at before anything is deployed
+        with pytest.raises(CorruptStateError, match=r"chk-1/0-1-output-0 .* from byte 6050 on, found: "):
+            storage.load_newest()
+    if how == "cut":
+        assert storage.open_state(handles[1]).read() == STATES[1]
+    with pytest.raises(CorruptStateError, match="chk-1/0-1-output-0"):
+        storage.write_manifest(with_parts(1, handles), location=str(location / "savepoint"))
+
+
+def test_a_savepoint_has_the_file_of_all_channels_once(location: Path, tmp_path: Path) -> None:
+    storage = CheckpointStorage(str(location))
+    made = with_parts(3, parts(storage, 3, *STATES))
+    storage.write_manifest(made, location=str(tmp_path / "savepoint"))
+    storage.write_manifest(made)
+    storage.delete(3)
+    loaded = CheckpointStorage(str(tmp_path / "savepoint")).load_savepoint()
+    elsewhere = CheckpointStorage(str(tmp_path / "other"))
+    assert [elsewhere.read_state(each.handle) for each in loaded.channels] == [*STATES]
+    assert [elsewhere.open_state(each.handle).read() for each in loaded.channels] == [*STATES]
+    assert sorted(path.name for path in (tmp_path / "savepoint").rglob("*") if path.is_file()) == [
+        "0-1-output-0",
+        "_metadata",
+    ]
+
+
+def test_a_checkpoint_of_version_2_with_a_file_for_each_channel_is_restored(location: Path) -> None:
+    """Its channels are read from the files that they were stored in, and it is deleted with them."""
+    storage = CheckpointStorage(str(location))
+    handles = [storage.write_state(1, f"e-{n}-0-input-w", state, inline_bytes=100) for n, state in enumerate(STATES)]
+    made = with_parts(1, handles)
+    (line, body) = serialize(with_parts(1, ())).split(b"\n", 1)
+    channels = [
+        {name: value for name, value in msgspec.to_builtins(each).items() if name != "relocated"}
+        for each in made.channels
+    ]
+    old = {**json.loads(body), "channels": channels}
+    del old["channel_files"]
+    body = json.dumps(old).encode()
+    line = f"headgate-manifest v=2 run=1 bytes={len(body):012d} crc32={zlib.crc32(body):08x}\n".encode()
+    storage.store.write("chk-1/_metadata", line + body)
+    loaded = CheckpointStorage(str(location)).load_newest()
+    assert loaded == made
+    for state, channel in zip(STATES, loaded.channels):
+        assert storage.open_state(channel.handle).read() == state
     storage.delete(1)
     assert storage.store.names("chk-1") == []
 
