@@ -17,6 +17,9 @@ import msgspec
 
 from headgate.protocol.messages import CheckpointKind
 
+CREDITS = 4
+"""How many buffers of a channel may be under way, or wait at its consumer."""
+
 
 class ChannelId(msgspec.Struct, frozen=True, order=True):
     """A channel: the uid of its exchange, the producing subtask, the consuming subtask."""

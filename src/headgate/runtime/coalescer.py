@@ -8,6 +8,8 @@ wait until there are enough of them, or until the first has waited for `exchange
 - What waits is put together in one copy, right before it is sent. A piece that is large enough by itself is not copied,
   unless it is a small slice: what is sent to others would stay in memory as long as a slow consumer's part of it does.
 - What is larger than a buffer may be is cut; a row that is so by itself goes alone.
+- The more channels a subtask has, the smaller the buffers, so that what all of them may hold does not grow with their
+  number (`buffer_bytes`).
 - Before an event `flush` sends everything: a watermark or a barrier comes after the rows that were sent before it.
 
 Follows docs/architecture.md, "Stages and exchanges"; Flink's
@@ -18,16 +20,30 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from headgate.protocol.channels import Buffer
+from headgate.protocol.channels import CREDITS, Buffer
 
-TARGET_BYTES = 512 << 10
-"""Enough for a buffer: a few hundred microseconds of work on either side."""
 MAX_BYTES = 1 << 20
-"""No buffer is larger, but for a single row: it is what a credit may cost."""
+"""No buffer is larger, but for a single row: it is what a credit may cost. Half of it is a few hundred microseconds of
+work on either side, which is enough."""
+MIN_BYTES = 32 << 10
+"""However many channels there are, buffers are not made smaller: each costs about as much as its rows then."""
+MEMORY_BYTES = 32 << 20
+"""The default of `exchange.memory`."""
 TIMEOUT_MS = 5
 """The default of `exchange.buffer-timeout`."""
 
 Sent = list[tuple[int, Buffer]]
+
+
+def buffer_bytes(channels: int, memory_bytes: int = MEMORY_BYTES) -> int:
+    """Return how large a buffer may be, where a subtask has so many channels and so much memory for their credit.
+
+    Examples
+    --------
+    >>> [buffer_bytes(channels) >> 10 for channels in (2, 8, 64, 1_000)]
+    [1024, 1024, 128, 32]
+    """
+    return max(MIN_BYTES, min(MAX_BYTES, memory_bytes // (channels * CREDITS)))
 
 
 class _Waiting:
@@ -48,10 +64,10 @@ class Coalescer:
     ----------
     timeout_ms
         How long a row may wait, in milliseconds; 0: everything is sent as it comes.
-    target_bytes
-        With so many bytes a buffer is sent at once.
     max_bytes
         No buffer is larger.
+    target_bytes
+        With so many bytes a buffer is sent at once; None: half of ``max_bytes``.
 
     Examples
     --------
@@ -63,8 +79,9 @@ class Coalescer:
     """
 
     def __init__(
-        self, *, timeout_ms: int = TIMEOUT_MS, target_bytes: int = TARGET_BYTES, max_bytes: int = MAX_BYTES
+        self, *, timeout_ms: int = TIMEOUT_MS, max_bytes: int = MAX_BYTES, target_bytes: int | None = None
     ) -> None:
+        target_bytes = target_bytes or max_bytes // 2
         assert 0 < target_bytes <= max_bytes and timeout_ms >= 0
         self._timeout_ms = timeout_ms
         self._target_bytes = target_bytes
@@ -72,7 +89,10 @@ class Coalescer:
         self._waiting: dict[int, _Waiting] = {}
 
     def add(self, consumer: int, batch: pa.RecordBatch, now_ms: int) -> Sent:
-        """Take rows for a consumer at a time in milliseconds, and return what is to be sent now, in order."""
+        """Take rows for a consumer at a time in milliseconds, and return what is to be sent now, in order.
+
+        Time does not go back from one call to the next.
+        """
         if batch.num_rows == 0:
             return []
         size_bytes = batch.nbytes
@@ -95,7 +115,9 @@ class Coalescer:
         """Return when `flush` is wanted, in milliseconds; None: nothing waits."""
         if not self._waiting:
             return None
-        return min(each.since_ms for each in self._waiting.values()) + self._timeout_ms
+        return (
+            next(iter(self._waiting.values())).since_ms + self._timeout_ms
+        )  # they are in the order in which they came
 
     def _send(self, consumer: int) -> Sent:
         waiting = self._waiting.pop(consumer, None)

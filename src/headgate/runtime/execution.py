@@ -147,6 +147,7 @@ class Execution:
                 context.now_ms,
                 on_stored=partial(self._on_output_stored, uid),
                 on_broken=self.on_broken,
+                memory_bytes=context.definition.options["exchange.memory"],
             )
 
     def _open_gate(self) -> None:

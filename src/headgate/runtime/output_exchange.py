@@ -34,14 +34,15 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.runtime.coalescer import Coalescer
+from headgate.runtime.coalescer import MEMORY_BYTES, Coalescer, buffer_bytes
 from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.task.exchange import result_partition as rp
 from headgate.transport.data_plane import DataPlane, ProducerLink
 
 MAX_QUEUED_BUFFERS = 8
 """A subtask whose queues hold so many buffers for each consumer waits for room."""
-MAX_QUEUED_BYTES = 8 << 20
+_QUEUED_SHARE = 4
+"""So does one whose queues hold this part of `exchange.memory`, all of them together."""
 
 OnStored = Callable[[int, Mapping[ChannelId, Sequence[Buffer]]], None]
 """Takes a checkpoint's number and the channel state of this output, all of it."""
@@ -72,6 +73,8 @@ class OutputExchange:
         Takes channel state.
     on_broken
         Called when a link is gone.
+    memory_bytes
+        For rows that have credit of the channels of one subtask, on either side.
     """
 
     def __init__(
@@ -88,10 +91,14 @@ class OutputExchange:
         now_ms: Callable[[], int],
         on_stored: OnStored,
         on_broken: Callable[[TransportError], None],
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self._partitioner = partitioner
         self._buffer_timeout_ms = buffer_timeout_ms
-        self._coalescer = Coalescer(timeout_ms=buffer_timeout_ms)
+        # Each consumer has as many producers as there are consumers: a stage has a subtask in each slot.
+        max_bytes = buffer_bytes(len(consumers), memory_bytes)
+        self._coalescer = Coalescer(timeout_ms=buffer_timeout_ms, max_bytes=max_bytes)
+        self._max_queued_bytes = memory_bytes // _QUEUED_SHARE
         self._mailbox = mailbox
         self._now_ms = now_ms
         self._on_stored = on_stored
@@ -213,7 +220,7 @@ class OutputExchange:
         queued = self._partition.queued_buffers
         if not queued:
             return True
-        return queued < MAX_QUEUED_BUFFERS * len(self._links) and self._partition.queued_bytes < MAX_QUEUED_BYTES
+        return queued < MAX_QUEUED_BUFFERS * len(self._links) and self._partition.queued_bytes < self._max_queued_bytes
 
     def _handle(self, event: rp.Event) -> None:
         if self._closed:

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 import msgspec
 
 from headgate.machine import SAME, Maybe, Row
-from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element, ProducerRecovered
+from headgate.protocol.channels import CREDITS, Barrier, Buffer, ChannelId, Element, ProducerRecovered
 from headgate.task.exchange.barrier_handler import (
     BarrierHandler,
     BarrierReached,
@@ -201,7 +201,7 @@ class InputGate(BufferMachine):
         *,
         recovering: bool = False,
         producers_recover: bool = False,
-        credits: int = 4,
+        credits: int = CREDITS,
     ) -> None:
         super().__init__()
         self.state = "waiting"

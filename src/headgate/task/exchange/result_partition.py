@@ -20,6 +20,7 @@ Follows FLIP-547, sections 2.1 and 4.2; Flink's PipelinedResultPartition; FLINK-
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -122,18 +123,12 @@ class ResultPartition(BufferMachine):
         self._queues = {
             consumer: ConsumerQueue(f"{exchange!r} of subtask {producer}", consumer) for consumer in consumers
         }
+        self.queued_buffers = 0
+        """How many buffers wait in all queues."""
+        self.queued_bytes = 0
+        """How many bytes of rows wait in all queues."""
         self._pending: dict[int, _Pending] = {}
         self._newest_checkpoint = 0
-
-    @property
-    def queued_bytes(self) -> int:
-        """How many bytes of rows wait in the fullest queue."""
-        return max(queue.size_bytes for queue in self._queues.values())
-
-    @property
-    def queued_buffers(self) -> int:
-        """How many buffers wait in all queues."""
-        return sum([queue.buffers for queue in self._queues.values()])
 
     def next_time_ms(self) -> int | None:
         """Return when `PartitionTimePassed` is due, in milliseconds; None: nothing is due."""
@@ -146,8 +141,11 @@ class ResultPartition(BufferMachine):
 
     def check(self) -> None:
         """Assert what always holds."""
-        for queue in self._queues.values():
+        queues = self._queues.values()
+        for queue in queues:
             queue.check()
+        assert self.queued_buffers == sum(queue.buffers for queue in queues)
+        assert self.queued_bytes == sum(queue.size_bytes for queue in queues)
         for checkpoint_id, pending in self._pending.items():
             assert pending.waiting and all(self._queues[each].holds_barrier(checkpoint_id) for each in pending.waiting)
             assert checkpoint_id == pending.barrier.checkpoint_id <= self._newest_checkpoint
@@ -157,17 +155,22 @@ class ResultPartition(BufferMachine):
         return f"The output {self._exchange!r} of subtask {self._producer}"
 
     def _on_consumer(self, event: ConsumerConnected | CreditGranted, now_ms: int) -> list[Action]:
-        queue = self._queues.get(event.consumer)
-        if queue is None:
-            raise self.invalid(event, "there is no such consumer")
-        actions = queue.handle(event, now_ms)
+        actions = self._on_queue(event, now_ms)
         return self._counted(actions) if len(actions) > 1 else actions  # a barrier leaves with two
 
     def _on_rows_emitted(self, event: RowsEmitted, now_ms: int) -> list[Action]:
+        return self._on_queue(event, now_ms)  # no barrier leaves with them
+
+    def _on_queue(self, event: ConsumerConnected | CreditGranted | RowsEmitted, now_ms: int) -> list[Any]:
+        """Let one queue take note; nothing else changes how much waits."""
         queue = self._queues.get(event.consumer)
         if queue is None:
             raise self.invalid(event, "there is no such consumer")
-        return queue.handle(event, now_ms)  # no barrier leaves with them
+        buffers, size_bytes = queue.buffers, queue.size_bytes
+        actions = queue.handle(event, now_ms)
+        self.queued_buffers += queue.buffers - buffers
+        self.queued_bytes += queue.size_bytes - size_bytes
+        return actions
 
     def _on_event_emitted(self, event: EventEmitted, now_ms: int) -> list[Action]:
         if isinstance(event.event, Barrier):

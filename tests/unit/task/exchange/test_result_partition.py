@@ -101,10 +101,13 @@ def test_rows_wait_for_connection_and_credit_and_leave_in_order() -> None:
     assert (made.queued_buffers, made.queued_bytes) == (0, 0)
 
 
-def test_the_fullest_queue_says_how_much_waits() -> None:
-    """Back-pressure follows the slowest consumer, not the sum of all."""
+def test_what_waits_in_all_queues_is_counted_together() -> None:
+    """Memory is bounded for all consumers together, however many there are."""
     made = partition(A, B, RowsEmitted(1, rows("x", 15)), consumers=2)
-    assert (made.queued_buffers, made.queued_bytes) == (3, 20)
+    assert (made.queued_buffers, made.queued_bytes) == (3, 35)
+    made.handle(CONNECTED, 0)
+    made.handle(CREDIT, 0)
+    assert (made.queued_buffers, made.queued_bytes) == (2, 25)
 
 
 def test_events_pass_without_credit_but_not_before_rows() -> None:

@@ -1,0 +1,112 @@
+"""What the channels of a subtask hold does not grow with their number: neither at the consumer nor at the producer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.operators.exchange import Exchange
+from headgate.protocol.channels import CREDITS, Buffer, ChannelId, Element
+from headgate.runtime.coalescer import MAX_BYTES, MEMORY_BYTES, MIN_BYTES, Coalescer, buffer_bytes
+from headgate.runtime.mailbox import Mailbox
+from headgate.runtime.output_exchange import OutputExchange
+from headgate.runtime.partitioners import partitioner_of
+from headgate.task.exchange import input_gate as ig
+from headgate.task.exchange import result_partition as rp
+
+SCHEMA = pa.schema({"n": pa.int64()})
+ROWS = pa.record_batch([pa.array(range(1 << 15), pa.int64())], schema=SCHEMA)  # 256 KiB
+MANY = [2, 8, 64, 1_000]
+
+
+@pytest.mark.parametrize(("channels", "kib"), [(2, 1024), (8, 1024), (64, 128), (1_000, 32)])
+def test_the_more_channels_the_smaller_are_buffers(channels: int, kib: int) -> None:
+    """Between 1 MiB and 32 KiB; half of it is worth sending."""
+    assert buffer_bytes(channels) == kib << 10
+    made = Coalescer(max_bytes=buffer_bytes(channels))
+    assert made._max_bytes == kib << 10 and made._target_bytes == kib << 9
+
+
+def test_more_memory_makes_larger_buffers_and_less_smaller_ones() -> None:
+    assert buffer_bytes(64, 4 * MEMORY_BYTES) == 512 << 10
+    assert buffer_bytes(1, 1 << 30) == MAX_BYTES
+    assert buffer_bytes(8, 2 << 20) == 64 << 10
+    assert buffer_bytes(1, 1) == MIN_BYTES
+
+
+@pytest.mark.parametrize("channels", MANY)
+def test_a_gate_whose_channels_are_all_full_holds_what_it_may(channels: int) -> None:
+    """Nobody processes; every producer sends as much as it has credit for."""
+    inputs = {"keys": ig.GateInput(stage=0, producers=tuple(range(channels)), supports_unaligned=True)}
+    gate = ig.InputGate(0, inputs)
+    for producer in range(channels):
+        channel = ChannelId("keys", producer, 0)
+        partition = rp.ResultPartition("keys", producer, [0], supports_unaligned=True)
+        coalescer = Coalescer(timeout_ms=0, max_bytes=buffer_bytes(channels))
+        partition.handle(rp.ConsumerConnected(0), 0)
+        for granted in gate.handle(ig.ChannelConnected(channel), 0):
+            assert isinstance(granted, ig.GrantCredit) and granted.channel == channel
+            partition.handle(rp.CreditGranted(0, granted.credits), 0)
+        while not partition.queued_buffers:
+            for _, buffer in coalescer.add(0, ROWS, 0):
+                for sent in partition.handle(rp.RowsEmitted(0, buffer), 0):
+                    assert isinstance(sent, rp.Transmit)
+                    gate.handle(ig.ElementArrived(channel, sent.element), 0)
+    waiting = [each for channel in gate._channels.values() for each in channel.sent]
+    assert len(waiting) == CREDITS * channels
+    held_bytes = sum(each.size_bytes for each in waiting if isinstance(each, Buffer))
+    assert held_bytes <= max(MEMORY_BYTES, channels * CREDITS * MIN_BYTES)
+
+
+class Link:
+    """A consumer that takes what it has granted credit for, and nothing more."""
+
+    def __init__(self, end: Any) -> None:
+        self.end = end
+        self.taken: list[Element] = []
+        self.send = self.taken.append
+
+    def close(self) -> None:
+        pass
+
+
+class Plane:
+    """Has a link to each consumer."""
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+
+    def offer(self, channel: ChannelId, generation: int, schema: pa.Schema, end: Any) -> Link:
+        self.links.append(Link(end))
+        return self.links[-1]
+
+
+@pytest.mark.parametrize("consumers", MANY)
+def test_what_waits_at_a_producer_is_bounded_for_all_consumers_together(consumers: int) -> None:
+    """It has no room when what waits takes a quarter of the memory, whoever it waits for."""
+    exchange, plane, mailbox = Exchange(SCHEMA, "rebalance"), Plane(), Mailbox(lambda: 0)
+    stored: list[Mapping[ChannelId, Sequence[Buffer]]] = []
+    output = OutputExchange(
+        "keys", exchange, 0, range(consumers), 1,
+        partitioner_of(exchange, producer=0, parallelism=consumers, max_parallelism=1024), 0,
+        plane, mailbox, lambda: 0, lambda _, channels: stored.append(channels), on_broken=pytest.fail,
+    )  # type: ignore[arg-type]  # fmt: skip
+    for link in plane.links:
+        link.end.on_connected()
+        link.end.on_credit(1)
+    mailbox.run_mail()
+    most = 0
+    written = pa.concat_batches([ROWS] * 16)  # 4 MiB
+    while output.ready() is None:
+        output.write(written)
+        most = max(most, output._partition.queued_bytes)
+    assert MEMORY_BYTES // 4 <= most <= MEMORY_BYTES // 4 + written.nbytes
+    sent = [each for link in plane.links for each in link.taken if isinstance(each, Buffer)]
+    assert max(each.size_bytes for each in sent) <= buffer_bytes(consumers)
+    for link in plane.links:  # somebody has room again, and so has it
+        link.end.on_credit(1_000_000)
+    mailbox.run_mail()
+    assert output.ready() is None and output.is_empty
