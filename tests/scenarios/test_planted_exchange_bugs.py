@@ -248,20 +248,20 @@ def test_a_watermark_that_is_not_held_while_rows_are_recovered_is_found() -> Non
 
 def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that holds rows is idle when another one has heard the end of all: what it still fires comes late."""
-    vote_ms = WatermarkValve._vote_ms
+    votes = WatermarkValve._votes
 
-    def passing(valve: WatermarkValve) -> int | None:
+    def passing(valve: WatermarkValve) -> list[int]:
         left = [each for each in valve._producers.values() if each.state != "final"]
         if len(left) < valve._count and all(each.state == "idle" for each in left):
-            return MAX_WATERMARK_MS
-        return vote_ms(valve)
+            return [MAX_WATERMARK_MS]
+        return votes(valve)
 
-    def passing_together(valve: WatermarkValve) -> int | None:
-        return passing(valve) if valve._idle_together else vote_ms(valve)
+    def passing_together(valve: WatermarkValve) -> list[int]:
+        return passing(valve) if valve._idle_together else votes(valve)
 
-    monkeypatch.setattr(WatermarkValve, "_vote_ms", passing)
+    monkeypatch.setattr(WatermarkValve, "_votes", passing)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 21, {InputGate: Unchecked}, of=in_time)
-    monkeypatch.setattr(WatermarkValve, "_vote_ms", passing_together)
+    monkeypatch.setattr(WatermarkValve, "_votes", passing_together)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 93, {InputGate: Unchecked}, of=in_time)
 
 

@@ -281,14 +281,19 @@ class InputGate(BufferMachine):
         checkpoint, number = self._checkpoint, barrier.checkpoint_id
         if number != channel.last_barrier:
             return []  # a newer one has passed it on the producer's side
+        actions: list[Action] = []
+        was = checkpoint.newest, checkpoint.state
         if checkpoint.is_late(number):
-            return [*checkpoint.handle(LateBarrierArrived(channel.id), now_ms), *self._proceed(now_ms)]
-        if checkpoint.is_over(number):
+            actions += checkpoint.handle(LateBarrierArrived(channel.id), now_ms)
+        elif checkpoint.is_over(number):
             return []
-        channel.sent.append(barrier)
-        if barrier.unaligned:
-            checkpoint.handle(BarrierSeen(channel.id, barrier), now_ms)
-        return self._proceed(now_ms)
+        else:
+            channel.sent.append(barrier)
+            if barrier.unaligned:
+                checkpoint.handle(BarrierSeen(channel.id, barrier), now_ms)
+        if (checkpoint.newest, checkpoint.state) == was:  # as for all but the first and the last of a checkpoint
+            return actions + self._proceed_after(channel, now_ms)
+        return actions + self._proceed(now_ms)
 
     def _known(self, event: ChannelConnected | ElementArrived | RowsRecovered | RowsSpilled) -> GateChannel:
         channel = self._channels.get(event.channel)

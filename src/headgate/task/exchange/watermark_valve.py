@@ -191,6 +191,9 @@ class WatermarkValve(Machine):
         self._count = len(self._producers)
         self._idle_together = idle_together
         self._watermark_ms = MIN_WATERMARK_MS  # this: none yet
+        # The lowest watermark of those with a vote, and how many have it: kept, for there may be many producers.
+        self._vote_ms: int | None = MIN_WATERMARK_MS
+        self._slowest = self._count
         self.state = "held" if self._producers else "ended"
 
     def handle(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
@@ -228,7 +231,12 @@ class WatermarkValve(Machine):
 
     def check(self) -> None:
         """Assert what always holds: all that is due is ordered."""
-        vote_ms = self._vote_ms()
+        votes, vote_ms = self._votes(), self._vote_ms
+        if self._producers:
+            assert (vote_ms, self._slowest) == (
+                min(votes, default=None),
+                0 if vote_ms is None else votes.count(vote_ms),
+            )
         assert self.state == self._state_at(vote_ms)
         assert vote_ms is None or vote_ms <= self._watermark_ms
         assert self._watermark_ms < MAX_WATERMARK_MS or all(each.state == "final" for each in self._producers.values())
@@ -240,8 +248,15 @@ class WatermarkValve(Machine):
         producer = self._producers[event.producer]
         was, before_ms = producer.state, producer.watermark_ms
         producer.handle(event.event, now_ms)
-        in_front = producer.state == was and before_ms > self._watermark_ms
-        return [] if in_front else self._look()
+        if not producer.state == was == "active" or self._vote_ms is None:
+            in_front = producer.state == was and before_ms > self._watermark_ms
+            return [] if in_front else self._look()
+        if before_ms > self._vote_ms:
+            return []  # others are slower
+        if producer.watermark_ms > before_ms and self._slowest > 1:
+            self._slowest -= 1
+            return []  # others are as slow as it was
+        return self._look()
 
     def _on_producer_idle(self, event: ProducerEventReceived, now_ms: int) -> list[Action]:
         self._producers[event.producer].handle(event.event, now_ms)
@@ -259,7 +274,9 @@ class WatermarkValve(Machine):
 
     def _look(self) -> list[Action]:
         """Find the minimum anew, and order what follows from it."""
-        vote_ms, was_idle = self._vote_ms(), self.state == "idle"
+        votes, was_idle = self._votes(), self.state == "idle"
+        vote_ms = self._vote_ms = min(votes, default=None)
+        self._slowest = 0 if vote_ms is None else votes.count(vote_ms)
         actions: list[Action] = []
         if (vote_ms is None) != was_idle:
             actions.append(MarkActive(self._exchange) if was_idle else MarkIdle(self._exchange))
@@ -276,16 +293,16 @@ class WatermarkValve(Machine):
             return "idle"
         return "moving" if MIN_WATERMARK_MS < self._watermark_ms == vote_ms else "held"
 
-    def _vote_ms(self) -> int | None:
-        """Return the lowest watermark of those with a vote, in milliseconds; None: the exchange is idle."""
+    def _votes(self) -> list[int]:
+        """Return the watermarks of those with a vote, in milliseconds; none: the exchange is idle."""
         active = [each.watermark_ms for each in self._producers.values() if each.state == "active"]
         if active and not self._idle_together:
-            return min(active)
+            return active
         idle = [each.watermark_ms for each in self._producers.values() if each.state == "idle"]
         if not active and not idle:
-            return MAX_WATERMARK_MS
+            return [MAX_WATERMARK_MS]
         any_final = len(active) + len(idle) < self._count
-        return min(active + idle if self._idle_together and (active or any_final) else active, default=None)
+        return active + idle if self._idle_together and (active or any_final) else active
 
 
 class Idleness:

@@ -15,14 +15,17 @@ from headgate.protocol.channels import (
 )
 from headgate.protocol.messages import CheckpointKind
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.task.exchange.gate_channel import GateChannel
 from headgate.task.exchange.input_gate import (
     AdvanceWatermark,
     ChannelConnected,
     ElementArrived,
     EndInput,
     Event,
+    GateInput,
     GateTimePassed,
     GrantCredit,
+    InputGate,
     MarkActive,
     MarkIdle,
     PhaseOneEnded,
@@ -667,3 +670,28 @@ def test_time_that_passes_without_a_timeout_does_nothing() -> None:
     world = World(1)
     assert world.gate.handle(GateTimePassed(), 5) == []
     assert world.gate.handle(Polled(), 5) == []
+
+
+class CountingGate(InputGate):
+    """Counts how often it looks at what is next in a channel."""
+
+    looked = 0
+
+    def _look(self, channel: GateChannel, now_ms: int) -> None:
+        self.looked += 1
+        super()._look(channel, now_ms)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_barrier_is_looked_at_in_its_own_channel(passes: bool) -> None:
+    """But for the first and the last of a checkpoint: else many channels would each look at all the others."""
+    producers = tuple(range(100))
+    gate = CountingGate(7, {"x": GateInput(stage=0, producers=producers, supports_unaligned=True)})
+    found: list[object] = []
+    for producer in producers:
+        gate.handle(ChannelConnected(channel(producer)), 0)
+        barrier = unaligned() if passes else aligned()
+        found += gate.handle(ElementArrived(channel(producer), barrier), 0)
+        gate.check()
+    assert [type(each) for each in found] == [TakeSnapshot, StoreChannels]
+    assert gate.looked <= 5 * len(producers)

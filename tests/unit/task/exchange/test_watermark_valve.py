@@ -211,3 +211,24 @@ def test_a_producer_that_has_ended_in_one_exchange_wakes_up_in_the_other_until_i
         made.hear(exchange, 0, IDLE)
     assert made.hear("x", 0, ENDED) == [("y", ACTIVE), ("x", ENDED)]
     assert made.hear("y", 0, ENDED) == [("y", ENDED)]
+
+
+class CountingValve(WatermarkValve):
+    """Counts how often it looks at all producers."""
+
+    looked = 0
+
+    def _look(self) -> list[watermark_valve.Action]:
+        self.looked += 1
+        return super()._look()
+
+
+def test_many_producers_are_looked_at_once_for_each_watermark_of_theirs() -> None:
+    """Not for each of its messages: that would be the square of their number."""
+    valve, found = CountingValve("words", range(100)), list[watermark_valve.Action]()
+    for timestamp_ms in (10, 20, 30):
+        for producer in range(100):
+            found += valve.handle(ProducerEventReceived(producer, WatermarkPassed(timestamp_ms)), 0)
+            valve.check()
+    assert found == [AdvanceWatermark("words", timestamp_ms) for timestamp_ms in (10, 20, 30)]
+    assert valve.looked == 3
