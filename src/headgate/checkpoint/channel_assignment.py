@@ -36,7 +36,9 @@ Follows FLIP-547, section 4.2; Flink's StateAssignmentOperation and SubtaskState
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -44,6 +46,10 @@ from headgate.errors import InternalError
 from headgate.protocol.key_groups import key_group_range, subtask_of
 from headgate.protocol.messages import SubtaskId
 from headgate.protocol.state import ChannelState, RecoveredChannel
+
+_ByConsumer = dict[int, tuple[list[ChannelState], list[ChannelState]]]
+"""The state of an exchange by its consumer, input and output."""
+_BY_PAIR, _BY_PRODUCER = attrgetter("producer", "output"), attrgetter("producer")
 
 
 class ExchangePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +85,9 @@ def relocated_exchanges(
     moving
         The exchanges whose rows may come from another producer after any restart.
     """
-    return frozenset(
-        each.exchange
-        for each in channels
-        if old_parallelism != parallelism or each.relocated or each.exchange in moving
-    )
+    if old_parallelism != parallelism:
+        return frozenset({each.exchange for each in channels})
+    return frozenset({each.exchange for each in channels if each.relocated or each.exchange in moving})
 
 
 def assign_channels(
@@ -111,9 +115,9 @@ def assign_channels(
     relocated
         What `relocated_exchanges` returned for these channels.
     """
-    stored: dict[str, dict[int, list[ChannelState]]] = {}
+    stored: dict[str, _ByConsumer] = defaultdict(lambda: defaultdict(lambda: ([], [])))
     for state in channels:
-        stored.setdefault(state.exchange, {}).setdefault(state.consumer, []).append(state)
+        stored[state.exchange][state.consumer][state.output].append(state)
     assigned: dict[SubtaskId, list[RecoveredChannel]] = {}
 
     def assign(stage: int, subtask: int, recovered: Iterable[RecoveredChannel]) -> None:
@@ -122,32 +126,35 @@ def assign_channels(
     for uid, by_consumer in sorted(stored.items()):
         plan, is_relocated = exchanges[uid], uid in relocated
         filtered = old_parallelism != parallelism and plan.kind in ("hash", "custom")
-        for states in by_consumer.values():
-            states.sort(key=_by_producer)
-        # In its place, input comes before output by pair; relocated, all of it does.
-        for sides in ((False,), (True,)) if is_relocated else ((False, True),):
-            for old, states in sorted(by_consumer.items()):
-                consumers: Sequence[int] = (old,)
-                if old_parallelism != parallelism:
-                    consumers = _consumers(plan, old, old_parallelism, parallelism, max_parallelism)
-                taken = [each for each in states if each.output in sides]
-                if not on_downstream:
-                    for each in taken:
-                        if each.output:
-                            upstream = [RecoveredChannel(state=each, channel=k, filtered=filtered) for k in consumers]
-                            assign(plan.producer_stage, each.producer % parallelism, upstream)
-                    taken = [each for each in taken if not each.output]
-                downstream = [
-                    RecoveredChannel(state=each, channel=0 if is_relocated else each.producer, filtered=filtered)
-                    for each in taken
-                ]
-                for consumer in consumers if downstream else ():
-                    assign(plan.consumer_stage, consumer, downstream)
+        for old, taken in _in_order(by_consumer, is_relocated=is_relocated):
+            consumers: Sequence[int] = (old,)
+            if old_parallelism != parallelism:
+                consumers = _consumers(plan, old, old_parallelism, parallelism, max_parallelism)
+            if not on_downstream:
+                for each in taken:
+                    if each.output:
+                        upstream = [RecoveredChannel(state=each, channel=k, filtered=filtered) for k in consumers]
+                        assign(plan.producer_stage, each.producer % parallelism, upstream)
+                taken = [each for each in taken if not each.output]
+            downstream = [
+                RecoveredChannel(state=each, channel=0 if is_relocated else each.producer, filtered=filtered)
+                for each in taken
+            ]
+            for consumer in consumers if downstream else ():
+                assign(plan.consumer_stage, consumer, downstream)
     return {subtask: tuple(recovered) for subtask, recovered in assigned.items() if recovered}
 
 
-def _by_producer(state: ChannelState) -> tuple[int, bool]:
-    return state.producer, state.output
+def _in_order(by_consumer: _ByConsumer, *, is_relocated: bool) -> Iterator[tuple[int, list[ChannelState]]]:
+    """Yield the state of an exchange by consumer: in its place, input before output by pair; relocated, all of it."""
+    ordered = sorted(by_consumer.items())
+    if not is_relocated:
+        for consumer, (inputs, outputs) in ordered:
+            yield consumer, sorted([*inputs, *outputs], key=_BY_PAIR)
+        return
+    for side in (0, 1):
+        for consumer, sides in ordered:
+            yield consumer, sorted(sides[side], key=_BY_PRODUCER)
 
 
 def _consumers(exchange: ExchangePlan, old: int, before: int, now: int, max_parallelism: int) -> Sequence[int]:

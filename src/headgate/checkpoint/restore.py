@@ -34,7 +34,7 @@ import msgspec
 
 from headgate.checkpoint.manifest import Manifest, PlannedSource, QueryPlan, UncommittedEpoch
 from headgate.errors import OptionError, StoredStateError
-from headgate.protocol.key_groups import KeyGroupRange, key_group_range
+from headgate.protocol.key_groups import subtask_of
 from headgate.protocol.state import (
     ChunkState,
     FinishedSplit,
@@ -241,16 +241,15 @@ def _dealt_operators(old: Sequence[OperatorState], parallelism: int) -> list[Ope
 
 
 def _dealt_chunks(old: Sequence[KeyedState], plan: QueryPlan) -> list[KeyedState]:
-    chunks = [chunk for state in old for chunk in state.chunks]
-    dealt = []
-    for n in range(plan.parallelism):
-        own = key_group_range(n, plan.parallelism, plan.max_parallelism)
-        dealt.append(KeyedState(chunks=tuple(each for each in chunks if own.overlaps(_key_groups(each)))))
-    return dealt
-
-
-def _key_groups(chunk: ChunkState) -> KeyGroupRange:
-    return KeyGroupRange(chunk.first_key_group, chunk.last_key_group)
+    dealt: list[list[ChunkState]] = [[] for _ in range(plan.parallelism)]
+    for chunk in (chunk for state in old for chunk in state.chunks):
+        first, last = (
+            subtask_of(group, plan.parallelism, plan.max_parallelism)
+            for group in (chunk.first_key_group, chunk.last_key_group)
+        )
+        for n in range(first, last + 1):
+            dealt[n].append(chunk)
+    return [KeyedState(chunks=tuple(chunks)) for chunks in dealt]
 
 
 def _own_chunks(manifest: Manifest, plan: QueryPlan, keyed: KeyedState) -> KeyedState:
