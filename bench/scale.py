@@ -4,9 +4,10 @@ A generator that is never done, an exchange whose every channel is full, a funct
 of the time everything sleeps. Slots are Spark tasks, each a process, or threads of this process. Per slot: threads,
 connections to others, memory of its own (the largest slot's; of threads the mean of what the process gained), files of
 a checkpoint. In all: seconds of a checkpoint, of a rescale to one slot less, and of a checkpoint after it.
-lost-worker: one slot of a query that is not held up is killed: seconds until the stage behind it has new rows.
+lost-worker: one slot of a query that is not held up is killed: seconds until the stage downstream of it has new rows.
 
 A figure's peer is that of two slots: what a slot needs should not grow at all; seconds in all may grow as slots do.
+driver-* is what the driver does for a thousand slots and two stages, without Spark (`bench.scale_driver`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
+from bench import scale_driver
 from bench.frame import CACHE, Case, Result, WorkerMemory, console, report, session
 
 SUMMARY = "2 to 64 slots, all to all: threads, connections, memory, files, seconds"
@@ -189,6 +191,21 @@ def _show(found: dict[tuple[str, int], Figures]) -> None:
     console.print(table)
 
 
+def _driver() -> list[Result]:
+    """Return what a thousand slots cost the driver, beside what is required."""
+    found = scale_driver.run(1_000, 10)
+    figures = (
+        ("assign", "s", found["assign"]["seconds"], 1.0), ("checkpoint", "s", found["checkpoint"]["seconds"], 1.0),
+        ("manifest", "MB", found["checkpoint"]["manifest bytes"] / 1e6, 20.0),
+    )  # fmt: skip
+    made = [
+        Result(Case(f"driver-{name}", lambda: None, None, "required", unit=unit), [figure], [required])
+        for name, unit, figure, required in figures
+    ]
+    messages = Case("driver-messages", lambda: None, None, "required", rows=1)
+    return [*made, Result(messages, [found["messages"]["messages/s"]], [10_000.0])]
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Measure."""
     numbers = arguments.slots or (QUICK_SLOTS if arguments.quick else SLOTS)
@@ -216,6 +233,7 @@ def run(arguments: argparse.Namespace) -> None:
             results.append(
                 Result(Case("lost-worker", lambda: None, None, "required"), [most.lost_s], [REQUIRED_LOST_S])
             )
+    results += _driver()
     report(
         "scale", results, WorkerMemory(),
         f"{max(numbers)} slots beside {min(numbers)}: what a slot needs is to be the same, seconds may be "
