@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -15,13 +16,9 @@ from headgate.protocol.channels import (
     ChannelId,
     Element,
 )
-from headgate.transport import data_plane
+from headgate.protocol.data_frames import ENCODER, HEAD, PREAMBLE, ChannelRequest, Hello, Kind, head
 from headgate.transport.data_plane import ConsumerLink, DataPlane, ProducerLink
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    pass
-
 
 SECRET = "a-secret-of-this-query"
 CHANNEL = ChannelId("key-by-1", 0, 3)
@@ -53,19 +50,61 @@ def no_thread_stays() -> Iterator[None]:
     wait_until(lambda: len(data_threads()) <= len(before))
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that are over are not broken because the machine is slow: what they carry would be lost."""
-    monkeypatch.setattr(data_plane, "_PATIENCE_S", 300)
-
-
-def hold_timers(plane: DataPlane, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """Return a list that gets the timers of a plane: each begins to run when it is called."""
+def hold_timers(plane: DataPlane, delay_s: float, monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Return a list that gets the timers of a plane with this delay: each is due when it is called."""
     held: list[Callable[[], None]] = []
-    executor = plane._executor
-    do_after = executor.do_after
-    monkeypatch.setattr(executor, "do_after", lambda delay_s, work: held.append(lambda: do_after(delay_s, work)))
+    thread = plane._io
+    do_after = thread.do_after
+
+    def hold(after_s: float, work: Callable[[], None]) -> None:
+        if after_s == delay_s:
+            held.append(lambda: thread.do(work))
+        else:
+            do_after(after_s, work)
+
+    monkeypatch.setattr(thread, "do_after", hold)
     return held
+
+
+class RawPeer:
+    """Whoever dials a data plane, by hand: bytes and frames."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
+
+    def send(self, kind: Kind, number: int = 0, metadata: bytes = b"", body: bytes = b"") -> None:
+        self.socket.sendall(head(kind, number, metadata, len(body)) + body)
+
+    def greet(self, secret: str = SECRET, run: int = 7, address: str = "127.0.0.1:1") -> None:
+        self.socket.sendall(PREAMBLE)
+        self.send(Kind.HELLO, 0, ENCODER.encode(Hello(run=run, secret=secret, address=address)))
+
+    def open(self, number: int = 1, channel: ChannelId = CHANNEL, generation: int = 1) -> None:
+        request = ENCODER.encode(ChannelRequest(channel=channel, generation=generation))
+        self.send(Kind.OPEN, number, request, SCHEMA.serialize().to_pybytes())
+
+    def receive(self) -> tuple[Kind, int, bytes, bytes]:
+        kind, number, metadata_size, body_size = HEAD.unpack(self.read(HEAD.size))
+        return Kind(kind), number, self.read(metadata_size), self.read(body_size)
+
+    def read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            more = self.socket.recv(size - len(found))
+            if not more:
+                raise EOFError(found)
+            found += more
+        return found
+
+    def wait_until_cut_off(self) -> None:
+        """Whatever comes before. Raises `TimeoutError` if it is not."""
+        with contextlib.suppress(ConnectionError):
+            while self.socket.recv(1 << 16):
+                pass
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 class Producer:
@@ -140,7 +179,7 @@ class Pair:
         return self.producing is self.consuming
 
 
-@pytest.fixture(params=["local", "flight"])
+@pytest.fixture(params=["local", "sockets"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     producing = DataPlane(7, SECRET, "127.0.0.1")
     consuming = producing if request.param == "local" else DataPlane(7, SECRET, "127.0.0.1")

@@ -6,24 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
-import pyarrow.flight as fl
 import pytest
 
-from headgate.errors import InternalError
+from headgate.errors import InternalError, TransportError
 from headgate.protocol.channels import (
     ChannelId,
     Element,
     ProducerIdle,
 )
-from headgate.transport import data_plane
-from headgate.transport.authentication import call_options
+from headgate.protocol.data_frames import PREAMBLE, Kind
 from headgate.transport.data_plane import ConsumerLink, DataPlane, ProducerLink
-from headgate.transport.data_server import VERSION, ChannelRequest
-from headgate.transport.endpoint import close_quietly, connect
-from headgate.transport.frames import GOODBYE, WELCOME
 from tests.real import data_plane_pair
 from tests.real.data_plane_pair import (
     CHANNEL,
@@ -32,9 +29,8 @@ from tests.real.data_plane_pair import (
     Consumer,
     Pair,
     Producer,
+    RawPeer,
     buffer,
-    data_threads,
-    hold_timers,
 )
 from tests.real.tls import tls_of
 from tests.waiting import wait_until
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from local.kafka import Certificates
 
 far = data_plane_pair.far
-no_thread_stays, patience = data_plane_pair.no_thread_stays, data_plane_pair.patience  # of every test
+no_thread_stays = data_plane_pair.no_thread_stays  # of every test
 
 
 def test_closing_the_planes_ends_every_channel_and_thread(far: Pair) -> None:
@@ -219,13 +215,13 @@ def test_a_process_that_closes_nothing_exits_in_good_order() -> None:
 
 
 def test_threads_and_files_do_not_add_up_over_many_channels(far: Pair) -> None:
-    """Also not those that Python does not know of; gRPC keeps a few for the whole process."""
+    """Nor do they with those that are open: all share a connection and a thread."""
 
     def threads_and_files() -> tuple[int, int]:
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
-    counts = []
-    before = len(data_threads()) + 2  # what other tests left; each plane's own begins with its first channel
+    far.both()
+    before = threads_and_files()
     for round_ in range(10):
         links: list[ProducerLink | ConsumerLink] = []
         ends = [Consumer() for _ in range(40)]
@@ -234,35 +230,108 @@ def test_threads_and_files_do_not_add_up_over_many_channels(far: Pair) -> None:
             links.append(far.producing.offer(channel, round_, SCHEMA, Producer()))
             links.append(far.consuming.connect(far.producing.address, channel, round_, SCHEMA, end))
         wait_until(lambda ends=ends: all(end.connected for end in ends))
+        assert threads_and_files() == before
         for link in links:
             link.close()
-        wait_until(lambda: len(data_threads()) <= before)
-        counts.append(threads_and_files())
-    threads, files = map(max, zip(*counts[:5], strict=True))
-    # gRPC lets go of threads that it needed when the machine was busy, only some time later.
-    wait_until(
-        lambda: all(now <= early + 4 for now, early in zip(threads_and_files(), (threads, files), strict=True)), 120
-    )
+    wait_until(lambda: len(far.producing._offers) == 1)
+    assert threads_and_files() == before
 
 
-def test_a_consumer_that_does_not_end_its_stream_is_cut_off(far: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is another program, or hangs: its producer has ended the channel, and waits no longer."""
-    monkeypatch.setattr(data_plane, "_PATIENCE_S", 0.1)
-    timers = hold_timers(far.producing, monkeypatch)
-    request = ChannelRequest(
-        version=VERSION, run=7, generation=1, channel=CHANNEL, schema=SCHEMA.serialize().to_pybytes()
-    )
-    producing = far.offer()
-    client = connect(far.producing.address, None)
-    descriptor = fl.FlightDescriptor.for_command(msgspec.msgpack.encode(request))
-    writer, reader = client.do_exchange(descriptor, call_options(SECRET))
-    assert reader.read_chunk().app_metadata.to_pybytes() == WELCOME
-    producing.close()
-    assert reader.read_chunk().app_metadata.to_pybytes().startswith(GOODBYE)
-    timers.pop()()
-    with pytest.raises(fl.FlightUnavailableError):
-        reader.read_chunk()
-    close_quietly(writer, client)
+def test_a_slot_has_one_connection_per_other_slot_and_threads_do_not_grow() -> None:
+    """Seventeen slots, and three exchanges between all of them: 816 channels."""
+    planes = [DataPlane(7, SECRET, "127.0.0.1") for _ in range(17)]
+    pairs = [(one, other) for one in range(17) for other in range(one)]
+    ends: list[Consumer] = []
+
+    def connect(exchange: str, producer: int, consumer: int) -> None:
+        channel, end = ChannelId(exchange, producer, consumer), Consumer()
+        planes[producer].offer(channel, 1, SCHEMA, Producer()).send(buffer(1))
+        planes[consumer].connect(planes[producer].address, channel, 1, SCHEMA, end)
+        ends.append(end)
+
+    threads = len(os.listdir("/proc/self/task"))
+    for one, other in pairs:
+        connect("first", one, other)
+    wait_until(lambda: all(end.elements for end in ends))
+    files = len(os.listdir("/proc/self/fd"))
+    for exchange in ("second", "third", "fourth"):
+        for one, other in pairs:
+            if exchange != "fourth":
+                connect(exchange, one, other)
+            connect(exchange, other, one)
+    wait_until(lambda: all(end.elements for end in ends))
+    assert len(ends) == 816
+    assert [len(plane._connections) for plane in planes] == [16] * 17
+    assert len(os.listdir("/proc/self/task")) == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+    for plane in planes:
+        plane.kill()
+    wait_until(lambda: len(os.listdir("/proc/self/task")) <= threads - 17)  # a little after they are joined
+
+
+def test_a_slot_that_does_not_end_its_connection_is_cut_off() -> None:
+    """It is another program, or hangs: who closes has sent all, and waits no longer than was agreed."""
+    plane = DataPlane(7, SECRET, "127.0.0.1", goodbye_s=0.1)
+    producing = Pair(plane, plane).offer()
+    peer = RawPeer(plane.address)
+    peer.greet()
+    peer.open()
+    assert peer.read(len(PREAMBLE)) == PREAMBLE
+    assert [peer.receive()[:2] for _ in range(2)] == [(Kind.ACCEPTED, 0), (Kind.WELCOME, 1)]
+    producing.send(ProducerIdle())
+    plane.close()
+    assert [peer.receive()[:2] for _ in range(2)] == [(Kind.EVENT, 1), (Kind.GOODBYE, 1)]
+    peer.wait_until_cut_off()
+    peer.close()
+
+
+def test_all_that_was_sent_arrives_before_a_plane_is_closed() -> None:
+    """Also what was queued when it was closed, and where the other side sends meanwhile."""
+    planes = [DataPlane(7, SECRET, "127.0.0.1", goodbye_s=60) for _ in range(2)]
+    pair = Pair(*planes)
+    producing, consuming = pair.both()
+    for number in range(50):
+        producing.send(buffer(number, 50_000))
+        consuming.grant(1)
+    planes[0].close()
+    wait_until(lambda: bool(pair.consumer.errors))
+    assert len(pair.consumer.elements) == 50
+    assert "its producer closed it" in str(pair.consumer.errors[0])
+    planes[1].close()
+
+
+FORK = """
+import os, sys
+import pyarrow as pa
+from headgate.protocol.channels import ChannelId, ProducerIdle
+from headgate.transport.data_plane import DataPlane
+import threading
+class End:
+    def __init__(self): self.there, self.more = threading.Event(), threading.Event()
+    def on_connected(self): self.there.set()
+    def on_credit(self, credits): pass
+    def on_element(self, element): self.more.set()
+    def on_broken(self, error): pass
+a, b = DataPlane(1, "s", "127.0.0.1"), DataPlane(1, "s", "127.0.0.1")
+channel, schema = ChannelId("x", 0, 0), pa.schema([])
+producing, end = a.offer(channel, 1, schema, End()), End()
+consuming = b.connect(a.address, channel, 1, schema, end)
+end.there.wait()
+child = os.fork()
+if child == 0:
+    a.close()
+    sys.exit(0)  # runs what is registered for the process' end
+print(os.waitpid(child, 0)[1], flush=True)
+producing.send(ProducerIdle())
+end.more.wait()
+a.close(), b.close()
+print("passed", flush=True)
+"""
+
+
+def test_a_fork_of_a_process_with_a_plane_leaves_its_connections_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\npassed\n", "")
 
 
 def test_channels_over_tls(certificates: Certificates) -> None:
@@ -279,6 +348,95 @@ def test_channels_over_tls(certificates: Certificates) -> None:
     wait_until(lambda: bool(refused.errors))
     for plane in (plain, consuming, producing):
         plane.close()
+
+
+def test_a_slot_whose_certificate_is_not_trusted_is_an_error_of_tls(certificates: Certificates) -> None:
+    """The scheduler must not take it for a host that cannot be reached."""
+    producing = DataPlane(7, SECRET, "127.0.0.1", tls=tls_of(certificates))
+    for settings in ({"tls": tls_of(certificates, other_ca=True)}, {"tls": tls_of(certificates), "certified": "other"}):
+        consuming = DataPlane(7, SECRET, "127.0.0.1", **settings)  # type: ignore[arg-type]
+        pair = Pair(producing, consuming)
+        pair.connect()
+        wait_until(lambda pair=pair: bool(pair.consumer.errors))
+        assert pair.consumer.errors[0].reason == "tls"
+        assert "transport.tls.ca" in str(pair.consumer.errors[0])
+        consuming.close()
+    producing.close()
+
+
+def test_certificate_and_key_that_are_no_pair_are_an_error_of_listening(certificates: Certificates) -> None:
+    tls = tls_of(certificates)
+    with pytest.raises(TransportError, match="certificate and key not a pair") as caught:
+        DataPlane(7, SECRET, "127.0.0.1", tls=msgspec.structs.replace(tls, key=tls.ca))
+    assert caught.value.facts["reason"] == "listen"
+
+
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])
+def test_channels_whose_senders_share_a_connection_keep_their_order(certificates: Certificates, with_tls: bool) -> None:
+    """Eight threads send, small and large, and the other side grants on the same connection."""
+    tls = tls_of(certificates) if with_tls else None
+    producing, consuming = DataPlane(7, SECRET, "127.0.0.1", tls=tls), DataPlane(7, SECRET, "127.0.0.1", tls=tls)
+    sent = [buffer(number, 60_000 if number % 7 == 0 else 3) for number in range(150)]
+    ends, producers, senders = [], [], []
+    for number in range(8):
+        channel, end, producer = ChannelId("x", number, 0), Consumer(), Producer()
+        link = producing.offer(channel, 1, SCHEMA, producer)
+        back = consuming.connect(producing.address, channel, 1, SCHEMA, end)
+        ends.append(end)
+        producers.append(producer)
+        senders.append(threading.Thread(target=lambda link=link: [link.send(each) for each in sent]))
+        senders.append(threading.Thread(target=lambda back=back: [back.grant(1) for _ in range(300)]))
+    for each in senders:
+        each.start()
+    for each in senders:
+        each.join()
+    wait_until(lambda: all(len(end.elements) == 150 for end in ends))
+    assert all(end.elements == sent for end in ends)
+    wait_until(lambda: all(producer.credits == 300 for producer in producers))
+    consuming.close()
+    producing.close()
+
+
+def test_a_plane_is_killed_while_many_threads_send() -> None:
+    """Whoever writes then closes the socket: no error, and no file is left, nor one of somebody else's closed."""
+    files = len(os.listdir("/proc/self/fd"))
+    rows = buffer(0, 60_000)
+    for _ in range(10):
+        planes = [DataPlane(7, SECRET, "127.0.0.1") for _ in range(2)]
+        ends = [Consumer() for _ in range(4)]
+        links = [planes[0].offer(ChannelId("x", each, 0), 1, SCHEMA, Producer()) for each in range(4)]
+        for number, end in enumerate(ends):
+            planes[1].connect(planes[0].address, ChannelId("x", number, 0), 1, SCHEMA, end)
+        raised: list[Exception] = []
+        over = threading.Event()
+
+        def send(
+            link: ProducerLink, end: Consumer, raised: list[Exception] = raised, over: threading.Event = over
+        ) -> None:
+            sent = 0
+            try:
+                while not over.is_set():
+                    if sent < len(end.elements) + 8:
+                        link.send(rows)
+                        sent += 1
+                    else:
+                        time.sleep(0)
+            except Exception as error:
+                raised.append(error)
+
+        senders = [threading.Thread(target=send, args=each) for each in zip(links, ends, strict=True)]
+        for sender in senders:
+            sender.start()
+        wait_until(lambda ends=ends: any(end.elements for end in ends))
+        planes[0].kill()
+        over.set()
+        for sender in senders:
+            sender.join()
+        wait_until(lambda ends=ends: all(end.errors for end in ends))
+        assert {end.errors[0].reason for end in ends} == {"broken"}
+        planes[1].kill()
+        assert not raised
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files)
 
 
 def test_over_tls_slots_show_the_certificate_of_the_drivers_host_wherever_they_are(certificates: Certificates) -> None:

@@ -167,7 +167,15 @@ class SlotRuntime:
             for each in _local_folders(self._process.local_folders, self._slot)
         ]
         return SlotServices(
-            plane=DataPlane(settings.run, settings.secret, host, 0, settings.tls, certified=coordinator),
+            plane=DataPlane(
+                settings.run,
+                settings.secret,
+                host,
+                0,
+                settings.tls,
+                certified=coordinator,
+                unread_s=settings.heartbeat_timeout_ms / 1000,
+            ),
             uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
             spill_folders=tuple(folders),
             load=self._process.load,

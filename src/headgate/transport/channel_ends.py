@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -141,8 +141,11 @@ class Receiver(Protocol):
     def welcome(self, offered: OfferedChannel) -> None:
         """It has its producer. Only queues; the first call, unless it is refused."""
 
-    def put(self, element: Element) -> None:
-        """Only queue an element."""
+    def pack(self, element: Element) -> Any:
+        """Return an element as it goes there: work that needs no lock."""
+
+    def put(self, packed: Any) -> None:
+        """Only queue an element, which is packed."""
 
     def finish(self, why: str) -> None:
         """Only queue that nothing follows. The last call."""
@@ -193,14 +196,18 @@ class OfferedChannel:
             raise InternalError(
                 f"Rows for {channel_name(self.channel)} have the schema {element.rows.schema}, not {self.schema}."
             )
+        receiver = self._receiver
+        packed = None if receiver is None else receiver.pack(element)
         with self._lock:
             if self._over:
                 return
-            receiver = self._receiver
-            if receiver is None:
+            if self._receiver is None:
                 self._early.append(element)
                 return
-            receiver.put(element)
+            if receiver is None:  # it came meanwhile
+                receiver = self._receiver
+                packed = receiver.pack(element)
+            receiver.put(packed)
         receiver.deliver()
 
     def close(self) -> None:
@@ -226,7 +233,7 @@ class OfferedChannel:
             self._calls.queue(self._end.on_connected)  # before what the consumer answers
             receiver.welcome(self)
             for element in self._early:
-                receiver.put(element)
+                receiver.put(receiver.pack(element))
             self._early.clear()
         self._calls.make()
         receiver.deliver()

@@ -1,10 +1,11 @@
-"""The data plane of a slot: the ends of its channels, over Arrow Flight to other slots, by hand to its own.
+"""The data plane of a slot: the ends of its channels, to other slots over one connection each, by hand to its own.
 
 Never: decide what is sent or when; hold back an event after rows that wait for credit (whoever sends, sends within
 credit); copy a batch for the same slot. Call back while a lock is held.
 
-One Flight stream per channel, opened by the consumer (``do_exchange``): rows with the schema of the exchange, events
-and credits as metadata (`headgate.transport.data_server` has its protocol).
+All channels between two slots share a connection (`headgate.transport.data_connection`), which the slot dials whose
+consumer comes first; if both dial at once there are two. It stays when its channels end. One thread
+(`headgate.transport.io_thread`) waits for all connections of a slot, and makes the calls that come from other slots.
 
     consumer asks for       the channel's offer          what happens
     ----------------------  ---------------------------  ----------------------------------------------------------
@@ -23,17 +24,18 @@ Follows docs/architecture.md, "Stages and exchanges".
 from __future__ import annotations
 
 import atexit
-import itertools
+import contextlib
+import logging
+import os
+import socket
 import threading
 import time
 import weakref
 
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from headgate.errors import InternalError
 from headgate.protocol.channels import ChannelId
-from headgate.serial_executor import SerialExecutor
 from headgate.transport.channel_ends import (
     ConsumerEnd,
     ConsumerLink,
@@ -44,17 +46,26 @@ from headgate.transport.channel_ends import (
     broken,
     refuse_dictionaries,
 )
-from headgate.transport.data_client import Clients, FlightConsumer
-from headgate.transport.data_server import THREAD_NAME, ServedChannel, decode_request
-from headgate.transport.endpoint import Endpoint
-from headgate.transport.frames import REFUSED
+from headgate.transport.data_connection import Connection
+from headgate.transport.endpoint import cannot_listen, host_of, join_address, port_of
+from headgate.transport.far_link import FarConsumer
+from headgate.transport.framed_socket import FramedSocket
+from headgate.transport.io_thread import IoThread
 from headgate.transport.local_link import LocalConsumer
 from headgate.transport.options import TlsOptions
+from headgate.transport.sockets import LOST_AFTER_S
+from headgate.transport.tls_contexts import TlsContexts
 
 __all__ = ["ConsumerEnd", "ConsumerLink", "DataPlane", "ProducerEnd", "ProducerLink"]
 
-_PATIENCE_S = 10.0
-"""How long a consumer may take to end a stream that is over; then its connection is broken."""
+logger = logging.getLogger(__name__)
+
+_THREAD_NAME = "headgate-data"
+_GREETING_S = LOST_AFTER_S
+"""How long the other side may take to introduce itself, in seconds."""
+_BACKLOG = 1024
+_NO_MORE_FILES_S = 1.0
+"""When to accept again after the process had no more files, in seconds."""
 
 
 class DataPlane:
@@ -67,9 +78,12 @@ class DataPlane:
     host, port
         Where to listen; port 0: any free one.
     goodbye_s
-        How long consumers elsewhere may take to end their streams when it is closed, in seconds; then they are broken.
+        How long other slots may take to receive what was sent when it is closed, in seconds; then connections break.
     certified
         The host that the certificate of all slots is made for: the coordinator's; None: each slot's own.
+    unread_s
+        How long another slot may read nothing of what is sent to it, in seconds: some code holds Python's global lock
+        there. Then its connection breaks.
 
     Raises
     ------
@@ -87,27 +101,26 @@ class DataPlane:
         *,
         goodbye_s: float = 0.5,
         certified: str | None = None,
+        unread_s: float = LOST_AFTER_S,
     ) -> None:
-        self._run = run
+        self.run, self.secret = run, secret
+        self._unread_s = unread_s
         self._goodbye_s = goodbye_s
-        self._numbers = itertools.count(1)
-        self._clients = Clients(secret, tls, certified)
+        self._listener, self._tls = _listen(host, port, tls, certified)
+        self.address = join_address(host, self._listener.getsockname()[1])
+        """Where it listens: ``host:port``."""
+        self._process = os.getpid()
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._closing = False
         self._offers: dict[ChannelId, OfferedChannel] = {}
         self._newest: dict[ChannelId, int] = {}  # the newest generation offered, also when that is over
         self._waiting: dict[ChannelId, list[Receiver]] = {}
-        self._served: set[ServedChannel] = set()
-        self._consumers: set[FlightConsumer] = set()
-        self._endpoint = Endpoint(secret, host, port, tls, self._serve)
-        self._executor = SerialExecutor(f"{THREAD_NAME}-executor")
+        self._connections: set[Connection] = set()
+        self._peers: dict[str, Connection] = {}  # those to use for new channels, by the other slot's address
+        self._io = IoThread(_THREAD_NAME)
+        self._io.do(self._accept_more)
         atexit.register(self.kill)
-
-    @property
-    def address(self) -> str:
-        """Where it listens: ``host:port``."""
-        return self._endpoint.address
 
     def offer(self, channel: ChannelId, generation: int, schema: pa.Schema, end: ProducerEnd) -> ProducerLink:
         """Make the producer's end of a channel; its consumer connects when it does.
@@ -136,7 +149,7 @@ class DataPlane:
         if replaced is not None:
             replaced.replace(f"generation {generation} replaces it")
         for receiver in waiting:
-            self._seek(receiver)
+            self.seek(receiver)
         return offered
 
     def connect(
@@ -154,32 +167,49 @@ class DataPlane:
             The schema has dictionaries.
         """
         refuse_dictionaries(channel, schema)
-        link: LocalConsumer | FlightConsumer
         if address == self.address:
-            link = LocalConsumer(channel, generation, schema, end, self._forget_waiting)
-            self._seek(link)
+            link = LocalConsumer(channel, generation, schema, end, self.forget_waiting)
+            self._give_up_after(timeout_s, link, address)
+            self.seek(link)
+            return link
+        far = FarConsumer(address, channel, generation, schema, end)
+        with self._lock:
+            late = self._closing
+            connection = None if late else self._peers.get(address) or self._dial_locked(address)
+        if connection is None:
+            end.on_broken(broken(channel, "the slot ends"))
+            return far
+        if connection.open(far):
+            connection.flush()
         else:
-            link = FlightConsumer(
-                self.address, address, self._run, channel, generation, schema, end, self._clients, self._executor,
-                self._forget_consumer, f"{THREAD_NAME}-client-{next(self._numbers)}",
-            )  # fmt: skip
-            with self._lock:
-                late = self._closing
-                if not late:
-                    self._consumers.add(link)
-                    link.thread.start()
-            if late:
-                end.on_broken(broken(channel, "the slot ends"))
-        self._give_up_after(timeout_s, weakref.ref(link), address)
-        return link
+            self._io.do(far.lost, connection.error_for(channel))
+        self._give_up_after(timeout_s, far, address)
+        return far
 
-    def _give_up_after(self, timeout_s: float, link: weakref.ref[LocalConsumer | FlightConsumer], address: str) -> None:
+    def _give_up_after(self, timeout_s: float, link: LocalConsumer | FarConsumer, address: str) -> None:
+        known = weakref.ref(link)
+
         def give_up() -> None:
-            waiting = link()
+            waiting = known()
             if waiting is not None:
                 waiting.give_up(f"{address} did not offer it within {timeout_s} s, or does not answer")
 
-        self._executor.do_after(timeout_s, give_up)
+        self._io.do_after(timeout_s, give_up)
+
+    def _dial_locked(self, address: str) -> Connection:
+        """Return a connection to another slot, which will be there, or over, soon."""
+        assert self._lock.locked()
+        stream = FramedSocket(self._io, self._unread_s)
+        connection = self._peers[address] = Connection(self, stream, address, dialed=True)
+        self._connections.add(connection)
+        self._io.do(self._dial, connection, address)
+        return connection
+
+    def _dial(self, connection: Connection, address: str) -> None:
+        host, tls = host_of(address), self._tls
+        wrap = None if tls is None else lambda plain: tls.dialed(plain, host)
+        self._io.do_after(_GREETING_S, connection.lose_patience)
+        connection.stream.dial(connection, host, port_of(address), wrap)
 
     def close(self) -> None:
         """End all channels and listen no more. No thread is left then.
@@ -198,19 +228,20 @@ class DataPlane:
         self._shut(0)
 
     def _shut(self, goodbye_s: float) -> None:
-        if threading.current_thread().name.startswith(THREAD_NAME):
-            raise InternalError("A data plane cannot be closed from one of its threads: it would wait for that.")
+        if os.getpid() != self._process:
+            return  # of a fork of its process, which must leave its sockets alone
+        if self._io.is_current:
+            raise InternalError("A data plane cannot be closed from its own thread: it would wait for that.")
         atexit.unregister(self.kill)
-        deadline = time.monotonic() + goodbye_s
         with self._lock:
             if self._closing:
                 return
             self._closing = True
-            offers, served, consumers = list(self._offers.values()), list(self._served), list(self._consumers)
+            offers, connections = list(self._offers.values()), list(self._connections)
             waiting = [receiver for receivers in self._waiting.values() for receiver in receivers]
             self._waiting.clear()
-        for consumer in consumers:
-            consumer.close()
+        for connection in connections:
+            connection.close_consumers()
         for receiver in waiting:
             if isinstance(receiver, LocalConsumer):
                 receiver.close()
@@ -218,17 +249,27 @@ class DataPlane:
                 receiver.refuse("the slot ends")
         for offered in offers:
             offered.close()
-        if not all(stream.closed.wait(max(0, deadline - time.monotonic())) for stream in served):
-            self._endpoint.break_all()
-        self._endpoint.close()
-        for stream in served:
-            if stream.thread is not None:
-                stream.thread.join()
-        for consumer in consumers:
-            consumer.thread.join()
-        self._executor.close()
+        self._io.do(self._stop_listening)
+        self._end(connections, goodbye_s)
+        self._io.close()
+        self._listener.close()
 
-    def _seek(self, receiver: Receiver) -> None:
+    def _end(self, connections: list[Connection], goodbye_s: float) -> None:
+        """End the connections, after what is queued if there is time."""
+        if goodbye_s:
+            deadline = time.monotonic() + goodbye_s
+            for connection in connections:
+                self._io.do(connection.finish)
+            for connection in connections:
+                connection.stream.closed.wait(max(0, deadline - time.monotonic()))
+        with self._lock:
+            rest = list(self._connections)
+        for connection in rest:
+            self._io.do(connection.stream.abort)
+
+    # Of all ends, and the connections' `Host`.
+
+    def seek(self, receiver: Receiver) -> None:
         """Give a consumer its producer, refuse it, or let it wait."""
         why: str | None = None
         with self._lock:
@@ -249,40 +290,8 @@ class DataPlane:
             receiver.refuse(why)
             receiver.deliver()
 
-    def _serve(
-        self, peer: str, command: bytes, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
-    ) -> None:
-        """Serve a stream until it ends. On a thread of gRPC's."""
-        request = decode_request(command)
-        if request is None or request.run != self._run:
-            asked = "something else" if request is None else f"run {request.run}"
-            writer.write_metadata(REFUSED + f"{self.address} is of run {self._run}, not of {asked}".encode())
-            return
-        stream = ServedChannel(peer, request, self._seek, self._await_end, self._forget_served)
-        with self._lock:
-            if self._closing:
-                raise fl.FlightUnavailableError("the endpoint is being closed")
-            known = any(each.peer == peer for each in self._served)
-            self._served.add(stream)
-        if not known:
-            self._endpoint.notice_loss(peer)
-        stream.serve(reader, writer, f"{THREAD_NAME}-server-{next(self._numbers)}")
-
-    def _await_end(self, stream: ServedChannel) -> None:
-        """See to it that a stream that is over ends."""
-
-        def lose_patience() -> None:
-            if not stream.closed.is_set():
-                self._endpoint.break_peer(stream.peer)
-
-        self._executor.do_after(_PATIENCE_S, lose_patience)
-
-    def _forget_offer(self, offered: OfferedChannel) -> None:
-        with self._lock:
-            if self._offers.get(offered.channel) is offered:
-                del self._offers[offered.channel]
-
-    def _forget_waiting(self, receiver: Receiver) -> None:
+    def forget_waiting(self, receiver: Receiver) -> None:
+        """Wait no more for its producer."""
         with self._lock:
             waiting = self._waiting.get(receiver.channel, [])
             if receiver in waiting:
@@ -290,11 +299,72 @@ class DataPlane:
                 if not waiting:
                     del self._waiting[receiver.channel]
 
-    def _forget_served(self, stream: ServedChannel) -> None:
-        self._forget_waiting(stream)
+    def on_accepted(self, connection: Connection) -> None:
+        """Reach the slot that dialed through its connection, too."""
         with self._lock:
-            self._served.discard(stream)
+            self._peers[connection.peer] = connection
 
-    def _forget_consumer(self, consumer: FlightConsumer) -> None:
+    def on_over(self, connection: Connection) -> None:
+        """Forget a connection."""
         with self._lock:
-            self._consumers.discard(consumer)
+            self._connections.discard(connection)
+            if self._peers.get(connection.peer) is connection:
+                del self._peers[connection.peer]
+
+    def _forget_offer(self, offered: OfferedChannel) -> None:
+        with self._lock:
+            if self._offers.get(offered.channel) is offered:
+                del self._offers[offered.channel]
+
+    # On the I/O thread.
+
+    def _accept_more(self) -> None:
+        if not self._closing:
+            self._io.when_readable(self._listener, self._accept)
+
+    def _stop_listening(self) -> None:
+        self._io.forget(self._listener)
+
+    def _accept(self) -> None:
+        """Accept who dials."""
+        try:
+            accepted, (host, port, *_) = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:  # no more files: it would be readable all the time
+            logger.warning("The data plane at %s cannot accept a connection: %s.", self.address, error)
+            self._stop_listening()
+            self._io.do_after(_NO_MORE_FILES_S, self._accept_more)
+            return
+        accepted.setblocking(False)
+        stream = FramedSocket(self._io, self._unread_s)
+        connection = Connection(self, stream, join_address(host, port), dialed=False)
+        with self._lock:
+            late = self._closing
+            if not late:
+                self._connections.add(connection)
+        if late:
+            accepted.close()
+            return
+        self._io.do_after(_GREETING_S, connection.lose_patience)
+        stream.begin(connection, accepted, None if self._tls is None else self._tls.accepted)
+
+
+def _listen(
+    host: str, port: int, tls: TlsOptions | None, certified: str | None
+) -> tuple[socket.socket, TlsContexts | None]:  # fmt: skip
+    """Return a socket that listens, and what makes TLS of its connections."""
+    try:
+        contexts = None if tls is None else TlsContexts(tls, certified)
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        with contextlib.ExitStack() as undo:
+            undo.callback(listener.close)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            undo.pop_all()
+    except (OSError, ValueError) as error:
+        raise cannot_listen(join_address(host, port), tls, error) from error
+    return listener, contexts

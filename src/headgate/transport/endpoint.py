@@ -1,4 +1,4 @@
-"""What every plane of a query is built on: a Flight server and clients for it, with the query's secret and TLS.
+"""What the control plane is built on: a Flight server and clients for it, with the query's secret and TLS.
 
 Never: let a foreign error out of here: `transport_error` makes ours of it. End a server before its streams ended, or
 from one of its own threads.
@@ -17,7 +17,7 @@ import pyarrow.flight as fl
 from headgate.errors import TransportError
 from headgate.transport.authentication import SecretCheck
 from headgate.transport.options import TlsOptions
-from headgate.transport.sockets import break_connections, break_when_lost, parse_peer
+from headgate.transport.sockets import break_connections, parse_peer
 
 logger = logging.getLogger(__name__)
 
@@ -66,18 +66,9 @@ class Endpoint:
                 middleware={"secret": check},
             )
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise TransportError(
-                f"Cannot listen at {wanted}{' with TLS' if tls else ''}: {error}. Is the port taken, the host not of "
-                "this machine, or are certificate and key not a pair? See transport.host, .port and .tls.*.",
-                address=wanted, reason="listen",
-            ) from error  # fmt: skip
+            raise cannot_listen(wanted, tls, error) from error
         self.port: int = self._server.port
         self.address = check.address = join_address(host, self.port)
-
-    def notice_loss(self, peer: str) -> None:
-        """Let the connection from a peer break when its host is gone without a word."""
-        wanted = parse_peer(peer)
-        break_when_lost(lambda port, there: port == self.port and there == wanted)
 
     def break_peer(self, peer: str) -> None:
         """Break the connection from a peer, which does not end it itself."""
@@ -109,19 +100,10 @@ class _FlightServer(fl.FlightServerBase):  # type: ignore[misc]
         self._exchange(context.peer(), descriptor.command or b"", reader, writer)
 
 
-def connect(address: str, tls: TlsOptions | None, certified: str | None = None) -> fl.FlightClient:
-    """Return a client for an endpoint. Does not block: whether anybody is there shows at the first call.
-
-    Parameters
-    ----------
-    address, tls
-        Where it is, and how it is encrypted.
-    certified
-        The host that its certificate must be made for; None: that of the address.
-    """
-    named = {} if tls is None or certified is None else {"override_hostname": certified}
+def connect(address: str, tls: TlsOptions | None) -> fl.FlightClient:
+    """Return a client for an endpoint. Does not block: whether anybody is there shows at the first call."""
     return fl.FlightClient(
-        _location(address, tls), tls_root_certs=tls.ca if tls else None, generic_options=_CLIENT_OPTIONS, **named
+        _location(address, tls), tls_root_certs=tls.ca if tls else None, generic_options=_CLIENT_OPTIONS
     )
 
 
@@ -152,6 +134,15 @@ def transport_error(error: Exception, address: str) -> TransportError:
     )
     ours.__cause__ = error
     return ours
+
+
+def cannot_listen(address: str, tls: TlsOptions | None, error: Exception) -> TransportError:
+    """Return the error of who wanted to listen there."""
+    return TransportError(
+        f"Cannot listen at {address}{' with TLS' if tls else ''}: {error}. Is the port taken, the host not of "
+        "this machine, or are certificate and key not a pair? See transport.host, .port and .tls.*.",
+        address=address, reason="listen",
+    )  # fmt: skip
 
 
 def join_address(host: str, port: int) -> str:

@@ -76,6 +76,10 @@ class LocalConsumer:
             if self._early:
                 offered.queue_credit(self._early)
 
+    def pack(self, element: Element) -> Element:
+        """As in `Receiver`: as it is."""
+        return element
+
     def put(self, element: Element) -> None:
         """As in `Receiver`."""
         self._calls.queue(self._end.on_element, element)

@@ -1,4 +1,4 @@
-"""What Flight has no call for: connections broken from outside, and the address at which others reach this process.
+"""What connections need of the system: to break, from outside or when a host is gone; and the address of this process.
 
 Never: touch a socket that listens, or that does not belong to the port. A process that hangs answers no goodbye, and
 its connection would keep a thread of gRPC's, and with it the endpoint's shutdown, waiting for ever.
@@ -38,16 +38,18 @@ def break_connections(port: int, peer: tuple[str, int] | None = None) -> int:
     )
 
 
-def break_when_lost(wanted: Callable[[int, tuple[str, int]], bool]) -> int:
-    """Let connections break some `LOST_AFTER_S` after the other host is gone without a word; return how many.
+def break_when_lost(connection: socket.socket, unread_s: float = LOST_AFTER_S) -> None:
+    """Let a connection break some `LOST_AFTER_S` after the other host is gone without a word.
 
-    TCP alone would wait for a quarter of an hour, and for ever where nothing is to be sent. gRPC's own pings need the
-    server's leave, which Flight cannot give.
+    TCP alone would wait for a quarter of an hour, and for ever where nothing is to be sent.
 
     Parameters
     ----------
-    wanted
-        Decides which, by their port here, and the address and port there.
+    connection
+        The connection.
+    unread_s
+        How long the other process may read nothing, in seconds. The system does not distinguish the two: where this is
+        longer, hosts that are gone have as long.
     """
     options = {
         # macOS calls the second one differently, and lacks the last.
@@ -56,15 +58,11 @@ def break_when_lost(wanted: Callable[[int, tuple[str, int]], bool]) -> int:
         (socket.IPPROTO_TCP, "TCP_KEEPALIVE"): LOST_AFTER_S // 2,
         (socket.IPPROTO_TCP, "TCP_KEEPINTVL"): 1,
         (socket.IPPROTO_TCP, "TCP_KEEPCNT"): LOST_AFTER_S - LOST_AFTER_S // 2,
-        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): LOST_AFTER_S * 1000,
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT"): int(1000 * max(unread_s, LOST_AFTER_S)),
     }
-
-    def keep(connection: socket.socket) -> None:
-        for (level, name), value in options.items():
-            if hasattr(socket, name):
-                connection.setsockopt(level, getattr(socket, name), value)
-
-    return _for_connections(wanted, keep)
+    for (level, name), value in options.items():
+        if hasattr(socket, name):
+            connection.setsockopt(level, getattr(socket, name), value)
 
 
 def _for_connections(wanted: Callable[[int, tuple[str, int]], bool], do: Callable[[socket.socket], object]) -> int:
