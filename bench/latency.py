@@ -248,6 +248,7 @@ def run(arguments: argparse.Namespace) -> None:
                 theirs = name.removeprefix("kafka-") if name != "window" else "real-time-window"
                 if (arguments.only is None or name in arguments.only) and _runs(spark, broker, theirs):
                     cases.append(case(name, ours, theirs, "spark real-time mode"))
+        measure_latency(spark, broker, "floor", SECONDS, {})  # a broker is slow until its Java has compiled its code
         rounds = 1 if arguments.quick else arguments.rounds
         results = [measure(each, rounds, memory, warm_up=False) for each in chosen(cases, arguments.only)]
         spark.stop()

@@ -1,6 +1,6 @@
 """From 2 to 64 real slots with an exchange of all with all on two cores: what a slot needs, and how long things take.
 
-A generator that is never done, an exchange whose every channel is full, a function that takes 1 ms per row: nearly all
+A generator that is never done, an exchange whose every channel is full, a function that takes 4 ms per row: nearly all
 of the time everything sleeps. Slots are Spark tasks, each a process, or threads of this process. Per slot: threads,
 connections to others, memory of its own (the largest slot's; of threads the mean of what the process gained), files of
 a checkpoint. In all: seconds of a checkpoint, of a rescale to one slot less, and of a checkpoint after it.
@@ -35,7 +35,9 @@ from bench.frame import CACHE, Case, Result, WorkerMemory, console, report, sess
 SUMMARY = "2 to 64 slots, all to all: threads, connections, memory, files, seconds"
 SLOTS, QUICK_SLOTS = (2, 4, 8, 16, 32, 64), (2, 8)
 KINDS = {"tasks": "spark", "threads": "threads"}
-ROW_S = 0.001
+ROW_S = 0.004
+ROWS_PER_SECOND = 100_000
+"""Several times what the slots take, and no more: two cores that generate rows for 64 do nothing else."""
 QUIET_S = 2.0
 """So long no further row must have come in: then everything between source and function is full."""
 PATIENCE_S = 300.0
@@ -87,6 +89,7 @@ def _start(spark: SparkSession, slots: int, kind: str, folder: str, row_s: float
     rows = (
         spark.readStream.format("headgate.datagen").option("rowsPerSecond", rate).option("numPartitions", slots)
         .option("fields.k.min", 0).option("fields.k.max", 1_000_000).option("fields.payload.length", 1000)
+        .option("fields.payload.cardinality", 4)
         .schema("k long, payload string").load().repartition(F.col("k"))
     )  # fmt: skip
     program = rows.mapInArrow(Slowly(row_s), "k long, payload string") if row_s else rows
@@ -144,7 +147,7 @@ def _needed(query: Any, slots: int, before: tuple[int, int, float]) -> tuple[flo
 def _measured(spark: SparkSession, slots: int, kind: str) -> Figures:
     before = _of_process(psutil.Process())
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="scale-", ignore_cleanup_errors=True) as folder:
-        query = _start(spark, slots, kind, folder, ROW_S, 1_000_000_000)
+        query = _start(spark, slots, kind, folder, ROW_S, ROWS_PER_SECOND)
         _fill(query)
         threads, connections, memory = _needed(query, slots, before)
         began = time.monotonic()

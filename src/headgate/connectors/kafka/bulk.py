@@ -19,9 +19,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from pathlib import Path
@@ -36,15 +38,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, client_log
+from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, Pace, client_log
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import TopicPartition
 from headgate.errors import SourceError
 
 OLDEST, NEWEST = 0x02080000, 0x03000000
 """Versions of librdkafka: from, and below."""
-LINGER_MS = 10
-"""How long a batch that has records waits for more."""
 MOST_MESSAGES = 50_000
 """The most messages in one batch."""
 _MOST_BYTES = 2**31 - 1
@@ -464,6 +464,7 @@ class BulkConsumer:
         self._library = _library()
         self._topics: set[str] = set()  # whose leaders it knows, or looks for
         self._events: list[ClientEvent] = []
+        self._pace = Pace()
         # librdkafka calls these in `consume` only, on its thread; ctypes takes the GIL for them.
         self._callbacks = (_OnError(self._on_error), _OnLog(_on_log))
         self._client = self._connect({**settings, "log.queue": True})
@@ -543,7 +544,9 @@ class BulkConsumer:
         count = consume(self._queue, timeout_ms, at, 1)
         at_most = min(at_most, MOST_MESSAGES)
         if 0 < count < at_most:
-            count += max(0, consume(self._queue, LINGER_MS, at + 8 * count, at_most - count))
+            linger_ms = math.ceil(1000 * self._pace.linger_s(time.monotonic()))
+            count += max(0, consume(self._queue, linger_ms, at + 8 * count, at_most - count))
+            self._pace.given_out(count, time.monotonic())
         records = self._records_or_nothing_left(count, wanted) if count > 0 else []
         events, self._events = self._events, []
         return Consumed(records, events)

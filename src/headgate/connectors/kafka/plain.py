@@ -6,18 +6,17 @@ Never: be the way that a fast machine takes: one Python object per message halve
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, client_log
+from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, Pace, client_log
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import TopicPartition
 
-LINGER_S = 0.01
-"""How long a batch that has records waits for more, in seconds."""
 _SLICE_S = 0.1
 """A consume that blocks looks this often whether it was woken up, in seconds."""
 
@@ -42,6 +41,7 @@ class PlainConsumer:
         from confluent_kafka import Consumer, KafkaException
 
         self._events: list[ClientEvent] = []
+        self._pace = Pace()
         try:
             self._consumer = Consumer({**settings, "error_cb": self._on_error}, logger=client_log)
         except KafkaException as error:
@@ -71,7 +71,8 @@ class PlainConsumer:
             left_s -= _SLICE_S
         self._woken.clear()
         if messages and at_most > 1:
-            messages += self._consumer.consume(at_most - 1, LINGER_S)
+            messages += self._consumer.consume(at_most - 1, self._pace.linger_s(time.monotonic()))
+            self._pace.given_out(len(messages), time.monotonic())
         by_source: dict[TopicPartition, list[Any]] = {}
         for message in messages:
             source = None if message.topic() is None else TopicPartition(message.topic(), message.partition())

@@ -36,7 +36,7 @@ from headgate.protocol.state import InlineState, OperatorState
 from headgate.sink import Sink, SinkWriter
 from headgate.sink.writer_thread import WriterThread
 
-_LINGER_MS = 2
+_LINGER_MS = 0
 """How long a row may wait for others to share its request."""
 _QUEUE_BYTES = 4 * 1024 * 1024
 """How much may wait for the producer, or for staging, before the source is asked to pause."""
