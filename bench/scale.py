@@ -94,7 +94,11 @@ def _start(spark: SparkSession, slots: int, kind: str, folder: str, row_s: float
     )  # fmt: skip
     program = rows.mapInArrow(Slowly(row_s), "k long, payload string") if row_s else rows
     writer = headgate.continuous(program, parallelism=slots).writeStream.format("noop")
-    options = {"slots": KINDS[kind], "checkpointLocation": folder}
+    options = {
+        "slots": KINDS[kind], "checkpointLocation": folder,
+        # 64 processes on two cores are not heard of for ten seconds while they begin.
+        "heartbeat.timeout": "60 seconds", "task.stuck.timeout": "2 minutes",
+    }  # fmt: skip
     return writer.options(**options).trigger(continuous="10 minutes" if row_s else "1 second").start()
 
 
