@@ -535,11 +535,8 @@ def _with_files(manifest: Manifest, address: Callable[[str], str]) -> Manifest:
 def _read_file(store: FileStore, handle: FileState) -> bytes:
     """Return state that is in a file, or in a part of one: read at once, for each piece is a request at some stores."""
     try:
-        data = (
-            store.read(handle.path)
-            if handle.offset is None
-            else store.read(handle.path, handle.size_bytes, handle.offset)
-        )
+        size_bytes = None if handle.offset is None else handle.size_bytes
+        data = store.read(handle.path, size_bytes, handle.offset or 0)
     except FileNotFoundError:
         raise _damaged(store, handle, "missing") from None
     if len(data) != handle.size_bytes or zlib.crc32(data) != handle.crc32:

@@ -115,9 +115,8 @@ class Coalescer:
         """Return when `flush` is wanted, in milliseconds; None: nothing waits."""
         if not self._waiting:
             return None
-        return (
-            next(iter(self._waiting.values())).since_ms + self._timeout_ms
-        )  # they are in the order in which they came
+        first = next(iter(self._waiting.values()))  # they are in the order in which they came
+        return first.since_ms + self._timeout_ms
 
     def _send(self, consumer: int) -> Sent:
         waiting = self._waiting.pop(consumer, None)

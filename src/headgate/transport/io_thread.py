@@ -68,10 +68,6 @@ class IoThread:
         """Call this whenever there is room to write, until `cease_writing`."""
         self._loop.add_writer(watched, function)
 
-    def cease_reading(self, watched: socket.socket) -> None:
-        """Do not call for it any more when there is something to read."""
-        self._loop.remove_reader(watched)
-
     def cease_writing(self, watched: socket.socket) -> None:
         """Do not call for it any more when there is room."""
         self._loop.remove_writer(watched)

@@ -10,7 +10,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
 from urllib.parse import unquote
 
 from headgate.errors import OptionError, TransportError
@@ -32,10 +31,26 @@ def break_connections(port: int, peer: tuple[str, int] | None = None) -> int:
     peer
         Only those from this address and port; None: all.
     """
-    return _for_connections(
-        lambda own_port, there: own_port == port and peer in (None, there),
-        lambda connection: connection.shutdown(socket.SHUT_RDWR),
-    )
+    found = 0
+    for number in _open_files():
+        try:
+            # A duplicate keeps the number from being given to another file between the questions and the deed.
+            duplicate = os.dup(number)
+        except OSError:
+            continue
+        try:
+            connection = socket.socket(fileno=duplicate)
+        except OSError:
+            os.close(duplicate)
+            continue
+        with connection, contextlib.suppress(OSError):
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            host, remote_port = connection.getpeername()[:2]  # raises for one that listens
+            if connection.getsockname()[1] == port and peer in (None, (_plain(host), remote_port)):
+                connection.shutdown(socket.SHUT_RDWR)
+                found += 1
+    return found
 
 
 def break_when_lost(connection: socket.socket, unread_s: float = LOST_AFTER_S) -> None:
@@ -63,30 +78,6 @@ def break_when_lost(connection: socket.socket, unread_s: float = LOST_AFTER_S) -
     for (level, name), value in options.items():
         if hasattr(socket, name):
             connection.setsockopt(level, getattr(socket, name), value)
-
-
-def _for_connections(wanted: Callable[[int, tuple[str, int]], bool], do: Callable[[socket.socket], object]) -> int:
-    """Do something with this process's TCP connections that are wanted; return how many."""
-    found = 0
-    for number in _open_files():
-        try:
-            # A duplicate keeps the number from being given to another file between the questions and the deed.
-            duplicate = os.dup(number)
-        except OSError:
-            continue
-        try:
-            connection = socket.socket(fileno=duplicate)
-        except OSError:
-            os.close(duplicate)
-            continue
-        with connection, contextlib.suppress(OSError):
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            host, remote_port = connection.getpeername()[:2]  # raises for one that listens
-            if wanted(connection.getsockname()[1], (_plain(host), remote_port)):
-                do(connection)
-                found += 1
-    return found
 
 
 def address_towards(host: str) -> str:
