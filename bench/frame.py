@@ -79,6 +79,23 @@ class Result:
         return ours / theirs if self.unit == "rows/s" else theirs / ours
 
 
+def result_of(name: str, ours: list[float], peer: list[float], peer_name: str, unit: str = "s") -> Result:
+    """Return the result of a case whose figures were found otherwise than by `measure`."""
+    return Result(Case(name, lambda: None, None, peer_name, unit=unit), ours, peer)
+
+
+def wait_for(query: Any, condition: Callable[[], object], within_s: float = math.inf, every_s: float = 0.02) -> bool:
+    """Wait until a condition holds; return whether it does, or the time is over. A query must not end meanwhile."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if not query.isActive:
+            raise SystemExit(f"the query ended: {query.exception()}")
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
 def measure(case: Case, rounds: int, memory: WorkerMemory, *, warm_up: bool = True) -> Result:
     """Warm both sides up, check that they agree, and measure them in turn, each first every other time.
 

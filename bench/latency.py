@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
-from bench.frame import CACHE, CORES, Case, Result, WorkerMemory, chosen, console, measure, report, session
+from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, result_of, session
 from local.jars import jars
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
@@ -229,10 +229,10 @@ def run(arguments: argparse.Namespace) -> None:
     with running_broker(CACHE / "kafka") as broker:
         spark = session("latency", jars=jars("spark-kafka"))
 
-        def case(name: str, ours: str, theirs: str | None, peer_name: str, times: float = 1) -> Case:
-            def figure(side: str, by: float = 1) -> Callable[[], float]:
-                return lambda: by * measure_latency(spark, broker, side, seconds, found)
+        def figure(side: str, by: float = 1) -> Callable[[], float]:
+            return lambda: by * measure_latency(spark, broker, side, seconds, found)
 
+        def case(name: str, ours: str, theirs: str | None, peer_name: str, times: float = 1) -> Case:
             return Case(name, figure(ours), None if theirs is None else figure(theirs, times), peer_name, unit="ms")
 
         cases = [case("kafka", "at-least-once", "spark", "spark kafka")]
@@ -240,7 +240,7 @@ def run(arguments: argparse.Namespace) -> None:
             cases += [
                 case("kafka-floor", "at-least-once", "floor", "twice a bare loop", 2),
                 case("kafka-exactly-once", "exactly-once", None, ""),
-                Case("kafka-exactly-once-100ms", case("", "exactly-once-100ms", None, "").headgate,
+                Case("kafka-exactly-once-100ms", figure("exactly-once-100ms"),
                      lambda: REQUIRED_EXACTLY_ONCE_MS, "required", unit="ms"),
                 case("python", "python", "spark-python", "spark kafka"),
             ]  # fmt: skip
@@ -253,9 +253,8 @@ def run(arguments: argparse.Namespace) -> None:
         results = [measure(each, rounds, memory, warm_up=False) for each in chosen(cases, arguments.only)]
         spark.stop()
     if "real-time" in found:
-        medians = Case("kafka-real-time-p50", lambda: None, None, "spark real-time mode", unit="ms")
         ours, theirs = ([p50 for p50, _, _ in found[side]] for side in ("at-least-once", "real-time"))
-        results.append(Result(medians, ours, theirs))
+        results.append(result_of("kafka-real-time-p50", ours, theirs, "spark real-time mode", "ms"))
     table = Table(title="latency: milliseconds, medians over the rounds", title_justify="left", header_style="bold")
     for heading in ("side", "p50", "p99", "p99.9"):
         table.add_column(heading, justify="left" if heading == "side" else "right")

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 import headgate
 from bench import kafka as kafka_bench
-from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session
+from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session, wait_for
 from headgate.graph.plan import stage_graph
 from headgate.protocol.operator_context import OperatorContext
 from local.jars import jars
@@ -64,10 +64,7 @@ def _query(spark: SparkSession, seconds: float) -> float:
             .writeStream.format("noop").option("checkpointLocation", folder)
             .trigger(continuous="1 second").start()
         )  # fmt: skip
-        while _rows_in(query) == 0:
-            if not query.isActive:
-                raise SystemExit(f"the query ended: {query.exception()}")
-            time.sleep(0.05)
+        wait_for(query, lambda: _rows_in(query) > 0)
         time.sleep(WARM_UP_S)
         before, begin = _rows_in(query), time.perf_counter()
         time.sleep(seconds)

@@ -24,7 +24,7 @@ from pyspark import cloudpickle
 from rich.progress import Progress
 
 import headgate
-from bench.frame import CACHE, CORES, Case, Result, WorkerMemory, console, report, session
+from bench.frame import CACHE, CORES, WorkerMemory, console, report, result_of, session, wait_for
 from local.kafka import Broker, running_broker
 from local.topics import create_topic
 
@@ -90,10 +90,7 @@ def _kills(spark: Any, broker: Broker, kills: int) -> list[float]:
         )  # fmt: skip
         with Progress(console=console, transient=True) as progress:
             for number in progress.track(range(kills), description="kills"):
-                while len(watcher.first) < CORES + number:
-                    if not query.isActive:
-                        raise SystemExit(f"the query ended: {query.exception()}")
-                    time.sleep(0.05)
+                wait_for(query, lambda number=number: len(watcher.first) >= CORES + number)
                 time.sleep(SETTLE_S)
                 known = dict(watcher.first)
                 victim = max(known, key=lambda pid: (_alive(pid), -known[pid]))  # the oldest that lives
@@ -124,9 +121,8 @@ def run(arguments: argparse.Namespace) -> None:
         spark = session("recover", master=f"local-cluster[{CORES},1,1024]")
         figures = _kills(spark, broker, kills)
         spark.stop()
-    case = Case("worker", lambda: None, None, "required")
     report(
-        "recover", [Result(case, figures, [REQUIRED_S])], memory,
+        "recover", [result_of("worker", figures, [REQUIRED_S], "required")], memory,
         f"local-cluster[{CORES},1,1024], parallelism {CORES}, {kills} SIGKILLs of a slot's Python worker, 20,000 "
         "rows/s, checkpoints every second in a local folder, Kafka sink at-least-once, kills 3 s after the last "
         "recovery (restart-strategy.reset-backoff-threshold 2 seconds).",

@@ -17,20 +17,20 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
 from bench import scale_driver
-from bench.frame import CACHE, Case, Result, WorkerMemory, console, report, session
+from bench.frame import CACHE, Result, WorkerMemory, console, report, result_of, session, wait_for
+from bench.unaligned import Slowly, fill
 
 SUMMARY = "2 to 64 slots, all to all: threads, connections, memory, files, seconds"
 SLOTS, QUICK_SLOTS = (2, 4, 8, 16, 32, 64), (2, 8)
@@ -39,7 +39,7 @@ ROW_S = 0.004
 ROWS_PER_SECOND = 100_000
 """Several times what the slots take, and no more: two cores that generate rows for 64 do nothing else."""
 QUIET_S = 2.0
-"""So long no further row must have come in: then everything between source and function is full."""
+"""So long no further row must have come in: 64 slots that share two cores come on by fits and starts."""
 PATIENCE_S = 300.0
 REQUIRED_LOST_S = 3.0
 
@@ -48,19 +48,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of this bench alone."""
     command.add_argument("--slots", type=int, action="append", help="so many; may be given again")
     command.add_argument("--kind", choices=KINDS, action="append", help="only slots that are tasks, or threads")
-
-
-class Slowly:
-    """A function that takes its time over each row, for ``mapInArrow``."""
-
-    def __init__(self, row_s: float) -> None:
-        self._row_s = row_s
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass rows on."""
-        for batch in batches:
-            time.sleep(self._row_s * batch.num_rows)
-            yield batch
 
 
 @dataclass
@@ -92,7 +79,7 @@ def _start(spark: SparkSession, slots: int, kind: str, folder: str, row_s: float
         .option("fields.payload.cardinality", 4)
         .schema("k long, payload string").load().repartition(F.col("k"))
     )  # fmt: skip
-    program = rows.mapInArrow(Slowly(row_s), "k long, payload string") if row_s else rows
+    program = rows.mapInArrow(Slowly(1000 * row_s), "k long") if row_s else rows
     writer = headgate.continuous(program, parallelism=slots).writeStream.format("noop")
     options = {
         "slots": KINDS[kind], "checkpointLocation": folder,
@@ -103,27 +90,8 @@ def _start(spark: SparkSession, slots: int, kind: str, folder: str, row_s: float
 
 
 def _wait(query: Any, condition: Callable[[dict[str, Any]], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition(query.status):
-        if not query.isActive:
-            raise SystemExit(f"the query ended: {query.exception()}")
-        if time.monotonic() > deadline:
-            raise SystemExit(f"waited in vain: {query.status}")
-        time.sleep(0.02)
-
-
-def _fill(query: Any) -> None:
-    """Wait until no more rows fit in between source and function."""
-    most, since = 0, time.monotonic()
-
-    def full(status: dict[str, Any]) -> bool:
-        nonlocal most, since
-        held = status["rowsIn"] - status["rowsOut"]
-        if held > most * 1.01:
-            most, since = held, time.monotonic()
-        return most > 0 and time.monotonic() - since > QUIET_S
-
-    _wait(query, full)
+    if not wait_for(query, lambda: condition(query.status), PATIENCE_S):
+        raise SystemExit(f"waited in vain: {query.status}")
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -152,7 +120,7 @@ def _measured(spark: SparkSession, slots: int, kind: str) -> Figures:
     before = _of_process(psutil.Process())
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="scale-", ignore_cleanup_errors=True) as folder:
         query = _start(spark, slots, kind, folder, ROW_S, ROWS_PER_SECOND)
-        _fill(query)
+        fill(query, QUIET_S, PATIENCE_S)
         threads, connections, memory = _needed(query, slots, before)
         began = time.monotonic()
         checkpoint = query.checkpoint()
@@ -184,7 +152,7 @@ def _lost(spark: SparkSession, slots: int) -> float:
     return lost_s
 
 
-NAMES = ("threads", "connections", "memory_mib", "files", "checkpoint_s", "rescale_s", "next_checkpoint_s")
+_NAMES = [each.name for each in fields(Figures) if each.name != "lost_s"]
 
 
 def _show(found: dict[tuple[str, int], Figures]) -> None:
@@ -193,7 +161,7 @@ def _show(found: dict[tuple[str, int], Figures]) -> None:
                     "lost s"):  # fmt: skip
         table.add_column(heading, justify="right")
     for (kind, slots), each in found.items():
-        figures = [f"{getattr(each, name):.2f}".removesuffix(".00") for name in NAMES]
+        figures = [f"{getattr(each, name):.2f}".removesuffix(".00") for name in _NAMES]
         table.add_row(str(slots), kind, *figures, "" if each.lost_s is None else f"{each.lost_s:.2f}")
     console.print(table)
 
@@ -201,16 +169,13 @@ def _show(found: dict[tuple[str, int], Figures]) -> None:
 def _driver() -> list[Result]:
     """Return what a thousand slots cost the driver, beside what is required."""
     found = scale_driver.run(1_000, 10)
+    checkpoint, required_s = found["checkpoint"], scale_driver.REQUIRED_S
     figures = (
-        ("assign", "s", found["assign"]["seconds"], 1.0), ("checkpoint", "s", found["checkpoint"]["seconds"], 1.0),
-        ("manifest", "MB", found["checkpoint"]["manifest bytes"] / 1e6, 20.0),
+        ("assign", found["assign"]["seconds"], required_s, "s"), ("checkpoint", checkpoint["seconds"], required_s, "s"),
+        ("manifest", checkpoint["manifest bytes"] / 1e6, scale_driver.REQUIRED_MANIFEST_BYTES / 1e6, "MB"),
+        ("messages", found["messages"]["messages/s"], scale_driver.REQUIRED_PER_S, "rows/s"),
     )  # fmt: skip
-    made = [
-        Result(Case(f"driver-{name}", lambda: None, None, "required", unit=unit), [figure], [required])
-        for name, unit, figure, required in figures
-    ]
-    messages = Case("driver-messages", lambda: None, None, "required", rows=1)
-    return [*made, Result(messages, [found["messages"]["messages/s"]], [10_000.0])]
+    return [result_of(f"driver-{name}", [figure], [needed], "required", unit) for name, figure, needed, unit in figures]
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -225,24 +190,19 @@ def run(arguments: argparse.Namespace) -> None:
             found[kind, slots] = _measured(spark, slots, kind)
     spark.stop()
     _show(found)
-    results = []
+    results, times = [], max(numbers) / min(numbers)
     for kind in kinds:
         least, most = (found[kind, edge(numbers)] for edge in (min, max))
-        times = max(numbers) / min(numbers)
-        for name in NAMES:
+        for name in _NAMES:
             allowed = getattr(least, name) * (times if name.endswith("_s") else 1)
             unit = "s" if name.endswith("_s") else "MiB" if name == "memory_mib" else "a slot"
-            case = Case(
-                f"{kind}-{name.removesuffix('_s').removesuffix('_mib')}", lambda: None, None, "2 slots", unit=unit
-            )
-            results.append(Result(case, [getattr(most, name)], [allowed]))
+            case = f"{kind}-{name.removesuffix('_s').removesuffix('_mib')}"
+            results.append(result_of(case, [getattr(most, name)], [allowed], "2 slots", unit))
         if most.lost_s is not None:
-            results.append(
-                Result(Case("lost-worker", lambda: None, None, "required"), [most.lost_s], [REQUIRED_LOST_S])
-            )
+            results.append(result_of("lost-worker", [most.lost_s], [REQUIRED_LOST_S], "required"))
     results += _driver()
     report(
         "scale", results, WorkerMemory(),
         f"{max(numbers)} slots beside {min(numbers)}: what a slot needs is to be the same, seconds may be "
-        f"{max(numbers) / min(numbers):.0f} times as many. Rows of 1 KB, every channel full.",
+        f"{times:.0f} times as many. Rows of 1 KB, every channel full.",
     )  # fmt: skip

@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import headgate
-from bench.frame import CACHE, CORES, Case, Result, WorkerMemory, console, report, session
+from bench.frame import CACHE, CORES, WorkerMemory, console, report, result_of, session, wait_for
 from local.kafka import Broker, running_broker
 from local.topics import create_topic
 
@@ -202,8 +202,7 @@ def _soak(spark: SparkSession, broker: Broker, rate: int, seconds: float, kill_e
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="soak-", ignore_cleanup_errors=True) as folder:
         producer.start()
         query = _program(spark, broker, topics, folder)
-        while query.status["rowsIn"] == 0:
-            time.sleep(0.05)
+        wait_for(query, lambda: query.status["rowsIn"] > 0)
         begun, before = time.monotonic(), query.status["rowsIn"]
         windows = _Windows(broker, topics[1], noted, begun)
         windows.start()
@@ -259,8 +258,7 @@ def run(arguments: argparse.Namespace) -> None:
     results = []
     for name, unit in NAMES.items():
         first, last = (noted.third(name, number, minutes * 60) or [0.0] for number in (0, 2))
-        case = Case(name, lambda: None, None, "first third", unit=unit)
-        results.append(Result(case, [statistics.median(last)], [statistics.median(first)]))
+        results.append(result_of(name, [statistics.median(last)], [statistics.median(first)], "first third", unit))
     if arguments.picture:
         draw(noted, PICTURE)
     report(

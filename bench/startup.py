@@ -1,4 +1,4 @@
-"""From start() to the first row: in a session that has done nothing yet (cold), and in one that has (warm).
+"""From load() to the first row: in a session that has done nothing yet (cold), and in one that has (warm).
 
 continuous is a continuous query over a folder of CSV, until a function of the user's is given a row in its slot: 5 s
 cold and 1.5 s warm are what is required. read and stream are spark.read and spark.readStream of the same folder, until
@@ -15,16 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import headgate
-from bench.frame import CACHE, Case, WorkerMemory, chosen, measure, report, session
+from bench.frame import CACHE, Case, WorkerMemory, chosen, measure, report, session, wait_for
 
-SUMMARY = "from start() to the first row, cold and warm"
+SUMMARY = "from load() to the first row, cold and warm"
 SCHEMA = "id bigint, name string"
 ROWS, AGAIN = 1_000, 5
 REQUIRED_S = {"cold": 5.0, "warm": 1.5}
@@ -49,13 +48,6 @@ def _of(reader: Any, side: str) -> DataFrame:
     return frame
 
 
-def _wait(ready: Callable[[], bool], query: Any) -> None:
-    while not ready():
-        if not query.isActive:
-            raise SystemExit(f"the query ended: {query.exception()}")
-        time.sleep(0.002)
-
-
 def _continuous(spark: SparkSession, side: str, folder: Path) -> float:
     came = str(folder / "came")
 
@@ -66,7 +58,7 @@ def _continuous(spark: SparkSession, side: str, folder: Path) -> float:
     begin = time.perf_counter()
     program = headgate.continuous(_of(spark.readStream, side), parallelism=2)
     query = program.writeStream.foreach(note).option("checkpointLocation", str(folder / "checkpoint")).start()
-    _wait(Path(came).exists, query)
+    wait_for(query, Path(came).exists, every_s=0.002)
     seconds = time.perf_counter() - begin
     query.stop()
     return seconds
@@ -79,7 +71,7 @@ def _stream(spark: SparkSession, side: str, folder: Path) -> float:
         _of(spark.readStream, side).writeStream.foreachBatch(lambda rows, _: came.append(rows.first()))
         .option("checkpointLocation", str(folder / "checkpoint")).start()
     )  # fmt: skip
-    _wait(lambda: bool(came), query)
+    wait_for(query, lambda: came, every_s=0.002)
     seconds = time.perf_counter() - begin
     query.stop()
     return seconds

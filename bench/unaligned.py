@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
-from bench.frame import CACHE, Case, Result, WorkerMemory, chosen, console, measure, report, session
+from bench.frame import CACHE, Case, Result, WorkerMemory, chosen, console, measure, report, session, wait_for
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError
@@ -121,29 +121,29 @@ class Running:
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], within_s: float = PATIENCE_S) -> float | None:
         """Return when the status met a condition, in seconds of the monotonic clock; None: not in time."""
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            if condition(self.query.status):
-                return time.monotonic()
-            if not self.query.isActive:
-                raise SystemExit(f"the query ended: {self.query.exception()}")
-            time.sleep(0.01)
-        return None
+        held = wait_for(self.query, lambda: condition(self.query.status), within_s, every_s=0.01)
+        return time.monotonic() if held else None
 
     def fill(self) -> None:
         """Wait until no more rows fit in between source and function, and no checkpoint is under way."""
-        under_way, since = 0, time.monotonic()
+        fill(self.query)
 
-        def full(status: dict[str, Any]) -> bool:
-            nonlocal under_way, since
-            held = status["rowsIn"] - status["rowsOut"]
-            if held > under_way * 1.02:
-                under_way, since = held, time.monotonic()
-            is_quiet = status["pending_checkpoint"] is None and status["completed_checkpoint"] is not None
-            return under_way > 0 and time.monotonic() - since > 0.75 and is_quiet
 
-        if self.wait(full) is None:
-            raise SystemExit(f"the exchange did not fill up: {self.query.status}")
+def fill(query: Any, quiet_s: float = 0.75, within_s: float = PATIENCE_S) -> None:
+    """Wait until for so long no more rows fitted in between source and function, and no checkpoint is under way."""
+    under_way, since = 0, time.monotonic()
+
+    def full() -> bool:
+        nonlocal under_way, since
+        status = query.status
+        held = status["rowsIn"] - status["rowsOut"]
+        if held > under_way * 1.02:
+            under_way, since = held, time.monotonic()
+        is_quiet = status["pending_checkpoint"] is None and status["completed_checkpoint"] is not None
+        return under_way > 0 and time.monotonic() - since > quiet_s and is_quiet
+
+    if not wait_for(query, full, within_s, every_s=0.01):
+        raise SystemExit(f"the exchange did not fill up: {query.status}")
 
 
 def _row_bytes(slots: int, rows: int) -> int:
