@@ -215,14 +215,23 @@ def test_a_process_that_closes_nothing_exits_in_good_order() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def open_files() -> set[str]:
+    """Return what this process has open, each by a name that nothing else gets: for sockets, their number."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return found
+
+
 def test_threads_and_files_do_not_add_up_over_many_channels(far: Pair) -> None:
     """Nor do they with those that are open: all share a connection and a thread."""
 
-    def threads_and_files() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    def added() -> tuple[set[str], set[str]]:
+        return set(os.listdir("/proc/self/task")) - threads, open_files() - files
 
     far.both()
-    before = threads_and_files()
+    threads, files = set(os.listdir("/proc/self/task")), open_files()
     for round_ in range(10):
         links: list[ProducerLink | ConsumerLink] = []
         ends = [Consumer() for _ in range(40)]
@@ -231,20 +240,11 @@ def test_threads_and_files_do_not_add_up_over_many_channels(far: Pair) -> None:
             links.append(far.producing.offer(channel, round_, SCHEMA, Producer()))
             links.append(far.consuming.connect(far.producing.address, channel, round_, SCHEMA, end))
         wait_until(lambda ends=ends: all(end.connected for end in ends))
-        assert threads_and_files() == before
+        assert added() == (set(), set())
         for link in links:
             link.close()
     wait_until(lambda: len(far.producing._offers) == 1)
-    assert threads_and_files() == before
-
-
-def open_files() -> set[str]:
-    """Return what this process has open, each by a name that nothing else gets: for sockets, their number."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
-    return found
+    assert added() == (set(), set())
 
 
 def test_a_slot_has_one_connection_per_other_slot_and_threads_do_not_grow() -> None:
