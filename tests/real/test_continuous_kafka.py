@@ -104,6 +104,28 @@ def test_kafka_to_kafka(spark: SparkSession, kafka: Broker, topic_name: str, tmp
         assert set(counts.values()) == {1}
 
 
+def test_updates_do_not_wait_for_a_checkpoint(
+    spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
+) -> None:
+    """At least once, that is: the checkpoint is an hour away."""
+    copy = Copy(spark, kafka, topic_name, "at-least-once", tmp_path)
+    counts = read(spark, kafka, copy.source).groupBy("value").count()
+    query = (
+        written(counts.selectExpr("concat_ws(' ', value, count) AS value"), "kafka", 2, interval="1 hour")
+        .option("kafka.bootstrap.servers", kafka.plain)
+        .option("topic", copy.target)
+        .option("checkpointLocation", str(tmp_path))
+        .outputMode("update")
+        .start()
+    )
+    for changes in (10, 20):
+        send(kafka, copy.source, range(10), 2)
+        wait_until(lambda: len(read_topic(kafka.plain, copy.target)) == changes, query)  # noqa: B023
+    query.stop()
+    updates = {each.value() for each in read_topic(kafka.plain, copy.target)}
+    assert updates == {f"{number} {times}".encode() for number in range(10) for times in (1, 2)}
+
+
 def test_a_read_with_an_end_ends(spark: SparkSession, kafka: Broker, topic_name: str) -> None:
     """Whatever is written meanwhile; an ending option makes an unbounded read a bounded one."""
     create_topic(kafka.plain, topic_name, 2)

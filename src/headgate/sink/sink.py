@@ -95,6 +95,8 @@ class Sink(ABC):
     name: str
     output_mode: str = "append"
     """What rows are to those before: ``append``; ``update`` of some; ``complete``: each checkpoint has all of them."""
+    publishes_at_once: bool = False
+    """Whether rows are there for others as soon as they are written, and not with the next checkpoint."""
     publishes_on_slots: bool = False
     """Whether rows of the last checkpoint are published by the slots, after it is complete (`SinkWriter.finish`)."""
     commits_with_spark: bool = False

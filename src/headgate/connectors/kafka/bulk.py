@@ -49,6 +49,7 @@ MOST_MESSAGES = 50_000
 """The most messages in one batch."""
 _MOST_BYTES = 2**31 - 1
 _LOOK_MS = 500
+_SLEEP_S = 0.001
 
 
 class _Message(ctypes.Structure):
@@ -544,8 +545,11 @@ class BulkConsumer:
         count = consume(self._queue, timeout_ms, at, 1)
         at_most = min(at_most, MOST_MESSAGES)
         if 0 < count < at_most:
-            linger_ms = math.ceil(1000 * self._pace.linger_s(time.monotonic()))
-            count += max(0, consume(self._queue, linger_ms, at + 8 * count, at_most - count))
+            linger_s = self._pace.linger_s(time.monotonic())
+            if linger_s <= _SLEEP_S:
+                time.sleep(linger_s)  # the client's own waits are whole milliseconds
+                linger_s = 0
+            count += max(0, consume(self._queue, math.ceil(1000 * linger_s), at + 8 * count, at_most - count))
             self._pace.given_out(count, time.monotonic())
         records = self._records_or_nothing_left(count, wanted) if count > 0 else []
         events, self._events = self._events, []

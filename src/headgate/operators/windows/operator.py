@@ -5,7 +5,8 @@ Never: hold an object per key, or let a window fire twice.
 Rows become partial results, a batch at a time, and are merged with others as in
 `headgate.operators.windows.sorted_runs`. A window fires when the watermark is at its end or beyond: its groups are
 emitted once, in ``append`` mode, and its rows forgotten. In ``update`` mode groups that changed are emitted before
-every barrier, and those that changed since when their window fires. In ``complete`` mode all groups are emitted before
+every barrier, and those that changed since when their window fires; to a sink that publishes at once they go every few
+milliseconds beside that, the more of them there are the less often. In ``complete`` mode all groups are emitted before
 every barrier, and none is ever forgotten, whatever the watermark is. To a sliding window that has ended a row that is
 not late yet does not count either.
 
@@ -41,6 +42,8 @@ from headgate.protocol.operator_context import OperatorContext
 
 MANY_CHANGED = 16
 """Tables of changed groups, beyond which they are made one."""
+_PAUSE_MS, _PAUSE_MS_OF_A_ROW = 5, 0.02
+"""How long no changes are emitted after some were: at least, and for each row that was merged for them."""
 FIRE_ROWS = 1 << 18
 """Windows of so many rows in all fire together."""
 
@@ -70,6 +73,7 @@ class WindowAggregate(WindowedAggregate):
         in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
         self._buckets = Buckets(self._window, apart=in_order or self.output_mode != "append")
         self._changed: list[Any] = []
+        self._emit_again_ms = 0
         self._runs = SortedRuns(
             keys=self._state_keys,
             partials=self._state_partials,
@@ -157,6 +161,21 @@ class WindowAggregate(WindowedAggregate):
         """The last bucket whose windows have all ended."""
         return max(LEAST_US, self._watermark_us - self._buckets.size_us)
 
+    def due_ms(self) -> int | None:
+        """Return when groups that changed are emitted next, if they are wanted soon and there are any."""
+        if not self.emits_updates_at_once or self.output_mode != "update" or not (self._waiting or self._changed):
+            return None
+        return self._emit_again_ms
+
+    def process_time(self, now_ms: int, emit: Emit) -> None:
+        """Emit the groups that changed, if they are due."""
+        due_ms = self.due_ms()
+        if due_ms is None or now_ms < due_ms:
+            return
+        self._flush()
+        merged = self._emit_changed(MOST_US, emit)
+        self._emit_again_ms = now_ms + max(_PAUSE_MS, int(_PAUSE_MS_OF_A_ROW * merged))
+
     def prepare_snapshot(self, emit: Emit) -> None:
         """In update mode, emit the groups that changed; in complete mode all."""
         if self.output_mode != "append":
@@ -208,10 +227,10 @@ class WindowAggregate(WindowedAggregate):
                     table = table.filter(pa.array(self._fired[groups] < end))
                 self._emit(table, np.full(table.num_rows, start), np.full(table.num_rows, end), emit)
 
-    def _emit_changed(self, last: int, emit: Emit) -> None:
-        """Emit what changed of the groups of buckets up to this one."""
+    def _emit_changed(self, last: int, emit: Emit) -> int:
+        """Emit what changed of the groups of buckets up to this one; return how many rows were merged for that."""
         if not self._changed:
-            return
+            return 0
         keys = [BUCKET, *self._state_keys]
         changed = _distinct(self._changed)
         due = pc.less_equal(changed.column(BUCKET), last)
@@ -220,10 +239,13 @@ class WindowAggregate(WindowedAggregate):
         changed = changed.filter(due)
         if isinstance(self._window, NoWindow) and (found := self._runs.merged_with_keys(changed)) is not None:
             self._emit_buckets(_only(found, changed, keys), emit)
-            return
+            return int(found.num_rows)
+        merged = 0
         for buckets in self._together(np.unique(changed.column(BUCKET).to_numpy())):
             for table in self._runs.merged(buckets, keys):
+                merged += table.num_rows
                 self._emit_buckets(_only(table, changed, keys), emit)
+        return merged
 
     def _emit_buckets(self, table: Any, emit: Emit) -> None:
         """Emit groups of buckets that are windows, in their order."""

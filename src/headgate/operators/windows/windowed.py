@@ -123,6 +123,8 @@ class WindowedAggregate(KeyedOperator):
 
     kind = "window"
     output_mode: OutputMode = "append"
+    emits_updates_at_once = False
+    """Whether what changed in update mode is wanted soon, and not only before the next barrier. Set as the mode is."""
 
     def __init__(
         self,

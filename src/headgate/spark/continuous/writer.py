@@ -291,15 +291,17 @@ class ContinuousStreamWriter:
             )  # fmt: skip
         handling, bad_sink = self._bad_records(options)
         graph = stage_graph(self._node)
+        sink = self._sink(for_sink)
         for each in graph.operators:
             if isinstance(each.operator, WindowedAggregate):
                 each.operator.output_mode = self._output_mode
+                each.operator.emits_updates_at_once = sink.publishes_at_once
             if isinstance(each.operator, StaticJoin):
                 each.operator.table = each.operator.table.loaded(options["static.memory"])
         return QueryDefinition(
             name=self._name,
             graph=graph,
-            sink=self._sink(for_sink),
+            sink=sink,
             sink_format=self._format,
             options=options,
             parallelism=self._parallelism,

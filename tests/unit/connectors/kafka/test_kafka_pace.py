@@ -13,9 +13,9 @@ def test_what_comes_after_silence_does_not_wait() -> None:
 
 
 def test_records_that_go_on_coming_are_gathered() -> None:
-    """For 2 ms since the batch before, or 10 ms when that was a large one: never for longer than that."""
+    """For 1 ms since the batch before, or 10 ms when that was a large one: never for longer than that."""
     pace = Pace()
-    for records, spacing_s in ((1, 0.002), (255, 0.002), (256, 0.01), (50_000, 0.01), (1, 0.002)):
+    for records, spacing_s in ((1, 0.001), (255, 0.001), (256, 0.01), (50_000, 0.01), (1, 0.001)):
         pace.given_out(records, 100.0)
         assert round(pace.linger_s(100.0), 9) == spacing_s
         assert round(pace.linger_s(100.0 + spacing_s / 2), 9) == spacing_s / 2

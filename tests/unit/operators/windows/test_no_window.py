@@ -129,6 +129,35 @@ def test_an_update_reports_changes_of_large_state(tmp_path: Path, memory_bytes: 
     assert taken(world) == [(60_000, 1, 2), (7, 2, 3), (None, 3, 1)]
 
 
+def test_updates_go_at_once_to_a_sink_that_publishes_at_once(tmp_path: Path) -> None:
+    """Each change once, between barriers too; then there is a pause, which is longer where more rows were merged."""
+    world = subtasks(tmp_path)
+    operator = world.operators[0]
+    world.process(batch((1, 1, 5)))
+    assert operator.due_ms() is None, "a sink that publishes with checkpoints gets each group once for each"
+    operator.emits_updates_at_once = True
+    assert operator.due_ms() == 0
+    operator.process_time(1000, world._emit)
+    assert taken(world) == [(1, 5, 1)]
+    assert operator.due_ms() is None, "nothing changed since"
+    world.process(batch((1, 1, 1), (2, 2, 2)))
+    assert operator.due_ms() == 1005
+    operator.process_time(1004, world._emit)
+    assert taken(world) == []
+    operator.process_time(1005, world._emit)
+    assert taken(world) == [(1, 6, 2), (2, 2, 1)]
+    world.process(many(np.arange(10_000), 1))
+    world.checkpoint()
+    assert len(taken(world)) == 10_000, "a barrier does not wait for the pause"
+    world.checkpoint()
+    assert taken(world) == []
+    world.process(many(np.arange(10_000), 1))
+    operator.process_time(2000, world._emit)
+    assert len(taken(world)) == 10_000
+    world.process(batch((1, 1, 5)))
+    assert operator.due_ms() == 2200
+
+
 def test_changes_of_event_times_are_reported_each(tmp_path: Path) -> None:
     """A key that has several event times has a group of each, and only those that changed are emitted."""
     world = subtasks(tmp_path, "update", ("at", "k"), BY_TIME)

@@ -36,8 +36,8 @@ from headgate.protocol.state import InlineState, OperatorState
 from headgate.sink import Sink, SinkWriter
 from headgate.sink.writer_thread import WriterThread
 
-_LINGER_MS = 0
-"""How long a row may wait for others to share its request."""
+_LINGER_MS = 1
+"""How long a row may wait for others to share its request: with 0 nearly each has one of its own."""
 _QUEUE_BYTES = 4 * 1024 * 1024
 """How much may wait for the producer, or for staging, before the source is asked to pause."""
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -77,6 +77,7 @@ class ContinuousKafkaSink(Sink):
     def __init__(self, sink: KafkaSink) -> None:
         self._sink = sink
         self.publishes_on_slots = sink.exactly_once
+        self.publishes_at_once = not sink.exactly_once
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
         """Return a subtask's writer. It begins to publish what the items hold, whatever the guarantee is now.
