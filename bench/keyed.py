@@ -9,6 +9,8 @@ Rows are counted from when an engine is running: for Headgate from when all its 
 Structured Streaming from the end of its first micro-batch to the end of that with the last row. For Flink, whose jobs
 are asked for their time, it is the whole job, in a Java that is warm.
 
+checkpoints-100ms counts by key, in output mode update, with a checkpoint every 100 ms, beside one at the end only.
+
 exchange-p99 is the time from produce to consume as in the bench latency, with an exchange between: beside the same with
 exchange.buffer-timeout 0, that is without coalescing.
 """
@@ -42,7 +44,7 @@ from local.kafka import Broker, running_broker
 SUMMARY = "keyed windows, generated rows and Kafka JSON; what coalescing costs"
 ROWS, QUICK_ROWS = 10_000_000, 2_000_000
 JSON_ROWS, QUICK_JSON_ROWS = 2_000_000, 300_000
-CASES = ("window", "json-window", "exchange-p99")
+CASES = ("window", "json-window", "checkpoints-100ms", "exchange-p99")
 BATCH_ROWS = 1_000_000
 PATIENCE_S = 300
 _NOTE = "<qqq"
@@ -94,16 +96,31 @@ def _windows(rows: DataFrame) -> DataFrame:
     )
 
 
-def _generated(spark: SparkSession, rows: int) -> float:
-    """Return rows/s of a continuous query over generated rows."""
-    frame = (
+def _numbered(spark: SparkSession, rows: int) -> DataFrame:
+    """Return generated rows with keys and event times."""
+    return (
         spark.readStream.format("headgate.datagen")
         .option("numRows", rows).option("numPartitions", PARTITIONS).option("rowsPerSecond", 1_000_000_000)
         .schema("value bigint").load()
         .selectExpr(f"value * {MULTIPLIER} % {PRIME} % {KEYS} AS key", "value AS v",
                     f"timestamp_micros(value * {ROW_US}) AS at")
     )  # fmt: skip
-    return _rate(_windows(frame), rows, over_us(rows))
+
+
+def _generated(spark: SparkSession, rows: int) -> float:
+    """Return rows/s of a continuous query over generated rows."""
+    return _rate(_windows(_numbered(spark, rows)), rows, over_us(rows))
+
+
+def _updated(spark: SparkSession, rows: int, interval: str) -> float:
+    """Return rows/s of a query that counts generated rows by key, with a checkpoint every so often."""
+    counts = _numbered(spark, rows).groupBy("key").agg(F.sum("v").alias("total"), F.count("*").alias("n"))
+    writer = headgate.continuous(counts, parallelism=CORES).writeStream.format("noop").outputMode("update")
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoints:
+        query = writer.option("checkpointLocation", checkpoints).trigger(continuous=interval).start()
+        began_ns = _began_ns(query)
+        _await_end(query)
+    return rows / (time.monotonic_ns() - began_ns) * 1e9
 
 
 def _kafka_json(spark: SparkSession, broker: Broker, name: str, rows: int) -> float:
@@ -123,16 +140,25 @@ def _rate(windows: DataFrame, rows: int, over: int) -> float:
         program = headgate.continuous(windows.mapInArrow(Tally(notes, over), "groups long"), parallelism=CORES)
         writer = program.writeStream.format("noop")
         query = writer.option("checkpointLocation", checkpoints).trigger(continuous="1 second").start()
-        while query.status["message"] == "starting":
-            time.sleep(0.002)
-        began_ns = time.monotonic_ns()
-        ended = query.awaitTermination(PATIENCE_S)
-        if not ended or query.exception() is not None:
-            query.stop()
-            raise SystemExit(f"the query {'failed' if ended else 'did not end'}: {query.exception()}")
+        began_ns = _began_ns(query)
+        _await_end(query)
         found = [note for path in Path(notes).iterdir() for note in struct.iter_unpack(_NOTE, path.read_bytes())]
     check("the continuous query", rows, Answer(sum(note[1] for note in found), sum(note[2] for note in found)))
     return rows / (max(note[0] for note in found) - began_ns) * 1e9
+
+
+def _began_ns(query: headgate.ContinuousQuery) -> int:
+    """Wait until a query runs; return the time of the machine's monotonic clock then."""
+    while query.status["message"] == "starting":
+        time.sleep(0.002)
+    return time.monotonic_ns()
+
+
+def _await_end(query: headgate.ContinuousQuery) -> None:
+    ended = query.awaitTermination(PATIENCE_S)
+    if not ended or query.exception() is not None:
+        query.stop()
+        raise SystemExit(f"the query {'failed' if ended else 'did not end'}: {query.exception()}")
 
 
 def _better_store(run: Callable[[str], float]) -> str:
@@ -156,7 +182,7 @@ def run(arguments: argparse.Namespace) -> None:
     results = []
     with contextlib.ExitStack() as stack:
         broker = None
-        if set(wanted) - {"window"}:
+        if set(wanted) - {"window", "checkpoints-100ms"}:
             broker = stack.enter_context(running_broker(CACHE / "kafka"))
         flink = stack.enter_context(running_flink()) if arguments.peer == "flink" else None
         spark = session("keyed", jars=jars("spark-kafka"))
@@ -185,6 +211,10 @@ def _cases(
             for side in ("exchange", "exchange-at-once")
         )
         return [Case(name, with_it, without, "without coalescing", unit="ms")]
+    if name == "checkpoints-100ms":
+        rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
+        often, once = (partial(_updated, spark, 4 * rows, interval) for interval in ("100 milliseconds", "1 hour"))
+        return [Case(name, often, once, "a checkpoint at the end", unit="rows/s")]
     if name == "window":
         rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
         ours = partial(_generated, spark, rows)
