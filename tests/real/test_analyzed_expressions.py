@@ -39,6 +39,12 @@ ALSO: dict[str, str] = {
     "two columns of one name": "struct(i as a, j as b).b",
     "like over lines": "concat(s, '\n', t) like '%b'",
     "rlike": "s rlike '^[a-z]+[.]'",
+    "rlike with a class that excludes &": "s rlike '(&|^)[^&]*b'",
+    "regexp_extract of what lies between &": "regexp_extract(concat(s, '&', t), '(&|^)([^&]*)', 2)",
+    "split_part": "split_part(s, '.', 2)",
+    "split_part of several characters": "split_part(concat(s, '||', t), '||', 2)",
+    "date_format": "date_format(at, 'yyyy-MM-dd HH:mm:ss')",
+    "date_format of a date": "date_format(day, 'MM/dd/yyyy')",
     "regexp_replace": "regexp_replace(s, '([a-z])[.]', '$1-')",
     "texts to double": "cast(case i when 1 then '.5' when -7 then ' -1E-3 ' when 0 then '+5.' else '17' end as double)",
     "texts to special doubles": "cast(case i when 1 then 'NaN' when -7 then '-inf' else 'Infinity' end as double)",
@@ -175,6 +181,7 @@ TEXTS = [
 ]
 SECONDS = [
     0, 1, -1, 10**9, 10**10, -62135596800, 253402300800, -(10**11), 1710055800, 1710054000, 1730610000, 1730613600,
+    -62167219201, -62167219200, -59011459200, -5_000_000_000,
 ]  # fmt: skip
 LONGS = [0, 1, -1, 5, 25, 127, -128, 2147483647, 2**63 - 1, -(2**63), 10**18]
 DOUBLES = [
@@ -194,11 +201,13 @@ TRICKY: list[tuple[list[Any], pa.DataType, list[str]]] = [
         "upper(v)", "lower(v)", "length(v)", "reverse(v)", "trim(v)", "substring(v,-2,1)", "substring(v,-5,3)",
         "substring(v,0)", "lpad(v,4,'é')", "rpad(v,-1,'x')", "v like 'a_b'", "v like '%\n%'", "contains(v,'')",
         "replace(v,'a','')", "repeat(v,-1)", "split(v,'[ab]')", "regexp_extract(v,'^(a)(b)',2)", "v > 'a'",
+        "split_part(v,'a',1)", "split_part(v,'a',2)", "split_part(v,'Σ',3)", "v rlike '[^&b]'",
     ]),
     (SECONDS, pa.int64(), [
         *(f"{part}({T})" for part in ("year", "month", "hour", "minute", "second", "dayofweek", "weekofyear")),
         *(f"cast(cast({T} as {kind}) as string)" for kind in ("date", "timestamp", "timestamp_ntz")),
         *(f"unix_micros(date_trunc('{unit}', {T}))" for unit in ("year", "week", "day", "hour", "minute", "second")),
+        *(f"date_format({T}, '{each}')" for each in ("yyyy", "HH:mm", "yyyy-MM-dd HH:mm:ss", "dd.MM.yyyy", "mm_ss")),
         f"cast({T} as bigint)", f"cast({T} as double)", f"unix_millis({T})",
         f"cast(date_add(cast({T} as date), 40) as string)",
     ]),
@@ -372,6 +381,9 @@ def test_what_cannot_fail_is_the_same_in_every_mode(text: str, spark: SparkSessi
         ("s rlike 'a.c$'", "RLIKE"),
         ("upper(s collate utf8_lcase)", "collate"),
         ("array(i, j)", "array"),
+        ("s rlike '[a&&b]'", "RLIKE"),
+        ("split_part(s, '.', -1)", "split_part"),
+        ("date_format(at, 'EEEE')", "date_format"),
         ("at + interval 1 day", "INTERVAL"),
         ("rand()", "rand"),
     ],
@@ -384,3 +396,31 @@ def test_what_has_no_kernel_is_named_as_it_was_written(
         compiled(frame, SCHEMA, "UTC")
     assert named.lower() in raised.value.expression.lower()
     assert str(raised.value).startswith(raised.value.expression)
+
+
+def test_times_in_the_format_of_spark_2_have_no_kernel(spark: SparkSession, batch: pa.RecordBatch) -> None:
+    frame = spark.createDataFrame(pa.Table.from_batches([batch])).selectExpr("date_format(at, 'yyyy-MM-dd') AS made")
+    spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    try:
+        with pytest.raises(UnsupportedOperationError, match="LEGACY"):
+            compiled(frame, SCHEMA, "UTC")
+    finally:
+        spark.conf.unset("spark.sql.legacy.timeParserPolicy")
+
+
+REPEATED = [
+    "upper(v)", "lower(v)", "v rlike '[^&b]'", "regexp_extract(v,'(a)([^&]*)',2)", "regexp_replace(v,'[ab]','-')",
+    "split_part(v,'a',2)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REPEATED)
+@pytest.mark.parametrize("values", [[*TEXTS, None] * 200, [*"ab&", None] * 600, [f"a{n}&b" for n in range(3000)]])
+def test_many_texts_are_as_few(text: str, values: list[str | None], spark: SparkSession) -> None:
+    few, schema = list(dict.fromkeys(values)), pa.schema([("v", pa.string())])
+    rows = pa.RecordBatch.from_arrays([pa.array(few, pa.string())], schema=schema)
+    frame = spark.createDataFrame(pa.Table.from_batches([rows])).coalesce(1).selectExpr(f"{text} AS made")
+    results = dict(zip(few, (row.made for row in frame.collect()), strict=True))
+    many = pa.RecordBatch.from_arrays([pa.array([None, *values], pa.string()).slice(1)], schema=schema)
+    made = evaluate(compiled(frame, schema, "UTC"), many, "UTC")
+    assert made.to_pylist() == [results[each] for each in values]

@@ -15,12 +15,14 @@ import pyarrow as pa
 import pytest
 import running_queries
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from running_queries import PATIENCE_S, wait_until
 
 import headgate
 from headgate.catalyst import helper_jvm
 from headgate.errors import DeploymentError, ExpressionError, UnsupportedOperationError
 from headgate.graph.plan import stage_graph
+from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.operator import Operator
 from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.analyzed.plan import plan_of
@@ -259,3 +261,30 @@ def test_the_current_time_is_when_rows_are_processed(spark: SparkSession, tmp_pa
         local = row["at"].astimezone(zone).replace(tzinfo=None)
         assert (row["local"], row["day"]) == (local, local.date())
         assert row["text"] == local.isoformat(" ", "microseconds")
+
+
+def test_what_a_kernel_took_over_keeps_uids_and_the_columns_of_keyed_state(spark: SparkSession) -> None:
+    """A checkpoint of a version in which Spark's own code evaluated it is restored."""
+    events = spark.readStream.format("headgate.datagen").schema("url string, at timestamp").load()
+    day, minute = "date_format(at, 'yyyy-MM-dd')", "date_format(at, 'HH:mm')"
+    frame = (
+        events.where("url rlike '[^&]x'")
+        .groupBy(F.expr(day).alias("day"), F.expr("split_part(url, '/', 2)").alias("part"))
+        .agg(F.max(F.expr(minute)).alias("last"))
+    )
+    graph = stage_graph(plan_of(frame))
+    assert [each.uid for each in graph.operators] == [
+        "datagen.1.select", "datagen.2.filter", "datagen.3.select", "datagen.4.select", "datagen.5.select",
+        "datagen.6.key-by", "datagen.7.window",
+    ]  # fmt: skip
+    assert not any(isinstance(each.operator, CatalystProject) for each in graph.operators)
+    assert graph.signatures["datagen.7.window"] == (
+        f"max({minute}) of string in no window by {day} string, split_part(url, '/', 2) string"
+    )
+
+
+def test_a_kernel_leaves_to_spark_what_is_beside_an_expression_of_its_own(spark: SparkSession) -> None:
+    events = spark.readStream.format("headgate.datagen").schema("at timestamp").load()
+    (beside, last) = operators_of(events.selectExpr("date_format(at, 'yyyy') AS y", "date_format(at, 'EEE') AS d"))
+    assert isinstance(beside, CatalystProject) and beside.schema.names == ["at", "date_format(at, 'EEE')"]
+    assert last.schema.names == ["y", "d"]

@@ -146,7 +146,7 @@ def _signed_years(texts: pa.Array) -> pa.Array:
 def local_time(values: pa.Array, time_zone: str) -> pa.Array:
     """Return the wall clock's time of timestamps in a time zone, or that of dates at midnight."""
     _check_years(values)
-    if pa.types.is_timestamp(values.type) and values.type.tz is not None:
+    if pa.types.is_timestamp(values.type) and values.type.tz is not None and time_zone != "UTC":
         return pc.local_timestamp(values.cast(pa.timestamp("us", time_zone)))
     return values.cast(TIMESTAMP_NTZ)
 

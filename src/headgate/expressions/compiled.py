@@ -30,7 +30,8 @@ NULL_TOLERANT = frozenset(
 _DIVISIONS = ("/", "%")
 _NEVER_FAILING = frozenset(
     ("=", "<", "<=", ">", ">=", "<=>", "and", "or", "not", "isnull", "isnotnull", "in", "upper", "lower",
-     "length", "concat", "contains", "startswith", "endswith", "like", "coalesce", "isnan", "getfield")
+     "length", "concat", "contains", "startswith", "endswith", "like", "rlike", "regexp_extract", "coalesce", "isnan",
+     "getfield", "split_part")
 )  # fmt: skip
 """Functions that have a value for every row, of arguments of one type."""
 _ON_VALUES: dict[str, Callable[[pa.Array, pa.Array], pa.Array]] = {

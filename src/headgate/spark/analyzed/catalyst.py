@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Bound
+from headgate.expressions.expressions import Bound, Column, Node
 from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.current_time import CurrentTime
+from headgate.operators.project import Project
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported, same
 from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
 from headgate.spark.analyzed.scala import (
@@ -77,19 +78,36 @@ def with_catalyst(
     before, now = _with_current_time(before, wanted)
     now += made_before
     missing: list[JavaObject] = []
-    expressions = before.expressions(now)
+    taken_over: list[tuple[JavaObject, Node]] = []
     for each in wanted:
         value = each.child() if class_of(each) == "Alias" else each
+        expressions = before.expressions(now)
         try:
-            expressions.node(value)
+            node = expressions.node(value)
+            if expressions.taken_over and not any(same(value, other) for other, _ in taken_over):
+                taken_over.append((value, node))
         except NotOnArrowError as why:
             _check(with_results(before, value), why, [each for each, _ in made_before])
             if not any(same(value, other) for other in missing):
                 missing.append(value)
-    if not missing:
+    if not missing and not taken_over:
         return before, now
-    made = _operator(before, [with_results(before, each) for each in missing], now)
+    made: Project | CatalystProject
+    if not missing:
+        made, missing = _in_its_place(before, taken_over), [each for each, _ in taken_over]
+    else:
+        made = _operator(before, [with_results(before, each) for each in missing], now)
     return replace(before, node=before.node.then(made)), [*_added(before, made.schema, missing), *now]
+
+
+def _in_its_place(before: Rows, taken_over: Sequence[tuple[JavaObject, Node]]) -> Project:
+    """Return what computes expressions that Spark's own code evaluated in earlier versions, as that was named.
+
+    What follows keeps its uid, and keyed state the names of its columns, so that checkpoints of then are restored.
+    """
+    names = _names(before, [each for each, _ in taken_over])
+    added = [Column(node, name) for (_, node), name in zip(taken_over, names)]
+    return Project(before.node.schema, [*before.all(), *added], before.time_zone)
 
 
 def _with_current_time(before: Rows, wanted: Sequence[JavaObject]) -> tuple[Rows, list[Known]]:
@@ -153,14 +171,12 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
                 f"{each.sql()} is a window, and there is no value of it before it is grouped by.",
                 operation="window", expression=str(each.sql()),
             )  # fmt: skip
-    names, fields = set(before.node.schema.names), []
-    for each in wanted:
+    fields = []
+    for each, name in zip(wanted, _names(before, wanted)):
         try:
             kind = column_type(each.dataType())
         except UnsupportedTypeError as error:
             raise not_supported(each, NotOnArrowError(each, f"it has {error}")) from error
-        name = next(name for name in (f"{each.sql()}{tail}" for tail in _tails()) if name not in names)
-        names.add(name)
         fields.append(pa.field(name, kind))
     return CatalystProject(
         before.node.schema,
@@ -183,6 +199,14 @@ def _substituted(expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, J
     made = [_substituted(each, stand_ins) for each in children]
     changed = any(one is not other for one, other in zip(made, children))
     return expression.withNewChildren(sequence(made)) if changed else expression
+
+
+def _names(before: Rows, added: Sequence[JavaObject]) -> list[str]:
+    """Return the names of columns that are added for expressions."""
+    names = list(before.node.schema.names)
+    for each in added:
+        names.append(next(name for name in (f"{each.sql()}{tail}" for tail in _tails()) if name not in names))
+    return names[len(before.node.schema) :]
 
 
 def _tails() -> Iterator[str]:

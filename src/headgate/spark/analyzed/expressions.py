@@ -7,7 +7,7 @@ used. What no kernel is proven for is a column that `headgate.spark.analyzed.cat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -27,6 +27,12 @@ from headgate.spark.analyzed.scala import (
     option,
     same_type,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_TIME_POLICY = "spark.sql.legacy.timeParserPolicy"
 
 
 class NotOnArrowError(Exception):
@@ -82,6 +88,13 @@ class Expressions:
         The session's.
     known
         Expressions whose value is in a column already.
+    spark
+        The session, for expressions that mean what a setting says; without it none of them has a kernel.
+
+    Attributes
+    ----------
+    taken_over
+        Whether Spark's own code evaluated an expression in earlier versions.
     """
 
     def __init__(
@@ -90,11 +103,14 @@ class Expressions:
         places: Mapping[int, int],
         time_zone: str,
         known: Sequence[tuple[Any, Bound]] = (),
+        spark: SparkSession | None = None,
     ) -> None:
+        self.taken_over = False
         self.time_zone = time_zone
         self.schema = schema
         self.places = places
         self._known = known
+        self._spark = spark
         self._common: dict[int, Node] = {}
 
     def compiled(self, expression: JavaObject) -> Node:
@@ -210,6 +226,11 @@ class Expressions:
     def refer(self, reference: JavaObject) -> Node:
         """Return the common expression that is referred to."""
         return self._common[reference.id().id()]
+
+    @property
+    def legacy_times(self) -> bool:
+        """Whether times are written and read as Spark 2 did, or nobody knows."""
+        return self._spark is None or str(self._spark.conf.get(_TIME_POLICY)).upper() == "LEGACY"
 
     def check_zone(self, expression: JavaObject) -> None:
         """Check that an expression was resolved with the time zone that the query runs in."""

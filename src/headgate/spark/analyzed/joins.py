@@ -67,7 +67,7 @@ def joined(before: Rows, node: JavaObject, *, on_the_left: bool) -> tuple[Rows, 
     added = {int(each.exprId().id()): len(child.schema) + place for place, each in enumerate(output)}
     after, condition = {**before.places, **added}, None
     if kind != "inner":
-        own = Expressions(pa.schema([*child.schema, *fields]), after, before.time_zone)
+        own = Expressions(pa.schema([*child.schema, *fields]), after, before.time_zone, spark=before.session.spark)
         condition, rest = _all_true(own, rest), []
     table = _table(before, static, [*output, *(theirs for _, theirs, _ in keys)], [safe for _, _, safe in keys])
     made = StaticJoin(child.schema, places, table, kind, fields, condition, before.time_zone)

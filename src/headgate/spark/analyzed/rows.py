@@ -78,7 +78,7 @@ class Rows:
 
     def expressions(self, known: Sequence[tuple[Any, Bound]] = ()) -> Expressions:
         """Return what translates expressions over these rows."""
-        return Expressions(self.node.schema, self.places, self.time_zone, known)
+        return Expressions(self.node.schema, self.places, self.time_zone, known, self.session.spark)
 
     def then(self, operator: Any) -> Rows:
         """Return these rows after an operator that leaves the columns as they are."""

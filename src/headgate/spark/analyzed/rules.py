@@ -168,7 +168,7 @@ def _match(own: Expressions, expression: Any) -> Node:
     if pattern is None or (name == "Like" and str(expression.escapeChar()) != "\\"):
         raise NotOnArrowError(expression, "its pattern is null, or has an escape character of its own")
     if name == "RLike":
-        _check_regex(expression, pattern)
+        _check_regex(own, expression, pattern)
     return own.call(expression, _MATCHES[name], expression.left(), pattern=pattern)
 
 
@@ -216,11 +216,22 @@ def _concat_ws(own: Expressions, expression: Any) -> Node:
     return own.call(expression, "concat_ws", *texts, separator=fixed)
 
 
+@rule("SplitPart")
+def _split_part(own: Expressions, expression: Any) -> Node:
+    text, delimiter, number = items(expression.children())
+    _check_texts(own, expression, [text])
+    by = own.fixed(delimiter)
+    if not by or _whole(own, number) < 1:
+        raise NotOnArrowError(expression, "its delimiter is empty or null, or it counts from the end")
+    own.taken_over = True
+    return own.call(expression, "split_part", text, delimiter=by, number=_whole(own, number))
+
+
 @rule("RegExpExtract")
 def _regexp_extract(own: Expressions, expression: Any) -> Node:
     text, pattern, group = items(expression.children())
     fixed = own.fixed(pattern)
-    _check_regex(expression, fixed)
+    _check_regex(own, expression, fixed)
     return own.call(expression, "regexp_extract", text, pattern=fixed, group=_whole(own, group))
 
 
@@ -228,7 +239,7 @@ def _regexp_extract(own: Expressions, expression: Any) -> Node:
 def _regexp_replace(own: Expressions, expression: Any) -> Node:
     text, pattern, replacement, position = items(expression.children())
     fixed, by = own.fixed(pattern), own.fixed(replacement)
-    _check_regex(expression, fixed)
+    _check_regex(own, expression, fixed)
     if own.fixed(position) != 1 or by is None or re.search(r"\\|\$(?!\d(?!\d))", by) or re.search("[*?{|^]", fixed):
         raise NotOnArrowError(expression, "its pattern or its replacement is not proven to mean the same to Arrow")
     return own.call(expression, "regexp_replace", text, pattern=fixed, replacement=by)
@@ -238,7 +249,7 @@ def _regexp_replace(own: Expressions, expression: Any) -> Node:
 def _split(own: Expressions, expression: Any) -> Node:
     text, pattern, limit = items(expression.children())
     fixed = own.fixed(pattern)
-    _check_regex(expression, fixed)
+    _check_regex(own, expression, fixed)
     if own.fixed(limit) != -1 or not fixed or re.search("[*?{|^(]", fixed):
         raise NotOnArrowError(expression, "its pattern is not proven to mean the same to Arrow, or it has a limit")
     return own.call(expression, "split", text, pattern=fixed)
@@ -247,17 +258,20 @@ def _split(own: Expressions, expression: Any) -> Node:
 # Java and RE2 agree on these: characters, escaped signs, classes of plain characters, groups, repetitions. They differ
 # on what `.`, `$`, `\s` and `\b` match.
 _SAME_REGEX = re.compile(
-    r"(?:[\w ,:;=@/%#!~<>'\"&-]|\\[.\\+*?()\[\]{}|^$/-]|\[\^?(?:[\w .,:;=@/+*]|-)+\]|[+*?|^()]|\{\d+(?:,\d*)?\})*",
+    r"(?:[\w ,:;=@/%#!~<>'\"&-]|\\[.\\+*?()\[\]{}|^$/-]|\[\^?(?:[\w .,:;=@/+*]|-|&(?!&))+\]|[+*?|^()]"
+    r"|\{\d+(?:,\d*)?\})*",
     re.ASCII,
 )
 
 
-def _check_regex(expression: Any, pattern: Any) -> None:
+def _check_regex(own: Expressions, expression: Any, pattern: Any) -> None:
     plain = isinstance(pattern, str) and _SAME_REGEX.fullmatch(pattern) is not None
     if not plain or re.search(r"\(\?|[+*?}][+?]|\)[+*?{]", pattern):
         raise NotOnArrowError(
             expression, f"the regular expression {pattern!r} is not proven to mean the same to Arrow as to Java"
         )
+    if re.search(r"\[[^\]]*&", pattern):
+        own.taken_over = True
 
 
 def _check_texts(own: Expressions, expression: Any, given: list[Any]) -> None:
@@ -312,6 +326,29 @@ def _trunc(own: Expressions, expression: Any) -> Node:
     if not isinstance(fixed, str) or fixed.lower() not in _UNITS:
         raise NotOnArrowError(expression, f"it has the unit {fixed!r}")
     return own.call(expression, "date_trunc", timestamp, unit=_UNITS[fixed.lower()])
+
+
+_WRITTEN = {
+    "yyyy": ("%Y", 86_400), "MM": ("%m", 86_400), "dd": ("%d", 86_400),
+    "HH": ("%H", 3_600), "mm": ("%M", 60), "ss": ("%S", 1),
+}  # fmt: skip
+"""Of a pattern of times: as C has it, and how many seconds it is the same for at least."""
+_PATTERN = re.compile("yyyy|MM|dd|HH|mm|ss|[-/:., _]")
+
+
+@rule("DateFormatClass")
+def _date_format(own: Expressions, expression: Any) -> Node:
+    timestamp, pattern = items(expression.children())
+    own.check_zone(expression)
+    fixed = own.fixed(pattern)
+    parts = _PATTERN.findall(fixed) if isinstance(fixed, str) else []
+    fields = [each for each in parts if each in _WRITTEN]
+    if "".join(parts) != fixed or not fields or own.legacy_times:
+        raise NotOnArrowError(expression, f"its pattern is {fixed!r}, or spark.sql.legacy.timeParserPolicy is LEGACY")
+    own.taken_over = True
+    written = "".join(_WRITTEN[each][0] if each in _WRITTEN else each for each in parts)
+    unit_us = min(_WRITTEN[each][1] for each in fields) * 1_000_000
+    return own.call(expression, "date_format", timestamp, pattern=written, unit_us=unit_us)
 
 
 # Structs.
