@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +39,13 @@ def report_of(error: BaseException, **facts: Any) -> ErrorReport:
         facts=facts,
         final=is_final(error),
     )
+
+
+def peer_of(slot: int, facts: Mapping[str, Any]) -> int | None:
+    """Return the other slot, by the facts of an error of a connection between two; None: they do not say."""
+    ends = {facts.get("producer"), facts.get("consumer")} - {None}
+    others = ends - {slot}
+    return others.pop() if slot in ends and others else None
 
 
 def error_of(report: ErrorReport) -> HeadgateError:

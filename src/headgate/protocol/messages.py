@@ -119,6 +119,18 @@ class SubtaskRecovered(_SubtaskMessage, frozen=True, kw_only=True):
     """All rows that it recovered from channel state are processed; sent if there were any (`Deploy.recovered`)."""
 
 
+class LinkBroken(_SubtaskMessage, frozen=True, kw_only=True):
+    """Its connection to another slot is gone. It fails a while later, unless it has been cancelled by then.
+
+    Parameters
+    ----------
+    peer
+        The other slot.
+    """
+
+    peer: int
+
+
 class SplitRequested(_SubtaskMessage, frozen=True, kw_only=True):
     """A reader has nothing left to read."""
 
@@ -439,7 +451,7 @@ class CoordinatorHeartbeat(_Message, frozen=True, kw_only=True):
 
 
 FromSlot = (
-    RegisterSlot | ReaderRegistered | SubtaskRunning | SubtaskRecovered | SplitRequested | SplitsFinished
+    RegisterSlot | ReaderRegistered | SubtaskRunning | SubtaskRecovered | LinkBroken | SplitRequested | SplitsFinished
     | EventToEnumerator | CheckpointAcknowledged | CheckpointDeclined | InputEnded | SubtaskFailed | SourceReported
     | SubtaskProgress | WatermarkReported | SlotHeartbeat
 )  # fmt: skip

@@ -25,6 +25,7 @@ from headgate.graph.query_options import checkpoints_during_recovery
 from headgate.operators.exchange import Exchange
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
+from headgate.protocol.error_reports import peer_of
 from headgate.protocol.state import OperatorState, RecoveredChannel, SplitState, SubtaskState
 from headgate.readers import SourceReaderBase
 from headgate.runtime.chain import MAIL_MS, StageChain
@@ -91,6 +92,7 @@ class Execution:
         self._timer_ms: int | None = None  # when the timer of exchanges is due
         self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
         self._awaited: list[Future[None]] = []  # the room that is waited for
+        self._unreached: set[int] = set()  # slots to which links broke
         self._looked_ms: int | None = None  # when positions were reported last
         self.inputs: dict[str, SourceInput] = {}
         self._outputs: dict[str, OutputExchange] = {}
@@ -482,9 +484,18 @@ class Execution:
         self._snapshots.store_input(checkpoint_id, channels, relocated)
 
     def on_broken(self, error: TransportError) -> None:
-        """Fail, unless the coordinator has found out why within a while: the other side may have failed, or ended."""
-        if not (self._loop.has_ended or self._suspended):
-            self.context.mailbox.run_after(_BROKEN_PATIENCE_MS, Mail(lambda: self._fail_broken(error)))
+        """Report it, and fail, unless the coordinator has found out why within a while.
+
+        The other side may have failed, or ended.
+        """
+        if self._loop.has_ended or self._suspended:
+            return
+        peer = peer_of(self.context.place.slot, error.facts)
+        if peer is not None and peer not in self._unreached:
+            self._unreached.add(peer)
+            stage = self.context.deployed.stage
+            self._user.post(msg.LinkBroken(stage=stage, execution=self.number, peer=peer))
+        self.context.mailbox.run_after(_BROKEN_PATIENCE_MS, Mail(lambda: self._fail_broken(error)))
 
     def _fail_broken(self, error: TransportError) -> None:
         if not (self.is_over or self._loop.has_ended or self._finishing):

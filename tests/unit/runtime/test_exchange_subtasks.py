@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,10 @@ from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import OperatorState
 from headgate.runtime.channel_recovery_thread import RECOVERY_MEMORY_BYTES
+from headgate.runtime.mailbox import Mail
 from headgate.task.exchange import input_gate as ig
 from headgate.task.exchange import result_partition as rp
+from headgate.transport.channel_ends import broken
 from tests.unit.runtime import two_stages
 from tests.unit.runtime.toy_query import (
     PATIENCE_S,
@@ -365,6 +368,24 @@ def test_a_slot_that_ends_first_does_not_disturb_one_that_publishes(
     pair.sink.finished.set_result(None)
     finishing.join(PATIENCE_S)
     assert finished == [True]
+    assert not pair.failures()
+
+
+def test_a_subtask_reports_once_to_which_slot_it_lost_its_connection_and_runs_on(start: Start) -> None:
+    """The driver knows what became of that slot."""
+    pair = start()
+    pair.offer(1)
+    wait_until(lambda: pair.sink.numbers == [1])
+    consumer = pair.runners[1].subtask._execution
+    assert consumer is not None
+    for producer in (3, 3, 5, 0):
+        error = broken(ChannelId("keys", producer, 0), "planned")
+        consumer.context.mailbox.post(Mail(partial(consumer.on_broken, error)))
+    pair.settle(1)
+    reports = [message for message in pair.posted if isinstance(message, msg.LinkBroken)]
+    assert reports == [msg.LinkBroken(stage=1, execution=pair.execution, peer=peer) for peer in (3, 5)]
+    pair.offer(2)
+    wait_until(lambda: pair.sink.numbers == [1, 2])
     assert not pair.failures()
 
 

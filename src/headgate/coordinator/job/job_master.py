@@ -41,6 +41,7 @@ from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.errors import InternalError
 from headgate.protocol import messages as msg
+from headgate.protocol.error_reports import peer_of
 from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId, SubtaskProgress
 from headgate.protocol.state import InlineState
 
@@ -313,12 +314,16 @@ class JobMaster:
         self._recovering.discard(subtask)
         self._notify_checkpoints(cp.SubtaskRecovered(subtask, message.execution))
 
+    def _on_link_broken(self, subtask: SubtaskId, message: msg.LinkBroken) -> None:
+        self._notify_scheduler(sch.LinkBroke(subtask, message.execution, message.peer))
+
     def _on_input_ended(self, subtask: SubtaskId, message: msg.InputEnded) -> None:
         self._notify_scheduler(sch.SubtaskInputEnded(subtask, message.execution))
 
     def _on_subtask_failed(self, subtask: SubtaskId, message: msg.SubtaskFailed) -> None:
-        peer = _peer_of(subtask.subtask, message.error)
-        self._notify_scheduler(sch.SubtaskBroke(subtask, message.execution, message.error, peer))
+        error = message.error
+        peer = peer_of(subtask.subtask, error.facts) if error.error_type == "TransportError" else None
+        self._notify_scheduler(sch.SubtaskBroke(subtask, message.execution, error, peer))
 
     def _on_checkpoint_acknowledged(self, subtask: SubtaskId, message: msg.CheckpointAcknowledged) -> None:
         self._notify_checkpoints(
@@ -632,12 +637,3 @@ def _groups(plan: JobPlan) -> dict[str, al.AlignmentGroup]:
         if source.alignment is not None:
             drifts.setdefault(source.alignment.group, {})[uid] = source.alignment.max_drift_ms
     return {group: al.AlignmentGroup(group, of, parallelism=plan.parallelism) for group, of in drifts.items()}
-
-
-def _peer_of(slot: int, error: ErrorReport) -> int | None:
-    """Return the other slot, where a connection between two failed."""
-    if error.error_type != "TransportError":
-        return None
-    ends = {error.facts.get("producer"), error.facts.get("consumer")} - {None}
-    others = ends - {slot}
-    return others.pop() if slot in ends and others else None

@@ -103,6 +103,7 @@ ROUTES = (
     Route("slot", msg.SubtaskProgress, ("outside", "groups"), "_on_subtask_progress"),
     Route("slot", msg.SubtaskRunning, ("scheduler",), "_on_subtask_running"),
     Route("slot", msg.SubtaskRecovered, ("checkpoints",), "_on_subtask_recovered"),
+    Route("slot", msg.LinkBroken, ("scheduler",), "_on_link_broken"),
     Route("slot", msg.InputEnded, ("scheduler",), "_on_input_ended"),
     Route("slot", msg.SubtaskFailed, ("scheduler",), "_on_subtask_failed"),
     Route("slot", msg.CheckpointAcknowledged, ("checkpoints",), "_on_checkpoint_acknowledged"),

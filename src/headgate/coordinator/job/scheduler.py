@@ -11,6 +11,7 @@ subtask's state while the query lives.
 - A failed subtask restarts alone under ``region``, from the last completed checkpoint: its sources take back what it
   was given since, while the others read on. Under ``full``, and after a `GlobalFailure`, all subtasks are cancelled,
   then the sources restored, then all subtasks deployed. The subtasks of a slot fail together.
+- A slot whose stream ended may come back. If another slot lost its connection to it, too, it is taken for dead.
 - What comes of an execution, attempt or job that is over does not come here: `job_master` drops it.
 - The first time nothing is deployed before all slots have come, so that a query that lacks cores writes nothing.
 - A failure while a restart is waited for is the same failure to the restart strategy: a kill that also ends Spark's
@@ -98,6 +99,8 @@ class _Subtask(msgspec.Struct):
 
 _DEPLOYED = ("deploying", "running", "ended")
 _LIVE = ("submitted", "cancelling", "resubmitting")
+_CUT_OFF = (sch.ReportFailure, Maybe(sch.AnnounceNotRunning), sch.CancelExecution, sch.ResetReaders)
+_GIVEN_UP = (Maybe(sch.AnnounceNotRunning), sch.FailQuery, sch.ReleaseSlots, sch.CancelJob)
 
 
 class Scheduler(Machine):
@@ -145,7 +148,13 @@ class Scheduler(Machine):
         Row("ending",                   SlotRegistered,          SAME,
             [Maybe(AcceptSlot), Maybe(sch.ReleaseSlots), Maybe(FenceSlot)], "it is to end too",
             by="_on_slot_came_late"),
-        Row("submitted, ending",        SlotDisconnected,        SAME, [], "it may come back", by="_on_slot_event"),
+        Row("submitted, ending",        SlotDisconnected,        SAME, [], "it may come back"),
+        Row("submitted",                SlotDisconnected,        SAME, _CUT_OFF, "slots lost it, too", when="cut off"),
+        Row("submitted",                SlotDisconnected,        "ending", _GIVEN_UP, "one failure too many"),
+        Row("submitted",                sch.LinkBroke,           SAME, [], "the peer may live: its stream is open"),
+        Row("submitted",                sch.LinkBroke,           SAME, _CUT_OFF, "nor do we reach it", when="cut off"),
+        Row("submitted",                sch.LinkBroke,           "ending", _GIVEN_UP, "one failure too many"),
+        Row("ending",                   sch.LinkBroke,           SAME, IGNORED, "late"),
         Row("submitted, ending",        SlotHeard,               SAME, [], "it lives", by="_on_slot_event"),
         Row("deploying",                sch.SubtaskStarted,      "running", [sch.AnnounceRunning], "if it is the last"),
         Row("ending",                   sch.SubtaskStarted,      SAME, IGNORED, "late"),
@@ -175,8 +184,7 @@ class Scheduler(Machine):
             [Maybe(sch.ReportFailure), Maybe(sch.AnnounceNotRunning), Maybe(sch.CancelExecution)],
             "unless a restore of all is coming anyway"),
         Row("cancelling, resubmitting", sch.GlobalFailure,       SAME, [Maybe(sch.ReportFailure)], "the same"),
-        Row("submitted",                sch.GlobalFailure,       "ending",
-            [Maybe(sch.AnnounceNotRunning), sch.FailQuery, sch.ReleaseSlots, sch.CancelJob], "one failure too many"),
+        Row("submitted",                sch.GlobalFailure,       "ending", _GIVEN_UP, "one failure too many"),
         Row("cancelling",               sch.GlobalFailure,       "ending", [sch.FailQuery, sch.ReleaseSlots],
             "the same"),
         Row("resubmitting",             sch.GlobalFailure,       "over",
@@ -253,6 +261,7 @@ class Scheduler(Machine):
         self._cause_is_loss = False
         self._apart: tuple[frozenset[int], int] | None = None  # the slots whose connection failed last, and when
         self._avoid: tuple[int, ...] = ()
+        self._unreached: set[int] = set()  # slots to which a subtask that runs has lost its connection
         self._end_ms = 0
         self._cancelled = False
 
@@ -274,6 +283,8 @@ class Scheduler(Machine):
     def _is_stale(self, event: sch.Event) -> bool:
         """Return whether an event is of an execution or a job that is over: such things do not come here."""
         match event:
+            case sch.LinkBroke():
+                return event.execution != self.execution(event.subtask)
             case sch.SubtaskStarted() | sch.SubtaskInputEnded() | sch.SubtaskBroke():
                 return event.execution != self._subtask(event.subtask).execution
             case sch.JobEnded():
@@ -372,8 +383,23 @@ class Scheduler(Machine):
 
     # Slots.
 
-    def _on_slot_event(self, event: SlotRegistered | SlotDisconnected | SlotHeard, now_ms: int) -> list[sch.Action]:
+    def _on_slot_event(self, event: SlotRegistered | SlotHeard, now_ms: int) -> list[sch.Action]:
         return self._take(self._slots.handle(event, now_ms), now_ms)
+
+    def _on_slot_disconnected(self, event: SlotDisconnected, now_ms: int) -> list[sch.Action]:
+        self._slots.handle(event, now_ms)
+        return self._fail_cut_off(event.slot, now_ms) if self._phase == "submitted" else []
+
+    def _on_link_broke(self, event: sch.LinkBroke, now_ms: int) -> list[sch.Action]:
+        self._unreached.add(event.peer)
+        return self._fail_cut_off(event.peer, now_ms)
+
+    def _fail_cut_off(self, slot: int, now_ms: int) -> list[sch.Action]:
+        """Take a slot for dead that neither we nor another slot reaches. If it lives it cancels when it is back."""
+        if slot not in self._unreached or self._slots.state(slot) != "disconnected":
+            return []
+        error = _error(f"A slot was lost: slot {slot} has no connection to the driver any more, nor to another slot.")
+        return self._fail([slot], error, now_ms)
 
     def _on_slot_came_late(self, event: SlotRegistered, now_ms: int) -> list[sch.Action]:
         actions = self._fences_and_welcomes(self._slots.handle(event, now_ms))
@@ -439,13 +465,11 @@ class Scheduler(Machine):
             # Two hosts that both reach us, and not one another: in place that would go on for ever.
             before, self._apart = self._apart, (frozenset((number, event.peer)), now_ms)
             again = before is not None and now_ms - before[1] < _APART_MS
-            if again and before is not None and before[0] == self._apart[0] and self._both_are_here(self._apart[0]):
+            here = all(self._slots.state(slot) == "registered" for slot in self._apart[0])
+            if again and before is not None and before[0] == self._apart[0] and here:
                 self._apart, self._avoid = (frozenset(), now_ms), (event.peer,)
                 return self._resubmit(event.error, now_ms, again=True)
         return self._fail([number], event.error, now_ms, dead=[event.subtask], loss=False, again=again)
-
-    def _both_are_here(self, slots: frozenset[int]) -> bool:
-        return all(self._slots.state(slot) == "registered" for slot in slots)
 
     def _on_subtask_reset(self, event: sch.SubtaskReset, now_ms: int) -> list[sch.Action]:
         for subtask in self._columns[event.subtask]:
@@ -531,13 +555,7 @@ class Scheduler(Machine):
         return [report, *self._restart(failing, now_ms + delay_ms, error.message, dead, everything=everything)]
 
     def _restart(
-        self,
-        numbers: list[int],
-        due_ms: int,
-        reason: str,
-        dead: Collection[SubtaskId],
-        *,
-        everything: bool = False,
+        self, numbers: list[int], due_ms: int, reason: str, dead: Collection[SubtaskId], *, everything: bool = False
     ) -> list[sch.Action]:
         """Let subtasks go, then have their splits taken back, or everything restored."""
         everything = everything or (bool(numbers) and self._options.failover_strategy == "full")
@@ -545,6 +563,7 @@ class Scheduler(Machine):
             numbers = list(range(len(self._columns)))
             self._restore_ms, self._restoring = due_ms, False
         actions = self._announce_not_running(reason) if numbers else []
+        self._unreached.difference_update(numbers)
         for number in numbers:
             for subtask in self._columns[number]:
                 if subtask.state in _DEPLOYED and subtask.id not in dead:

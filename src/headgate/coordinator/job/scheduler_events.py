@@ -40,6 +40,14 @@ class SubtaskBroke(msgspec.Struct, frozen=True):
     peer: int | None = None
 
 
+class LinkBroke(msgspec.Struct, frozen=True):
+    """The connection of a subtask to another slot, ``peer``, is gone; the subtask runs on for a while."""
+
+    subtask: SubtaskId
+    execution: int
+    peer: int
+
+
 class SubtaskInputEnded(msgspec.Struct, frozen=True):
     """A subtask read all its input."""
 
@@ -73,7 +81,8 @@ class SchedulerTimePassed(msgspec.Struct, frozen=True):
 
 Event = (
     QueryStarted | SlotRegistered | SlotDisconnected | SlotHeard | JobEnded | SubtaskStarted | SubtaskBroke
-    | SubtaskInputEnded | SubtaskReset | SourcesRestored | GlobalFailure | QueryEnding | SchedulerTimePassed
+    | LinkBroke | SubtaskInputEnded | SubtaskReset | SourcesRestored | GlobalFailure | QueryEnding
+    | SchedulerTimePassed
 )  # fmt: skip
 
 # What is to be done.

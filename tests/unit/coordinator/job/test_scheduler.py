@@ -21,6 +21,7 @@ from headgate.coordinator.job.scheduler_events import (
     FailQuery,
     GlobalFailure,
     JobEnded,
+    LinkBroke,
     QueryEnding,
     QueryOver,
     QueryStarted,
@@ -214,6 +215,43 @@ def test_a_killed_worker_is_a_failure_as_soon_as_its_next_attempt_comes() -> Non
     assert kinds(actions) == ["FenceSlot", "AcceptSlot", "ReportFailure", "AnnounceNotRunning", "ResetReaders"]
     machine(SubtaskReset(1), 1_401)
     assert machine(SchedulerTimePassed(), 1_500) == [DeploySubtask(sub(1), 2)]
+
+
+@pytest.mark.parametrize("stream_first", [False, True])
+def test_a_slot_that_neither_the_driver_nor_another_slot_reaches_is_a_failure_at_once(stream_first: bool) -> None:
+    """The others let go while Spark starts a new process, and are there when it comes."""
+    machine = Machine(3, full=True)
+    machine.run()
+    ends = [SlotDisconnected(1, 0), LinkBroke(sub(0), 1, peer=1)]
+    first, second = ends if stream_first else reversed(ends)
+    assert machine(first, 1_000) == []
+
+    report, *actions = machine(second, 1_001)
+    assert isinstance(report, ReportFailure) and "slot 1" in report.error.message and report.restarted == (0, 1, 2)
+    assert kinds(actions) == ["AnnounceNotRunning", "CancelExecution", "CancelExecution", "CancelExecution"]
+    assert machine(SchedulerTimePassed(), 1_101) == [RestoreSources()]
+    assert machine(SourcesRestored(), 1_102) == [DeploySubtask(sub(0), 2), DeploySubtask(sub(2), 2)]
+    assert kinds(machine(SlotRegistered(1, 1, {}), 1_400)) == ["FenceSlot", "AcceptSlot", "DeploySubtask"]
+
+
+def test_a_slot_that_was_taken_for_dead_and_comes_back_gets_its_subtask_anew() -> None:
+    machine = Machine(full=True)
+    machine.run()
+    machine(SlotDisconnected(1, 0), 1_000)
+    assert CancelExecution(sub(1), 1) in machine(LinkBroke(sub(0), 1, peer=1), 1_001)
+    machine(SchedulerTimePassed(), 1_101)
+    machine(SourcesRestored(), 1_102)
+    assert machine(SlotRegistered(1, 0, {0: 1}), 1_400) == [AcceptSlot(1, 0), DeploySubtask(sub(1), 2)]
+
+
+def test_one_broken_link_alone_and_one_of_an_earlier_execution_take_no_slot_for_dead() -> None:
+    machine = Machine(full=True)
+    machine.run()
+    assert machine(LinkBroke(sub(0), 1, peer=1), 1_000) == []  # the peer's stream is open
+    machine(broke(0, 1), 1_001)
+    machine(SchedulerTimePassed(), 1_101)
+    machine(SourcesRestored(), 1_102)
+    assert machine(SlotDisconnected(1, 0), 2_000) == []  # what runs now has its connection
 
 
 def test_a_slot_that_comes_back_keeps_its_subtask() -> None:
@@ -451,13 +489,14 @@ def test_the_tables_are_what_the_machine_does() -> None:
         yield broke(0, subtask.execution)
         if subtask.execution < 3:
             yield SubtaskBroke(sub(0), subtask.execution, ERROR, peer=0)
+            yield LinkBroke(sub(0), subtask.execution, peer=0)
         yield SubtaskReset(0)
         yield SourcesRestored()
         yield GlobalFailure(ERROR)
         yield SlotRegistered(0, first, {})
         if attempt == first:
             yield SlotRegistered(0, first + 1, {})
-        if attempt is not None and (early or phase != "submitted" or subtask.state == "running"):
+        if attempt is not None and (early or phase != "submitted" or subtask.state in ("running", "deploying")):
             yield SlotDisconnected(0, attempt)
         if early or phase != "submitted":
             yield SlotHeard(0, first)
