@@ -26,10 +26,12 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
+from headgate.protocol.data_frames import PREAMBLE, Kind, head
 from headgate.protocol.messages import CheckpointKind
 from headgate.transport.data_plane import ConsumerLink, DataPlane, ProducerLink
+from headgate.transport.sockets import LOST_AFTER_S
 from tests.real import data_plane_pair
-from tests.real.data_plane_pair import CHANNEL, SCHEMA, SECRET, Consumer, Pair, Producer, buffer, hold_timers
+from tests.real.data_plane_pair import CHANNEL, SCHEMA, SECRET, Consumer, Pair, Producer, RawPeer, buffer, hold_timers
 from tests.waiting import wait_until
 
 far, pair = data_plane_pair.far, data_plane_pair.pair
@@ -508,15 +510,92 @@ def test_one_connection_carries_all_channels_of_two_slots_both_ways(far: Pair) -
     assert [end.elements for end in connected] == [[buffer(number // 2)] for number in range(40)]
 
 
-def test_two_slots_that_dial_each_other_at_once_have_two_connections_at_most(far: Pair) -> None:
-    ends = [Consumer() for _ in range(40)]
+def both_ways(far: Pair, exchange: str, count: int = 40) -> list[Consumer]:
+    """Connect channels both ways, in turn."""
+    ends = [Consumer() for _ in range(count)]
     for number, end in enumerate(ends):
         producing, consuming = (far.producing, far.consuming)[:: 1 if number % 2 else -1]
-        channel = ChannelId("x", number, 0)
+        channel = ChannelId(exchange, number, 0)
         producing.offer(channel, 1, SCHEMA, Producer()).send(buffer(number))
         consuming.connect(producing.address, channel, 1, SCHEMA, end)
+    return ends
+
+
+def sole_connections(far: Pair) -> bool:
+    """Whether both slots have one connection, and the same."""
+    found = [list(plane._connections) for plane in (far.producing, far.consuming)]
+    return [len(each) for each in found] == [1, 1] and {each[0].dialed for each in found} == {True, False}
+
+
+def hold(plane: DataPlane) -> threading.Event:
+    """Hold a plane's thread up, after what it is to do until now, until the event is set."""
+    release = threading.Event()
+    plane._io.do(release.wait)
+    return release
+
+
+def test_two_slots_that_dial_each_other_at_once_keep_one_connection(far: Pair) -> None:
+    releases = [hold(plane) for plane in (far.producing, far.consuming)]
+    ends = both_ways(far, "x")
+    for release in releases:
+        release.set()
     wait_until(lambda: all(end.elements for end in ends))
-    assert 1 <= len(far.producing._connections) <= 2
+    wait_until(lambda: sole_connections(far))
+    more = both_ways(far, "y")
+    wait_until(lambda: all(end.elements for end in more))
+    assert sole_connections(far)
+    assert [end.elements for end in ends] == [[buffer(number)] for number in range(40)]
+    assert not [end.errors for end in (*ends, *more) if end.errors]
+
+
+@pytest.mark.parametrize("lower_hears_first", [True, False])
+def test_of_two_connections_that_cross_that_of_the_lower_address_is_kept(far: Pair, lower_hears_first: bool) -> None:
+    """Both are there before either slot hears of the other's. What was asked for on one is asked for on the other."""
+    planes = sorted((far.producing, far.consuming), key=lambda plane: plane.address)
+    undialed = [hold(plane) for plane in planes]
+    ends = both_ways(far, "x")
+    unwanted = Consumer()
+    closed = [plane.connect(other.address, CHANNEL, 1, SCHEMA, unwanted) for plane, other in (planes, planes[::-1])]
+    dialed = [hold(plane) for plane in planes]
+    for release in undialed:
+        release.set()
+    wait_until(lambda: all(connection.stream.is_connected for plane in planes for connection in plane._connections))
+    own = list(planes[0]._connections)
+    for link in closed:
+        link.close()
+    for release in dialed if lower_hears_first else reversed(dialed):
+        release.set()
+    wait_until(lambda: all(end.elements for end in ends))
+    wait_until(lambda: sole_connections(far))
+    assert list(planes[0]._connections) == own
+    assert not planes[0]._moved and not planes[1]._moved
+    assert not planes[0]._waiting and not planes[1]._waiting, "a consumer that was closed is not asked for"
+    assert not [end.errors for end in (*ends, unwanted) if end.errors]
+
+
+def test_a_slot_that_is_refused_for_a_connection_that_never_comes_dials_again(
+    far: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that was to stay may break on its way."""
+    due = hold_timers(far.consuming, LOST_AFTER_S, monkeypatch)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    far.consuming.connect(address, CHANNEL, 1, SCHEMA, far.consumer)
+    accepted, _ = listener.accept()
+    accepted.sendall(PREAMBLE + head(Kind.TWICE, 0))
+    wait_until(lambda: address in far.consuming._moved)
+    late = Consumer()
+    far.consuming.connect(address, ChannelId("late", 0, 0), 1, SCHEMA, late)
+    for each in list(due):
+        each()
+    again, _ = listener.accept()
+    peer = RawPeer.__new__(RawPeer)
+    peer.socket = again
+    assert peer.read(len(PREAMBLE)) == PREAMBLE
+    assert [peer.receive()[0] for _ in range(3)] == [Kind.HELLO, Kind.OPEN, Kind.OPEN]
+    for each in (accepted, again, listener):
+        each.close()
+    wait_until(lambda: bool(far.consumer.errors and late.errors))
 
 
 NOON = datetime.datetime(2026, 7, 1, 12, tzinfo=datetime.UTC)

@@ -11,6 +11,7 @@ ones, and no number is used again. Number 0 is the connection itself.
     HELLO     who dials        `Hello`                             the first one: who it is
     ACCEPTED  who is dialed                                        the answer: the connection may be used
     DENIED    who is dialed                      why, in UTF-8     the answer, and the last frame
+    TWICE     who is dialed                                        the answer, and the last frame: it has dialed, too
     OPEN      consumer         `ChannelRequest`  schema (IPC)      it wants to be connected to the channel's producer
     WELCOME   producer                                             it is
     REFUSED   producer                           why, in UTF-8     it will not be
@@ -52,7 +53,7 @@ import msgspec
 
 from headgate.protocol.channels import ChannelId
 
-VERSION = 2
+VERSION = 3
 """Of what passes a connection. Slots of one query run one version; anybody else is refused."""
 FAMILY = b"headgate-data/"
 PREAMBLE = FAMILY + VERSION.to_bytes(2, "big")
@@ -78,9 +79,10 @@ class Kind(enum.IntEnum):
     CREDIT = 9
     CLOSE = 10
     GOODBYE = 11
+    TWICE = 12
 
 
-GREETINGS = frozenset({Kind.HELLO, Kind.ACCEPTED, Kind.DENIED})
+GREETINGS = frozenset({Kind.HELLO, Kind.ACCEPTED, Kind.DENIED, Kind.TWICE})
 CONSUMERS = frozenset({Kind.OPEN, Kind.CREDIT, Kind.CLOSE})
 """What a consumer sends."""
 

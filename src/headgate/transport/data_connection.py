@@ -7,7 +7,9 @@ Never: answer a stranger's question, or allocate for it; send on a channel what 
     --------  --------------------------------  --------------------------------------------------------------------
     greeting  ACCEPTED, or a HELLO that is ours  up: its reader trusts lengths
     greeting  a HELLO that is not ours          refused: DENIED goes, and nothing that comes is read any more
+    greeting  a HELLO of a slot that is dialed  refused, with TWICE: of the two, that of the lower address stays
     greeting  DENIED                            over: all consumers are refused
+    greeting  TWICE                             over: its consumers, none of which was heard, go to the other connection
     greeting  anything else, or nothing for     over: logged, if it came from outside
               `LOST_AFTER_S`
     any       the socket's end                  over: all ends of its channels learn it
@@ -67,8 +69,14 @@ class Host(Protocol):
     def forget_waiting(self, receiver: Receiver) -> None:
         """It waits no more."""
 
+    def has_dialed_first(self, address: str) -> bool:
+        """Return whether a slot that dials here is to use the connection that this one dialed."""
+
     def on_accepted(self, connection: Connection) -> None:
         """A slot dialed: ``connection.peer`` is reached through it, too."""
+
+    def on_twice(self, connection: Connection) -> None:
+        """``connection.peer`` has dialed, too, and that connection stays."""
 
     def on_over(self, connection: Connection) -> None:
         """It is gone."""
@@ -92,8 +100,8 @@ class Connection:
     def __init__(self, host: Host, stream: FramedSocket, peer: str, *, dialed: bool) -> None:
         self.peer = peer
         self.stream = stream
+        self.dialed = dialed
         self._host = host
-        self._dialed = dialed
         self._up = False  # changed on the I/O thread only, like the next
         self._refusal: str | None = None
         self._lock = threading.Lock()
@@ -116,8 +124,10 @@ class Connection:
                 return False
             number = self._channels.open()
             self._consumers[number] = consumer
-            consumer.opened(self, number)
             self.stream.put(number, _outgoing(Kind.OPEN, number, request, (schema,)))
+            wanted = consumer.opened(self, number)
+        if not wanted:
+            self.send(number, Kind.CLOSE)
         return True
 
     def send(self, number: int, kind: Kind, metadata: bytes = b"", body: Sequence[Any] = ()) -> None:
@@ -161,6 +171,14 @@ class Connection:
             )  # fmt: skip
         error.__cause__ = cause if isinstance(cause, Exception) else None
         return error
+
+    def give_away(self) -> list[FarConsumer]:
+        """Return its consumers, for another connection: this one opens none any more."""
+        with self._lock:
+            self._over = "there is another connection to that slot"
+            consumers = list(self._consumers.values())
+            self._consumers.clear()
+        return consumers
 
     def close_consumers(self) -> None:
         """Close the links of all consumers on it."""
@@ -211,7 +229,7 @@ class Connection:
             consumers, receivers = list(self._consumers.values()), list(self._receivers.values())
             self._consumers.clear()
             self._receivers.clear()
-        if not self._dialed and not self._up and self._refusal is None:
+        if not self.dialed and not self._up and self._refusal is None:
             self._log_refusal("it left without a greeting" if error is None else str(error))
         self._host.on_over(self)
         for consumer in consumers:
@@ -229,12 +247,15 @@ class Connection:
         self._host.seek(receiver)
 
     def _on_greeting(self, frame: Frame) -> None:
-        if self._up or (frame.kind is Kind.HELLO) == self._dialed:
+        if self._up or (frame.kind is Kind.HELLO) == self.dialed:
             raise IllegalFrame(f"{frame.kind.name} comes from the wrong side, or again")
         if frame.kind is Kind.HELLO:
             self._on_hello(HELLOS.decode(frame.metadata))
         elif frame.kind is Kind.ACCEPTED:
             self._enter()
+        elif frame.kind is Kind.TWICE:
+            self._host.on_twice(self)
+            self.stream.end(None)
         else:
             self._refusal = frame.metadata.decode()
             self.stream.end(None)
@@ -245,6 +266,10 @@ class Connection:
             self._deny(f"{here} refused the secret: it is another query's, or another start's of this one")
         elif hello.run != self._host.run:
             self._deny(f"{here} is of run {self._host.run}, not of run {hello.run}")
+        elif self._host.has_dialed_first(hello.address):
+            self.peer, self._refusal = hello.address, "there is another connection"
+            self._greet(Kind.TWICE)
+            self.stream.refuse()
         else:
             self.peer = hello.address
             self._enter()

@@ -4,7 +4,7 @@ Never: decide what is sent or when; hold back an event after rows that wait for 
 credit); copy a batch for the same slot. Call back while a lock is held.
 
 All channels between two slots share a connection (`headgate.transport.data_connection`), which the slot dials whose
-consumer comes first; if both dial at once there are two. It stays when its channels end. One thread
+consumer comes first; if both dial at once, that of the lower address. It stays when its channels end. One thread
 (`headgate.transport.io_thread`) waits for all connections of a slot, and makes the calls that come from other slots.
 
     consumer asks for       the channel's offer          what happens
@@ -118,6 +118,7 @@ class DataPlane:
         self._waiting: dict[ChannelId, list[Receiver]] = {}
         self._connections: set[Connection] = set()
         self._peers: dict[str, Connection] = {}  # those to use for new channels, by the other slot's address
+        self._moved: dict[str, list[FarConsumer]] = {}  # to the connection that a slot has dialed, which is on its way
         self._io = IoThread(_THREAD_NAME)
         self._io.do(self._accept_more)
         atexit.register(self.kill)
@@ -173,18 +174,28 @@ class DataPlane:
             self.seek(link)
             return link
         far = FarConsumer(address, channel, generation, schema, end)
-        with self._lock:
-            late = self._closing
-            connection = None if late else self._peers.get(address) or self._dial_locked(address)
-        if connection is None:
+        if self._open(far, address):
+            self._give_up_after(timeout_s, far, address)
+        else:
             end.on_broken(broken(channel, "the slot ends"))
-            return far
-        if connection.open(far):
+        return far
+
+    def _open(self, far: FarConsumer, address: str, over: Connection | None = None) -> bool:
+        """Ask for a consumer's producer, on another connection than one that is over; return False when this closes."""
+        with self._lock:
+            if self._closing:
+                return False
+            if address in self._moved:
+                self._moved[address].append(far)
+                return True
+            connection = self._peers.get(address) or self._dial_locked(address)
+        if connection is over:
+            self._io.do(far.lost, connection.error_for(far.channel))
+        elif connection.open(far):
             connection.flush()
         else:
-            self._io.do(far.lost, connection.error_for(channel))
-        self._give_up_after(timeout_s, far, address)
-        return far
+            return self._open(far, address, connection)
+        return True
 
     def _give_up_after(self, timeout_s: float, link: LocalConsumer | FarConsumer, address: str) -> None:
         known = weakref.ref(link)
@@ -299,10 +310,45 @@ class DataPlane:
                 if not waiting:
                     del self._waiting[receiver.channel]
 
-    def on_accepted(self, connection: Connection) -> None:
-        """Reach the slot that dialed through its connection, too."""
+    def has_dialed_first(self, address: str) -> bool:
+        """Return whether both dialed, and the connection that this slot dialed stays: its address is the lower one.
+
+        Only where the other host has answered: hosts may reach one another in one direction only.
+        """
         with self._lock:
-            self._peers[connection.peer] = connection
+            own = self._peers.get(address)
+        return own is not None and own.dialed and own.stream.is_connected and self.address < address
+
+    def on_twice(self, connection: Connection) -> None:
+        """Let the channels of a connection that was refused use the other slot's, which is there or on its way."""
+        address = connection.peer
+        with self._lock:
+            if self._peers.get(address) is connection:
+                del self._peers[address]
+                self._moved[address] = []
+                self._io.do_after(_GREETING_S, lambda: self._open_moved(address))
+        for consumer in connection.give_away():
+            self._open(consumer, address)
+
+    def on_accepted(self, connection: Connection) -> None:
+        """Reach the slot that dialed through its connection, too. One that is not dialed yet will not be."""
+        address = connection.peer
+        with self._lock:
+            own = self._peers.get(address)
+            self._peers[address] = connection
+        if own is not None and not own.stream.has_begun:
+            for consumer in own.give_away():
+                self._open(consumer, address)
+            own.stream.abort()
+            self.on_over(own)
+        self._open_moved(address)
+
+    def _open_moved(self, address: str) -> None:
+        """Open what waits for another slot's connection: it has come, or does not come."""
+        with self._lock:
+            moved = self._moved.pop(address, [])
+        for consumer in moved:
+            self._open(consumer, address)
 
     def on_over(self, connection: Connection) -> None:
         """Forget a connection."""

@@ -71,10 +71,11 @@ class FarConsumer:
         request = ChannelRequest(channel=self.channel, generation=self.generation)
         return ENCODER.encode(request), self.schema.serialize()
 
-    def opened(self, line: Line, number: int) -> None:
-        """Take note of its number on a connection, where OPEN goes next."""
+    def opened(self, line: Line, number: int) -> bool:
+        """Take note of its number on a connection, where OPEN goes next; return whether it is to: it may be closed."""
         with self._lock:
             self._line, self._number = line, number
+            return not self._over
 
     def grant(self, credits: int) -> None:
         """As in `ConsumerLink`."""

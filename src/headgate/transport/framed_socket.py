@@ -136,6 +136,20 @@ class FramedSocket:
 
     # On the I/O thread.
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is dialed, or was accepted."""
+        return self._has_socket
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other host has answered, noticed here or not."""
+        if self._over or not self._has_socket:
+            return False
+        with contextlib.suppress(OSError):
+            return bool(self._socket.getpeername())
+        return False
+
     def trust(self) -> None:
         """Take any frames from now on."""
         self._reader.trusted = True
@@ -148,8 +162,10 @@ class FramedSocket:
     def dial(self, owner: SocketOwner, host: str, port: int, wrap: Wrap | None) -> None:
         """Connect to another slot. Its host is a number: a name would be looked up while all connections wait.
 
-        With ``wrap`` it uses TLS.
+        With ``wrap`` it uses TLS. Nothing if it is over.
         """
+        if self._over:
+            return
         self._owner, self._wrap = owner, wrap
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
