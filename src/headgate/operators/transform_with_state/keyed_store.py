@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from headgate.operators.transform_with_state.restored_rows import KeyRow, RestoredRows
 from headgate.operators.transform_with_state.spilled_cells import SpilledCells
 from headgate.operators.transform_with_state.state_rows import APPEND, CLEAR, REMOVE, SET, TIMERS, Kind, Rows
 
@@ -128,10 +129,20 @@ class KeyedStore:
         How much of them may be in memory; 0: any amount.
     spill_folder
         Where the rest goes.
+    restored
+        What snapshots hold; the store takes a key's part of it when it is the key's turn.
     """
 
-    def __init__(self, variables: tuple[StateVariable, ...], *, memory_bytes: int = 0, spill_folder: str = "") -> None:
+    def __init__(
+        self,
+        variables: tuple[StateVariable, ...],
+        *,
+        memory_bytes: int = 0,
+        spill_folder: str = "",
+        restored: RestoredRows | None = None,
+    ) -> None:
         self.variables = variables
+        self._restored = RestoredRows() if restored is None else restored
         self._memory_bytes = memory_bytes if spill_folder else 0
         self._spill_folder = spill_folder
         self._spilled: SpilledCells | None = None
@@ -184,15 +195,32 @@ class KeyedStore:
         if self._spilled is not None:
             self._spilled.close()
 
+    def fetch(self, keys: Sequence[bytes]) -> None:
+        """Bring what is known of keys into memory, which costs less for many together than when it is their turn."""
+        missing = [key for key in keys if key not in self.cells]
+        if not missing:
+            return
+        for key, rows in self._restored.take(missing).items():
+            self._take_on(key, rows)
+        if self._spilled is not None:
+            for key in missing:
+                if key not in self.cells and (data := self._spilled.get(key)) is not None:
+                    self._unpack(key, data)
+
     def _find(self, key: bytes) -> Cell | None:
         """Return the cell of a key, from wherever it is; None: nothing is known of it."""
         cell = self.cells.get(key)
-        if cell is None and self._spilled is not None and (data := self._spilled.get(key)) is not None:
-            group, slots, timers = _unpack(data)
-            held = tuple(_as_held(each.kind, slot) for each, slot in zip(self.variables, slots, strict=True))
-            cell = self.cells[key] = Cell(key, group, held, None if timers is None else set(timers))
-            self._held_bytes += len(data) + CELL_BYTES
+        if cell is None:
+            self.fetch((key,))
+            cell = self.cells.get(key)
         return cell
+
+    def _unpack(self, key: bytes, data: bytes) -> None:
+        """Take a cell from the local disk."""
+        group, slots, timers = _unpack(data)
+        held = tuple([_as_held(each.kind, slot) for each, slot in zip(self.variables, slots, strict=True)])
+        self.cells[key] = Cell(key, group, held, None if timers is None else set(timers))
+        self._held_bytes += len(data) + CELL_BYTES
 
     def _cell_of(self, key: bytes, group: int) -> Cell:
         cell = self._find(key)
@@ -305,24 +333,32 @@ class KeyedStore:
 
     def next_timer_ms(self) -> int | None:
         """Return the time of the first timer of all keys; None: there is none."""
-        while self._timers:
-            at_ms, _, key, _ = self._timers[0]
+        restored = self._restored.timers
+        while True:
+            is_restored = (first_ms := restored.next_ms()) is not None and (
+                not self._timers or first_ms <= self._timers[0][0]
+            )
+            if not is_restored and not self._timers:
+                return None
+            at_ms, key = restored.first()[:2] if is_restored else (self._timers[0][0], self._timers[0][2])
             cell = self._find(key)
             if cell is not None and at_ms in (cell.timers or ()):
                 return at_ms
-            heapq.heappop(self._timers)
-        return None
+            if is_restored:
+                restored.skip()
+            else:
+                heapq.heappop(self._timers)
 
     def take_due(self, now_ms: int) -> list[tuple[int, bytes, int]]:
         """Return time, key and key group of the timers up to a time, the first one first.
 
         They stay registered until they are deleted; some of them may not be registered any more.
         """
-        due: dict[tuple[int, bytes, int], None] = {}
+        due = dict.fromkeys(self._restored.timers.take_until(now_ms))
         while self._timers and self._timers[0][0] <= now_ms:
             at_ms, _, key, group = heapq.heappop(self._timers)
             due[at_ms, key, group] = None
-        return list(due)
+        return sorted(due, key=lambda timer: timer[0])
 
     def _put_timer(self, cell: Cell, at_ms: int) -> None:
         if cell.timers is None:
@@ -391,27 +427,56 @@ class KeyedStore:
         self._timer_changes.clear()
         return rows
 
-    def restore(self, rows: Iterator[tuple[int, int, bytes, bytes | None, bytes | None, int | None]]) -> None:
-        """Take on what snapshots hold: (variable, key group, key, key in it, value, expiry), nothing of it obsolete."""
-        for number, group, key, entry, data, expiry in rows:
-            cell = self._cell_of(key, group)
-            if number == TIMERS:
+    def _take_on(self, key: bytes, rows: Sequence[KeyRow]) -> None:
+        """Make a cell of the rows that snapshots hold of a key."""
+        slots: list[Any] = list(self._nothing)
+        timers: set[int] = set()
+        for _, state, entry, op, data, expiry in rows:
+            if state == TIMERS:
                 assert entry is not None
-                self._put_timer(cell, timer_of(entry))
-                continue
-            assert data is not None
-            self._held_bytes += len(data) + len(entry or b"") + ENTRY_BYTES
-            variable = self.variables[number]
-            if variable.kind == "value":
-                cell.put(number, (data, expiry))
-            elif variable.kind == "list":
-                cell.append(number, [(data, expiry)])
+                (timers.add if op == SET else timers.discard)(timer_of(entry))
+            elif op == CLEAR:
+                slots[state] = None
+            elif op == REMOVE:
+                (slots[state] or {}).pop(entry, None)
             else:
-                if cell.slots[number] is None:
-                    cell.put(number, {})
-                cell.slots[number][entry] = (data, expiry)
-            if expiry is not None:
+                assert data is not None
+                slots[state] = _with_row(self.variables[state].kind, slots[state], entry, (data, expiry))
+        cell = Cell(key, rows[0][0], self._nothing, timers or None)
+        for state, held in enumerate(slots):
+            if held:
+                slots[state] = self._alive(state, cell, held)
+        cell.slots = tuple(slots)
+        if not cell.is_empty:
+            self.cells[key] = cell
+            self._held_bytes += CELL_BYTES + len(timers) * ENTRY_BYTES
+
+    def _alive(self, number: int, cell: Cell, held: Any) -> Any:
+        """Return what has not expired of what snapshots hold, and see to it that it is forgotten when it does."""
+        variable = self.variables[number]
+        stored = [held] if variable.kind == "value" else list(held.values() if variable.kind == "map" else held)
+        for data, expiry in stored:
+            self._held_bytes += len(data) + ENTRY_BYTES
+            if expiry is not None and expiry > self.now_ms:
                 self._expires(number, cell, expiry, variable.ttl_ms or 0)
+        if variable.kind == "value":
+            return None if self.is_expired(held) else held
+        if variable.kind == "list":
+            return _items([item for item in held if not self.is_expired(item)]) or None
+        return {key: entry for key, entry in held.items() if not self.is_expired(entry)} or None
+
+
+def _with_row(kind: Kind, held: Any, entry: bytes | None, stored: Stored) -> Any:
+    """Return what is held of a state once a row of a snapshot was taken on."""
+    if kind == "value":
+        return stored
+    if kind == "list":
+        held = [] if held is None else held
+        held.append(stored)
+        return held
+    held = {} if held is None else held
+    held[entry] = stored
+    return held
 
 
 def _items(items: Sequence[Stored]) -> Sequence[Stored]:

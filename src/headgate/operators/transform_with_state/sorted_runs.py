@@ -165,24 +165,36 @@ class SortedRuns:
 
     def merge(self, now_ms: int) -> None:
         """Let runs become one level that have grown as large as those below them."""
-        sizes = [sum(run.size_bytes for run in level) for level in self._levels]
+        sizes = self._sizes()
         first = len(sizes) - 1
         size_bytes = sizes[first]
         while first > 0 and sizes[first - 1] <= 2 * size_bytes:
             first -= 1
             size_bytes += sizes[first]
         if first < len(sizes) - 1:
-            parts = [run for level in self._levels[first:] for run in level]
-            slabs = self._slabs(size_bytes)
-            self._levels[first:] = [
-                [
-                    SortedRun(
-                        self._name_chunk(), size_bytes // len(slabs), parts=parts,
-                        lowest=first == 0, now_ms=now_ms, spill_folder=self._spill_folder, groups=groups,
-                    )
-                    for groups in slabs
-                ]
-            ]  # fmt: skip
+            self._merge_from(first, size_bytes, now_ms)
+
+    def merge_all(self, now_ms: int) -> None:
+        """Let all runs become one level, whatever their sizes."""
+        if self._levels:
+            self._merge_from(0, sum(self._sizes()), now_ms)
+
+    def _sizes(self) -> list[int]:
+        return [sum(run.size_bytes for run in level) for level in self._levels]
+
+    def _merge_from(self, first: int, size_bytes: int, now_ms: int) -> None:
+        """Let the levels from this one on become one."""
+        parts = [run for level in self._levels[first:] for run in level]
+        slabs = self._slabs(size_bytes)
+        self._levels[first:] = [
+            [
+                SortedRun(
+                    self._name_chunk(), size_bytes // len(slabs), parts=parts,
+                    lowest=first == 0, now_ms=now_ms, spill_folder=self._spill_folder, groups=groups,
+                )
+                for groups in slabs
+            ]
+        ]  # fmt: skip
 
     def _slabs(self, size_bytes: int) -> Sequence[tuple[int, int] | None]:
         """Return the key groups of runs that so many bytes become; None: all."""

@@ -30,11 +30,11 @@ from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.transform_with_state.key_codes import KeyCodes
 from headgate.operators.transform_with_state.keyed_store import KeyedStore
+from headgate.operators.transform_with_state.restored_rows import RestoredRows
 from headgate.operators.transform_with_state.sorted_runs import SPILL_BYTES, SortedRuns, mapped
 from headgate.operators.transform_with_state.state_rows import (
     PROGRESS,
     SET,
-    compact,
     read_chunk,
     rows_of,
 )
@@ -50,9 +50,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TimeMode = Literal["none", "processingtime", "eventtime"]
-_ROWS_AT_ONCE = 2000
-_ROWS_OF_GROUPS = 200_000
-"""So many rows of state are taken on, and sorted out, in a step of a restore."""
+_KEYS_AT_ONCE = 256
+"""The state of so many keys is looked for together."""
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,61 +160,41 @@ class TransformWithState(KeyedOperator):
             pass
 
     def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
-        """Restore a chunk, the keys of some groups, or some thousand keys at a time."""
-        declared = self._handle.variables
-        read = []
-        for chunk in chunks:
-            table, header = read_chunk(chunk.read(), chunk.chunk_id)
-            read.append((self._bounded(table), header))
-            yield
-        states = StoredStates(
-            self._context.uid, self.function, self._codes.codec.schema.json(), declared, self._handle.deleted
-        )
-        for _, header in read:
-            states.take_on(header)
-        self._header = states.header
+        """Index a chunk, or a part of it, at a time; a key's state is made when the key has rows or a timer."""
+        uid, keys = self._context.uid, self._codes.codec.schema.json()
+        states = StoredStates(uid, self.function, keys, self._handle.variables, self._handle.deleted)
+        own, restored = self._context.key_groups, RestoredRows(self._bounded)
         memory_bytes, folder = self._context.memory_bytes, self._context.spill_folder
-        self._store = KeyedStore(states.variables, memory_bytes=memory_bytes, spill_folder=folder)
-        own = self._context.key_groups
         self._runs = SortedRuns(self._name_chunk, folder, memory_bytes, (own.first, own.last))
-        now_ms = self._clock_ms()
-        tables = []
-        for table, header in read:
-            tables.append(states.own_rows(table, header, self._context.key_groups))
-            yield
-        keep = all(chunk.whole for chunk in chunks) and all(
-            table.num_rows == before.num_rows and not states.are_converted(header)
-            for table, (before, header) in zip(tables, read, strict=True)
-        )
         seeded: dict[int, int | None] = {}
-        states_left = []
-        for part in _by_groups(tables):
-            state = compact(part, lowest=True, now_ms=now_ms)
+        tables, keep = [], True
+        for chunk in chunks:
+            read, header = read_chunk(chunk.read(), chunk.chunk_id)
             yield
-            is_progress = pc.equal(state["state"], PROGRESS)
-            seeded |= {group: expiry for _, group, _, _, _, expiry in rows_of(state.filter(is_progress))}
-            of_keys = state.filter(pc.invert(is_progress))
-            for begin in range(0, of_keys.num_rows, _ROWS_AT_ONCE):
-                self._store.restore(rows_of(of_keys.slice(begin, _ROWS_AT_ONCE)))
-                if self._store.is_full:
-                    self._store.evict()
-                yield
-            if not keep:
-                states_left.append(self._bounded(state))
-        if tables and keep:
-            self._runs.add_level([(table, chunk.chunk_id) for chunk, table in zip(chunks, tables, strict=True)])
-        elif tables and self._context.memory_bytes:
-            self._runs.add_level([(state, None) for state in states_left])
-        elif tables:
-            self._runs.add(pa.concat_tables(states_left))
+            states.take_on(header)
+            table = states.own_rows(read, header, own)
+            keep = keep and chunk.whole and table.num_rows == read.num_rows and not states.are_converted(header)
+            table = self._bounded(table.combine_chunks())
+            tables.append(table)
+            yield
+            is_progress = pc.equal(table["state"], PROGRESS)
+            seeded |= {group: expiry for _, group, _, _, _, expiry in rows_of(table.filter(is_progress))}
+            yield from restored.add_in_steps(table)
+        restored.end()
+        self._header = states.header
+        named = [(table, chunk.chunk_id if keep else None) for chunk, table in zip(chunks, tables, strict=True)]
+        self._runs.add_level(named)
+        if not keep:
+            self._runs.merge_all(self._clock_ms())
         reached = {group: at_ms for group in self._groups if (at_ms := seeded.get(group)) is not None}
         if len(reached) == len(self._groups):
             self._watermark_ms = min(reached.values())
         self._fired = {group: at_ms for group, at_ms in reached.items() if at_ms != self._watermark_ms}
         if len(seeded) == len(self._groups):
             self._progress_of = (self._watermark_ms,)
+        self._store = KeyedStore(states.variables, memory_bytes=memory_bytes, spill_folder=folder, restored=restored)
         self._handle.start(self._store)
-        self._store.now_ms = now_ms
+        self._store.now_ms = self._clock_ms()
         yield from self._apply_initial_state([group for group in self._groups if group not in seeded])
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
@@ -312,7 +291,10 @@ class TransformWithState(KeyedOperator):
         groups = self._key_groups(first)
         times = self._times()
         parts = self._flavor.groups(rows, list(self._definition.keys), starts)
-        for key_bytes, group, (key, user_rows) in zip(self._codes.encode(first), groups, parts, strict=True):
+        keys = self._codes.encode(first)
+        for number, (key_bytes, group, (key, user_rows)) in enumerate(zip(keys, groups, parts, strict=True)):
+            if number % _KEYS_AT_ONCE == 0:
+                self._store.fetch(keys[number : number + _KEYS_AT_ONCE])
             self._store.turn_to(key_bytes, group)
             self._flavor.take(self._user.handleInputRows(key, user_rows, times), "handleInputRows")
             self._turn_over()
@@ -327,7 +309,10 @@ class TransformWithState(KeyedOperator):
         from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 
         times = self._times()
-        for at_ms, key_bytes, group in self._store.take_due(reached):
+        due = self._store.take_due(reached)
+        for number, (at_ms, key_bytes, group) in enumerate(due):
+            if number % _KEYS_AT_ONCE == 0:
+                self._store.fetch([key for _, key, _ in due[number : number + _KEYS_AT_ONCE]])
             current = self._store.turn_to(key_bytes, group)
             if at_ms in (current.timers or ()):
                 key = self._codes.key_of(key_bytes)
@@ -467,19 +452,6 @@ class TransformWithState(KeyedOperator):
                 option="schema", value=text,
             )  # fmt: skip
         return StructType.fromJson(msgspec.json.decode(found))
-
-
-def _by_groups(tables: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
-    """Yield the rows of tables by ranges of key groups, of about `_ROWS_OF_GROUPS` rows, if groups are no larger."""
-    groups = [table["group"].to_numpy() for table in tables]
-    counts = np.bincount(np.concatenate(groups)) if groups else np.zeros(0, np.int64)
-    if counts.sum() <= _ROWS_OF_GROUPS:
-        if tables:
-            yield list(tables)
-        return
-    parts = np.cumsum(counts) // _ROWS_OF_GROUPS  # by group: which part it is of
-    for part in np.unique(parts[counts > 0]):
-        yield [table.filter(pa.array(parts[of] == part)) for table, of in zip(tables, groups, strict=True)]
 
 
 def _bound(at_ms: int | None, kind: pa.TimestampType) -> int:

@@ -7,7 +7,8 @@ import gc
 import pytest
 
 from headgate.operators.transform_with_state.keyed_store import KeyedStore, StateVariable
-from headgate.operators.transform_with_state.state_rows import Kind, compact, rows_of
+from headgate.operators.transform_with_state.restored_rows import RestoredRows
+from headgate.operators.transform_with_state.state_rows import Kind
 
 
 def tracked(store: KeyedStore) -> int:
@@ -35,8 +36,10 @@ def test_the_garbage_collector_looks_at_no_object_of_a_key_but_its_maps(kind: Ki
         store.turn_over()
     assert tracked(store) <= 100 * for_each_key
 
-    restored = KeyedStore(variables)
-    restored.restore(rows_of(compact([store.changed_rows().table()], lowest=True, now_ms=0)))
+    rows = RestoredRows()
+    list(rows.add_in_steps(store.changed_rows().table()))
+    restored = KeyedStore(variables, restored=rows)
+    restored.fetch(list(store.cells))
     assert tracked(restored) <= 100 * for_each_key
     assert {key: cell.slots for key, cell in restored.cells.items()} == {
         key: cell.slots for key, cell in store.cells.items()

@@ -18,7 +18,7 @@ from stateful_runs import INPUT, StatefulRun, Uploads, as_restored, definition, 
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import RestoredChunk
-from headgate.operators.transform_with_state import sorted_runs, transform_with_state
+from headgate.operators.transform_with_state import restored_rows, sorted_runs
 from headgate.operators.transform_with_state.state_rows import SCHEMA, ChunkHeader, read_chunk, write_chunk
 
 RESULT = definition([("user", pa.string()), ("result", pa.string())], time_mode="eventtime", event_time="at")
@@ -108,22 +108,46 @@ def subtask_of_user(user: str, parallelism: int) -> int:
     return group * parallelism // 128
 
 
-def test_much_state_is_restored_in_steps_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_makes_no_state_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of keys: their rows are indexed, in steps; a key's state is made in its turn, and once."""
+    monkeypatch.setattr(restored_rows, "ROWS_OF_INDEX", 40)
     before = StatefulRun(Scripted(add_all), RESULT)
     users = [f"user {number}" for number in range(300)]
     before.rows(*((user, number, 10**9) for number, user in enumerate(users)))
     chunks = before.snapshot()
-    monkeypatch.setattr(transform_with_state, "_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(transform_with_state, "_ROWS_OF_GROUPS", 40)
+    rows = sum(each.table().num_rows for each in before.operator._runs.runs)
     for whole in (True, False):
         restored = StatefulRun(Scripted(add_all), RESULT)
-        largest, steps = 0, 0
-        held = 0
-        for _ in restored.operator.restore_in_steps(as_restored(chunks, whole=whole)):
-            cells = len(restored.operator._store.cells) if steps > 1 else 0
-            largest, held, steps = max(largest, cells - held), cells, steps + 1
-        assert (held, largest <= 7, steps > 300 // 7) == (len(before.operator._store.cells), True, True)
+        steps = sum(1 for _ in restored.operator.restore_in_steps(as_restored(chunks, whole=whole)))
+        store = restored.operator._store
+        assert (len(store.cells), steps > rows // 40) == (0, True)
+        assert result(restored, users[7]) == result(before, users[7])
+        assert list(store.cells) == [restored.operator._codes.codec.encode((users[7],))]
         assert result(restored, *users) == result(before, *users)
+        assert store._restored.take(list(store.cells)) == {}, "nothing is given twice"
+
+
+def test_timers_of_a_restore_fire_in_their_order_with_new_ones() -> None:
+    """Of keys that nothing was asked of, deleted ones and those that chunks have twice not."""
+    before = StatefulRun(Scripted(add_all), RESULT)
+    before.rows(("a", 5, 10**9), ("b", 3, 10**9), ("c", 4, 10**9))
+    chunks = before.snapshot()
+    before.rows(("c", -4000, 10**9), ("a", -5000, 10**9))
+    chunks = before.snapshot()
+    before.rows(("a", 5, 10**9))
+    chunks = before.snapshot()
+    restored = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(chunks), execution=1)
+    restored.rows(("d", 4, 10**9), ("e", 3, 10**9))
+    fired = [user for user, _ in restored.watermark(10**8)]
+    assert fired == [user for user, _ in before_with(before, ("d", 4, 10**9), ("e", 3, 10**9)).watermark(10**8)]
+    assert fired == ["b", "e", "d", "a"]
+    assert restored.watermark(10**9) == []
+
+
+def before_with(stateful: StatefulRun, *rows: tuple[str, int, int]) -> StatefulRun:
+    """Return the same run after rows."""
+    stateful.rows(*rows)
+    return stateful
 
 
 def test_one_percent_of_the_keys_is_a_few_percent_of_the_bytes() -> None:
