@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from headgate.protocol.messages import RecoveryProgress, SplitEventTime, SubtaskId, SubtaskProgress
+from headgate.protocol.messages import RecoveryProgress, RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress
 
 
 class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,26 @@ class StageRecovery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     rows_left: int
     memory_bytes: int
     disk_bytes: int
+
+
+class StageRestore(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far the subtasks of a stage are with their keyed state, together: `RestoreProgress` of each.
+
+    Parameters
+    ----------
+    stage, subtasks
+        Which stage, and how many of its subtasks are not through.
+    bytes_to_read, bytes_left
+        Sums.
+    duration_ms
+        Of the subtask that takes longest.
+    """
+
+    stage: int
+    subtasks: int
+    bytes_to_read: int
+    bytes_left: int
+    duration_ms: int
 
 
 _PHASES = ("reading", "replaying", "processing")
@@ -200,6 +220,23 @@ class Figures:
                 rows_left=sum(each.rows_left for each in of),
                 memory_bytes=sum(each.memory_bytes for each in of),
                 disk_bytes=sum(each.disk_bytes for each in of),
+            )
+            for stage, of in sorted(by_stage.items())
+        ]
+
+    def restore(self) -> list[StageRestore]:
+        """Return the stages that took on keyed state when they were deployed, or still do, in the order of the data."""
+        by_stage: dict[int, list[RestoreProgress]] = {}
+        for each in self._messages():
+            if each.restore is not None:
+                by_stage.setdefault(each.stage, []).append(each.restore)
+        return [
+            StageRestore(
+                stage=stage,
+                subtasks=sum(not each.is_over for each in of),
+                bytes_to_read=sum(each.bytes_to_read for each in of),
+                bytes_left=sum(each.bytes_left for each in of),
+                duration_ms=max(each.duration_ms for each in of),
             )
             for stage, of in sorted(by_stage.items())
         ]

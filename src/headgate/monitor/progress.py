@@ -135,6 +135,11 @@ class ProgressReporter:
         return [msgspec.to_builtins(each) for each in self._figures.recovery()]
 
     @property
+    def restore(self) -> list[dict[str, Any]]:
+        """How far the stages are with their keyed state, as in a progress."""
+        return [msgspec.to_builtins(each) for each in self._figures.restore()]
+
+    @property
     def reader_troubles(self) -> dict[str, list[str]]:
         """What readers wait for beside data, as sentences, by source."""
         return {uid: self._figures.troubles(uid) for uid in self._identity.sources}
@@ -178,6 +183,8 @@ class ProgressReporter:
         - ``recovery``: of each stage that recovers rows which were under way ``stage``, ``subtasks``, ``phase``
           (``reading`` from the checkpoint, ``replaying`` from local disks, ``processing`` the last ones),
           ``rowsToRead``, ``rowsLeft``, ``memoryBytes`` and ``diskBytes``; empty when that is over;
+        - ``restore``: of each stage that took on keyed state when its subtasks were deployed ``stage``, ``subtasks``
+          (which are not through), ``bytesToRead``, ``bytesLeft`` and ``durationMs`` of the one that took longest;
         - ``eventTimes``: by source with event time ``alignmentGroup``, ``driftMs``, ``pausedSplits``, ``idleSplits``,
           and ``splits``: each with ``watermark``, ``idle``, ``paused`` and ``driftMs``, which is how far it is ahead of
           the slowest of its group (null without a group, and while somebody has no watermark yet);
@@ -272,6 +279,7 @@ class ProgressReporter:
             "lateRows": self._figures.late,
             "unpublishedMs": self._unpublished_ms(now_ms),
             "recovery": self.recovery,
+            "restore": self.restore,
         }  # fmt: skip
 
     def _all_troubles(self) -> dict[str, list[str]]:

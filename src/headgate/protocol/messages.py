@@ -236,6 +236,27 @@ class RecoveryProgress(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int
 
 
+class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a subtask is with the keyed state that its operators take on.
+
+    Parameters
+    ----------
+    bytes_to_read
+        Of all chunks; of those that have keys of other subtasks all of them.
+    bytes_left
+        Of the chunks that are not read yet; 0 in the end.
+    duration_ms
+        Since the operators began to open, until they are open.
+    is_over
+        Whether they are open.
+    """
+
+    bytes_to_read: int
+    bytes_left: int
+    duration_ms: int
+    is_over: bool
+
+
 class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     """Figures for `lastProgress`, now and then; the newest counts.
 
@@ -260,6 +281,9 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         By sink uid: how long the oldest rows of a complete checkpoint have waited to be published; absent: none wait.
     recovery
         How far its recovery is; None: it is over, or there is none.
+    restore
+        How far its operators are with their keyed state, or how long that took; None: there was none. Before they are
+        open, a message has nothing else.
     troubles
         By source uid: what its reader waits for beside data, as sentences; absent: nothing.
     """
@@ -275,6 +299,7 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     late: int = 0
     unpublished_ms: dict[str, int] = {}
     recovery: RecoveryProgress | None = None
+    restore: RestoreProgress | None = None
     troubles: dict[str, tuple[str, ...]] = {}
 
 

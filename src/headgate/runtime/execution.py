@@ -34,7 +34,7 @@ from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.input_exchanges import InputExchanges
 from headgate.runtime.mailbox import Mail
 from headgate.runtime.output_exchange import OutputExchange
-from headgate.runtime.restored import read_rows, recovered_input, restored_chunks
+from headgate.runtime.restored import RestoredState, read_rows, recovered_input
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.runtime.snapshots import SafeSnapshot, Snapshots
 from headgate.runtime.source_input import MOST_POSITIONS, SourceInput, positions_of
@@ -98,6 +98,7 @@ class Execution:
         self._outputs: dict[str, OutputExchange] = {}
         self._gate: InputExchanges | None = None
         self._chain: StageChain | None = None
+        self._restored: RestoredState | None = None
         self._snapshots: Snapshots | None = None
 
     # Opening.
@@ -107,18 +108,18 @@ class Execution:
         context = self.context
         items = {uid: [context.bytes_of(item) for item in state.items] for uid, state in operators.items()}
         self._open_outputs()
-        restore = context.deployed.restore or SubtaskState()
-        keyed = {uid: restored_chunks(context, uid, state) for uid, state in restore.keyed.items()}
+        self._restored = restored = RestoredState(context, (context.deployed.restore or SubtaskState()).keyed)
         self._chain = chain = StageChain(
             context.definition,
             context.operator(),
             items,
             stage=context.deployed.stage,
-            keyed=keyed,
+            keyed=restored.chunks,
             outputs=self._outputs,
             clock_ms=context.services.work_ms,
         )
         yield from chain.open_in_steps()
+        restored.end()
         chain.position_of = self._position_of
         for source in self._stage.sources:
             self.inputs[source.uid] = SourceInput(context, source, chain, self)
@@ -543,15 +544,18 @@ class Execution:
     # Figures and ends.
 
     @property
-    def has_started(self) -> bool:
+    def reports(self) -> bool:
         """Whether there are figures to report."""
-        return self._loop.has_started
+        return self._loop.has_started or self._restore_progress() is not None
 
     def progress(self, splits: Mapping[str, tuple[SplitState, ...]] | None = None) -> msg.SubtaskProgress:
         """Return the figures since the deployment, and now and then where the splits are.
 
         ``splits`` is where a snapshot found them, if nothing newer was reported since.
         """
+        if not self._loop.has_started:
+            stage, restore = self.context.deployed.stage, self._restore_progress()
+            return msg.SubtaskProgress(stage=stage, execution=self.number, restore=restore)
         assert self._chain is not None
         figures = self._chain.figures()
         now_ms = self.context.now_ms()
@@ -579,8 +583,12 @@ class Execution:
             late=figures.late,
             unpublished_ms=figures.unpublished_ms,
             recovery=None if self._gate is None else self._gate.recovery_progress(),
+            restore=self._restore_progress(),
             troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
         )
+
+    def _restore_progress(self) -> msg.RestoreProgress | None:
+        return None if self._restored is None else self._restored.progress()
 
     def facts_of(self, error: BaseException) -> dict[str, Any]:
         """Return where this is, for an error's report: stage, subtask, and what was being read where known."""

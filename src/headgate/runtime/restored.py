@@ -7,7 +7,7 @@ Follows FLIP-547, sections 4.2 to 4.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
@@ -16,21 +16,73 @@ from headgate.errors import StoredStateError
 from headgate.operators.exchange import Partitioner
 from headgate.operators.operator import RestoredChunk
 from headgate.protocol.channels import ChannelId
-from headgate.protocol.state import ChannelState, ChunkState, KeyedState, RecoveredChannel
+from headgate.protocol.messages import RestoreProgress
+from headgate.protocol.state import (
+    ChannelState,
+    ChunkState,
+    InlineState,
+    KeyedState,
+    RecoveredChannel,
+    StateHandle,
+)
 from headgate.runtime.channel_recovery_thread import RecoveredInput
 from headgate.runtime.execution_context import ExecutionContext
 
 
-def restored_chunks(context: ExecutionContext, uid: str, state: KeyedState) -> list[RestoredChunk]:
-    """Return the chunks of an operator's keyed state; those that are its own as they are may be named again."""
-    groups = context.operator(uid).key_groups
+class RestoredState:
+    """The keyed state that operators take on, and how much of it they have read.
 
-    def restored(chunk: ChunkState) -> RestoredChunk:
-        own = chunk.first_key_group >= groups.first and chunk.last_key_group <= groups.last
-        whole = own and context.uploader.adopt(uid, chunk)
-        return RestoredChunk(chunk.chunk_id, whole, lambda: context.bytes_of(chunk.handle))
+    Parameters
+    ----------
+    context
+        The execution's.
+    state
+        By the operator's uid.
+    """
 
-    return [restored(chunk) for chunk in state.chunks]
+    def __init__(self, context: ExecutionContext, state: Mapping[str, KeyedState]) -> None:
+        self._context = context
+        self._began_ms = context.services.work_ms()
+        self._ended_ms: float | None = None
+        self._bytes_to_read = sum(_size_of(chunk.handle) for each in state.values() for chunk in each.chunks)
+        self._bytes_left = self._bytes_to_read
+        self.chunks = {uid: self._chunks(uid, each) for uid, each in state.items()}
+        """By the operator's uid; those that are its own as they are may be named again."""
+
+    def end(self) -> None:
+        """Take note that the operators are open."""
+        self._ended_ms = self._context.services.work_ms()
+
+    def progress(self) -> RestoreProgress | None:
+        """Return how far it is; None: there is nothing to take on."""
+        if not self._bytes_to_read:
+            return None
+        until_ms = self._context.services.work_ms() if self._ended_ms is None else self._ended_ms
+        return RestoreProgress(
+            bytes_to_read=self._bytes_to_read,
+            bytes_left=self._bytes_left,
+            duration_ms=round(until_ms - self._began_ms),
+            is_over=self._ended_ms is not None,
+        )
+
+    def _chunks(self, uid: str, state: KeyedState) -> list[RestoredChunk]:
+        groups = self._context.operator(uid).key_groups
+
+        def restored(chunk: ChunkState) -> RestoredChunk:
+            own = chunk.first_key_group >= groups.first and chunk.last_key_group <= groups.last
+            whole = own and self._context.uploader.adopt(uid, chunk)
+            return RestoredChunk(chunk.chunk_id, whole, lambda: self._read(chunk))
+
+        return [restored(chunk) for chunk in state.chunks]
+
+    def _read(self, chunk: ChunkState) -> bytes:
+        data = self._context.bytes_of(chunk.handle)
+        self._bytes_left -= len(data)
+        return data
+
+
+def _size_of(handle: StateHandle) -> int:
+    return len(handle.data) if isinstance(handle, InlineState) else handle.size_bytes
 
 
 def recovered_input(context: ExecutionContext, recovered: RecoveredChannel, partitioner: Partitioner) -> RecoveredInput:

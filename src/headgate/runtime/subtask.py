@@ -161,7 +161,7 @@ class Subtask:
         """Report figures, and again after a while."""
         self._mailbox.run_after(PROGRESS_PERIOD_MS, Mail(self.on_progress_due))
         execution = self._execution
-        if execution is not None and execution.has_started:
+        if execution is not None and execution.reports:
             self.post(execution.progress())
 
     def _on_error(self, error: BaseException) -> None:

@@ -134,6 +134,12 @@ class QueryProgress:
             return self._reporter.recovery
 
     @property
+    def restore(self) -> list[dict[str, Any]]:
+        """How far the stages are with their keyed state. Any thread."""
+        with self._lock:
+            return self._reporter.restore
+
+    @property
     def reader_troubles(self) -> dict[str, list[str]]:
         """What readers wait for beside data, as sentences, by source. Any thread."""
         with self._lock:

@@ -125,11 +125,12 @@ class ContinuousQuery:
 
         ``rowsIn`` and ``rowsOut`` since the start, ``slots`` (with host and process), ``subtasks``, checkpoints,
         ``sources`` (by uid, with the ``troubles`` of each: what keeps its enumerator or its readers from their
-        work) and ``recovery``: what is left of the rows that were in flight, by stage, as in `lastProgress`.
+        work), ``recovery``: what is left of the rows that were in flight, and ``restore``: how far keyed state is taken
+        on, both by stage, as in `lastProgress`.
         """
         driver, progress = self._driver, self._progress
         rows_in, rows_out = (0, 0) if progress is None else progress.rows
-        recovery = [] if progress is None else progress.recovery
+        recovery, restore = ([], []) if progress is None else (progress.recovery, progress.restore)
         active = driver is not None and self.isActive
         known = {} if driver is None else _plain(driver.status)
         for uid, troubles in ({} if progress is None else progress.reader_troubles).items():
@@ -138,6 +139,7 @@ class ContinuousQuery:
         return {
             "message": known["state"] if active else "Stopped", "isDataAvailable": active, "isTriggerActive": active,
             **known, "rowsIn": rows_in, "rowsOut": rows_out, "recovery": recovery,
+            "restore": restore,
         }  # fmt: skip
 
     @property
