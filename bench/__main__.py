@@ -17,6 +17,7 @@ from bench import (
     scan,
     soak,
     startup,
+    state,
     stream,
     unaligned,
 )
@@ -34,6 +35,7 @@ BENCHES = {
     "unaligned": unaligned,
     "startup": startup,
     "scale": scale,
+    "state": state,
     "soak": soak,
 }
 
