@@ -190,9 +190,7 @@ def _savepoint(spark: SparkSession, case: str, keys: int) -> str:
     return folder
 
 
-def _first_row(
-    spark: SparkSession, case: str, keys: int, savepoint: str | None
-) -> tuple[float, float | None]:
+def _first_row(spark: SparkSession, case: str, keys: int, savepoint: str | None) -> tuple[float, float | None]:
     """Return the seconds from a start to the first row out, and those that the slowest slot took for its state."""
     with _folders() as (notes, checkpoints):
         program = _PROGRAMS[case](_rows(spark, keys, None), 1)
@@ -233,7 +231,9 @@ def run(arguments: argparse.Namespace) -> None:
             sides = [partial(_spilled, spark, keys, size) for size in (little, TIMES_MEMORY * TIMES_MEMORY * little)]
             results.append(measure(Case(case, *sides, "all in memory", unit="rows/s"), rounds, memory, warm_up=False))
         else:
-            results += _restores(spark, case, arguments.rows or (QUICK_KEYS if arguments.quick else KEYS), rounds, memory)
+            results += _restores(
+                spark, case, arguments.rows or (QUICK_KEYS if arguments.quick else KEYS), rounds, memory
+            )
     spark.stop()
     report(
         "state", results, memory,

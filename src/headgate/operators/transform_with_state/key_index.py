@@ -20,6 +20,10 @@ from headgate.operators.key_hash import key_hash
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
+Store = Callable[[pa.Table], pa.Table]
+"""Stores a table where it takes no memory, or returns it as it is."""
+
+_NONE: Places = np.zeros(0, np.int64)
 
 
 def hashes_of(keys: Sequence[bytes]) -> Hashes:
@@ -32,18 +36,17 @@ class KeyIndex:
 
     Parameters
     ----------
-    keys
-        The key of each row.
+    hashes
+        That of each row's key.
     store
-        Stores a table where it takes no memory, or returns it as it is.
+        Stores the index.
     """
 
-    def __init__(self, keys: pa.Array, store: Callable[[pa.Table], pa.Table]) -> None:
-        self._shift = np.uint64(max(1, len(keys).bit_length()))
-        entries = key_hash([keys])
-        entries >>= self._shift
-        entries <<= self._shift
-        entries |= np.arange(len(keys), dtype=np.uint64)
+    def __init__(self, hashes: Hashes, store: Store) -> None:
+        bits = max(1, len(hashes).bit_length())
+        self._shift, self._mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+        entries = hashes & ~self._mask
+        entries |= np.arange(len(hashes), dtype=np.uint64)
         entries.sort()
         self._entries: Hashes = store(pa.table({"entry": entries}))["entry"].to_numpy()
 
@@ -52,13 +55,14 @@ class KeyIndex:
 
         Those of one come in the order of the table.
         """
-        low = (hashes >> self._shift) << self._shift
-        first = np.searchsorted(self._entries, low)
-        # What is beyond the last hash wraps around to 0; all entries from the first one are below it.
-        after = low + (np.uint64(1) << self._shift)
-        end = np.where(after == 0, len(self._entries), np.searchsorted(self._entries, after))
-        counts = end - first
-        owner = np.repeat(np.arange(len(hashes)), counts)
+        entries = self._entries
+        low = hashes & ~self._mask
+        first = np.searchsorted(entries, low)
+        (hit,) = np.nonzero(entries.take(first, mode="clip") & ~self._mask == low)
+        if not len(hit):
+            return _NONE, _NONE
+        first = first[hit]
+        counts = np.searchsorted(entries, low[hit] | self._mask) - first  # no row has the number of all ones
         place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-        row: Any = self._entries[place] & ((np.uint64(1) << self._shift) - np.uint64(1))
-        return row.astype(np.int64), owner
+        rows: Any = entries[place] & self._mask
+        return rows.astype(np.int64), np.repeat(hit, counts)

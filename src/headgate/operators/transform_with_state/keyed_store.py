@@ -16,10 +16,11 @@ There may be millions of keys, so what stands for one is kept from the cyclic ga
 threads of the process while it looks at each: cells are untracked, and tuples of bytes and numbers it untracks
 itself.
 
-Beyond ``memory_bytes`` cells go to the local disk (`SpilledCells`), and come back when it is their turn. What is
-counted is what was stored or came back since they went last, so it is never less than what is held; then all of them
-go, once their changes are taken (`changed_rows`). In memory stay the times of timers and of what expires, with their
-keys.
+Beyond ``memory_bytes`` cells go to the local disk (`SpilledCells`), and come back when it is their turn. Those in
+memory are of a few generations: one that is used is of the youngest. When what was stored in that, or came into it, is
+a generation's part of the memory, the next one begins, and the cells of the oldest go; the changes of all are taken
+before (`changed_rows`), and older ones have none. What is counted is never less than what is held. In memory stay the
+times of timers and of what expires, with their keys.
 
 An expiry is None without a time to live, else milliseconds since 1970-01-01 UTC: what is past it is there no more. It
 is forgotten by `sweep`, which is not a change: in snapshots it stands with its expiry.
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,12 +46,15 @@ Stored = tuple[bytes, int | None]
 _BUCKETS_PER_TTL = 8
 _SHORTEST_BUCKET_MS = 1000
 _SHORT_LIST = 16
+_GENERATIONS = 4
 CELL_BYTES = 300
 """About what a cell takes beside its values: it, its place, its tuple."""
 ENTRY_BYTES = 150
 """About what a value takes beside its bytes."""
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
+KEYS_AT_ONCE = 1024
+"""So many keys are fetched together."""
 LAST_MS = 2**63 - 1
 """No timer is later."""
 
@@ -148,6 +153,11 @@ class KeyedStore:
         self._spilled: SpilledCells | None = None
         self._held_bytes = 0
         self.cells: dict[bytes, Cell] = {}
+        """The youngest generation."""
+        self._older: deque[dict[bytes, Cell]] = deque()
+        """The other ones, the oldest first."""
+        self._unknown: set[bytes] = set()
+        """Of the keys that were fetched last: those of which nothing is known."""
         self.cell: Cell | None = None
         """The cell whose turn it is; None: no key's."""
         self.now_ms = 0
@@ -179,16 +189,34 @@ class KeyedStore:
     @property
     def is_full(self) -> bool:
         """Whether `evict` is to be called, when it is nobody's turn."""
-        return 0 < self._memory_bytes < self._held_bytes
+        return 0 < self._memory_bytes < self._held_bytes * _GENERATIONS
 
     def evict(self) -> None:
-        """Let all cells go to the local disk. `changed_rows` has been called since the last change."""
+        """Let the cells that were not used for longest go to the local disk.
+
+        `changed_rows` has been called since the last change.
+        """
         assert self.cell is None and not self._timer_changes and not any(self._changes)
-        if self._spilled is None:
-            self._spilled = SpilledCells(self._spill_folder)
-        self._spilled.put((key, _pack((cell.group, cell.slots, cell.timers))) for key, cell in self.cells.items())
+        self._older.append(self.cells)
         self.cells = {}
         self._held_bytes = 0
+        if len(self._older) < _GENERATIONS:
+            return
+        if self._spilled is None:
+            self._spilled = SpilledCells(self._spill_folder)
+        oldest = self._older.popleft().items()
+        self._spilled.put([(key, _pack((cell.group, cell.slots, cell.timers))) for key, cell in oldest])
+
+    def _bytes_of(self, cell: Cell) -> int:
+        """Return about how much a cell takes."""
+        stored = [
+            item
+            for variable, held in zip(self.variables, cell.slots, strict=True)
+            if held is not None
+            for item in ((held,) if variable.kind == "value" else held.values() if variable.kind == "map" else held)
+        ]
+        values = sum([len(data) for data, _ in stored]) + ENTRY_BYTES * (len(stored) + len(cell.timers or ()))
+        return CELL_BYTES + len(cell.key) + values
 
     def close(self) -> None:
         """Delete what is on the local disk."""
@@ -198,41 +226,48 @@ class KeyedStore:
     def fetch(self, keys: Sequence[bytes]) -> None:
         """Bring what is known of keys into memory, which costs less for many together than when it is their turn."""
         missing = [key for key in keys if key not in self.cells]
-        if not missing:
-            return
+        for older in self._older:
+            missing = [key for key in missing if not self._make_young(older, key)]
         for key, rows in self._restored.take(missing).items():
             self._take_on(key, rows)
         if self._spilled is not None:
-            for key in missing:
-                if key not in self.cells and (data := self._spilled.get(key)) is not None:
-                    self._unpack(key, data)
+            for key, data in self._spilled.take(missing):
+                self._unpack(key, data)
+        self._unknown = {key for key in missing if key not in self.cells}
+
+    def _make_young(self, older: dict[bytes, Cell], key: bytes) -> bool:
+        """Take a cell out of an older generation into the youngest, if it is there."""
+        cell = older.pop(key, None)
+        if cell is not None:
+            self.cells[key] = cell
+            self._held_bytes += self._bytes_of(cell)
+        return cell is not None
 
     def _find(self, key: bytes) -> Cell | None:
         """Return the cell of a key, from wherever it is; None: nothing is known of it."""
-        cell = self.cells.get(key)
-        if cell is None:
+        if key not in self.cells and key not in self._unknown:
+            unknown = self._unknown
             self.fetch((key,))
-            cell = self.cells.get(key)
-        return cell
+            self._unknown |= unknown
+        return self.cells.get(key)
 
     def _unpack(self, key: bytes, data: bytes) -> None:
         """Take a cell from the local disk."""
         group, slots, timers = _unpack(data)
-        held = tuple([_as_held(each.kind, slot) for each, slot in zip(self.variables, slots, strict=True)])
-        self.cells[key] = Cell(key, group, held, None if timers is None else set(timers))
+        held = tuple([slot and _AS_HELD[each.kind](slot) for each, slot in zip(self.variables, slots, strict=True)])
+        self.cells[key] = Cell(key, group, held, timers and set(timers))
         self._held_bytes += len(data) + CELL_BYTES
 
     def _cell_of(self, key: bytes, group: int) -> Cell:
         cell = self._find(key)
         if cell is None:
             cell = self.cells[key] = Cell(key, group, self._nothing)
+            self._unknown.discard(key)
             self._held_bytes += len(key) + CELL_BYTES
         return cell
 
     def _forget(self, key: bytes) -> None:
         self.cells.pop(key, None)
-        if self._spilled is not None:
-            self._spilled.delete(key)
 
     def slot(self, number: int) -> Any:
         """Return what is stored of a state for the current key, also what is expired."""
@@ -376,10 +411,12 @@ class KeyedStore:
     def sweep(self) -> None:
         """Forget what is past its time to live."""
         for number, end_ms in [bucket for bucket in self._buckets if bucket[1] <= self.now_ms]:
-            for key in self._buckets.pop((number, end_ms)):
-                cell = self._find(key)
-                if cell is not None:
-                    self._sweep_cell(number, cell)
+            keys = list(self._buckets.pop((number, end_ms)))
+            for begin in range(0, len(keys), KEYS_AT_ONCE):
+                self.fetch(keys[begin : begin + KEYS_AT_ONCE])
+                for key in keys[begin : begin + KEYS_AT_ONCE]:
+                    if (cell := self.cells.get(key)) is not None:
+                        self._sweep_cell(number, cell)
 
     def _expires(self, number: int, cell: Cell, expiry: int, ttl_ms: int) -> None:
         span_ms = max(_SHORTEST_BUCKET_MS, ttl_ms // _BUCKETS_PER_TTL)
@@ -484,15 +521,12 @@ def _items(items: Sequence[Stored]) -> Sequence[Stored]:
     return tuple(items) if len(items) <= _SHORT_LIST else list(items)
 
 
-def _as_held(kind: Kind, slot: Any) -> Any:
-    """Return what a cell holds of a state, as it came from the local disk."""
-    if slot is None:
-        return None
-    if kind == "value":
-        return tuple(slot)
-    if kind == "list":
-        return _items([tuple(item) for item in slot])
-    return {key: tuple(entry) for key, entry in slot.items()}
+_AS_HELD: dict[Kind, Callable[[Any], Any]] = {
+    "value": tuple,
+    "list": lambda items: _items([tuple(item) for item in items]),
+    "map": lambda entries: {key: tuple(entry) for key, entry in entries.items()},
+}
+"""What a cell holds of a state that is there, of what came from the local disk."""
 
 
 def timer_key(at_ms: int) -> bytes:

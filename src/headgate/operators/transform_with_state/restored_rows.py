@@ -8,20 +8,19 @@ key apply in their order, those of the older chunk first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.operators.transform_with_state.key_index import KeyIndex, Places, hashes_of
+from headgate.operators.key_hash import key_hash
+from headgate.operators.transform_with_state.key_index import Hashes, KeyIndex, Places, Store, hashes_of
 from headgate.operators.transform_with_state.state_rows import SET, TIMERS
 
 KeyRow = tuple[int, int, bytes | None, int, bytes | None, int | None]
 """Key group, state, entry, operation, value and expiry."""
 Timer = tuple[int, bytes, int]
 """Time, key and key group."""
-Store = Callable[[pa.Table], pa.Table]
 
 ROWS_OF_INDEX = 1 << 22
 """An index of so many rows is made in a good part of a second."""
@@ -33,11 +32,11 @@ class _Indexed:
 
     def __init__(self, rows: pa.RecordBatch, store: Store) -> None:
         self._rows = rows
-        self._index = KeyIndex(rows["key"], store)
+        self._index = KeyIndex(key_hash([rows["key"]]), store)
         self._given = np.zeros(rows.num_rows, np.bool_)
         self.left = rows.num_rows
 
-    def take(self, keys: Sequence[bytes], hashes: npt.NDArray[np.uint64]) -> Iterator[tuple[bytes, KeyRow]]:
+    def take(self, keys: Sequence[bytes], hashes: Hashes) -> Iterator[tuple[bytes, KeyRow]]:
         rows, owners = self._index.rows(hashes)
         fresh = ~self._given[rows]
         rows, owners = rows[fresh], owners[fresh]
@@ -49,7 +48,7 @@ class _Indexed:
         for row, owner, (key, *of_key) in zip(rows.tolist(), owners.tolist(), zip(*columns, strict=True), strict=True):
             if key == keys[owner]:
                 given.append(row)
-                yield key, tuple(of_key)  # type: ignore[misc]
+                yield key, tuple(of_key)
         self._given[given] = True
         self.left -= len(given)
 

@@ -141,6 +141,7 @@ class SortedRuns:
         self._slab_bytes = max(SPILL_BYTES, memory_bytes // 4) if memory_bytes and spill_folder else 0
         self._groups = groups
         self._levels: list[list[SortedRun]] = []
+        self._settled = 0  # so many levels were there after the last merge
 
     @property
     def runs(self) -> list[SortedRun]:
@@ -162,22 +163,25 @@ class SortedRuns:
             if last is not None and len(groups) and int(groups.min()) > last:
                 self._levels[-2:] = [self._levels[-2] + self._levels[-1]]
             last = int(groups.max()) if len(groups) else None
+        self._settled = len(self._levels)
 
     def merge(self, now_ms: int) -> None:
-        """Let runs become one level that have grown as large as those below them."""
+        """Let what was added become one level, with those below that it has grown as large as."""
         sizes = self._sizes()
-        first = len(sizes) - 1
-        size_bytes = sizes[first]
+        first = min(self._settled, len(sizes) - 1)
+        size_bytes = sum(sizes[first:])
         while first > 0 and sizes[first - 1] <= 2 * size_bytes:
             first -= 1
             size_bytes += sizes[first]
         if first < len(sizes) - 1:
             self._merge_from(first, size_bytes, now_ms)
+        self._settled = len(self._levels)
 
     def merge_all(self, now_ms: int) -> None:
         """Let all runs become one level, whatever their sizes."""
         if self._levels:
             self._merge_from(0, sum(self._sizes()), now_ms)
+            self._settled = len(self._levels)
 
     def _sizes(self) -> list[int]:
         return [sum(run.size_bytes for run in level) for level in self._levels]

@@ -64,10 +64,10 @@ class Rows:
     """Collects rows."""
 
     def __init__(self) -> None:
-        self._columns: tuple[list[Any], ...] = tuple([] for _ in SCHEMA)
+        self._rows: list[tuple[Any, ...]] = []
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return len(self._rows)
 
     def add(
         self,
@@ -80,13 +80,12 @@ class Rows:
         expiry: int | None = None,
     ) -> None:
         """Add a row."""
-        row = (state, group, key, entry, op, value, expiry)
-        for column, cell in zip(self._columns, row, strict=True):
-            column.append(cell)
+        self._rows.append((state, group, key, entry, op, value, expiry))
 
     def table(self) -> pa.Table:
         """Return them as a table."""
-        arrays = [pa.array(column, field.type) for column, field in zip(self._columns, SCHEMA, strict=True)]
+        columns = zip(*self._rows, strict=True) if self._rows else ((),) * len(SCHEMA)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 

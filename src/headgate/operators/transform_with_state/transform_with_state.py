@@ -29,7 +29,7 @@ from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.transform_with_state.key_codes import KeyCodes
-from headgate.operators.transform_with_state.keyed_store import KeyedStore
+from headgate.operators.transform_with_state.keyed_store import KEYS_AT_ONCE, KeyedStore
 from headgate.operators.transform_with_state.restored_rows import RestoredRows
 from headgate.operators.transform_with_state.sorted_runs import SPILL_BYTES, SortedRuns, mapped
 from headgate.operators.transform_with_state.state_rows import (
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TimeMode = Literal["none", "processingtime", "eventtime"]
-_KEYS_AT_ONCE = 256
-"""The state of so many keys is looked for together."""
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,8 +291,8 @@ class TransformWithState(KeyedOperator):
         parts = self._flavor.groups(rows, list(self._definition.keys), starts)
         keys = self._codes.encode(first)
         for number, (key_bytes, group, (key, user_rows)) in enumerate(zip(keys, groups, parts, strict=True)):
-            if number % _KEYS_AT_ONCE == 0:
-                self._store.fetch(keys[number : number + _KEYS_AT_ONCE])
+            if number % KEYS_AT_ONCE == 0:
+                self._store.fetch(keys[number : number + KEYS_AT_ONCE])
             self._store.turn_to(key_bytes, group)
             self._flavor.take(self._user.handleInputRows(key, user_rows, times), "handleInputRows")
             self._turn_over()
@@ -311,8 +309,8 @@ class TransformWithState(KeyedOperator):
         times = self._times()
         due = self._store.take_due(reached)
         for number, (at_ms, key_bytes, group) in enumerate(due):
-            if number % _KEYS_AT_ONCE == 0:
-                self._store.fetch([key for _, key, _ in due[number : number + _KEYS_AT_ONCE]])
+            if number % KEYS_AT_ONCE == 0:
+                self._store.fetch([key for _, key, _ in due[number : number + KEYS_AT_ONCE]])
             current = self._store.turn_to(key_bytes, group)
             if at_ms in (current.timers or ()):
                 key = self._codes.key_of(key_bytes)

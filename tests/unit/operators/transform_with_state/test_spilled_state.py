@@ -60,20 +60,23 @@ def test_any_life_is_as_in_memory(life: list[Any], memory_bytes: int, tmp_path_f
 def test_what_expires_and_what_is_cleared_is_forgotten_on_the_disk(tmp_path: Path) -> None:
     defined = msgspec.structs.replace(RESULT, time_mode="processingtime", event_time=None)
 
-    def store(p: Any, user: Any, rows: Any, times: Any) -> Any:
+    def keep(p: Any, user: Any, rows: Any, times: Any) -> Any:
         if rows[0].amount:
             p.value.update((1,)), p.list.appendValue((1,)), p.map.updateValue(("x",), (1,))
             return None
         return state_of(p)
 
-    run = StatefulRun(Scripted(store, ttl_ms=60_000), defined, memory_bytes=1, spill_folder=str(tmp_path))
+    run = StatefulRun(Scripted(keep, ttl_ms=60_000), defined, memory_bytes=1, spill_folder=str(tmp_path))
     run.rows(*((f"user {n}", 1, 0) for n in range(50)))
-    assert (len(run.operator._store.cells), len(run.operator._store._spilled)) == (0, 50)  # type: ignore[arg-type]
+    store = run.operator._store
+    older = sum(map(len, store._older))
+    assert (len(store.cells), older + len(store._spilled)) == (0, 50)  # type: ignore[arg-type]
+    assert 0 < older < 5, "those that were used last are in memory"
     run.time(run.now_ms + 200_000)
-    assert len(run.operator._store._spilled) == 0  # type: ignore[arg-type]
+    assert len(store._spilled) == sum(map(len, (store.cells, *store._older))) == 0  # type: ignore[arg-type]
     assert run.rows(("user 7", 0, 0)) == [("user 7", "(None, [], [], [])")]
     run.operator.close()
-    assert not list(tmp_path.glob("*.sqlite"))
+    assert not list(tmp_path.glob("cells-*")), "files have no names"
 
 
 PROGRAM = """
