@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.monitor.figures import BusyOperator, Figures
-from headgate.protocol.messages import RecoveryProgress, SplitEventTime, SubtaskProgress
+from headgate.protocol.messages import RecoveryProgress, RestoreProgress, SplitEventTime, SubtaskProgress
 
 
 def figures_of(*messages: tuple[int, int, SubtaskProgress]) -> Figures:
@@ -54,6 +54,25 @@ def test_what_is_left_to_recover_is_added_up_by_stage() -> None:
         (2, 2, "reading", 12),
     ]
     assert figures.recovery()[1].disk_bytes == 40
+
+
+def test_what_is_left_to_restore_is_added_up_by_stage() -> None:
+    """The time is that of the subtask that takes longest; who is through counts with its bytes."""
+
+    def restoring(left: int, duration_ms: int) -> RestoreProgress:
+        return RestoreProgress(bytes_to_read=10, bytes_left=left, duration_ms=duration_ms, is_over=not left)
+
+    figures = figures_of(
+        (0, 1, message(stage=2, restore=restoring(0, 70))),
+        (1, 1, message(stage=2, restore=restoring(4, 90))),
+        (2, 1, message(stage=2)),
+        (0, 1, message(stage=1, restore=restoring(0, 5))),
+    )
+    assert [(each.stage, each.subtasks, each.bytes_to_read, each.bytes_left) for each in figures.restore()] == [
+        (1, 0, 10, 0),
+        (2, 1, 20, 4),
+    ]
+    assert figures.restore()[1].duration_ms == 90
 
 
 def test_a_deployment_counts_from_zero_again() -> None:

@@ -19,7 +19,7 @@ from headgate.monitor.progress import (
     QueryIdentity,
     timestamp,
 )
-from headgate.protocol.messages import RecoveryProgress, SubtaskProgress
+from headgate.protocol.messages import RecoveryProgress, RestoreProgress, SubtaskProgress
 from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 IDENTITY = QueryIdentity(
@@ -58,6 +58,17 @@ def test_rows_that_are_recovered_are_reported_until_they_are_processed() -> None
     assert (reported["phase"], reported["rowsLeft"], reported["diskBytes"]) == ("processing", 5, 20)
     reporter.take(0, message(), 1500)
     assert reporter.report(2000)[0]["headgate"]["recovery"] == []
+
+
+def test_how_far_keyed_state_is_taken_on_is_reported_and_how_long_that_took() -> None:
+    reporter = ProgressReporter(IDENTITY, started_ms=0)
+    for left, over in ((900, False), (0, True)):
+        restore = RestoreProgress(bytes_to_read=1000, bytes_left=left, duration_ms=1100 - left, is_over=over)
+        reporter.take(0, message(restore=restore), 500)
+        [reported] = reporter.report(1000)[0]["headgate"]["restore"]
+        assert reported == reporter.restore[0]
+        assert (reported["bytesToRead"], reported["bytesLeft"], reported["subtasks"]) == (1000, left, int(not over))
+    assert reported["durationMs"] == 1100
 
 
 def test_a_query_that_has_done_nothing_yet() -> None:
@@ -149,7 +160,7 @@ def test_everything_of_an_interval() -> None:
             "operators": [{"uid": "map", "stage": 0, "subtask": 0, "busyPercent": 50}],
             "troubles": {"gen": ["It is away"]}, "splits": {"kafka": 1, "gen": 0},
             "rowsRead": {"kafka": 400, "gen": 20}, "rowsWritten": {"sink": 310, "bad": 2}, "skippedRecords": 3,
-            "lateRows": 5, "unpublishedMs": {}, "recovery": [],
+            "lateRows": 5, "unpublishedMs": {}, "recovery": [], "restore": [],
             "eventTimes": {}, "alignmentGroups": {},
         },
     }  # fmt: skip

@@ -18,9 +18,11 @@ from headgate.operators.operator import KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import (
+    ChunkState,
     FileState,
     FinishedSplit,
     InlineState,
+    KeyedState,
     OperatorState,
     ReaderState,
     SplitState,
@@ -98,6 +100,8 @@ class Restoring(ToyOperator, KeyedOperator):
         raise NotImplementedError
 
     def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
+        for chunk in chunks[:1]:
+            chunk.read()
         while not self.does["is_restored"]():
             yield
 
@@ -119,6 +123,25 @@ def test_a_subtask_that_restores_much_is_not_stuck_and_handles_its_messages(star
     running.deploy()
     restored.set()
     running.next(msg.SubtaskRunning)
+
+
+def test_how_far_a_restore_is_is_reported_before_the_operators_are_open(start: Start) -> None:
+    restored = threading.Event()
+    running = start(a=ToySource(), operator=Restoring(is_restored=restored.is_set))
+    chunks = [
+        ChunkState(chunk_id=str(n), handle=InlineState(b"x" * n), first_key_group=0, last_key_group=127) for n in (3, 4)
+    ]
+    running.deploy(SubtaskState(keyed={"function": KeyedState(chunks=tuple(chunks))}))
+
+    def reported() -> list[msg.RestoreProgress]:
+        running.runner._mailbox.post(Mail(running.runner.subtask.on_progress_due))
+        return [each.restore for each in running.posted if isinstance(each, msg.SubtaskProgress) and each.restore]
+
+    wait_until(lambda: any(each.bytes_left == 4 for each in reported()))
+    assert {(each.bytes_to_read, each.is_over) for each in reported()} == {(7, False)}
+    restored.set()
+    running.next(msg.SubtaskRunning)
+    wait_until(lambda: any(each.is_over for each in reported()))
 
 
 def test_one_thread_calls_reader_operator_and_sink_whoever_posts(start: Start) -> None:

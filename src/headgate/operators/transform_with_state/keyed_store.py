@@ -52,7 +52,6 @@ CELL_BYTES = 300
 ENTRY_BYTES = 150
 """About what a value takes beside its bytes."""
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder().decode
 KEYS_AT_ONCE = 1024
 """So many keys are fetched together."""
 LAST_MS = 2**63 - 1
@@ -162,6 +161,8 @@ class KeyedStore:
         """The cell whose turn it is; None: no key's."""
         self.now_ms = 0
         """The time by which values expire, in milliseconds since 1970-01-01 UTC."""
+        self._lists = [number for number, each in enumerate(variables) if each.kind == "list"]
+        self._decode = _decoder_of(variables)
         self._nothing: tuple[Any, ...] = (None,) * len(variables)
         self._changes: list[dict[Cell, _Changes]] = [{} for _ in variables]
         self._timer_changes: dict[Cell, dict[int, None]] = {}
@@ -225,23 +226,19 @@ class KeyedStore:
 
     def fetch(self, keys: Sequence[bytes]) -> None:
         """Bring what is known of keys into memory, which costs less for many together than when it is their turn."""
-        missing = [key for key in keys if key not in self.cells]
+        missing = list(dict.fromkeys([key for key in keys if key not in self.cells]))
         for older in self._older:
-            missing = [key for key in missing if not self._make_young(older, key)]
+            if found := [key for key in missing if key in older]:
+                for key in found:
+                    cell = self.cells[key] = older.pop(key)
+                    self._held_bytes += self._bytes_of(cell)
+                missing = [key for key in missing if key not in self.cells]
         for key, rows in self._restored.take(missing).items():
             self._take_on(key, rows)
         if self._spilled is not None:
             for key, data in self._spilled.take(missing):
                 self._unpack(key, data)
         self._unknown = {key for key in missing if key not in self.cells}
-
-    def _make_young(self, older: dict[bytes, Cell], key: bytes) -> bool:
-        """Take a cell out of an older generation into the youngest, if it is there."""
-        cell = older.pop(key, None)
-        if cell is not None:
-            self.cells[key] = cell
-            self._held_bytes += self._bytes_of(cell)
-        return cell is not None
 
     def _find(self, key: bytes) -> Cell | None:
         """Return the cell of a key, from wherever it is; None: nothing is known of it."""
@@ -253,9 +250,11 @@ class KeyedStore:
 
     def _unpack(self, key: bytes, data: bytes) -> None:
         """Take a cell from the local disk."""
-        group, slots, timers = _unpack(data)
-        held = tuple([slot and _AS_HELD[each.kind](slot) for each, slot in zip(self.variables, slots, strict=True)])
-        self.cells[key] = Cell(key, group, held, timers and set(timers))
+        group, slots, timers = self._decode(data)
+        for number in self._lists:
+            if slots[number] is not None:
+                slots = (*slots[:number], _items(slots[number]), *slots[number + 1 :])
+        self.cells[key] = Cell(key, group, slots, timers)
         self._held_bytes += len(data) + CELL_BYTES
 
     def _cell_of(self, key: bytes, group: int) -> Cell:
@@ -521,12 +520,15 @@ def _items(items: Sequence[Stored]) -> Sequence[Stored]:
     return tuple(items) if len(items) <= _SHORT_LIST else list(items)
 
 
-_AS_HELD: dict[Kind, Callable[[Any], Any]] = {
-    "value": tuple,
-    "list": lambda items: _items([tuple(item) for item in items]),
-    "map": lambda entries: {key: tuple(entry) for key, entry in entries.items()},
-}
-"""What a cell holds of a state that is there, of what came from the local disk."""
+_Item = tuple[bytes, int | None]
+_HELD: dict[Kind, Any] = {"value": _Item | None, "list": tuple[_Item, ...] | None, "map": dict[bytes, _Item] | None}
+"""What a cell holds of a state, as it is read from the local disk."""
+
+
+def _decoder_of(variables: Sequence[StateVariable]) -> Callable[[bytes], Any]:
+    """Return what reads the cells of a store from the local disk."""
+    slots: Any = tuple[tuple(_HELD[each.kind] for each in variables)]  # type: ignore[misc]
+    return msgspec.msgpack.Decoder(tuple[int, slots, set[int] | None]).decode
 
 
 def timer_key(at_ms: int) -> bytes:

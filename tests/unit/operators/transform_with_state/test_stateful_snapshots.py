@@ -127,6 +127,29 @@ def test_a_restore_makes_no_state_before_it_is_asked_for(monkeypatch: pytest.Mon
         assert store._restored.take(list(store.cells)) == {}, "nothing is given twice"
 
 
+def test_a_restore_that_is_given_up_takes_nothing_from_the_next_one(tmp_path: Path) -> None:
+    """A slot that dies or is cancelled in the middle; the next one restores the same chunks at another parallelism."""
+    before = StatefulRun(Scripted(add_all), RESULT)
+    before.rows(*((user, 3, 10**9) for user in USERS))
+    chunks = before.snapshot()
+    given_up = StatefulRun(Scripted(add_all), RESULT, memory_bytes=1, spill_folder=str(tmp_path / "first"))
+    given_up.operator._store.close()
+    steps = given_up.operator.restore_in_steps(as_restored(chunks))
+    next(steps), next(steps)
+    given_up.operator.close()
+    for parallelism in (1, 2):
+        found: dict[str, str] = {}
+        for n in range(parallelism):
+            facts: dict[str, Any] = {"subtask": n, "parallelism": parallelism}
+            restored = for_subtask(chunks, before.context_with(**facts))
+            folder = str(tmp_path / f"{parallelism}-{n}")
+            part = StatefulRun(
+                Scripted(add_all), RESULT, restored=restored, execution=1, memory_bytes=1, spill_folder=folder, **facts
+            )
+            found |= result(part, *(user for user in USERS if subtask_of_user(user, parallelism) == n))
+        assert found == result(before, *USERS)
+
+
 def test_timers_of_a_restore_fire_in_their_order_with_new_ones() -> None:
     """Of keys that nothing was asked of, deleted ones and those that chunks have twice not."""
     before = StatefulRun(Scripted(add_all), RESULT)
@@ -142,6 +165,21 @@ def test_timers_of_a_restore_fire_in_their_order_with_new_ones() -> None:
     assert fired == [user for user, _ in before_with(before, ("d", 4, 10**9), ("e", 3, 10**9)).watermark(10**8)]
     assert fired == ["b", "e", "d", "a"]
     assert restored.watermark(10**9) == []
+
+
+def test_timers_of_one_key_that_fire_together_after_a_restore_find_its_state_once() -> None:
+    """Its rows are asked for with those of all that fire."""
+
+    def keep(p: Any, user: str, rows: Any, times: Any) -> None:
+        for row in rows:
+            p.list.appendValue((row.amount,))
+            p.handle.registerTimer(row.amount)
+
+    before = StatefulRun(Scripted(keep), RESULT)
+    before.rows(("a", 5, 10**9), ("a", 7, 10**9))
+    restored = StatefulRun(Scripted(keep), RESULT, restored=as_restored(before.snapshot()), execution=1)
+    assert restored.watermark(10) == [("a", "5"), ("a", "7")]
+    assert result(restored, "a") == {"a": "(None, [(5,), (7,)], [], [])"}
 
 
 def before_with(stateful: StatefulRun, *rows: tuple[str, int, int]) -> StatefulRun:
