@@ -52,6 +52,7 @@ CELL_BYTES = 300
 ENTRY_BYTES = 150
 """About what a value takes beside its bytes."""
 _pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(tuple[int, tuple[Any, ...], set[int] | None]).decode
 KEYS_AT_ONCE = 1024
 """So many keys are fetched together."""
 LAST_MS = 2**63 - 1
@@ -161,8 +162,7 @@ class KeyedStore:
         """The cell whose turn it is; None: no key's."""
         self.now_ms = 0
         """The time by which values expire, in milliseconds since 1970-01-01 UTC."""
-        self._lists = [number for number, each in enumerate(variables) if each.kind == "list"]
-        self._decode = _decoder_of(variables)
+        self._as_held = [_AS_HELD[each.kind] for each in variables]
         self._nothing: tuple[Any, ...] = (None,) * len(variables)
         self._changes: list[dict[Cell, _Changes]] = [{} for _ in variables]
         self._timer_changes: dict[Cell, dict[int, None]] = {}
@@ -250,11 +250,9 @@ class KeyedStore:
 
     def _unpack(self, key: bytes, data: bytes) -> None:
         """Take a cell from the local disk."""
-        group, slots, timers = self._decode(data)
-        for number in self._lists:
-            if slots[number] is not None:
-                slots = (*slots[:number], _items(slots[number]), *slots[number + 1 :])
-        self.cells[key] = Cell(key, group, slots, timers)
+        group, slots, timers = _unpack(data)
+        held = tuple([slot and as_held(slot) for as_held, slot in zip(self._as_held, slots, strict=True)])
+        self.cells[key] = Cell(key, group, held, timers)
         self._held_bytes += len(data) + CELL_BYTES
 
     def _cell_of(self, key: bytes, group: int) -> Cell:
@@ -520,15 +518,12 @@ def _items(items: Sequence[Stored]) -> Sequence[Stored]:
     return tuple(items) if len(items) <= _SHORT_LIST else list(items)
 
 
-_Item = tuple[bytes, int | None]
-_HELD: dict[Kind, Any] = {"value": _Item | None, "list": tuple[_Item, ...] | None, "map": dict[bytes, _Item] | None}
-"""What a cell holds of a state, as it is read from the local disk."""
-
-
-def _decoder_of(variables: Sequence[StateVariable]) -> Callable[[bytes], Any]:
-    """Return what reads the cells of a store from the local disk."""
-    slots: Any = tuple[tuple(_HELD[each.kind] for each in variables)]  # type: ignore[misc]
-    return msgspec.msgpack.Decoder(tuple[int, slots, set[int] | None]).decode
+_AS_HELD: dict[Kind, Callable[[Any], Any]] = {
+    "value": tuple,
+    "list": lambda items: _items([tuple(item) for item in items]),
+    "map": lambda entries: {key: tuple(entry) for key, entry in entries.items()},
+}
+"""What a cell holds of a state that is there, of what came from the local disk."""
 
 
 def timer_key(at_ms: int) -> bytes:
