@@ -24,7 +24,7 @@ from headgate.operators.key_hash import key_hash
 from headgate.operators.transform_with_state.key_index import Hashes, KeyIndex, hashes_of
 from headgate.operators.transform_with_state.sorted_runs import SPILL_BYTES, mapped
 
-_PART_BITS = 4
+_PART_BITS = 3
 _MERGED_PER_PUT = 8
 """A call merges at most so many times as many cells as it puts, and a segment more."""
 
