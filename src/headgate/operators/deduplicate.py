@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.operators.key_hash import key_groups, key_hash
-from headgate.operators.known_keys import EXPIRY, HASH, NEVER_US, KnownKeys, serialized
+from headgate.operators.known_keys import EXPIRY, HASH, NEVER_US, KnownKeys
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.assigner import LEAST_US
-from headgate.operators.windows.windowed import plain_key, read_part, watermark_us
+from headgate.operators.windows.windowed import plain_key, read_part, serialized, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
 _Reached = list[tuple[int, int, int]]

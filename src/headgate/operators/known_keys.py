@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.operators.windows.sorted_runs import FAN_IN, PART_BYTES, tier
-from headgate.operators.windows.windowed import STATE_VERSION
+from headgate.operators.mapped_files import give_back, mapped_array, mapped_table
+from headgate.operators.windows.sorted_runs import FAN_IN, part_bytes, tier
 
 HASH = "hash"
 EXPIRY = "expiry"
@@ -118,6 +118,8 @@ class KnownKeys:
                 same &= found.column(EXPIRY).to_numpy() > now_us[left]
                 known[left[same]] = True
                 left, at = left[~same], at[~same] + 1
+            if run.files:
+                give_back()
         return known
 
     def add(self, keys: Any) -> None:
@@ -170,7 +172,7 @@ class KnownKeys:
         return _Run(self._names(table), table, table.column(HASH).to_numpy())
 
     def _names(self, table: Any) -> list[str]:
-        return [self._name() for _ in range(max(1, -(-table.nbytes // PART_BYTES)))]
+        return [self._name() for _ in range(max(1, -(-table.nbytes // part_bytes(self._memory_bytes))))]
 
     def _merged(self, runs: Sequence[_Run]) -> list[_Run]:
         """Return one run of what has not expired in several, or none."""
@@ -189,6 +191,7 @@ class KnownKeys:
                 alive = [each for each in map(self._alive, pieces) if each.num_rows]
                 if alive:
                     yield _in_order(pa.concat_tables(alive))
+                give_back()
 
         return self._written(slabs())
 
@@ -222,8 +225,8 @@ class KnownKeys:
             for table in itertools.chain([first], tables):
                 writer.write_table(table)
                 of_hashes.write(table.column(HASH).to_numpy())
-        table = pa.ipc.open_file(pa.memory_map(rows)).read_all()
-        return [_Run(names or self._names(table), table, np.memmap(hashes, np.uint64, "r"), (rows, hashes))]
+        table = mapped_table(rows)
+        return [_Run(names or self._names(table), table, mapped_array(hashes, np.uint64), (rows, hashes))]
 
     def _forget(self, run: _Run) -> None:
         """Delete the files of a run; who still reads them has them mapped."""
@@ -244,12 +247,3 @@ def _same(left: Any, right: Any) -> Any:
     same = np.zeros(left.num_rows, np.bool_)
     same[counts.filter(pc.equal(counts.column("count_all"), 2)).column("place").to_numpy()] = True
     return same
-
-
-def serialized(table: Any) -> bytes:
-    """Return a part as it is stored: `headgate.operators.windows.windowed.read_part` reads it."""
-    table = table.replace_schema_metadata({"version": str(STATE_VERSION)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())

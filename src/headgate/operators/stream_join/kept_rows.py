@@ -28,8 +28,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from headgate.operators.mapped_files import give_back, mapped_array, mapped_table
 from headgate.operators.static_join import equal_values
-from headgate.operators.windows.sorted_runs import FAN_IN, PART_BYTES, tier
+from headgate.operators.windows.sorted_runs import FAN_IN, part_bytes, tier
 
 HASH, EXPIRY, ROWS = 0, 1, 2
 """The places of a stored row's hash, of the watermark by which it is over, in microseconds, and of its columns."""
@@ -264,6 +265,8 @@ class KeptRows:
                         ours, places, theirs = ours[same], places[same], theirs.filter(pa.array(same))
                 if len(ours):
                     yield Pairs(run, ours, places, theirs)
+            if run.files:
+                give_back()
 
     def add(self, rows: pa.RecordBatch, hashes: Any, expiry: Any, matched: Any) -> None:
         """Take rows."""
@@ -334,7 +337,7 @@ class KeptRows:
         return run
 
     def _names(self, size: int) -> list[str]:
-        return [self._name() for _ in range(max(1, -(-size // PART_BYTES)))]
+        return [self._name() for _ in range(max(1, -(-size // part_bytes(self._memory_bytes))))]
 
     # Merging and spilling.
 
@@ -354,6 +357,7 @@ class KeptRows:
                 alive = self._alive([(run, cut[slab], cut[slab + 1]) for run, cut in zip(runs, cuts)])
                 if alive is not None:
                     yield _in_order(*alive)
+                give_back()
 
         made = self._written(slabs())
         return [self._caught_up(each) for each in made]
@@ -405,11 +409,10 @@ class KeptRows:
                     with open(file, "ab") as to:
                         to.write(np.ascontiguousarray(values, _BESIDE[name]).tobytes())
                 begin += batch.num_rows
-        reader = pa.ipc.open_file(pa.memory_map(f"{path}.arrow"))
         mapped = {
-            name: np.memmap(file, _BESIDE[name], "r+" if name == "matched" else "r") for name, file in files.items()
+            name: mapped_array(file, _BESIDE[name], "r+" if name == "matched" else "r") for name, file in files.items()
         }
-        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        batches = mapped_table(f"{path}.arrow").to_batches()
         run = Run([], batches, mapped, [f"{path}.arrow", *files.values()])
         run.names = list(names) if names is not None else self._names(run.nbytes)
         return [run]

@@ -35,13 +35,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.operators.key_hash import groups_of_hashes, key_hash
-from headgate.operators.known_keys import serialized
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.static_join import matchable
 from headgate.operators.stream_join.condition import PairCondition
 from headgate.operators.stream_join.kept_rows import EXPIRY, HASH, KeptRows, Pairs
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
-from headgate.operators.windows.windowed import event_times, plain_key, read_part, watermark_us
+from headgate.operators.windows.windowed import event_times, plain_key, read_part, serialized, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
 StreamJoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]

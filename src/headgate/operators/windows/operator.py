@@ -127,9 +127,7 @@ class WindowAggregate(WindowedAggregate):
         """Merge what waits, and add it to the state."""
         if not self._waiting:
             return
-        rows = pa.concat_tables(self._waiting)
-        self._waiting, self._waiting_rows = [], 0
-        made = merge(rows, [BUCKET, *self._state_keys], self._state_partials)
+        made = merge(self._take_waiting(), [BUCKET, *self._state_keys], self._state_partials)
         if self.output_mode == "update":
             self._changed.append(made.select([BUCKET, *self._state_keys]))
             if len(self._changed) > MANY_CHANGED:

@@ -36,10 +36,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headgate.operators.mapped_files import give_back, mapped_table
 from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_of
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
-from headgate.operators.windows.sorted_runs import FAN_IN, GROUP, PART_BYTES, Part, tier
+from headgate.operators.windows.sorted_runs import FAN_IN, GROUP, Part, part_bytes, tier
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
@@ -174,9 +175,7 @@ class SessionAggregate(WindowedAggregate):
         """Merge what waits with one another, and add it to the state."""
         if not self._waiting_rows:
             return
-        rows = pa.concat_tables(self._waiting)
-        self._waiting, self._waiting_rows = [], 0
-        self._append(self._merged(rows))
+        self._append(self._merged(self._take_waiting()))
         self._compact()
         self._spill()
 
@@ -203,7 +202,8 @@ class SessionAggregate(WindowedAggregate):
             ended = ended[np.argsort(ends[ended], kind="stable")]
             closed = merged.take(ended)
             self._emit(closed, closed.column(START).to_numpy(), closed.column(END).to_numpy(), emit)
-            if len(put_back) > 1 and sum(each.nbytes for each in put_back) > PART_BYTES:
+            give_back()
+            if len(put_back) > 1 and sum(each.nbytes for each in put_back) > part_bytes(self._context.memory_bytes):
                 self._append(pa.concat_tables(put_back))
                 put_back = []
                 self._spill()
@@ -311,7 +311,7 @@ class SessionAggregate(WindowedAggregate):
         order = np.argsort(groups, kind="stable")
         table = table.take(order).append_column(GROUP, pa.array(groups[order])).combine_chunks()
         rows = table.num_rows
-        step = -(-rows // max(1, -(-table.nbytes // PART_BYTES)))
+        step = -(-rows // max(1, -(-table.nbytes // part_bytes(self._context.memory_bytes))))
         parts = [Part(self._new_name(), table.slice(begin, step)) for begin in range(0, rows, step)]
         return Piece(parts, np.ones(rows, bool))
 
@@ -406,4 +406,4 @@ class SessionAggregate(WindowedAggregate):
 
 
 def _mapped(chunk_id: str, path: str) -> Part:
-    return Part(chunk_id, pa.ipc.open_file(pa.memory_map(path)).read_all())
+    return Part(chunk_id, mapped_table(path))

@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_groups, key_hash
+from headgate.operators.mapped_files import give_back, mapped_table
 from headgate.operators.windows.aggregates import Partial, merge
 
 BUCKET = "bucket"
@@ -42,6 +43,7 @@ PART_BYTES = 32 << 20
 FAN_IN = 4
 """So many runs of about one size are merged."""
 _SMALL_ROWS = 4096
+_SMALLEST_PART_BYTES = 1 << 20
 _FEW_WANTED = 8
 """A group of so many is looked for by its key; if more of them are wanted, all are merged."""
 
@@ -301,6 +303,7 @@ class SortedRuns:
                     taken.append(rows.slice(int(low), int(high - low)).select(columns))
             if taken:
                 yield merge(pa.concat_tables(taken), keys, self._partials)
+            give_back()
 
     def _by_group(self, run: SortedRun, rows: Any) -> list[tuple[Any, Any]]:
         """Return rows of a bucket in the order of their key groups, with these."""
@@ -322,7 +325,7 @@ class SortedRuns:
         if (buckets[1:] < buckets[:-1]).any():
             table = table.take(np.argsort(buckets, kind="stable"))
         rows = table.num_rows
-        step = -(-rows // max(1, -(-table.nbytes // PART_BYTES)))
+        step = -(-rows // max(1, -(-table.nbytes // part_bytes(self._memory_bytes))))
         return SortedRun([Part(self._name(), table.slice(begin, step)) for begin in range(0, rows, step)])
 
     # Merging and spilling.
@@ -387,7 +390,7 @@ class SortedRuns:
         return path
 
     def _opened(self, names: Sequence[str], files: Sequence[str]) -> SortedRun:
-        tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in files]
+        tables = [mapped_table(path) for path in files]
         return SortedRun([Part(name, table) for name, table in zip(names, tables)], spilled=tuple(files))
 
     def _forget(self, run: SortedRun) -> None:
@@ -400,6 +403,17 @@ class SortedRuns:
         for run in self.runs:
             self._forget(run)
         self.runs = []
+
+
+def part_bytes(memory_bytes: int) -> int:
+    """Return how large a chunk may be, where so much of the state may be in memory: four are uploaded at once.
+
+    Examples
+    --------
+    >>> [part_bytes(mebibytes << 20) >> 20 for mebibytes in (0, 1, 16, 256)]
+    [32, 1, 4, 32]
+    """
+    return max(_SMALLEST_PART_BYTES, min(PART_BYTES, memory_bytes // 4)) if memory_bytes else PART_BYTES
 
 
 def tier(rows: int) -> int:

@@ -16,6 +16,7 @@ Follows Spark 4.3's ``groupBy(window)``; docs/architecture.md, "Stages and excha
 
 from __future__ import annotations
 
+import io
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
+from headgate.operators.mapped_files import give_back
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
@@ -40,7 +42,9 @@ from headgate.protocol.state_schema import StateColumn, places_of
 OutputMode = Literal["append", "update", "complete"]
 STATE_VERSION = 1
 FLUSH_ROWS = 1 << 16
-"""So many rows wait before they are merged: small batches are merged together."""
+"""So many rows wait before they are merged, or a quarter of `state.memory`: small batches are merged together."""
+_WRITTEN_BYTES = 1 << 20
+"""What is compressed at a time."""
 EMIT_ROWS = 1 << 16
 """A batch that is emitted has so many rows at most."""
 
@@ -168,7 +172,7 @@ class WindowedAggregate(KeyedOperator):
         self._context = context
         self._new_name = partial(next, context.chunk_names())
         self._waiting: list[Any] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._late_rows = 0
         self._watermark_us = LEAST_US
         self._fired = np.full(context.max_parallelism, LEAST_US, np.int64)
@@ -226,8 +230,15 @@ class WindowedAggregate(KeyedOperator):
     def _wait(self, lifted: Any) -> None:
         self._waiting.append(lifted)
         self._waiting_rows += lifted.num_rows
-        if self._waiting_rows >= FLUSH_ROWS:
+        self._waiting_bytes += lifted.nbytes
+        most_bytes = self._context.memory_bytes // 4
+        if self._waiting_rows >= FLUSH_ROWS or 0 < most_bytes <= self._waiting_bytes:
             self._flush()
+
+    def _take_waiting(self) -> Any:
+        rows = pa.concat_tables(self._waiting)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        return rows
 
     @abstractmethod
     def _flush(self) -> None:
@@ -414,8 +425,16 @@ def _serialized(table: Any, columns: Sequence[str]) -> bytes:
     """Return a part as it is stored."""
     if table.column_names != ["head"]:
         table = table.select(columns)
+    return serialized(table)
+
+
+def serialized(table: Any) -> bytes:
+    """Return rows of the state as they are stored: `read_part` reads them. Any thread."""
     table = table.replace_schema_metadata({"version": str(STATE_VERSION)})
-    sink = pa.BufferOutputStream()
+    sink = io.BytesIO()  # whose bytes are not copied once more
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
+        rows = max(1, table.num_rows * _WRITTEN_BYTES // max(1, table.nbytes))
+        writer.write_table(table, max_chunksize=rows)
+    give_back()
+    pa.default_memory_pool().release_unused()  # each thread that uploads would keep what it needed once
+    return sink.getvalue()

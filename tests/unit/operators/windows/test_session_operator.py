@@ -136,7 +136,7 @@ def test_sessions_that_fired_do_not_come_back_under_other_names(tmp_path: Path, 
 
 def test_state_beyond_the_limit_is_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At four times the limit: as much memory as at one, and the same result."""
-    monkeypatch.setattr(sessions, "PART_BYTES", 100_000)
+    monkeypatch.setattr(sessions, "part_bytes", lambda _: 100_000)
     limit = 1 << 19
     bounded, free = subtasks(tmp_path / "a", memory_bytes=limit), subtasks(tmp_path / "b")
     operator = bounded.operators[0]

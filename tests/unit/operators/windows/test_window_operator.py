@@ -233,6 +233,7 @@ def test_what_has_fired_is_not_stored_again(tmp_path: Path) -> None:
 
 def test_large_state_is_stored_in_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that none of them needs much memory."""
+    monkeypatch.setattr(sorted_runs, "part_bytes", lambda _: 100_000)
     monkeypatch.setattr(sorted_runs, "PART_BYTES", 100_000)
     world = subtasks(tmp_path)
     process(world, many(np.arange(50_000), 1))
