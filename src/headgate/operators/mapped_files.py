@@ -8,6 +8,7 @@ want of memory would count all the same once a merge or an upload had read it. C
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import weakref
@@ -19,6 +20,7 @@ import pyarrow as pa
 RESIDENT_BYTES = 48 << 20
 """So much of all mapped files of a process, its libraries among them, may be in memory before any is given back."""
 
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
 _lock = threading.Lock()
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # guarded by _lock
 
@@ -46,7 +48,13 @@ def give_back() -> None:
         files = list(_mapped)
     for each in files:
         each.madvise(mmap.MADV_DONTNEED)
+
+
+def give_back_freed() -> None:
+    """Give back memory that was freed and is kept for later, by Arrow and by the C library. Any thread."""
     pa.default_memory_pool().release_unused()
+    if _trim is not None:
+        _trim(0)
 
 
 def _add(made: mmap.mmap) -> None:

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
-from headgate.operators.mapped_files import give_back
+from headgate.operators.mapped_files import give_back, give_back_freed
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
@@ -436,5 +436,6 @@ def serialized(table: Any) -> bytes:
         rows = max(1, table.num_rows * _WRITTEN_BYTES // max(1, table.nbytes))
         writer.write_table(table, max_chunksize=rows)
     give_back()
-    pa.default_memory_pool().release_unused()  # each thread that uploads would keep what it needed once
+    if table.nbytes > _WRITTEN_BYTES:
+        give_back_freed()  # each thread that uploads would keep what it needed once
     return sink.getvalue()
