@@ -184,7 +184,9 @@ def measure(
     # A slot's partitions are those it ever reads: it has them from the beginning, before their first rows.
     slots: dict[str, tuple[_Windows, set[int]]] = {}
     for note in notes:
-        slots.setdefault(note.slot, (_Windows(truth), set()))[1].add(note.partition)
+        if note.slot not in slots:  # each looks at all of the truth
+            slots[note.slot] = _Windows(truth), set()
+        slots[note.slot][1].add(note.partition)
     for number, note in enumerate(notes):
         while reported and reported[0][0] <= note.at_ns:
             everything.close(reported.popleft()[1])
