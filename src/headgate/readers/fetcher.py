@@ -35,8 +35,8 @@ SplitT = TypeVar("SplitT", bound=Split)
 
 _log = logging.getLogger(__name__)
 
-_REST_AFTER_EMPTY_FETCH_S = 0.005
-"""Keeps a split reader that returns empty-handed at once, instead of blocking, from using up a core."""
+_REST_AFTER_EMPTY_FETCHES_S = 0.005
+"""Keeps a split reader that returns empty-handed at once, again and again, instead of blocking, from using up a core."""
 
 
 class SplitFetcher(Generic[SplitT]):
@@ -76,6 +76,7 @@ class SplitFetcher(Generic[SplitT]):
         self._ahead: dict[str, int] = {}  # how many bytes are enough
         self._full: set[str] = set()  # of those ahead
         self._paused: set[str] = set()  # as the split reader knows, or will know
+        self._was_empty = False  # what was fetched last: a client may only have learnt that there is no more
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._mail_came = threading.Condition(self._lock)
@@ -287,10 +288,11 @@ class SplitFetcher(Generic[SplitT]):
             if fetched or not self._mails:  # else it was woken up, and has not asked
                 self._asked.returned(began_ms=began_ms, splits=asked, empty=not fetched)
         self._begin_waiting()
-        if not fetched:
+        if not fetched and self._was_empty:
             with self._lock:
                 if not (self._closing or self._mails):
-                    self._mail_came.wait(_REST_AFTER_EMPTY_FETCH_S)
+                    self._mail_came.wait(_REST_AFTER_EMPTY_FETCHES_S)
+        self._was_empty = not fetched
 
     def _note(self, fetched: FetchedBatch[SplitT]) -> None:
         split_id = fetched.split.split_id

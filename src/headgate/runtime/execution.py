@@ -272,6 +272,9 @@ class Execution:
                 each.align()  # what event times that an operator found gave rise to
             outputs_empty = not self._recovers_first or all(each.is_empty for each in self._outputs.values())
             busy = self._handle(loop.ChainEmpty(room, barrier_waits, outputs_empty))
+            if self._chain.waits and not self.context.mailbox.has_mail:  # small batches take a turn, and not two
+                room, blocked = self._room()
+                busy = self._handle(loop.RowsWait(room, barrier_waits))
         if not busy:
             self._await(blocked)
         return busy
