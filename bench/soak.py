@@ -193,8 +193,8 @@ def _watch(query: Any, noted: Noted, begun: float, seconds: float, kill_every_s:
 def _soak(spark: SparkSession, broker: Broker, rate: int, seconds: float, kill_every_s: float) -> tuple[Noted, int]:
     """Return what was noted, and the rate at which the query read, records a second."""
     topics = (f"soak-in-{uuid.uuid4().hex[:8]}", f"soak-out-{uuid.uuid4().hex[:8]}")
-    for topic, partitions in zip(topics, (PARTITIONS, 1)):
-        create_topic(broker.plain, topic, partitions)
+    create_topic(broker.plain, topics[0], PARTITIONS, retention_bytes=str(1 << 30), segment_bytes=str(1 << 28))
+    create_topic(broker.plain, topics[1])
     context = multiprocessing.get_context("spawn")
     sent, done = context.Value("q", 0), context.Event()
     producer = context.Process(target=_produce, args=(broker.plain, topics[0], rate, sent, done), daemon=True)

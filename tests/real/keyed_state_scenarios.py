@@ -340,7 +340,8 @@ def drained_windows(spark: SparkSession, folder: Path) -> None:
     query.rescale(2)
     in_the_middle(query, 100)
     query.stop(drain=True)
-    assert pc.sum(query.table()["rows"]).as_py() == query.status["rowsIn"] < 3 * 50_000
+    found = pc.sum(query.table()["rows"]).as_py()
+    assert found == query.status["rowsIn"] < 3 * 50_000, (found, query.status["rowsIn"])
 
 
 class Touched(headgate.SimpleSource):

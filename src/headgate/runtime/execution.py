@@ -556,7 +556,7 @@ class Execution:
 
         ``splits`` is where a snapshot found them, if nothing newer was reported since.
         """
-        if not self._loop.has_started:
+        if self._opening is not None:
             stage, restore = self.context.deployed.stage, self._restore_progress()
             return msg.SubtaskProgress(stage=stage, execution=self.number, restore=restore)
         assert self._chain is not None
