@@ -36,7 +36,7 @@ SplitT = TypeVar("SplitT", bound=Split)
 _log = logging.getLogger(__name__)
 
 _REST_AFTER_EMPTY_FETCHES_S = 0.005
-"""Keeps a split reader that returns empty-handed at once, again and again, instead of blocking, from using up a core."""
+"""Keeps a split reader that returns empty-handed at once, again and again, from using up a core."""
 
 
 class SplitFetcher(Generic[SplitT]):
