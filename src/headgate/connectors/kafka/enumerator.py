@@ -15,6 +15,7 @@ knows their numbers only; *finished* ones are remembered until a checkpoint with
     ---------  -----------  ---------  --------------------------------------------------------------------------
     (unknown)  discovered   pending    new; its position is resolved and part of the state from now on
     (unknown)  reported     pending    a reader was restored with it
+    (unknown)  given back   pending    it was finished when the state was taken that this enumerator is restored from
     pending    reported     pending    its reader failed before it got it; what came first counts
     pending    assigned     assigned   pushed: its owner is registered; pulled: a reader asked
     assigned   reported     pending    its reader came back: it holds nothing but what it reports
@@ -24,8 +25,9 @@ knows their numbers only; *finished* ones are remembered until a checkpoint with
     finished   reported     pending    the checkpoint that knew of its end was never completed
     finished   given back   pending    likewise
 
-A pair that is not there raises, and so does a partition that comes back from a reader that does not own it. What
-another reader than the owner *reports* is ignored: it has been assigned anew since (FLIP-537, section 3).
+A pair that is not there raises. So does a partition that comes back from a reader that does not own it, and one that
+is unknown to an enumerator that started afresh. What another reader than the owner *reports* is ignored: it has been
+assigned anew since (FLIP-537, section 3).
 
 Who owns a partition of an unbounded read is decided once: its reporter owns it if there are as many readers as before,
 otherwise the assigner decides, when all readers have registered for the first time. Later ones are added without moving
@@ -69,6 +71,7 @@ class _Place(Enum):
 _NEXT: dict[tuple[_Place | None, str], _Place] = {
     (None, "discovered"): _Place.PENDING,
     (None, "reported"): _Place.PENDING,
+    (None, "given back"): _Place.PENDING,
     (_Place.PENDING, "reported"): _Place.PENDING,
     (_Place.PENDING, "assigned"): _Place.ASSIGNED,
     (_Place.ASSIGNED, "reported"): _Place.PENDING,
@@ -154,6 +157,7 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self._release = release
+        self._is_restored = state is not None  # what was finished then, its state does not have
         state = state or KafkaState(initial_discovery_finished=False)
         self._bounded = bounded = context.boundedness is Boundedness.BOUNDED
         self._context = context
@@ -225,7 +229,8 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
         for split in splits:
             partition = self._get(split)
             detail = f" by reader {subtask} at {split.position}"
-            if partition.place is _Place.ASSIGNED and partition.belongs_to_another(subtask):
+            is_strange = partition.place is None and not self._is_restored
+            if is_strange or (partition.place is _Place.ASSIGNED and partition.belongs_to_another(subtask)):
                 raise partition.invalid("given back", detail)
             self._make_pending(partition, "given back", split, detail)
             if not self._bounded:

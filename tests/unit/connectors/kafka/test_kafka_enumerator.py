@@ -12,9 +12,11 @@ import pytest
 from headgate.connectors.kafka import enumerator as module
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, InvalidTransitionError, SourceUnavailableError
+from headgate.source.enumerator import Boundedness
 from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.unit.connectors.kafka.partitions_source import (
     BOUNDED,
+    UNBOUNDED,
     Cluster,
     Harness,
     begin,
@@ -317,6 +319,22 @@ def test_a_finish_that_no_checkpoint_saw_is_undone(way: str) -> None:
     pull(harness)
     assert reports_of(harness) == {0: [rides]}
     assert harness.no_more_splits == {0}
+
+
+@pytest.mark.parametrize("boundedness", [BOUNDED, UNBOUNDED])
+def test_such_a_finish_is_undone_by_an_enumerator_restored_from_a_state_of_after_it(boundedness: Boundedness) -> None:
+    before = discovered(Cluster(rides=[10]), boundedness=boundedness, startingOffsets="earliest")
+    if boundedness is BOUNDED:
+        pull(before)
+    (rides,) = reports_of(before)[0]
+    before.finish_split(0, "rides-0")
+    before.enumerator.notify_splits_finished(["rides-0"])
+    restored = begin(Cluster(), boundedness=boundedness, state=before.snapshot())
+    restored.fail_reader(0, [rides])
+    assert state_of(restored).unassigned == (rides,)
+    restored.register_reader(0)
+    restored.request_split(0)
+    assert reports_of(restored) == {0: [rides]}
 
 
 @pytest.mark.parametrize("complete", [6, 7])
