@@ -157,7 +157,8 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         """Take back splits whose assignment is lost because ``subtask`` failed.
 
         Called before the reader's next `add_reader`. The splits belong to the enumerator's state again at once, and
-        readers that wait for work are served from them.
+        readers that wait for work are served from them. Some may have been read to their end, if no completed
+        checkpoint knows of that; a restored enumerator need not know them, as its state may have been taken after that.
         """
 
     def handle_source_event(self, subtask: int, event: SourceEvent) -> None:

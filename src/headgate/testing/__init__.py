@@ -60,6 +60,7 @@ from headgate.testing.kit import (
     check_rows_and_splits_repeat,
     check_source,
     check_source_can_be_sent_to_readers,
+    check_splits_finished_before_a_restore_can_come_back,
     check_threads,
 )
 from headgate.testing.reader_harness import ReaderHarness
@@ -91,5 +92,6 @@ __all__ = [
     "check_rows_and_splits_repeat",
     "check_source",
     "check_source_can_be_sent_to_readers",
+    "check_splits_finished_before_a_restore_can_come_back",
     "check_threads",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
@@ -168,8 +168,32 @@ def check_nobody_assigns_to_a_reader_that_is_gone(make_source: MakeSource, *, sc
         enumerator.forget_reader(0)
         enumerator.run_due_calls()
         enumerator.register_reader(0)
-    found = {split.split_id for split in _pulled(enumerator)}
+    found = {split.split_id for split in _pull_all(enumerator)}
+    enumerator.close()
     assert found == expected, f"after a reader asked, failed and returned, it got {found} instead of {expected}"
+
+
+@_bounded_only
+def check_splits_finished_before_a_restore_can_come_back(
+    make_source: MakeSource, *, schema: pa.Schema | None = None
+) -> None:
+    """What ended before a state was taken comes back to an enumerator restored from it, and is assigned again."""
+    before = EnumeratorHarness(make_source(), schema=schema)
+    before.start()
+    before.register_reader(0)
+    splits = _pull_all(before)
+    for split in splits:
+        before.finish_split(0, split.split_id)
+    before.enumerator.notify_splits_finished([split.split_id for split in splits])
+    restored = EnumeratorHarness(make_source(), schema=schema, state=before.snapshot())
+    before.close()
+    restored.start()
+    restored.fail_reader(0, splits)
+    restored.register_reader(0)
+    found = sorted(split.split_id for split in _pull_all(restored))
+    restored.close()
+    expected = sorted(split.split_id for split in splits)
+    assert found == expected, f"splits that were given back to a restored enumerator: {expected}; it assigned {found}"
 
 
 @_bounded_only
@@ -273,7 +297,7 @@ def check_planned_ranges(make_source: MakeSource, *, schema: pa.Schema | None = 
     expected = _read(make_source(), schema)
     for limits in (PlanLimits(), PlanLimits(max_rows=1), PlanLimits(max_bytes=1), PlanLimits(max_files=1)):
         rows: list[dict[str, Any]] = []
-        splits = list(_all_splits(source, schema))
+        splits = _all_splits(source, schema)
         for _ in range(_MAX_STEPS):
             if not splits:
                 break
@@ -302,6 +326,7 @@ ALL_CHECKS: tuple[Check, ...] = (
     check_restore_at_every_step,
     check_a_failed_readers_splits_are_read_again,
     check_nobody_assigns_to_a_reader_that_is_gone,
+    check_splits_finished_before_a_restore_can_come_back,
     check_pausing,
     check_positions_of_rows,
     check_close_is_quick,
@@ -321,23 +346,25 @@ def _steps(harness: SourceHarness[Any, Any], count: int) -> None:
         harness.step()
 
 
-def _all_splits(source: Source[Any, Any], schema: pa.Schema | None) -> Iterator[Any]:
-    """Yield the splits of a bounded read, pulled or pushed."""
+def _all_splits(source: Source[Any, Any], schema: pa.Schema | None) -> list[Any]:
+    """Return the splits of a bounded read, pulled or pushed."""
     enumerator = EnumeratorHarness(source, schema=schema)
     enumerator.start()
     enumerator.register_reader(0)
-    yield from _pulled(enumerator)
+    splits = _pull_all(enumerator)
+    enumerator.close()
+    return splits
 
 
-def _pulled(enumerator: EnumeratorHarness[Any, Any]) -> Iterator[Any]:
+def _pull_all(enumerator: EnumeratorHarness[Any, Any]) -> list[Any]:
+    """Let reader 0 ask until there are no more splits, and return those that it has."""
     while 0 not in enumerator.no_more_splits:
         before = len(enumerator.outbox)
         if 0 not in enumerator.requests:
             enumerator.request_split(0)
         if len(enumerator.outbox) == before:
             assert enumerator.run_next_call(), "the enumerator neither assigns nor ends nor has work to do"
-    yield from enumerator.assigned[0].values()
-    enumerator.close()
+    return list(enumerator.assigned[0].values())
 
 
 def _read_ranges(source: Source[Any, Any], schema: pa.Schema | None, splits: list[Any]) -> list[dict[str, Any]]:

@@ -128,6 +128,7 @@ class RangeEnumerator(SplitEnumerator[Range, State]):
         self.listed = state.listed
         self.pending = deque(state.pending)
         self.waiting: list[int] = []
+        self.assigned: set[str] = set()
 
     def start(self) -> None:
         if not self.listed:
@@ -163,6 +164,8 @@ class RangeEnumerator(SplitEnumerator[Range, State]):
 
     def add_splits_back(self, splits: Sequence[Range], subtask: int) -> None:
         self.waiting = [each for each in self.waiting if each != subtask]
+        if self.bug == "takes back only what it assigned":
+            splits = [split for split in splits if split.split_id in self.assigned]
         if self.bug != "drops what comes back":
             self.pending.extend(splits)
         self._serve()
@@ -174,6 +177,7 @@ class RangeEnumerator(SplitEnumerator[Range, State]):
             split = self.pending[0]
             if self.bug != "assigns a split twice" or len(self.pending) == 1:
                 self.pending.popleft()
+            self.assigned.add(split.split_id)
             self.context.assign_split(split, self.waiting.pop(0))
         while self.waiting and self.listed and not self.pending:
             if self.bug == "never ends after a restore" and self.restored:

@@ -27,6 +27,7 @@ from headgate.testing import (
     check_rows_and_splits_repeat,
     check_source,
     check_source_can_be_sent_to_readers,
+    check_splits_finished_before_a_restore_can_come_back,
     check_threads,
 )
 
@@ -65,6 +66,7 @@ def test_generated_data_passes(check: Check) -> None:
         (check_restore_at_every_step, "assigns to a reader that is not there", ConnectorContractError),
         (check_a_failed_readers_splits_are_read_again, "drops what comes back", AssertionError),
         (check_nobody_assigns_to_a_reader_that_is_gone, "answers readers that are gone", ConnectorContractError),
+        (check_splits_finished_before_a_restore_can_come_back, "takes back only what it assigned", AssertionError),
         (check_pausing, "pausing does nothing", AssertionError),
         (check_pausing, "a pause drops the rest of a batch", AssertionError),
         (check_positions_of_rows, "position of a row is one off", AssertionError),
