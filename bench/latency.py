@@ -54,7 +54,7 @@ def _through(brokers: str, topics: tuple[str, str], seconds: float, answers: Any
     """Produce at an even pace, consume, and answer: first None when a record has come out, then all latencies in ms."""
     from confluent_kafka import Consumer, Producer, TopicPartition
 
-    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 0, "acks": "1"})
+    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 1, "acks": "1"})
     consumer = Consumer(
         {"bootstrap.servers": brokers, "group.id": uuid.uuid4().hex, "fetch.wait.max.ms": 5,
          "enable.auto.commit": False, "isolation.level": "read_committed"}

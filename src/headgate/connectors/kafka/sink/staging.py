@@ -31,6 +31,8 @@ STAGED_SCHEMA = pa.schema(
 )  # fmt: skip
 """All staged rows have the same columns, so that a later program publishes what an earlier one staged."""
 
+_TOGETHER_BYTES = 64 * 1024
+"""So many bytes of rows wait for others, to be one batch."""
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None)
 
 
@@ -118,7 +120,7 @@ def folder_of(name: str) -> str:
 
 
 class RowsEncoder:
-    """Collects staged rows as the bytes of one IPC stream."""
+    """Collects staged rows as the bytes of one IPC stream. Small batches become one: each costs a kibibyte there."""
 
     def __init__(self) -> None:
         self._begin()
@@ -126,20 +128,30 @@ class RowsEncoder:
     def _begin(self) -> None:
         self._stream = pa.BufferOutputStream()
         self._writer = pa.ipc.new_stream(self._stream, STAGED_SCHEMA, options=_IPC_OPTIONS)
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
         self.rows = 0
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes there are by now."""
-        return int(self._stream.tell())
+        """How many bytes there are by now, about."""
+        return int(self._stream.tell()) + self._held_bytes
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Append rows."""
-        self._writer.write_batch(batch)
         self.rows += batch.num_rows
+        self._held.append(batch)
+        self._held_bytes += batch.nbytes
+        if self._held_bytes >= _TOGETHER_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        self._writer.write_table(pa.Table.from_batches(self._held, STAGED_SCHEMA).combine_chunks())
+        self._held, self._held_bytes = [], 0
 
     def take(self) -> bytes:
         """Return the bytes, and begin anew."""
+        self._write()
         self._writer.close()
         data: bytes = self._stream.getvalue().to_pybytes()
         self._begin()
