@@ -5,6 +5,8 @@ The rows are a kibibyte each, of bytes that cannot be compressed, and several ti
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -83,10 +86,14 @@ def peak(query: headgate.ContinuousQuery) -> int:
 
 def begun(program: DataFrame, folder: Path, **options: str) -> headgate.ContinuousQuery:
     options |= {"exchange.memory": "4m", "checkpointLocation": str(folder / "checkpoints")}
+    began_s = time.time()
     query = written(program, "noop", 1, **options).start()
-    wait_until(lambda: query.status["slots"][0]["pid"], query)
-    own = Path(f"/proc/{query.status['slots'][0]['pid']}")
-    (own / "clear_refs").write_text("5")  # the process may have had another query, and that a higher peak
+    pid = wait_until(lambda: query.status["slots"][0]["pid"], query)
+    while psutil.Process(pid).create_time() < began_s:  # it had another query, and keeps some of that one's memory
+        os.kill(pid, signal.SIGKILL)
+        before = pid
+        wait_until(lambda before=before: query.status["slots"][0]["pid"] not in (0, before), query)
+        pid = query.status["slots"][0]["pid"]
     return query
 
 
