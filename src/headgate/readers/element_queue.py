@@ -1,4 +1,4 @@
-"""The queue between fetcher threads and the task's thread, bounded in bytes.
+"""The queue between fetcher threads and the task's thread, bounded in bytes, and in batches.
 
 Never: let a paused split stop the others. What is queued of a paused split is held aside, outside the bound, until
 the split is resumed; its fetcher stops at the next fetch, or soon (`held_bytes`), so that what is held stays bounded.
@@ -22,6 +22,8 @@ from headgate.source.split_reader import FetchedBatch
 
 SplitT = TypeVar("SplitT", bound=Split)
 
+MOST_BATCHES = 16
+"""So many batches may be queued: while the task is busy, clients gather records, and a fetch brings larger batches."""
 _Buffers = dict[int, int]
 """Memory that a batch keeps alive: size in bytes by address."""
 
@@ -165,7 +167,7 @@ class ElementQueue(Generic[SplitT]):
         if not self._ready:
             return True
         added = sum(size for address, size in buffers.items() if address not in self._uses)
-        return self._bytes + added <= self._max_bytes
+        return len(self._ready) < MOST_BATCHES and self._bytes + added <= self._max_bytes
 
     def _count_locked(self, buffers: _Buffers) -> None:
         assert self._lock.locked()

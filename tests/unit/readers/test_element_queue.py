@@ -9,6 +9,7 @@ import pytest
 
 from headgate.errors import SourceError
 from headgate.readers import ElementQueue
+from headgate.readers.element_queue import MOST_BATCHES
 from headgate.source import FetchedBatch, Split
 
 
@@ -71,6 +72,17 @@ def test_a_put_beyond_the_bound_waits_until_the_task_takes() -> None:
     queue.take()
 
     putter.wait_for(2)
+
+
+def test_batches_are_few_however_small_they_are() -> None:
+    """While the task is busy records are gathered where they come from: many small batches would take it longer."""
+    queue: ElementQueue[Split] = ElementQueue(1 << 30)
+    putter = Putter(queue, *(fetched("a", 1) for _ in range(MOST_BATCHES + 1)))
+    assert putter.is_blocked_at(MOST_BATCHES)
+
+    queue.take()
+
+    putter.wait_for(MOST_BATCHES + 1)
 
 
 def test_a_batch_larger_than_the_bound_passes_alone() -> None:

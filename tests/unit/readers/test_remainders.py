@@ -167,8 +167,8 @@ def test_a_split_with_a_remainder_is_fetched_up_to_its_share_and_again_when_less
 def test_splits_take_turns_though_one_goes_on_after_its_remainder(drive: Drive) -> None:
     driven = drive(MultiplexedReader)
     driven.output.bounds["a"] = 1
-    driven.script.feed("a", *([2 * n, 2 * n + 1] for n in range(50)))
-    driven.script.feed("b", *([n] for n in range(50)))
+    driven.script.feed("a", *([2 * n, 2 * n + 1] for n in range(8)))
+    driven.script.feed("b", *([n] for n in range(8)))
     driven.add("a", "b")
     driven.script.wait_for(lambda: not any(driven.script.fed.values()) and driven.script.waiting == 1)
     while driven.poll() is InputStatus.MORE_AVAILABLE and len(driven.output.rows("b")) < 5:
