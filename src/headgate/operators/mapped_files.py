@@ -42,10 +42,10 @@ def mapped_array(path: str, kind: Any, mode: Any = "r") -> Any:
 
 def give_back() -> None:
     """Give back what was read of mapped files, if it is much; it is read again when it is needed. Any thread."""
-    if _resident_bytes() <= RESIDENT_BYTES:
-        return
     with _lock:
         files = list(_mapped)
+    if not files or _resident_bytes() <= RESIDENT_BYTES:
+        return
     for each in files:
         each.madvise(mmap.MADV_DONTNEED)
 

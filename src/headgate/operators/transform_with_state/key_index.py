@@ -1,4 +1,4 @@
-"""`KeyIndex`: where in a table the rows of each key are, found by the hash of the key.
+"""`KeyIndex`: where in a table the rows of each key are, found by the hash of the key; `IndexedRows` gives them out.
 
 Never: hold an object for each key: of a row it has eight bytes, in order, which may be on the local disk.
 
@@ -9,7 +9,7 @@ may be rows of another key, whose hash is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,3 +66,43 @@ class KeyIndex:
         place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
         rows: Any = entries[place] & self._mask
         return rows.astype(np.int64), np.repeat(hit, counts)
+
+
+class IndexedRows:
+    """Rows with a key, each of which is given once.
+
+    Parameters
+    ----------
+    rows
+        With a column ``key``.
+    index
+        Where the rows of each key are.
+    """
+
+    def __init__(self, rows: pa.RecordBatch, index: KeyIndex) -> None:
+        self._rows = rows
+        self._index = index
+        self._given = np.zeros(rows.num_rows, np.bool_)
+        self.left = rows.num_rows
+        """How many were not given."""
+
+    def take(self, keys: Sequence[bytes], hashes: Hashes, columns: Sequence[str]) -> Iterator[tuple[bytes, Any]]:
+        """Yield the rows of keys: the key, and what the columns have; those of one in the order of the table."""
+        rows, owners = self._index.rows(hashes)
+        fresh = ~self._given[rows]
+        rows, owners = rows[fresh], owners[fresh]
+        if not len(rows):
+            return
+        found = self._rows.take(pa.array(rows))
+        given = []
+        values = (found[name].to_pylist() for name in ("key", *columns))
+        for row, owner, (key, *of_key) in zip(rows.tolist(), owners.tolist(), zip(*values, strict=True), strict=True):
+            if key == keys[owner]:
+                given.append(row)
+                yield key, tuple(of_key)
+        self._given[given] = True
+        self.left -= len(given)
+
+    def rest(self) -> pa.RecordBatch:
+        """Return what was not given."""
+        return self._rows.filter(pa.array(~self._given)) if self.left < self._rows.num_rows else self._rows

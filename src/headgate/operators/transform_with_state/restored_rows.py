@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_hash
-from headgate.operators.transform_with_state.key_index import Hashes, KeyIndex, Places, Store, hashes_of
+from headgate.operators.transform_with_state.key_index import IndexedRows, KeyIndex, Places, Store, hashes_of
 from headgate.operators.transform_with_state.state_rows import SET, TIMERS
 
 KeyRow = tuple[int, int, bytes | None, int, bytes | None, int | None]
@@ -24,33 +24,7 @@ Timer = tuple[int, bytes, int]
 
 ROWS_OF_INDEX = 1 << 22
 """An index of so many rows is made in a good part of a second."""
-_COLUMNS = ("key", "group", "state", "entry", "op", "value", "expiry")
-
-
-class _Indexed:
-    """A part of a chunk."""
-
-    def __init__(self, rows: pa.RecordBatch, store: Store) -> None:
-        self._rows = rows
-        self._index = KeyIndex(key_hash([rows["key"]]), store)
-        self._given = np.zeros(rows.num_rows, np.bool_)
-        self.left = rows.num_rows
-
-    def take(self, keys: Sequence[bytes], hashes: Hashes) -> Iterator[tuple[bytes, KeyRow]]:
-        rows, owners = self._index.rows(hashes)
-        fresh = ~self._given[rows]
-        rows, owners = rows[fresh], owners[fresh]
-        if not len(rows):
-            return
-        found = self._rows.take(pa.array(rows))
-        given = []
-        columns = (found[name].to_pylist() for name in _COLUMNS)
-        for row, owner, (key, *of_key) in zip(rows.tolist(), owners.tolist(), zip(*columns, strict=True), strict=True):
-            if key == keys[owner]:
-                given.append(row)
-                yield key, tuple(of_key)
-        self._given[given] = True
-        self.left -= len(given)
+_COLUMNS = ("group", "state", "entry", "op", "value", "expiry")
 
 
 class RestoredRows:
@@ -64,14 +38,14 @@ class RestoredRows:
 
     def __init__(self, store: Store = lambda table: table) -> None:
         self._store = store
-        self._parts: list[_Indexed] = []
+        self._parts: list[IndexedRows] = []
         self._timers: list[pa.Table] = []
         self.timers = RestoredTimers([])
 
     def add_in_steps(self, table: pa.Table) -> Iterator[None]:
         """Add the rows of a chunk, the older chunks first."""
         for batch in _batches(table):
-            self._parts.append(_Indexed(batch, self._store))
+            self._parts.append(IndexedRows(batch, KeyIndex(key_hash([batch["key"]]), self._store)))
             is_timer = (batch["state"].to_numpy() == TIMERS) & (batch["op"].to_numpy() == SET)
             if is_timer.any():
                 timers = batch.select(["entry", "key", "group"]).filter(pa.array(is_timer))
@@ -89,7 +63,7 @@ class RestoredRows:
             return found
         hashes = hashes_of(keys)
         for part in self._parts:
-            for key, row in part.take(keys, hashes):
+            for key, row in part.take(keys, hashes, _COLUMNS):
                 found.setdefault(key, []).append(row)
         if not all(part.left for part in self._parts):
             self._parts = [part for part in self._parts if part.left]

@@ -21,42 +21,12 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_hash
-from headgate.operators.transform_with_state.key_index import Hashes, KeyIndex, hashes_of
+from headgate.operators.transform_with_state.key_index import Hashes, IndexedRows, KeyIndex, Places, hashes_of
 from headgate.operators.transform_with_state.sorted_runs import SPILL_BYTES, mapped
 
 _PART_BITS = 3
 _MERGED_PER_PUT = 8
 """A call merges at most so many times as many cells as it puts, and a segment more."""
-
-
-class _Segment:
-    """Keys and what is known of them."""
-
-    def __init__(self, cells: pa.RecordBatch, index: KeyIndex) -> None:
-        self.cells = cells
-        self._index = index
-        self._given = np.zeros(cells.num_rows, np.bool_)
-        self.left = cells.num_rows
-
-    def take(self, keys: Sequence[bytes], hashes: Hashes) -> Iterator[tuple[bytes, bytes]]:
-        rows, owners = self._index.rows(hashes)
-        if not len(rows):
-            return
-        fresh = ~self._given[rows]
-        rows, owners = rows[fresh], owners[fresh]
-        found = self.cells.take(pa.array(rows))
-        given = []
-        columns = (found[name].to_pylist() for name in ("key", "data"))
-        for row, owner, (key, data) in zip(rows.tolist(), owners.tolist(), zip(*columns, strict=True), strict=True):
-            if key == keys[owner]:
-                given.append(row)
-                yield key, data
-        self._given[given] = True
-        self.left -= len(given)
-
-    def rest(self) -> pa.RecordBatch:
-        """Return what was not given."""
-        return self.cells.filter(pa.array(~self._given)) if self.left < self.cells.num_rows else self.cells
 
 
 class SpilledCells:
@@ -71,7 +41,7 @@ class SpilledCells:
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._numbers = count()
-        self._parts: list[list[_Segment]] = [[] for _ in range(1 << _PART_BITS)]
+        self._parts: list[list[IndexedRows]] = [[] for _ in range(1 << _PART_BITS)]
         self._turn = 0  # the part that is merged next
 
     def put(self, cells: Sequence[tuple[bytes, bytes]]) -> None:
@@ -81,14 +51,13 @@ class SpilledCells:
         keys, data = zip(*cells, strict=True)
         table = pa.record_batch([pa.array(keys, pa.large_binary()), pa.array(data, pa.large_binary())], ["key", "data"])
         hashes = key_hash([table["key"]])
-        part = (hashes >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
-        order = np.argsort(part, kind="stable")
+        order, ends = _by_part(hashes)
         stored = self._mapped(pa.Table.from_batches([table.take(pa.array(order))]))
-        hashes, ends = hashes[order], np.cumsum(np.bincount(part, minlength=len(self._parts))).tolist()
+        hashes = hashes[order]
         for segments, begin, end in zip(self._parts, (0, *ends), ends, strict=False):
             if end > begin:
                 index = KeyIndex(hashes[begin:end], self._index_store)
-                segments.append(_Segment(stored.slice(begin, end - begin), index))
+                segments.append(IndexedRows(stored.slice(begin, end - begin), index))
         self._merge(_MERGED_PER_PUT * len(cells))
 
     def take(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -96,14 +65,13 @@ class SpilledCells:
         if not keys or not len(self):
             return
         hashes = hashes_of(keys)
-        part = (hashes >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
-        order = np.argsort(part, kind="stable")
+        order, ends = _by_part(hashes)
         hashes, of_part = hashes[order], [keys[place] for place in order.tolist()]
-        ends = np.cumsum(np.bincount(part, minlength=len(self._parts))).tolist()
         for number, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
             if end > begin:
                 for segment in self._parts[number]:
-                    yield from segment.take(of_part[begin:end], hashes[begin:end])
+                    for key, (data,) in segment.take(of_part[begin:end], hashes[begin:end], ("data",)):
+                        yield key, data
 
     def __len__(self) -> int:
         return sum(segment.left for segments in self._parts for segment in segments)
@@ -129,10 +97,10 @@ class SpilledCells:
                 cells -= left
             self._turn = (self._turn + 1) % len(self._parts)
 
-    def _merged(self, segments: Sequence[_Segment]) -> _Segment:
+    def _merged(self, segments: Sequence[IndexedRows]) -> IndexedRows:
         table = pa.Table.from_batches([segment.rest() for segment in segments]).combine_chunks()
         stored = self._mapped(table)
-        return _Segment(stored, KeyIndex(key_hash([stored["key"]]), self._index_store))
+        return IndexedRows(stored, KeyIndex(key_hash([stored["key"]]), self._index_store))
 
     def _mapped(self, table: pa.Table) -> pa.RecordBatch:
         (batch,) = mapped(table, self._folder / f"cells-{next(self._numbers)}.arrow").to_batches()
@@ -142,3 +110,9 @@ class SpilledCells:
         if table.nbytes < SPILL_BYTES:
             return table
         return mapped(table, self._folder / f"index-{next(self._numbers)}.arrow")
+
+
+def _by_part(hashes: Hashes) -> tuple[Places, list[int]]:
+    """Return the order in which hashes stand by their parts, and where in it each part ends."""
+    part = (hashes >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
+    return np.argsort(part, kind="stable"), np.cumsum(np.bincount(part, minlength=1 << _PART_BITS)).tolist()
