@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "driver": {"source", "protocol", "checkpoint", "coordinator", "graph"},
     "microbatch": {"source", "expressions", "task"},
-    "monitor": {"protocol"},
+    "monitor": {"protocol", "coordinator"},  # of that the status, which is made for people
     "simulation": {
         "source", "sink", "assigners", "protocol", "operators", "task", "checkpoint", "coordinator", "graph",
         "transport", "runtime", "driver", "connectors",
@@ -63,6 +63,8 @@ PURE = (
     "checkpoint/checkpoint_events.py", "checkpoint/coordinator.py", "checkpoint/commits.py", "checkpoint/manifest.py",
     "checkpoint/restore.py", "checkpoint/channel_assignment.py", "checkpoint/stored_channels.py", "task", "graph",
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
+    "monitor/growing_lag.py", "monitor/recent_events.py", "monitor/history.py", "monitor/snapshot.py",
+    "monitor/diagnosis.py",
     "connectors/kafka/sink/publication_retries.py", "microbatch/alignment/votes.py",
     "microbatch/alignment/group_membership.py", "microbatch/alignment/messages.py", "microbatch/watermark_options.py",
 )  # fmt: skip

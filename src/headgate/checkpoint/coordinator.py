@@ -265,6 +265,11 @@ class CheckpointCoordinator(Machine):
         return None if self._pending is None else self._pending.checkpoint_id
 
     @property
+    def pending_since_ms(self) -> int | None:
+        """When the checkpoint under way was ordered, in milliseconds since 1970-01-01 UTC."""
+        return None if self._pending is None else self._pending.began_ms + self._clock_offset_ms
+
+    @property
     def epoch(self) -> int:
         """How many checkpoints have completed at the location."""
         return 0 if self.latest is None else self.latest.epoch

@@ -58,7 +58,7 @@ class EventTimes:
         return {
             uid: {
                 "alignmentGroup": self._groups.get(uid),
-                "driftMs": self._largest_drift_ms([uid]),
+                "driftMs": self.largest_drift_ms([uid]),
                 "pausedSplits": sum(at.paused for at in splits.values()),
                 "idleSplits": sum(at.idle for at in splits.values()),
                 "splits": {split_id: self._split(uid, splits[split_id]) for split_id in sorted(splits)},
@@ -77,7 +77,7 @@ class EventTimes:
             "sources": sources,
             "watermark": None if slowest is None else self._written(slowest.watermark_ms),
             "slowest": None if slowest is None else {"source": slowest.source, "split": slowest.split},
-            "driftMs": self._largest_drift_ms(sources),
+            "driftMs": self.largest_drift_ms(sources),
             "pausedSplits": sum(at.paused for at in splits),
             "numSplits": len(splits),
         }
@@ -87,7 +87,7 @@ class EventTimes:
             "watermark": self._written(at.watermark_ms),
             "idle": at.idle,
             "paused": at.paused,
-            "driftMs": self._drift_ms(uid, at),
+            "driftMs": self.drift_ms(uid, at),
         }
 
     def _slowest_of(self, group: str) -> Slowest | None:
@@ -105,14 +105,21 @@ class EventTimes:
             default=None,
         )
 
-    def _drift_ms(self, uid: str, at: SplitEventTime) -> int | None:
+    @property
+    def slowest(self) -> Mapping[str, Slowest | None]:
+        """By alignment group the split that it waits for; None: nobody has a vote."""
+        return self._slowest
+
+    def drift_ms(self, uid: str, at: SplitEventTime) -> int | None:
+        """Return how far a split of a source is ahead of its group's slowest, in milliseconds; None: nobody knows."""
         slowest = self._slowest[self._groups[uid]] if uid in self._groups else None
         if slowest is None or slowest.watermark_ms is None or at.watermark_ms is None:
             return None
         return at.watermark_ms - slowest.watermark_ms
 
-    def _largest_drift_ms(self, sources: list[str]) -> int | None:
-        drifts = [self._drift_ms(uid, at) for uid in sources for at in self._splits.get(uid, {}).values()]
+    def largest_drift_ms(self, sources: list[str]) -> int | None:
+        """Return the largest drift among the splits of these sources, in milliseconds; None: nobody knows."""
+        drifts = [self.drift_ms(uid, at) for uid in sources for at in self._splits.get(uid, {}).values()]
         return max((each for each in drifts if each is not None), default=None)
 
     def _written(self, at_ms: int | None) -> str | None:

@@ -7,7 +7,7 @@ Rows that are read again after a failure count again: they were read again.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -76,16 +76,69 @@ class StageRestore(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     duration_ms: int
 
 
+class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subtask reported last, and what it did by second in the last `WINDOW_MS`.
+
+    Parameters
+    ----------
+    last
+        Its newest message.
+    rows_in_per_second, rows_out_per_second
+        Rows by second, by the uid of the source and of the sink; None: there is but one message yet.
+    busy
+        By operator uid: the part of the time, from 0 to 1; None: there is but one message yet.
+    """
+
+    last: SubtaskProgress
+    rows_in_per_second: dict[str, float] | None
+    rows_out_per_second: dict[str, float] | None
+    busy: dict[str, float] | None
+
+
+WINDOW_MS = 5_000
+"""Over how long rates and shares of the time are taken, in milliseconds."""
 _PHASES = ("reading", "replaying", "processing")
 
 
+class _Sample(msgspec.Struct, frozen=True):
+    """The counts of a message: without positions, of which only the newest are kept."""
+
+    at_ms: int
+    rows_in: dict[str, int]
+    rows_out: dict[str, int]
+    busy_ms: dict[str, int]
+
+
 class _Subtask(msgspec.Struct):
-    """The last message and when it came, and the one that the interval began with."""
+    """The last message and when it came, the one that the interval began with, and the counts of the last seconds."""
 
     last: SubtaskProgress
     last_ms: int
     first: SubtaskProgress
     first_ms: int
+    window: deque[_Sample]
+
+    def move_window(self) -> None:
+        """Take the newest counts into the window, and leave out what is too old to begin it."""
+        last, window = self.last, self.window
+        window.append(_Sample(self.last_ms, last.rows_in, last.rows_out, last.busy_ms))
+        while len(window) > 2 and window[1].at_ms <= self.last_ms - WINDOW_MS:
+            window.popleft()
+
+    def figures(self) -> SubtaskFigures:
+        """Return what it did in the window."""
+        first, last = self.window[0], self.window[-1]
+        elapsed_ms = last.at_ms - first.at_ms
+        if elapsed_ms <= 0:
+            return SubtaskFigures(last=self.last, rows_in_per_second=None, rows_out_per_second=None, busy=None)
+        rows_in = _per_ms(first.rows_in, last.rows_in, elapsed_ms)
+        rows_out = _per_ms(first.rows_out, last.rows_out, elapsed_ms)
+        return SubtaskFigures(
+            last=self.last,
+            rows_in_per_second={uid: 1000 * rate for uid, rate in rows_in.items()},
+            rows_out_per_second={uid: 1000 * rate for uid, rate in rows_out.items()},
+            busy={uid: min(1.0, share) for uid, share in _per_ms(first.busy_ms, last.busy_ms, elapsed_ms).items()},
+        )
 
     def shares(self) -> dict[str, float]:
         """Return by operator the part of the time that it took; nothing while there is but one message."""
@@ -135,10 +188,11 @@ class Figures:
                 progress = msgspec.structs.replace(
                     progress, splits=before.splits, positions=before.positions, event_times=before.event_times
                 )
-            self._subtasks[key] = _Subtask(progress, max(now_ms, known.last_ms), known.first, known.first_ms)
+            known.last, known.last_ms = progress, max(now_ms, known.last_ms)
         else:
             before = SubtaskProgress(stage=progress.stage, execution=progress.execution)
-            self._subtasks[key] = _Subtask(progress, now_ms, progress, now_ms)
+            self._subtasks[key] = known = _Subtask(progress, now_ms, progress, now_ms, deque())
+        known.move_window()
         _add(self.rows_in, progress.rows_in, before.rows_in)
         _add(self.rows_out, progress.rows_out, before.rows_out)
         self.skipped += max(0, progress.skipped - before.skipped)
@@ -147,6 +201,10 @@ class Figures:
     def forget_subtasks(self) -> None:
         """Forget who did it, not what was done: other subtasks begin."""
         self._subtasks.clear()
+
+    def subtasks(self) -> dict[SubtaskId, SubtaskFigures]:
+        """Return what each subtask reported, in order."""
+        return {key: self._subtasks[key].figures() for key in sorted(self._subtasks)}
 
     def unpublished_ms(self) -> dict[str, int]:
         """Return how long the oldest rows of a complete checkpoint have waited to be published, by sink uid."""
@@ -255,6 +313,10 @@ class Figures:
 def _add(totals: Counter[str], now: Mapping[str, int], before: Mapping[str, int]) -> None:
     for uid, rows in now.items():
         totals[uid] += max(0, rows - before.get(uid, 0))
+
+
+def _per_ms(first: Mapping[str, int], last: Mapping[str, int], elapsed_ms: int) -> dict[str, float]:
+    return {uid: max(0, count - first.get(uid, 0)) / elapsed_ms for uid, count in last.items()}
 
 
 def _waits(progress: SubtaskProgress) -> bool:

@@ -89,7 +89,8 @@ class ProgressReporter:
 
     def __init__(self, identity: QueryIdentity, started_ms: int, checkpoint_id: int = 0) -> None:
         self._identity = identity
-        self._figures = Figures()
+        self.figures = Figures()
+        """What the subtasks reported."""
         self._checkpoint_id = checkpoint_id
         self._checkpoint: CheckpointStatistics | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
@@ -110,11 +111,11 @@ class ProgressReporter:
 
     def take(self, subtask: int, progress: SubtaskProgress, now_ms: int) -> None:
         """Take note of a subtask's figures."""
-        self._figures.take(subtask, progress, now_ms)
+        self.figures.take(subtask, progress, now_ms)
 
     def take_lag(self, source: str, lag: Mapping[str, int]) -> None:
         """Take note of a source's lag, in its own figures."""
-        self._figures.lag[source] = dict(lag)
+        self.figures.lag[source] = dict(lag)
 
     def take_troubles(self, source: str, troubles: Sequence[str]) -> None:
         """Take note of what keeps a source's enumerator from its work, as sentences; none: nothing does any longer."""
@@ -122,31 +123,36 @@ class ProgressReporter:
 
     def positions(self, source: str) -> dict[str, bytes] | None:
         """Return the positions of the splits of a source that are being read, by split id; None: some are missing."""
-        return self._figures.positions(source) if self._figures.are_positions_reported(source) else None
+        return self.figures.positions(source) if self.figures.are_positions_reported(source) else None
 
     @property
     def rows(self) -> tuple[int, int]:
         """Rows read by all sources and written by all sinks since the start."""
-        return self._figures.rows_in.total(), self._figures.rows_out.total()
+        return self.figures.rows_in.total(), self.figures.rows_out.total()
+
+    @property
+    def last_checkpoint(self) -> CheckpointStatistics | None:
+        """The last completed checkpoint; None: there is none yet."""
+        return self._checkpoint
 
     @property
     def recovery(self) -> list[dict[str, Any]]:
         """What is left to be recovered, by stage, as in a progress."""
-        return [msgspec.to_builtins(each) for each in self._figures.recovery()]
+        return [msgspec.to_builtins(each) for each in self.figures.recovery()]
 
     @property
     def restore(self) -> list[dict[str, Any]]:
         """How far the stages are with their keyed state, as in a progress."""
-        return [msgspec.to_builtins(each) for each in self._figures.restore()]
+        return [msgspec.to_builtins(each) for each in self.figures.restore()]
 
     @property
     def reader_troubles(self) -> dict[str, list[str]]:
         """What readers wait for beside data, as sentences, by source."""
-        return {uid: self._figures.troubles(uid) for uid in self._identity.sources}
+        return {uid: self.figures.troubles(uid) for uid in self._identity.sources}
 
     def run_began(self, checkpoint_id: int) -> None:
         """Take note that the query is rescaled: its subtasks are others, and their executions begin with 1."""
-        self._figures.forget_subtasks()
+        self.figures.forget_subtasks()
         self._committing_ms = None
         self._troubles.clear()
         self._checkpoint_id = checkpoint_id
@@ -195,7 +201,7 @@ class ProgressReporter:
         sources = [self._source(uid, seconds) for uid in self._identity.sources]
         rows = sum(source["numInputRows"] for source in sources)
         duration_ms = self._checkpoint.duration_ms if self._checkpoint else 0
-        event_times = self._event_times()
+        event_times = self.event_times()
         progress: dict[str, Any] = {
             "id": self._identity.query_id,
             "runId": self._identity.run_id,
@@ -219,14 +225,14 @@ class ProgressReporter:
             },
         }
         self._reported_ms = max(now_ms, self._reported_ms)
-        self._rows_in, self._rows_out = dict(self._figures.rows_in), dict(self._figures.rows_out)
-        self._figures.begin_interval()
+        self._rows_in, self._rows_out = dict(self.figures.rows_in), dict(self.figures.rows_out)
+        self.figures.begin_interval()
         self._recent.append(progress)
         return progress, self._warnings()
 
     def _source(self, uid: str, seconds: float) -> dict[str, Any]:
-        rows = self._figures.rows_in[uid] - self._rows_in.get(uid, 0)
-        start, end = self._offsets.get(uid), _offsets(self._figures.positions(uid))
+        rows = self.figures.rows_in[uid] - self._rows_in.get(uid, 0)
+        start, end = self._offsets.get(uid), _offsets(self.figures.positions(uid))
         self._offsets[uid] = end
         return {
             "description": self._identity.sources[uid],
@@ -236,25 +242,26 @@ class ProgressReporter:
             "numInputRows": rows,
             "inputRowsPerSecond": _rate(rows, seconds),
             "processedRowsPerSecond": _rate(rows, seconds),
-            "metrics": {name: str(value) for name, value in self._figures.lag.get(uid, {}).items()},
+            "metrics": {name: str(value) for name, value in self.figures.lag.get(uid, {}).items()},
         }
 
     def _sink(self) -> dict[str, Any]:
         uid, description = next(iter(self._identity.sinks.items()))
-        rows = self._figures.rows_out[uid] - self._rows_out.get(uid, 0)
+        rows = self.figures.rows_out[uid] - self._rows_out.get(uid, 0)
         return {"description": description, "numOutputRows": rows, "metrics": {}}
 
-    def _event_times(self) -> EventTimes:
-        reported = {uid: self._figures.event_times(uid) for uid in self._identity.sources}
+    def event_times(self) -> EventTimes:
+        """Return how far the splits of all sources with event time are, as far as they are reported."""
+        reported = {uid: self.figures.event_times(uid) for uid in self._identity.sources}
         splits = {uid: of for uid, of in reported.items() if of or uid in self._identity.alignment_groups}
         return EventTimes(splits, self._identity.alignment_groups, timestamp)
 
     def _event_time(self, event_times: EventTimes) -> dict[str, str]:
         # Beyond the calendar is the end of all input: no time that anybody could look at.
-        known = [at_ms for at_ms in event_times.watermarks_ms() if at_ms <= _LAST_MS]
+        known = [at_ms for at_ms in event_times.watermarks_ms() if at_ms <= LAST_MS]
         times = {"min": min(known), "max": max(known), "avg": sum(known) // len(known)} if known else {}
-        watermark_ms = self._figures.watermark_ms()
-        if watermark_ms is not None and watermark_ms <= _LAST_MS:
+        watermark_ms = self.figures.watermark_ms()
+        if watermark_ms is not None and watermark_ms <= LAST_MS:
             times["watermark"] = watermark_ms
         return {name: timestamp(at_ms) for name, at_ms in times.items()}
 
@@ -269,24 +276,26 @@ class ProgressReporter:
             },
             "operators": [
                 {"uid": each.uid, "stage": each.stage, "subtask": each.subtask, "busyPercent": round(100 * each.share)}
-                for each in self._figures.busiest()
+                for each in self.figures.busiest()
             ],
-            "troubles": {uid: troubles for uid, troubles in self._all_troubles().items() if troubles},
-            "splits": {uid: self._figures.splits(uid) for uid in self._identity.sources},
-            "rowsRead": {uid: self._figures.rows_in[uid] for uid in self._identity.sources},
-            "rowsWritten": {uid: self._figures.rows_out[uid] for uid in self._identity.sinks},
-            "skippedRecords": self._figures.skipped,
-            "lateRows": self._figures.late,
-            "unpublishedMs": self._unpublished_ms(now_ms),
+            "troubles": {uid: troubles for uid, troubles in self.troubles().items() if troubles},
+            "splits": {uid: self.figures.splits(uid) for uid in self._identity.sources},
+            "rowsRead": {uid: self.figures.rows_in[uid] for uid in self._identity.sources},
+            "rowsWritten": {uid: self.figures.rows_out[uid] for uid in self._identity.sinks},
+            "skippedRecords": self.figures.skipped,
+            "lateRows": self.figures.late,
+            "unpublishedMs": self.unpublished_ms(now_ms),
             "recovery": self.recovery,
             "restore": self.restore,
         }  # fmt: skip
 
-    def _all_troubles(self) -> dict[str, list[str]]:
+    def troubles(self) -> dict[str, list[str]]:
+        """Return by source what keeps its enumerator and its readers from their work, as sentences."""
         return {uid: self._troubles.get(uid, []) + of for uid, of in self.reader_troubles.items()}
 
-    def _unpublished_ms(self, now_ms: int) -> dict[str, int]:
-        waits = self._figures.unpublished_ms()
+    def unpublished_ms(self, now_ms: int) -> dict[str, int]:
+        """Return how long the oldest rows of a complete checkpoint have waited to be published, by sink uid."""
+        waits = self.figures.unpublished_ms()
         if self._committing_ms is not None and now_ms > self._committing_ms:
             uid = next(iter(self._identity.sinks))  # all are committed together
             waits[uid] = max(waits.get(uid, 0), now_ms - self._committing_ms)
@@ -313,11 +322,11 @@ def timestamp(at_ms: int) -> str:
     >>> timestamp(1_763_760_000_123)
     '2025-11-21T21:20:00.123Z'
     """
-    seconds, milliseconds = divmod(max(_FIRST_MS, min(at_ms, _LAST_MS)), 1000)
+    seconds, milliseconds = divmod(max(_FIRST_MS, min(at_ms, LAST_MS)), 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
 
 
-_FIRST_MS, _LAST_MS = -30_610_224_000_000, 253_402_300_799_999
+_FIRST_MS, LAST_MS = -30_610_224_000_000, 253_402_300_799_999
 """From the year 1000, before which a year is written with fewer digits, to the end of 9999."""
 
 
@@ -327,10 +336,11 @@ def _rate(rows: int, seconds: float) -> float:
 
 def _offsets(positions: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the position of each split: what its serialised form calls so, else all of that but its version."""
-    return {split_id: _position(positions[split_id]) for split_id in sorted(positions)}
+    return {split_id: position_of(positions[split_id]) for split_id in sorted(positions)}
 
 
-def _position(split: bytes) -> Any:
+def position_of(split: bytes) -> Any:
+    """Return the position of a split's bytes as JSON has it; None: only its connector can read them."""
     try:
         fields = msgspec.json.decode(split)
     except msgspec.DecodeError:

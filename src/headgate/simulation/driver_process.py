@@ -164,6 +164,8 @@ class DriverProcess(Process):
                     cluster.request_refused(self, request_id)
             case jm.ShowSource():
                 pass  # no call takes long here
+            case jm.ShowRestart() | jm.ShowFailedCheckpoint():
+                pass
             case _:
                 assert_never(action)
 

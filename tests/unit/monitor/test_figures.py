@@ -198,3 +198,14 @@ def test_a_subtask_that_waits_for_a_split_holds_the_watermark_and_one_without_sp
         figures_of((0, 1, message(watermark_ms=50)), (1, 1, message(event_times={"a": {"s": silent}}))).watermark_ms()
         == 50
     )
+
+
+def test_rates_of_a_subtask_are_of_a_window_that_moves_on() -> None:
+    figures = Figures()
+    for second in range(20):
+        figures.take(0, SubtaskProgress(stage=0, execution=1, rows_in={"kafka": second**2}), 1000 * second)
+    [only] = figures.subtasks().values()
+    assert only.rows_in_per_second == {"kafka": (19**2 - 14**2) / 5}
+    figures.take(0, SubtaskProgress(stage=0, execution=2, rows_in={"kafka": 1}), 20_000)
+    [only] = figures.subtasks().values()
+    assert (only.last.execution, only.rows_in_per_second, only.busy) == (2, None, None)

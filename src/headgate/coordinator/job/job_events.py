@@ -109,6 +109,37 @@ class ShowProgress(msgspec.Struct, frozen=True):
     progress: SubtaskProgress
 
 
+class ShowFailedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint failed, and why, as a sentence. One that is put off, or given up at the end, did not."""
+
+    checkpoint_id: int
+    reason: str
+
+
+class ShowRestart(msgspec.Struct, frozen=True, kw_only=True):
+    """Subtasks restart from the last completed checkpoint.
+
+    Parameters
+    ----------
+    kind
+        What failed: a ``subtask``; a ``slot``, with all subtasks in it; or something of the whole ``job``: Spark's job,
+        a source's enumerator, checkpoints.
+    cause
+        Its error, as a sentence.
+    stage, subtask, slot
+        Where, as far as that is known.
+    restarted
+        The numbers of the subtasks that start again.
+    """
+
+    kind: str
+    cause: str
+    stage: int | None
+    subtask: int | None
+    slot: int | None
+    restarted: tuple[int, ...]
+
+
 class Log(msgspec.Struct, frozen=True):
     """Something worth a line in the log: a fenced attempt, a failover, a failed checkpoint."""
 
@@ -117,7 +148,7 @@ class Log(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | ShowSource | Log
-    | sch.SubmitJob | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest | cp.DeleteCheckpoint | cp.Commit
-    | cp.AnswerRequest
+    Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | ShowSource | ShowRestart
+    | ShowFailedCheckpoint | Log | sch.SubmitJob | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest
+    | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest
 )  # fmt: skip

@@ -173,6 +173,7 @@ class JobMaster:
             completed_checkpoint=None if latest is None else latest.checkpoint_id,
             epoch=self._checkpoints.epoch,
             pending_checkpoint=self._checkpoints.pending_id,
+            pending_since_ms=self._checkpoints.pending_since_ms,
             sources={uid: SourceInfo(of.state, self._troubles.get(uid, ())) for uid, of in self._sources.items()},
         )
 
@@ -381,6 +382,8 @@ class JobMaster:
         stay = "; slots that live stay" if self._scheduler.keeps_slots else ""
         why = f" They are all, since exchanges connect them{stay}." if connected else ""
         self._log("warning", trouble(action) + why)
+        if isinstance(action, sch.ReportFailure):
+            self._out.append(_restart(action))
 
     def _deploy(self, action: sch.DeploySubtask) -> None:
         subtask, latest = action.subtask, self._checkpoints.latest
@@ -617,6 +620,7 @@ class JobMaster:
             self._log("info", f"Checkpoint {action.checkpoint_id} {became}: {sentence(action.reason)}")
         else:
             self._log("warning", f"Checkpoint {action.checkpoint_id} failed: {sentence(action.reason)}")
+            self._out.append(job.ShowFailedCheckpoint(action.checkpoint_id, sentence(action.reason)))
         for status in self._scheduler.deployed() if not action.put_off else ():  # then no barrier is out
             aborted = msg.CheckpointAborted(
                 stage=status.subtask.stage, execution=status.execution, checkpoint_id=action.checkpoint_id
@@ -628,6 +632,19 @@ class JobMaster:
         stream = self._slots.current(status.slot)
         about = msg.RegisterSlot(host="") if stream is None else stream.about
         return SlotInfo(status.slot, status.state, status.attempt, about.host, about.pid, about.executor)
+
+
+def _restart(action: sch.ReportFailure) -> job.ShowRestart:
+    error = action.error
+    stage, subtask, slot = (error.facts.get(fact) for fact in ("stage", "subtask", "slot"))
+    return job.ShowRestart(
+        kind="subtask" if subtask is not None else "job" if slot is None else "slot",
+        cause=f"{error.error_type}: {sentence(error.message)}",
+        stage=stage,
+        subtask=subtask,
+        slot=subtask if slot is None else slot,  # a subtask's number is that of its slot
+        restarted=action.restarted,
+    )
 
 
 def _groups(plan: JobPlan) -> dict[str, al.AlignmentGroup]:

@@ -41,8 +41,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         What the coordinator of checkpoints is doing.
     completed_checkpoint, epoch
         The last completed checkpoint and its epoch; None and 0: there is none.
-    pending_checkpoint
-        The one under way.
+    pending_checkpoint, pending_since_ms
+        The one under way, and when it was ordered, in milliseconds since 1970-01-01 UTC.
     sources
         How they are, by uid.
     """
@@ -54,4 +54,5 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed_checkpoint: int | None
     epoch: int
     pending_checkpoint: int | None
+    pending_since_ms: int | None = None
     sources: dict[str, SourceInfo] = {}

@@ -398,7 +398,8 @@ class Scheduler(Machine):
         """Take a slot for dead that neither we nor another slot reaches. If it lives it cancels when it is back."""
         if slot not in self._unreached or self._slots.state(slot) != "disconnected":
             return []
-        error = _error(f"A slot was lost: slot {slot} has no connection to the driver any more, nor to another slot.")
+        text = f"A slot was lost: slot {slot} has no connection to the driver any more, nor to another slot."
+        error = _error(text, slot)
         return self._fail([slot], error, now_ms)
 
     def _on_slot_came_late(self, event: SlotRegistered, now_ms: int) -> list[sch.Action]:
@@ -411,7 +412,7 @@ class Scheduler(Machine):
         for action in decided:
             match action:
                 case SlotsLost(slots=slots, reason=reason, silent=silent):
-                    error = _error(f"A slot was lost: {reason}.")
+                    error = _error(f"A slot was lost: {reason}.", slots[0])
                     if silent:
                         actions += self._resubmit(error, now_ms)
                     else:
@@ -682,8 +683,8 @@ class Scheduler(Machine):
         return [number for number, column in enumerate(self._columns) if column[0].state in _DEPLOYED]
 
 
-def _error(message: str) -> ErrorReport:
-    return ErrorReport(error_type="HeadgateError", message=message)
+def _error(message: str, slot: int | None = None) -> ErrorReport:
+    return ErrorReport(error_type="HeadgateError", message=message, facts={} if slot is None else {"slot": slot})
 
 
 def _too_few_slots(wanted: int, came: int, timeout_ms: int) -> ErrorReport:

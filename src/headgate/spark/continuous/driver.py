@@ -311,6 +311,8 @@ class QueryDriver:
                 self._memberships[group].share(watermark_ms)
             case jm.ShowProgress() | jm.ShowCheckpoint() | jm.ShowSource():
                 self._on_progress(action)
+            case jm.ShowRestart() | jm.ShowFailedCheckpoint():
+                self._on_progress(action)
             case jm.Log(level=level, text=text):
                 _log.log(getattr(logging, level.upper()), "query %s: %s", self._name, text)
             case sch.SubmitJob(submission=submission, avoid=avoid):

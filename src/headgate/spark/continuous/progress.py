@@ -12,18 +12,35 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+import pyspark
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from headgate.checkpoint.checkpoint_events import Commit, Committed
-from headgate.coordinator.job.job_events import ShowCheckpoint, ShowProgress, ShowSource
+from headgate.coordinator.job.job_events import (
+    ShowCheckpoint,
+    ShowFailedCheckpoint,
+    ShowProgress,
+    ShowRestart,
+    ShowSource,
+)
+from headgate.coordinator.job.job_status import JobStatus
 from headgate.graph.stage_graph import SINK_UID, QueryDefinition
+from headgate.monitor.diagnosis import why
+from headgate.monitor.history import History
 from headgate.monitor.live_line import LiveLine
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
+from headgate.monitor.recent_events import CheckpointEvent, RecentEvents, RestartEvent
+from headgate.monitor.snapshot import QueryShape, StageShape, document, known_time_ms, snapshot_of
 from headgate.serial_executor import SerialExecutor
 from headgate.source import SupportsLag
 from headgate.spark.continuous.listener import ListenerCalls, listeners, spark_progress
+from headgate.versions import __version__
 
 _log = logging.getLogger(__name__)
+
+Shown = ShowProgress | ShowCheckpoint | ShowFailedCheckpoint | ShowSource | ShowRestart | Commit | Committed
+"""What a query's driver lets it know."""
 
 _REPORT_EVERY_S = 1.0
 _LAG_EVERY_S = 2.0
@@ -43,7 +60,7 @@ class QueryProgress:
     def __init__(self, definition: QueryDefinition, query_id: str, run_id: str) -> None:
         self._definition = definition
         self._name = definition.name or query_id[:8]
-        identity = QueryIdentity(
+        self._identity = QueryIdentity(
             query_id=query_id,
             run_id=run_id,
             name=definition.name,
@@ -52,9 +69,19 @@ class QueryProgress:
             alignment_groups=_alignment_groups(definition),
             checkpoint_interval_ms=definition.checkpoint_interval_ms,
         )
+        started_ms = _now_ms()
+        self._shape = QueryShape(
+            stages=_stages(definition),
+            max_parallelism=definition.options["max-parallelism"],
+            started_ms=started_ms,
+            spark_version=pyspark.__version__,
+            headgate_version=__version__,
+        )
         self._lock = threading.Lock()
         # Guarded by _lock:
-        self._reporter = ProgressReporter(identity, _now_ms())
+        self._reporter = ProgressReporter(self._identity, started_ms)
+        self._events = RecentEvents(started_ms)
+        self._history = History()
         self._rows = (0, 0)
         self._recent: list[StreamingQueryProgress] = []
         # On the driver's thread only:
@@ -81,8 +108,15 @@ class QueryProgress:
         """Take note of a new run; its subtasks count from nothing."""
         with self._lock:
             self._reporter.run_began(checkpoint_id)
+            self._events.run_began()
 
-    def take(self, shown: ShowProgress | ShowCheckpoint | ShowSource | Commit | Committed) -> None:
+    def rescaled(self, before: int, parallelism: int) -> None:
+        """Take note that the query goes on with another number of slots. Any thread."""
+        cause = f"The parallelism was {before} and is {parallelism}."
+        with self._lock:
+            self._events.restart(RestartEvent(at_ms=_now_ms(), kind="rescale", cause=cause))
+
+    def take(self, shown: Shown) -> None:
         """Take note of figures. On the driver's thread, as all that follows."""
         with self._lock:
             match shown:
@@ -91,19 +125,28 @@ class QueryProgress:
                     self._rows = self._reporter.rows
                 case Commit():
                     self._reporter.commit_ordered(_now_ms())
+                    self._events.commit_ordered(_now_ms())
                 case Committed():
                     self._reporter.committed()
+                    self._events.committed(_now_ms())
                 case ShowSource(source=source, troubles=troubles):
                     self._reporter.take_troubles(source, troubles)
                 case ShowCheckpoint():
-                    self._reporter.checkpoint_completed(
-                        CheckpointStatistics(
-                            checkpoint_id=shown.checkpoint_id,
-                            duration_ms=shown.duration_ms,
-                            size_bytes=shown.size_bytes,
-                            completed_ms=_now_ms(),
+                    self._checkpoint_completed(shown, _now_ms())
+                case ShowFailedCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
+                    self._events.checkpoint(
+                        CheckpointEvent(
+                            id=checkpoint_id, status="failed", duration_ms=None, size_bytes=None,
+                            completed_ms=_now_ms(), reason=reason,
                         )
-                    )
+                    )  # fmt: skip
+                case ShowRestart():
+                    self._events.restart(
+                        RestartEvent(
+                            at_ms=_now_ms(), kind=shown.kind, cause=shown.cause, stage=shown.stage,
+                            subtask=shown.subtask, slot=shown.slot,
+                        )
+                    )  # fmt: skip
         now_s = time.monotonic()
         if now_s - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = now_s
@@ -120,6 +163,37 @@ class QueryProgress:
         self._calls.terminated(error)
         self._lag_worker.close(0.1)
         self._calls.join(1.0)
+
+    def _checkpoint_completed(self, shown: ShowCheckpoint, now_ms: int) -> None:
+        self._reporter.checkpoint_completed(
+            CheckpointStatistics(
+                checkpoint_id=shown.checkpoint_id,
+                duration_ms=shown.duration_ms,
+                size_bytes=shown.size_bytes,
+                completed_ms=now_ms,
+            )
+        )
+        self._events.checkpoint(
+            CheckpointEvent(
+                id=shown.checkpoint_id,
+                status="completed",
+                duration_ms=shown.duration_ms,
+                size_bytes=shown.size_bytes,
+                completed_ms=now_ms,
+            )
+        )
+
+    def snapshot(self, status: JobStatus | None) -> dict[str, Any]:
+        """Return how the query is, as JSON has it: `headgate.monitor.snapshot`. Any thread."""
+        with self._lock:
+            made = snapshot_of(self._identity, self._shape, status, self._reporter, self._events, _now_ms())
+            progresses = self._reporter.recent
+        return document(msgspec.structs.replace(made, why=why(made, progresses)))
+
+    def history(self) -> dict[str, Any]:
+        """Return the series of the last minutes, as JSON has them: `headgate.monitor.history`. Any thread."""
+        with self._lock:
+            return self._history.document()
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -154,12 +228,29 @@ class QueryProgress:
     def _report(self) -> None:
         with self._lock:
             made, warnings = self._reporter.report(_now_ms())
+            self._add_to_history(made["inputRowsPerSecond"])
             progress = spark_progress(made)
             self._recent = [*self._recent[-99:], progress]
         for warning in warnings:
             _log.warning("%s", warning)
         self._calls.progressed(progress)
         self._live_line.show(made)
+
+    def _add_to_history(self, rows_per_second: float) -> None:
+        figures = self._reporter.figures
+        watermarks = {
+            uid: {
+                split: at_ms
+                for split, at in figures.event_times(uid).items()
+                if (at_ms := known_time_ms(at.watermark_ms)) is not None
+            }
+            for uid in self._identity.sources
+        }
+        busy: dict[int, float | None] = {each.stage: None for each in self._shape.stages}
+        for key, each in figures.subtasks().items():
+            if each.busy is not None:
+                busy[key.stage] = max(busy.get(key.stage) or 0.0, min(1.0, sum(each.busy.values())))
+        self._history.add(_now_ms(), rows_per_second, watermarks, busy)
 
     def _ask_for_lag(self) -> None:
         """On a thread of its own: sources may ask their system."""
@@ -176,6 +267,20 @@ class QueryProgress:
             _log.debug("query %s: its lag cannot be determined: %s", self._name, error)
         finally:
             self._asking = False
+
+
+def _stages(definition: QueryDefinition) -> tuple[StageShape, ...]:
+    graph = definition.graph
+    return tuple(
+        StageShape(
+            stage=stage.number,
+            operators=tuple(each.uid for each in stage.operators),
+            inputs=tuple(sorted({graph.stage_of(uid) for uid in stage.inputs})),
+            sources=tuple(each.uid for each in stage.sources),
+            sinks=(SINK_UID,) if stage.has_sink else (),
+        )
+        for stage in graph.stages
+    )
 
 
 def _alignment_groups(definition: QueryDefinition) -> dict[str, str]:

@@ -153,6 +153,34 @@ class ContinuousQuery:
         """The last hundred progresses, about one a second, the newest last."""
         return [] if self._progress is None else self._progress.recent
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return how the query is, with all figures that there are and, under ``why``, what limits it now.
+
+        One document for dashboards, exporters and programs, of JSON's values: docs/monitoring.md describes it. It may
+        be asked for at any time, also after the end, and is never older than a second or two.
+
+        Raises
+        ------
+        HeadgateError
+            The query has not begun.
+        """
+        driver, progress = self._driver, self._progress
+        if progress is None:
+            raise HeadgateError("The query has not begun: it has no figures yet.")
+        return progress.snapshot(None if driver is None else driver.status)
+
+    def history(self) -> dict[str, Any]:
+        """Return series of the last five minutes, a point each second: rows, watermarks of splits, how busy stages are.
+
+        Raises
+        ------
+        HeadgateError
+            The query has not begun.
+        """
+        if self._progress is None:
+            raise HeadgateError("The query has not begun: it has no figures yet.")
+        return self._progress.history()
+
     def exception(self) -> HeadgateError | None:
         """Return the error that ended the query; None while it runs and when it ended well."""
         with self._lock:
@@ -274,10 +302,13 @@ class ContinuousQuery:
                 with self._lock:
                     over = self._stop_wanted or self._run_error is not None
                 if not over:
+                    before = self._definition.parallelism
                     self._definition = dataclasses.replace(
                         self._definition, parallelism=parallelism, from_savepoint=None
                     )
                     self._start_run()
+                    if self._progress is not None:
+                        self._progress.rescaled(before, parallelism)
             except BaseException as error:
                 self._end_rescaling(error)
                 raise

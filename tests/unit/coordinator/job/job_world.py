@@ -219,6 +219,7 @@ class World:
         self.stored: dict[int, Manifest] = {}
         self.emitted: Counter[int] = Counter()
         self.logged: list[str] = []
+        self.shown: list[job.ShowRestart | job.ShowFailedCheckpoint] = []
         self.event_time_messages: list[tuple[int, AlignmentAnnounced | UnassignedWork]] = []  # by slot, in order
         self.answers: dict[int, cp.AnswerRequest] = {}
         self.error: ErrorReport | None = None
@@ -273,6 +274,8 @@ class World:
                 self.answers[action.request_id] = action
             case job.Log(text=text):
                 self.logged.append(text)
+            case job.ShowRestart() | job.ShowFailedCheckpoint():
+                self.shown.append(action)
             case job.ShowProgress() | job.ShowCheckpoint() | job.ShareMinimum():
                 pass
             case _:

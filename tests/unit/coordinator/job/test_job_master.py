@@ -21,7 +21,9 @@ from headgate.coordinator.job.job_events import (
     ForSource,
     FromSource,
     Log,
+    ShowFailedCheckpoint,
     ShowProgress,
+    ShowRestart,
     ShowSource,
     SlotMessageReceived,
     StopRequested,
@@ -213,7 +215,15 @@ def test_a_newer_attempt_fences_the_older_on_its_own_connection() -> None:
     actions = master.register(2, attempt=1, now_ms=1_000)
     reason = "its process died or Spark gave it up: attempt 1 of slot 0 is there"
     assert actions[0] == Log("warning", f"Fenced attempt 0 of slot 0: {reason}.")
-    assert kinds(actions) == ["Log", "SlotFenced", "CloseConnection", "SlotAccepted", "Log", "ForgetReader"]
+    assert kinds(actions) == [
+        "Log",
+        "SlotFenced",
+        "CloseConnection",
+        "SlotAccepted",
+        "Log",
+        "ShowRestart",
+        "ForgetReader",
+    ]
     assert [connection for connection, _ in messages(actions)] == [1, 2]
 
 
@@ -424,8 +434,25 @@ def test_a_failure_aborts_the_checkpoint_before_splits_go_back() -> None:
     master(TimePassed(), 100)
 
     actions = master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 200)
-    assert kinds(actions) == ["Log", "Log", "CheckpointAborted", "ForgetReader"]
+    assert kinds(actions) == [
+        "Log", "ShowRestart", "Log", "ShowFailedCheckpoint", "CheckpointAborted", "ForgetReader",
+    ]  # fmt: skip
     assert messages(actions) == [(1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1))]
+    [failed] = [each for each in actions if isinstance(each, ShowFailedCheckpoint)]
+    assert failed.checkpoint_id == 1
+
+
+def test_what_failed_and_where_is_shown() -> None:
+    master = Master(3)
+    master.run()
+    error = msgspec.structs.replace(FAILED, facts={"stage": 0, "subtask": 1})
+    actions = master.hear(2, msg.SubtaskFailed(stage=0, execution=1, error=error), 200)
+    actions += master.register(4, attempt=1, now_ms=1_000)
+    shown = [each for each in actions if isinstance(each, ShowRestart)]
+    assert [(each.kind, each.stage, each.subtask, each.slot) for each in shown] == [
+        ("subtask", 0, 1, 1), ("slot", None, None, 0),
+    ]  # fmt: skip
+    assert [each.restarted for each in shown] == [(1,), (0,)]
 
 
 def test_a_failed_subtask_is_deployed_from_the_last_checkpoint_when_all_sources_have_its_splits() -> None:
@@ -450,7 +477,7 @@ def test_a_source_without_a_log_restores_everything() -> None:
     master.from_source(src.EnumeratorFailed(1, FAILED), now_ms=200)
 
     actions = master.from_source(src.LogLoaded(None, "it is gone", 2), now_ms=210)
-    assert kinds(actions) == ["StopEnumerator", "Log", "CancelSubtask", "CancelSubtask"]
+    assert kinds(actions) == ["StopEnumerator", "Log", "ShowRestart", "CancelSubtask", "CancelSubtask"]
     assert kinds(master(TimePassed(), 310))[-5:] == [
         "DropLog", "AppendLog", "StartEnumerator", "Deploy", "Deploy",
     ]  # fmt: skip

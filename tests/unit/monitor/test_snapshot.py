@@ -1,0 +1,309 @@
+"""The document that the dashboard, exporters and programs read: what is in it, and what is null."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headgate.connectors.kafka.split import SPLIT_SERIALIZER, KafkaSplit
+from headgate.coordinator.job.job_status import JobStatus, SlotInfo, SourceInfo
+from headgate.coordinator.job.scheduler import SubtaskStatus
+from headgate.monitor.diagnosis import why
+from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
+from headgate.monitor.recent_events import CheckpointEvent, RecentEvents, RestartEvent
+from headgate.monitor.snapshot import (
+    MOST_SPLITS,
+    QueryShape,
+    Snapshot,
+    StageShape,
+    document,
+    known_time_ms,
+    snapshot_of,
+)
+from headgate.protocol.messages import RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress
+from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+
+NOW_MS = 1_763_760_000_000
+IDENTITY = QueryIdentity(
+    query_id="8c57e1ec",
+    run_id="ae505c5a",
+    name="rides",
+    sources={"kafka": "headgate.kafka[rides]"},
+    sinks={"sink": "parquet"},
+    alignment_groups={"kafka": "rides"},
+    checkpoint_interval_ms=5000,
+)
+SHAPE = QueryShape(
+    stages=(
+        StageShape(stage=0, operators=("parse",), sources=("kafka",)),
+        StageShape(stage=1, operators=("count",), inputs=(0,), sinks=("sink",)),
+    ),
+    max_parallelism=128,
+    started_ms=NOW_MS - 60_000,
+    spark_version="4.3.0",
+    headgate_version="0.6.0",
+)
+
+
+def status(state: str = "running", parallelism: int = 2, **fields: Any) -> JobStatus:
+    return JobStatus(
+        state=state,
+        slots=tuple(SlotInfo(slot, "registered", 1, "host-a", 100 + slot, "0") for slot in range(parallelism)),
+        subtasks=tuple(
+            SubtaskStatus(SubtaskId(stage, slot), "running", 1) for stage in range(2) for slot in range(parallelism)
+        ),
+        checkpoint="idle",
+        completed_checkpoint=None,
+        epoch=0,
+        pending_checkpoint=fields.pop("pending_checkpoint", None),
+        sources={"kafka": SourceInfo("running", ())},
+        **fields,
+    )
+
+
+class Query:
+    """Its figures, events and last progresses."""
+
+    def __init__(self) -> None:
+        self.reporter = ProgressReporter(IDENTITY, SHAPE.started_ms)
+        self.events = RecentEvents(SHAPE.started_ms)
+
+    def take(self, stage: int, subtask: int, at_ms: int, execution: int = 1, **fields: Any) -> None:
+        progress = SubtaskProgress(stage=stage, execution=execution, **fields)
+        self.reporter.take(subtask, progress, NOW_MS + at_ms)
+
+    def busy(self, stage: int, subtask: int, **percent: int) -> None:
+        """Let operators be busy so many percent of a second."""
+        self.take(stage, subtask, -1000)
+        self.take(stage, subtask, 0, busy_ms={uid: 10 * share for uid, share in percent.items()})
+
+    def snapshot(self, of: JobStatus | None = None) -> Snapshot:
+        return snapshot_of(IDENTITY, SHAPE, of or status(), self.reporter, self.events, NOW_MS)
+
+    def why(self, of: JobStatus | None = None) -> list[str]:
+        return [each.text for each in why(self.snapshot(of))]
+
+
+def kafka_split(number: int) -> bytes:
+    return SPLIT_SERIALIZER.serialize(
+        KafkaSplit(split_id=f"rides-{number}", topic="rides", partition=number, position=10 * number)
+    )
+
+
+def test_a_query_that_has_not_begun_has_null_for_what_nobody_knows() -> None:
+    reporter, events = ProgressReporter(IDENTITY, SHAPE.started_ms), RecentEvents(SHAPE.started_ms)
+    made = document(snapshot_of(IDENTITY, SHAPE, None, reporter, events, NOW_MS))
+    assert (made["state"], made["slots"], made["subtasks"]) == ("created", [], [])
+    assert made["watermarkMs"] is made["helperJvm"] is made["autoscaler"] is made["checkpoints"]["last"] is None
+    [source], [sink] = made["sources"], made["sinks"]
+    assert (source["rowsRead"], source["rowsPerSecond"], source["bytesRead"]) == (0, None, None)
+    assert (sink["unpublishedMs"], sink["lastCommitMs"]) == (None, None)
+    assert [(each["name"], each["busy"]) for each in made["stages"]] == [("kafka -> parse", None),
+        ("count -> sink", None)]  # fmt: skip
+
+
+def test_it_is_json_and_has_the_keys_that_others_read() -> None:
+    query = Query()
+    query.busy(0, 0, parse=50)
+    made = json.loads(json.dumps(document(query.snapshot())))
+    assert list(made) == [
+        "id", "runId", "name", "state", "timestamp", "startedMs", "nowMs", "sparkVersion", "headgateVersion",
+        "parallelism", "maxParallelism", "why", "stages", "operators", "subtasks", "slots", "sources",
+        "alignmentGroups", "watermarkMs", "sinks", "checkpoints", "recovery", "restore", "restarts", "skippedRecords",
+        "lateRows", "helperJvm", "autoscaler",
+    ]  # fmt: skip
+    assert (made["timestamp"], made["parallelism"]) == ("2025-11-21T21:20:00.000Z", 2)
+
+
+def test_rates_and_shares_are_of_the_last_seconds() -> None:
+    query = Query()
+    for second in range(60):
+        busy_ms = 0 if second < 50 else 900 * (second - 50)
+        query.take(0, 0, 1000 * second, rows_in={"kafka": 100 * second}, busy_ms={"parse": busy_ms})
+    made = query.snapshot()
+    assert made.sources[0].rows_per_second == made.stages[0].rows_in_per_second == 100.0
+    assert (made.stages[0].busy, made.operators[0].busy, made.operators[0].subtask) == (0.9, 0.9, 0)
+    assert (made.sources[0].rows_read, made.subtasks[0].rows_in) == (5900, 5900)
+
+
+def test_figures_of_a_deployment_that_is_over_are_not_those_of_the_next() -> None:
+    query = Query()
+    query.busy(0, 1, parse=100)
+    again = tuple(SubtaskStatus(SubtaskId(0, slot), "deploying", 2) for slot in range(2))
+    made = query.snapshot(status(state="restarting")).subtasks
+    assert [each.busy for each in made if each.stage == 0] == [None, 1.0]
+    restarted = status(state="restarting")
+    made = query.snapshot(JobStatus(**{**_fields(restarted), "subtasks": again})).subtasks
+    assert [(each.execution, each.busy) for each in made] == [(2, None), (2, None)]
+
+
+def _fields(of: JobStatus) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in of.__struct_fields__}
+
+
+def test_splits_are_listed_with_their_slot_those_that_lag_most_first() -> None:
+    query = Query()
+    times = {
+        "rides-0": SplitEventTime(watermark_ms=9000, paused=True),
+        "rides-1": SplitEventTime(watermark_ms=2000),
+        "rides-2": SplitEventTime(),
+        "rides-3": SplitEventTime(watermark_ms=1000, idle=True),
+    }
+    positions = {f"rides-{number}": kafka_split(number) for number in range(4)}
+    query.take(0, 1, 0, splits={"kafka": 4}, positions={"kafka": positions}, event_times={"kafka": times})
+    [source] = document(query.snapshot())["sources"]
+    assert [each["id"] for each in source["splits"]] == ["rides-2", "rides-1", "rides-0", "rides-3"]
+    assert (source["splits"][1]["position"], source["splits"][1]["slot"], source["splits"][0]["watermarkMs"]) == (
+        10, 1, None,
+    )  # fmt: skip
+    assert (source["numSplits"], source["pausedSplits"], source["idleSplits"]) == (4, 1, 1)
+
+
+def test_of_many_splits_some_are_left_out() -> None:
+    query = Query()
+    times = {f"s{number:05d}": SplitEventTime(watermark_ms=number) for number in range(MOST_SPLITS + 7)}
+    query.take(0, 0, 0, splits={"kafka": len(times)}, event_times={"kafka": times})
+    [source] = query.snapshot().sources
+    assert (len(source.splits), source.splits_left_out, source.splits[0].id) == (MOST_SPLITS, 7, "s00000")
+
+
+def test_markers_of_watermarks_are_no_times() -> None:
+    assert known_time_ms(MAX_WATERMARK_MS) is known_time_ms(MIN_WATERMARK_MS) is known_time_ms(None) is None
+    assert known_time_ms(-1) == -1
+
+
+def test_checkpoints_restarts_and_the_one_under_way() -> None:
+    query = Query()
+    query.reporter.checkpoint_completed(
+        CheckpointStatistics(checkpoint_id=4, duration_ms=20, size_bytes=900, completed_ms=NOW_MS - 500)
+    )
+    query.events.checkpoint(
+        CheckpointEvent(id=4, status="completed", duration_ms=20, size_bytes=900, completed_ms=NOW_MS - 500)
+    )
+    query.events.restart(RestartEvent(at_ms=NOW_MS - 9, kind="subtask", cause="ValueError: 7.", stage=0, subtask=1))
+    made = document(query.snapshot(status(pending_checkpoint=5, pending_since_ms=NOW_MS - 100)))
+    assert made["checkpoints"]["pending"] == {"id": 5, "startedMs": NOW_MS - 100}
+    assert (made["checkpoints"]["last"]["ageMs"], made["checkpoints"]["completed"]) == (500, 1)
+    assert made["checkpoints"]["recent"][0]["status"] == "completed"
+    assert (made["restarts"]["count"], made["restarts"]["recent"][0]["cause"]) == (1, "ValueError: 7.")
+
+
+# What limits the query.
+
+
+def test_nothing_limits_a_query_that_waits_for_data() -> None:
+    query = Query()
+    query.busy(0, 0, parse=3)
+    assert query.why() == ["The query waits for data: nothing limits it."]
+
+
+def test_a_busy_operator_is_named_with_its_slot_and_what_waits_for_it() -> None:
+    query = Query()
+    query.busy(0, 0, parse=97)
+    query.busy(0, 1, parse=90)
+    positions = {f"rides-{number}": kafka_split(number) for number in range(12)}
+    query.take(0, 0, 1, splits={"kafka": 12}, positions={"kafka": positions}, busy_ms={"parse": 970})
+    assert query.why() == ["slot 0 is busy 97 % in `parse`; 12 splits wait for it"]
+
+
+def test_one_busy_subtask_among_idle_ones_has_more_keys_than_the_others() -> None:
+    query = Query()
+    query.busy(1, 0, count=12)
+    query.busy(1, 1, count=99)
+    [only] = query.why()
+    assert only == "slot 1 is busy 99 % in `count`, the other subtasks 12 %: its keys have more rows than others"
+
+
+def test_the_split_that_holds_its_group_back_is_named() -> None:
+    query = Query()
+    ahead = {f"rides-{number}": SplitEventTime(watermark_ms=7_200_000, paused=True) for number in range(7)}
+    slow = {"rides-7": SplitEventTime(watermark_ms=0)}
+    query.take(0, 0, 0, splits={"kafka": 8}, event_times={"kafka": {**ahead, **slow}})
+    assert query.why() == ["split rides-7 lags by 2 h and holds 7 others back"]
+    about = why(query.snapshot())[0].about
+    assert (about.kind, about.source, about.split, about.group) == ("split", "kafka", "rides-7", "rides")
+
+
+def test_a_sink_whose_commits_take_most_of_the_time() -> None:
+    query = Query()
+    for second in range(-60, 0, 5):
+        query.events.commit_ordered(NOW_MS + 1000 * second)
+        query.events.committed(NOW_MS + 1000 * second + 4000)
+    assert query.why() == ["the sink's commit takes 4 s of each 5 s"]
+
+
+def test_rows_that_nobody_can_see_come_before_what_is_only_slow() -> None:
+    query = Query()
+    query.busy(0, 0, parse=99)
+    query.take(1, 0, 0, unpublished_ms={"sink": 40_000})
+    first, second = query.why()
+    assert first.startswith("the sink 'sink' has published nothing for 40 s")
+    assert second.startswith("slot 0 is busy 99 %")
+
+
+def test_back_pressure_is_followed_down_to_the_stage_that_causes_it() -> None:
+    query = Query()
+    query.busy(1, 1, count=99)
+    made = query.snapshot()
+    stages = [_replaced(made.stages[0], back_pressured=0.95), made.stages[1]]
+    texts = [each.text for each in why(_replaced(made, stages=stages))]
+    assert texts[-1] == "stage 0 waits 95 % of the time for stage 1, where slot 1 is busy 99 %"
+
+
+def _replaced(of: Any, **fields: Any) -> Any:
+    return type(of)(**{name: fields.get(name, getattr(of, name)) for name in of.__struct_fields__})
+
+
+def test_a_query_that_restarts_over_and_over_says_why_first() -> None:
+    query = Query()
+    query.busy(0, 0, parse=99)
+    for at_ms in (-30_000, -20_000, -10_000):
+        query.events.restart(
+            RestartEvent(at_ms=NOW_MS + at_ms, kind="subtask", cause="ValueError: 7.", stage=0, subtask=1, slot=1)
+        )
+    first = query.why()[0]
+    assert first == "3 restarts in the last 30 s; the last one in subtask 1 of stage 0: ValueError: 7."
+    restarting = query.why(status(state="restarting"))[0]
+    assert restarting == "The query restarts and waits for its subtasks to open. The cause: ValueError: 7."
+
+
+def test_slots_that_do_not_come_are_named() -> None:
+    absent = SlotInfo(1, "expected", None, "", 0, "")
+    waiting = status(state="starting")
+    made = JobStatus(**{**_fields(waiting), "slots": (waiting.slots[0], absent)})
+    assert Query().why(made)[0] == "The query starts and waits for slots that have not come: 1."
+
+
+def test_keyed_state_that_is_taken_on() -> None:
+    query = Query()
+    restore = RestoreProgress(bytes_to_read=1000, bytes_left=250, duration_ms=10, is_over=False)
+    query.take(1, 0, 0, restore=restore)
+    assert query.why() == ["stage 1 takes on its keyed state: 25 % of 1,000 bytes are left in 1 subtask"]
+
+
+def test_checkpoints_that_fail_are_late_or_slow() -> None:
+    query = Query()
+    late = status(pending_checkpoint=5, pending_since_ms=NOW_MS - 30_000)
+    assert query.why(late) == ["checkpoint 5 has been under way for 30 s"]
+    query.reporter.checkpoint_completed(
+        CheckpointStatistics(checkpoint_id=4, duration_ms=12_000, size_bytes=900, completed_ms=NOW_MS - 1000)
+    )
+    assert query.why() == ["a checkpoint takes 12 s, and one is due each 5 s"]
+    query.events.checkpoint(
+        CheckpointEvent(
+            id=5, status="failed", duration_ms=None, size_bytes=None, completed_ms=NOW_MS, reason="The disk is full."
+        )
+    )
+    assert query.why()[0] == "checkpoint 5 failed: The disk is full.; the last complete one is 1 s old"
+
+
+def test_what_a_source_waits_for() -> None:
+    query = Query()
+    query.reporter.take_troubles("kafka", ["Its discovery fails: no broker answers."])
+    assert query.why() == ["the source kafka: Its discovery fails: no broker answers."]
+
+
+def test_a_query_that_is_over_says_only_that() -> None:
+    query = Query()
+    query.busy(0, 0, parse=99)
+    assert query.why(status(state="ended")) == ["The query has ended."]
