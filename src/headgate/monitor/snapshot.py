@@ -113,10 +113,10 @@ class StageView(_Part, frozen=True, kw_only=True):
 
     stage: int
     name: str
-    operators: tuple[str, ...]
-    inputs: tuple[int, ...]
-    sources: tuple[str, ...]
-    sinks: tuple[str, ...]
+    operators: list[str]
+    inputs: list[int]
+    sources: list[str]
+    sinks: list[str]
     rows_in_per_second: float | None
     rows_out_per_second: float | None
     busy: float | None
@@ -436,10 +436,10 @@ def _stage(shape: StageShape, subtasks: list[SubtaskView]) -> StageView:
     return StageView(
         stage=shape.stage,
         name=shape.name,
-        operators=shape.operators,
-        inputs=shape.inputs,
-        sources=shape.sources,
-        sinks=shape.sinks,
+        operators=list(shape.operators),
+        inputs=list(shape.inputs),
+        sources=list(shape.sources),
+        sinks=list(shape.sinks),
         rows_in_per_second=_sum([each.rows_in_per_second for each in own]),
         rows_out_per_second=_sum([each.rows_out_per_second for each in own]),
         busy=max((each.busy for each in own if each.busy is not None), default=None),
