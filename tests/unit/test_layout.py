@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 PACKAGE = SRC / "headgate"
 
 # Each folder with what it may import of headgate beside `ANYWHERE` and itself.
-ANYWHERE = {"errors", "futures", "machine", "pickling", "private_files", "serial_executor", "versions"}
+ANYWHERE = {"errors", "event_log", "futures", "machine", "pickling", "private_files", "serial_executor", "versions"}
 MAY_IMPORT: dict[str, set[str]] = {
     "source": set(),
     "protocol": set(),
@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 WITHOUT_SPARK = (
     *sorted(set(MAY_IMPORT) - {"operators", "testing"}),
     "errors.py",
+    "event_log.py",
     "futures.py",
     "machine.py",
     "pickling.py",

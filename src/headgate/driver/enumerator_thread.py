@@ -29,6 +29,7 @@ import pyarrow as pa
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner, Output, SlowWork, method_of
 from headgate.errors import ConnectorContractError
+from headgate.event_log import describe
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.source import Source
@@ -145,8 +146,8 @@ class EnumeratorThread:
         self._outputs.put(None)
         try:
             self._runner.close()
-        except BaseException:
-            _log.warning("The enumerator of %s failed when it was closed.", self._uid, exc_info=True)
+        except BaseException as error:
+            _log.warning("The enumerator of %s failed when it was closed: %s", self._uid, describe(error))
 
     def _next_turn(self) -> tuple[str, Callable[[], list[Output]]] | None:
         """Wait for a turn, and meanwhile give out the work that comes due; None: look again."""

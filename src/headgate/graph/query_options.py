@@ -95,6 +95,10 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("transport.tls.cert", text, None, "PEM file with the certificate chain of the endpoints"),
     OptionSpec("transport.tls.key", text, None, "PEM file with its private key"),
     OptionSpec("transport.tls.ca", text, None, "PEM file of trusted certificates; default: the chain"),
+    OptionSpec(
+        "log.structuredLogging.enabled", boolean, False,
+        "whether Headgate logs JSON to standard error, in the driver and in slots",
+    ),
     OptionSpec("badRecords", text, "fail", "fail, skip, or the format of a sink for them"),
     OptionSpec("badRecords.*", text, None, "the options of that sink"),
     OptionSpec("lateRows", text, None, "the format of a sink for rows that came after the watermark"),

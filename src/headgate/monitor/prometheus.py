@@ -67,11 +67,9 @@ class QueryCollector(Collector):
         for query, snapshot in snapshots:
             for name, source, value, kind in connector_samples(snapshot):
                 full = f"{PREFIX}connector_{name}"
-                if (full, kind) not in families:
-                    families[full, kind] = _FAMILIES[kind](
-                        full, "Registered by a connector.", labels=("query", "source")
-                    )
-                families[full, kind].add_metric((query, source), value)
+                if full not in families:
+                    families[full] = _FAMILIES[kind](full, "Registered by a connector.", labels=("query", "source"))
+                families[full].add_metric((query, source), value)
         yield from families.values()
 
 

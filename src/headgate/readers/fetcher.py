@@ -26,6 +26,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from headgate.errors import ConnectorContractError, HeadgateError, SourceError
+from headgate.event_log import describe
 from headgate.readers.asking import AskedInVain
 from headgate.readers.element_queue import ElementQueue
 from headgate.source.split import Split
@@ -125,8 +126,8 @@ class SplitFetcher(Generic[SplitT]):
         if fetching:
             try:
                 self._split_reader.wake_up()
-            except Exception:
-                _log.warning("%s: wake_up failed while closing", self._thread.name, exc_info=True)
+            except Exception as error:
+                _log.warning("%s: wake_up failed while closing: %s", self._thread.name, describe(error))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end at most this long, in seconds; return whether it ended."""

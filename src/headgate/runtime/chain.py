@@ -38,6 +38,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import ConnectorContractError
+from headgate.event_log import describe
 from headgate.futures import gathered, mapped
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators import bad_records
@@ -404,8 +405,8 @@ class StageChain:
         for part in parts:
             try:
                 part.close()
-            except Exception:
-                _log.warning("closing %s of subtask %d failed", part, self._context.subtask, exc_info=True)
+            except Exception as error:
+                _log.warning("closing %s of subtask %d failed: %s", part, self._context.subtask, describe(error))
 
     # For the inputs.
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol, assert_never
 import pyarrow as pa
 
 from headgate.errors import HeadgateError, TransportError
+from headgate.event_log import describe
 from headgate.graph.query_options import checkpoints_during_recovery
 from headgate.operators.exchange import Exchange
 from headgate.protocol import messages as msg
@@ -632,5 +633,5 @@ class Execution:
         for close in closings:
             try:
                 close()
-            except Exception:
-                _log.warning("closing a part of subtask %d failed", self.context.place.slot, exc_info=True)
+            except Exception as error:
+                _log.warning("closing a part of subtask %d failed: %s", self.context.place.slot, describe(error))

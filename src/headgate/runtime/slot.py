@@ -81,6 +81,8 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         For texts without one (an IANA name).
     versions
         The driver's.
+    structured_logs
+        Whether a slot's own process logs JSON (`headgate.event_log`).
     """
 
     run: int
@@ -96,6 +98,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     time_zone: str
     versions: Versions
     application: str = ""
+    structured_logs: bool = False
 
 
 class SlotRuntime:

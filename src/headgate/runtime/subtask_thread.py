@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from headgate.event_log import set_thread_context
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FileState
@@ -50,6 +51,7 @@ class SubtaskThread:
         self.subtask = Subtask(
             definition, stage, place, services or SlotServices(), self._mailbox, now_ms, post, on_ended, read_state
         )
+        self._stage, self._slot = stage, place.slot
         self._closing = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"headgate-subtask-{stage}-{place.slot}", daemon=True)
@@ -109,6 +111,7 @@ class SubtaskThread:
     # On the subtask's thread.
 
     def _run(self) -> None:
+        set_thread_context(stage=self._stage, subtask=self._slot)
         self.subtask.start()
         while not self._closing:
             self._busy_since = time.monotonic()

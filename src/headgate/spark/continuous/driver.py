@@ -43,6 +43,7 @@ from headgate.driver.alignment_hub import HUB, Membership
 from headgate.driver.enumerator_thread import EnumeratorThread
 from headgate.driver.slot_threads import SlotThreads
 from headgate.errors import HeadgateError, InternalError, OptionError, SinkError, StoredStateError
+from headgate.event_log import describe
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.error_reports import error_of, report_of
@@ -220,6 +221,7 @@ class QueryDriver:
                     job.cancel()
         finally:
             self._close()
+            self._log("info", "The run is over." if self._error is None else f"The run failed: {describe(self._error)}")
             self._on_end(self._error)
 
     def _join_groups(self) -> None:
@@ -314,7 +316,7 @@ class QueryDriver:
             case jm.ShowRestart() | jm.ShowFailedCheckpoint():
                 self._on_progress(action)
             case jm.Log(level=level, text=text):
-                _log.log(getattr(logging, level.upper()), "query %s: %s", self._name, text)
+                self._log(level, text)
             case sch.SubmitJob(submission=submission, avoid=avoid):
                 self._submit(submission, avoid)
             case sch.CancelJob(submission=submission):
@@ -414,7 +416,7 @@ class QueryDriver:
                 committables = action.committables.get(uid, ())
                 left[uid] = tuple(committer.commit(committables, epoch=action.epoch, final=action.final))
         except Exception as error:
-            _log.warning("query %s: committing epoch %d failed", self._name, action.epoch, exc_info=True)
+            self._log("warning", f"Committing epoch {action.epoch} failed: {describe(error)}")
             self._end_if_taken_over(error)
             self._inbox.put(cp.CommitFailed(action.epoch, f"{type(error).__name__}: {error}", report_of(error)))
         else:
@@ -425,6 +427,11 @@ class QueryDriver:
         if isinstance(error, StoredStateError) and "newer_run" in error.facts:
             self._error = error
             self.stop()
+
+    def _log(self, level: str, text: str, **where: Any) -> None:
+        """Log an event in the life of the query. Any thread."""
+        context = {"query": self._name, **where}
+        _log.log(getattr(logging, level.upper()), "query %s: %s", self._name, text, extra={"context": context})
 
     def _answer(self, request_id: int, checkpoint_id: int | None, reason: str) -> None:
         with self._lock:
@@ -463,14 +470,14 @@ class QueryDriver:
             job.join(5.0)
         # Whoever starts the query again finds nobody who still publishes: what is under way ends before this run does.
         if not self._commit_worker.abandon(_COMMIT_ENDS_S):
-            _log.error("query %s: its sink has not finished committing; the commit is abandoned", self._name)
+            self._log("error", "The sink has not finished committing; the commit is abandoned.")
         for worker in (self._storage_worker, *self._log_workers.values()):
             worker.close(1.0)
         for committer in self._committers.values():
             try:
                 committer.close()
-            except Exception:
-                _log.warning("query %s: closing a committer failed", self._name, exc_info=True)
+            except Exception as error:
+                self._log("warning", f"Closing a committer failed: {describe(error)}")
         with self._lock:
             self._closed = True
             waiting, self._requests = list(self._requests.values()), {}

@@ -28,6 +28,7 @@ from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartO
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.driver.job_plans import job_plan
 from headgate.errors import HeadgateError, OptionError, StoredStateError
+from headgate.event_log import OPTION, configure
 from headgate.graph.query_options import restart_options
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol.messages import CheckpointKind
@@ -60,6 +61,8 @@ def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQ
         The checkpoint it would resume from cannot be used.
     """
     check_session(spark, definition, definition.parallelism)
+    if definition.options[OPTION]:
+        configure(structured=True)
     query = ContinuousQuery(spark, definition)
     query._begin()
     return query
@@ -371,6 +374,12 @@ class ContinuousQuery:
             on_end=self._on_run_ended,
             on_progress=progress.take,
         )
+        came_from = "no checkpoint" if restored is None else f"checkpoint {restored.checkpoint_id}"
+        _log.info(
+            "query %s: Run %d begins from %s, with %d slots; checkpoints are at %s.",
+            definition.name or self._id[:8], ownership.run, came_from, definition.parallelism, self._location,
+            extra={"context": {"query": definition.name or self._id[:8]}},
+        )  # fmt: skip
         driver.start()
         with self._state_changed:
             self._driver, self._run_over, self._run_error = driver, driver.is_over, None
@@ -418,6 +427,7 @@ class ContinuousQuery:
             time_zone=self._definition.time_zone,
             versions=Versions.here(),
             application=self._spark.sparkContext.applicationId or "",
+            structured_logs=options[OPTION],
         )
         return RunSettings(slot=slot, host=host, port=transport.port, options=_job_options(self._definition))
 

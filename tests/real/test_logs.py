@@ -1,0 +1,28 @@
+"""The log of a query in a process of its own: the driver's events and a slot's, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_failure_is_an_event_with_its_place_and_no_traceback(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("logs_program.py")
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=600, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert all(event["context"]["query"] == "numbers" for event in events), events
+    texts = [event["msg"] for event in events]
+    (began,) = [text for text in texts if "Run 1 begins from no checkpoint, with 1 slots" in text]
+    assert str(tmp_path / "checkpoints") in began
+    (failed,) = [event for event in events if event["context"].get("slot") == "0" and "this row is bad" in event["msg"]]
+    assert failed["level"] == "WARNING" and failed["context"]["stage"] == failed["context"]["subtask"] == "0"
+    assert sum("All subtasks are running" in text for text in texts) == 2
+    assert any("The run is over" in text for text in texts)
+    assert "Traceback" not in done.stderr
