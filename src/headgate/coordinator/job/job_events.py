@@ -141,10 +141,13 @@ class ShowRestart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """Something worth a line in the log: a fenced attempt, a failover, a failed checkpoint."""
+    """Something worth a line in the log, and where it happened, if that is known: a fenced attempt, a failover."""
 
     level: str
     text: str
+    slot: int | None = None
+    stage: int | None = None
+    subtask: int | None = None
 
 
 Action = (

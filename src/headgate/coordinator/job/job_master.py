@@ -338,8 +338,8 @@ class JobMaster:
         """Put a message on the stream of the slot's attempt that counts; without one nobody misses it."""
         self._out += self._slots.send(slot, message)
 
-    def _log(self, level: str, text: str) -> None:
-        self._out.append(job.Log(level, text))
+    def _log(self, level: str, text: str, **where: int | None) -> None:
+        self._out.append(job.Log(level, text, **where))
 
     def _pass_on(self, action: job.Action) -> None:
         self._out.append(action)
@@ -359,7 +359,9 @@ class JobMaster:
 
     def _fence(self, action: slt.FenceSlot) -> None:
         if self._scheduler.state not in ("ended", "failed"):
-            self._log("warning", f"Fenced attempt {action.attempt} of slot {action.slot}: {action.reason}.")
+            self._log(
+                "warning", f"Fenced attempt {action.attempt} of slot {action.slot}: {action.reason}.", slot=action.slot
+            )
         self._out += self._slots.fence(action.slot, action.attempt, action.reason)
 
     def _cancel(self, action: sch.CancelExecution) -> None:
@@ -378,12 +380,14 @@ class JobMaster:
         self._notify_checkpoints(cp.InputAllEnded())
 
     def _report(self, action: sch.ReportFailure | sch.ReportMissingSlots) -> None:
-        connected = isinstance(action, sch.ReportFailure) and self._plan.is_connected
         stay = "; slots that live stay" if self._scheduler.keeps_slots else ""
-        why = f" They are all, since exchanges connect them{stay}." if connected else ""
-        self._log("warning", trouble(action) + why)
+        why = f" They are all, since exchanges connect them{stay}." if self._plan.is_connected else ""
         if isinstance(action, sch.ReportFailure):
-            self._out.append(_restart(action))
+            restart = _restart(action)
+            self._log("warning", trouble(action) + why, slot=restart.slot, stage=restart.stage, subtask=restart.subtask)
+            self._out.append(restart)
+        else:
+            self._log("warning", trouble(action))
 
     def _deploy(self, action: sch.DeploySubtask) -> None:
         subtask, latest = action.subtask, self._checkpoints.latest

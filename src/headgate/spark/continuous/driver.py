@@ -311,12 +311,16 @@ class QueryDriver:
                 self._carry_out_for_source(uid, for_source)
             case jm.ShareMinimum(group=group, watermark_ms=watermark_ms):
                 self._memberships[group].share(watermark_ms)
-            case jm.ShowProgress() | jm.ShowCheckpoint() | jm.ShowSource():
+            case jm.ShowProgress() | jm.ShowSource():
+                self._on_progress(action)
+            case jm.ShowCheckpoint():
+                self._log("info", f"Checkpoint {action.checkpoint_id} is complete, after {action.duration_ms} ms.")
                 self._on_progress(action)
             case jm.ShowRestart() | jm.ShowFailedCheckpoint():
                 self._on_progress(action)
-            case jm.Log(level=level, text=text):
-                self._log(level, text)
+            case jm.Log(level=level, text=text, slot=slot, stage=stage, subtask=subtask):
+                where = {"slot": slot, "stage": stage, "subtask": subtask}
+                self._log(level, text, **{name: number for name, number in where.items() if number is not None})
             case sch.SubmitJob(submission=submission, avoid=avoid):
                 self._submit(submission, avoid)
             case sch.CancelJob(submission=submission):

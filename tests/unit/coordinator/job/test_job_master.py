@@ -214,7 +214,7 @@ def test_a_newer_attempt_fences_the_older_on_its_own_connection() -> None:
 
     actions = master.register(2, attempt=1, now_ms=1_000)
     reason = "its process died or Spark gave it up: attempt 1 of slot 0 is there"
-    assert actions[0] == Log("warning", f"Fenced attempt 0 of slot 0: {reason}.")
+    assert actions[0] == Log("warning", f"Fenced attempt 0 of slot 0: {reason}.", slot=0)
     assert kinds(actions) == [
         "Log",
         "SlotFenced",
