@@ -42,8 +42,9 @@ def differences(wheel: Path) -> tuple[set[str], set[str]]:
 
 def readme_program() -> str:
     """Return the program of the README that runs as it is."""
-    (program,) = [block for block in _BLOCK.findall((ROOT / "README.md").read_text()) if "headgate.continuous(" in block]
-    return str(program)
+    blocks = _BLOCK.findall((ROOT / "README.md").read_text())
+    (program,) = [str(block) for block in blocks if "headgate.continuous(" in block]
+    return program
 
 
 def make_environment(folder: Path, *, with_pip: bool = True) -> Path:

@@ -5,6 +5,7 @@ Never: add a word about what a machine does: its module says that, where tests c
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 import sys
@@ -65,9 +66,9 @@ def _section(machine: type[Machine], *, of_module: bool) -> str:
     parts = [f"## {machine.__name__}", f"[`{path}`](../{path})"]
     if of_module:
         parts.append(_text(module.__doc__ or ""))
-    own = (machine.__doc__ or "").split("\n    Parameters\n")[0].split("\n    Examples\n")[0]
-    own = own.split("\n    state ")[0]
-    parts += [_text(re.sub(r"^    ", "", own, flags=re.MULTILINE))]
+    # Since 3.13 Python itself takes away the indentation, but not that of the table, which is added later.
+    own = inspect.cleandoc(machine.__doc__ or "")
+    parts.append(_text(re.split(r"\n(?:Parameters\n|Examples\n|(?:    )?state )", own)[0]))
     parts += [f"```text\n{table_of(machine.TRANSITIONS)}\n```", f"```mermaid\n{_diagram(machine.TRANSITIONS)}\n```"]
     return "\n\n".join(parts) + "\n"
 

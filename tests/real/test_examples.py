@@ -1,7 +1,8 @@
-"""Every program in examples/ runs as a script, and the ones about flights say what is in the data."""
+"""Every program in examples/ runs as a script, the notebook as one; the ones about flights say what is in the data."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from tests.spark_java import SparkJava
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 
 HEADER = "year,month,day,dep_delay,carrier,flight,origin,time_hour\n"
 LINES = {
@@ -191,6 +193,20 @@ def test_continuous_alignment(run: Run) -> None:
     ahead = {max_drift: int(seconds) for max_drift, seconds in found}
     assert ahead["None"] > 120
     assert ahead["30 seconds"] < 60
+
+
+def test_the_notebook(java: SparkJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs from its first cell to its last and draws a picture; its kernel leaves nothing in the user's home."""
+    for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    command = [sys.executable, "-m", "jupyter", "execute", "--output", tmp_path / "executed.ipynb", NOTEBOOK]
+    done = java.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    cells = json.loads((tmp_path / "executed.ipynb").read_text())["cells"]
+    shown = [output["data"] for cell in cells for output in cell.get("outputs", []) if "data" in output]
+    assert sum(ast.literal_eval("".join(shown[0]["text/plain"])).values()) == 20_000
+    assert ["True"] in [data["text/plain"] for data in shown], "the continuous query has the rows of the batch"
+    assert "image/png" in shown[-1]
 
 
 APART = ("flights_", "kafka_", "continuous_", "event_time_", "quiet_users")

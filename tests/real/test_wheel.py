@@ -29,7 +29,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
 
 
 def test_the_program_of_the_readme_runs_from_the_wheel(built: Path, tmp_path: Path) -> None:
-    """Dependencies are those of this environment: what is tried is the wheel, and ``./run wheel`` installs them, too."""
+    """Dependencies are those of this environment: what is tried is the wheel. ``./run wheel`` installs them, too."""
     python = wheel.make_environment(tmp_path / "env", with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", python]
     subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", built], check=True)
