@@ -35,7 +35,9 @@ def test_help_names_every_command(arguments: tuple[str, ...], tmp_path: Path) ->
     assert done.returncode == 0
     assert done.stderr == ""
     commands = {line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  " != line[1:3]}
-    assert commands == {"demo", "test", "bench", "simulate", "fuzz", "conformance", "docs", "kafka", "shell", "help"}
+    assert commands == {
+        "demo", "test", "bench", "simulate", "fuzz", "conformance", "docs", "wheel", "kafka", "shell", "help",
+    }  # fmt: skip
 
 
 def test_help_works_with_stdin_closed() -> None:

@@ -10,7 +10,12 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 _CODE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -53,7 +58,7 @@ def test_the_index_names_every_page() -> None:
 def test_what_code_cites_exists() -> None:
     """Docstrings and messages cite pages, some with the title of a heading in quotes."""
     cited = re.compile(r'\b(docs/[\w/-]+\.md)(?:, "([^"\n]+)")?')
-    for folder in ("src", "tests", "conformance", "fuzz", "bench", "local", "demo", "examples"):
+    for folder in ("src", "tests", "conformance", "fuzz", "bench", "local", "demo", "examples", "deploy"):
         for path in (ROOT / folder).rglob("*.py"):
             for page, heading in cited.findall(path.read_text()):
                 assert (ROOT / page).exists(), f"{path.relative_to(ROOT)} cites {page}"

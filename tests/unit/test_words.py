@@ -46,7 +46,7 @@ EXCEPTIONS = {
 }
 """What must have such a name, as regular expressions, and why."""
 
-FOLDERS = ("src", "tests", "bench", "docs", "demo", "examples", "fuzz", "conformance", "local")
+FOLDERS = ("src", "tests", "bench", "docs", "demo", "examples", "fuzz", "conformance", "local", "deploy")
 NOT_HERE = ("CHANGELOG.md", "tests/unit/test_words.py", "tests/golden/")
 """The history and stored bytes stay as they are."""
 
