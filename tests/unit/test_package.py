@@ -29,6 +29,8 @@ def project() -> dict[str, Any]:
 
 def test_the_versions_agree(project: dict[str, Any]) -> None:
     assert project["version"] == headgate.__version__
+    wheels = re.findall(r"headgate-([\d.]+)-py3-none-any\.whl", (ROOT / "README.md").read_text())
+    assert set(wheels) == {headgate.__version__}
 
 
 def test_classifiers_exist_and_name_the_pythons_that_are_allowed(project: dict[str, Any]) -> None:
