@@ -44,9 +44,9 @@ def reachable(page: Path) -> list[Path]:
 
 
 def navigation() -> list[Any]:
-    """Return the navigation: the tables of docs/README.md, one section each, and the reference."""
+    """Return the navigation: what comes first, the tables of docs/README.md, a section each, and the reference."""
     index = ROOT / "docs/README.md"
-    nav: list[Any] = [{"Headgate": "README.md"}]
+    nav: list[Any] = [{"Headgate": ["README.md", "docs/README.md", "examples/README.md", "CHANGELOG.md"]}]
     _, *sections = re.split(r"^## ", index.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for section in sections:
         title, _, table = section.partition("\n")
@@ -57,7 +57,6 @@ def navigation() -> list[Any]:
             below = [each.relative_to(ROOT).as_posix() for each in linked(path) if each.parent == path.parent]
             pages.append({"Decisions": [name, *below]} if path.name == "README.md" else name)
         nav.append({title: pages})
-    nav[1][next(iter(nav[1]))].insert(0, "docs/README.md")
     nav.append({"Reference": [f"docs/reference/{module}.md" for module in MODULES]})
     return nav
 

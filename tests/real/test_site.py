@@ -45,7 +45,8 @@ def test_the_navigation_is_that_of_the_index() -> None:
         "You change Headgate",
         "Reference",
     ]
-    assert sections["You run queries"][:2] == ["docs/README.md", "docs/connectors.md"]
+    assert sections["Headgate"][:2] == ["README.md", "docs/README.md"]
+    assert sections["You run queries"][0] == "docs/connectors.md"
     assert "CONTRIBUTING.md" in sections["You change Headgate"]
 
 
