@@ -31,12 +31,15 @@ def linked(page: Path) -> list[Path]:
 
 
 def reachable(page: Path) -> list[Path]:
-    """Return a page and all files to which it leads, by way of other pages as well."""
+    """Return a page and all files to which it leads, by way of other pages as well.
+
+    What is not there is left out: mkdocs names the link and the page.
+    """
     found = {page: None}
     waiting = [page]
     while waiting:
         for path in linked(waiting.pop(0)):
-            if path not in found:
+            if path not in found and path.is_file():
                 found[path] = None
                 if path.suffix == ".md":
                     waiting.append(path)

@@ -19,10 +19,13 @@ _LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=["']?(
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site: a link to a page, a file or a heading that is not there is an error."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    assert "Documentation built" in shown, "with --quiet, mkdocs would let pass what it does not show"
+    assert "WARNING" not in shown
     return folder
 
 
