@@ -81,12 +81,15 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         Where the endpoint is.
     options
         The machine's.
+    description
+        Of the slots' job, in Spark's UI.
     """
 
     slot: SlotSettings
     host: str
     port: int
     options: JobOptions
+    description: str
 
 
 class QueryDriver:
@@ -393,6 +396,7 @@ class QueryDriver:
             self._plan.parallelism,
             avoid=() if before is None else before.hosts_of(avoid),
             on_ended=lambda error: self._inbox.put(sch.JobEnded(submission, error)),
+            description=self._settings.description,
         )
 
     def _store(self, action: cp.WriteManifest | cp.DeleteCheckpoint) -> None:

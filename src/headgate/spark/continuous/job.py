@@ -5,6 +5,7 @@ Never: decide whether to submit again (the scheduler does), or start in a sessio
 
 from __future__ import annotations
 
+import html
 import logging
 import os
 import re
@@ -160,6 +161,24 @@ def _grows(spark: SparkSession) -> bool:
     return spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
 
 
+def job_description(name: str, query_id: str, run_id: str, dashboard: str | None) -> str:
+    """Return what Spark's UI shows of a query's job, as it does for Structured Streaming, with a link to its dashboard.
+
+    Spark renders links of its own server only, such as begin with ``/``; with two of them a browser finds another one.
+    Where Spark's UI is reached through a proxy that does not work: the address is there to be copied.
+
+    Examples
+    --------
+    >>> job_description("rides & co", "17", "18", "http://127.0.0.1:4051/")
+    'rides &amp; co<br/>id = 17<br/>runId = 18<br/><a href="//127.0.0.1:4051/#query=17">http://127.0.0.1:4051/</a>'
+    """
+    lines = [html.escape(name), f"id = {query_id}", f"runId = {run_id}"]
+    if dashboard is not None:
+        link = html.escape(f"{dashboard.removeprefix('http:')}#query={query_id}")
+        lines.append(f'<a href="{link}">{html.escape(dashboard)}</a>')
+    return "<br/>".join(lines)
+
+
 def is_local(spark: SparkSession) -> bool:
     """Return whether everything runs in this machine's one JVM."""
     master = spark.sparkContext.master or ""
@@ -260,7 +279,7 @@ class SlotJob:
     spark
         The session.
     name
-        The name in Spark's UI.
+        The query's, for messages.
     settings
         For the slots.
     definition
@@ -269,6 +288,8 @@ class SlotJob:
         How many.
     avoid
         Hosts that are to get no slot, if others have the cores for all.
+    description
+        What Spark's UI shows of the job.
     on_ended
         Called on the job's thread with None, or the error that Spark ended it with.
     """
@@ -282,11 +303,13 @@ class SlotJob:
         parallelism: int,
         on_ended: Callable[[ErrorReport | None], None],
         avoid: Collection[str] = (),
+        description: str = "",
     ) -> None:
         self._spark = spark
         groups = f"headgate-{settings.query_id}-{settings.run}-"
         self._group, self._group_before = (f"{groups}{settings.submission - back}" for back in (0, 1))
         self._name = name
+        self._description = description or name
         self._slot = partial(run_slot, settings, definition)
         self._parallelism = parallelism
         self._again = settings.submission > 0
@@ -330,7 +353,7 @@ class SlotJob:
             if self._avoid:
                 self._let_slots_end()
             context: Any = self._spark.sparkContext
-            context.setJobGroup(self._group, self._name, interruptOnCancel=True)
+            context.setJobGroup(self._group, self._description, interruptOnCancel=True)
             # A job of Spark's SQL would take a new session seconds longer to begin.
             slots = _numbers(self._spark, self._parallelism, self._avoid).mapPartitions(self._slot)
             slots.ctx = cast(Any, _SlotContext(context))

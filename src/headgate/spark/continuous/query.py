@@ -31,11 +31,13 @@ from headgate.errors import HeadgateError, OptionError, StoredStateError
 from headgate.event_log import OPTION, configure
 from headgate.graph.query_options import restart_options
 from headgate.graph.stage_graph import QueryDefinition
+from headgate.monitor.endpoint import of_process
+from headgate.monitor.endpoint.of_process import Endpoint
 from headgate.protocol.messages import CheckpointKind
 from headgate.runtime.slot import SlotSettings
 from headgate.spark.continuous import live_queries
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
-from headgate.spark.continuous.job import check_session, is_local, is_one_machine
+from headgate.spark.continuous.job import check_session, is_local, is_one_machine, job_description
 from headgate.spark.continuous.progress import QueryProgress
 from headgate.transport.options import transport_options
 from headgate.versions import Versions
@@ -88,6 +90,7 @@ class ContinuousQuery:
         self._id = ""
         self._run_id = str(uuid.uuid4())
         self._progress: QueryProgress | None = None
+        self._endpoint: Endpoint | None = None  # where it is served, from its first run on
         self._changing = threading.Lock()  # held by stop and rescale
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -317,6 +320,28 @@ class ContinuousQuery:
                 raise
             self._end_rescaling(None)
 
+    def dashboard(self) -> str:
+        """Return the address of the page that shows this query, with the token that permits actions on it.
+
+        Whoever has the address may stop the query: the start's log line has it without the token.
+
+        Raises
+        ------
+        OptionError
+            The query was started with ``dashboard.enabled`` false.
+        HeadgateError
+            The page could not be served, as a warning at the start reported, or is gone since the query ended long ago.
+        """
+        if not self._definition.options["dashboard.enabled"]:
+            raise OptionError(
+                "The query has no dashboard: its option dashboard.enabled is false. Start it with true, the default.",
+                option="dashboard.enabled", value=False,
+            )  # fmt: skip
+        endpoint = self._endpoint
+        if endpoint is None or endpoint.closed:
+            raise HeadgateError(f"The query {self.name or self.id!r} has no dashboard: its endpoint is not open.")
+        return f"{endpoint.url}#token={endpoint.token}&query={self._id}"
+
     def table(self) -> pa.Table:
         """Return the rows of the ``memory`` sink: committed ones only.
 
@@ -362,6 +387,7 @@ class ContinuousQuery:
         if self._progress is None:
             self._progress = QueryProgress(definition, self._id, self._run_id)
         progress = self._progress
+        self._serve()
         progress.run_began(0 if restored is None else restored.checkpoint_id)
         driver = QueryDriver(
             self._spark,
@@ -389,6 +415,15 @@ class ContinuousQuery:
             driver.stop()
         progress.started()
 
+    def _serve(self) -> None:
+        """Let the dashboard show the query, from its first run on."""
+        options = self._definition.options
+        if self._endpoint is not None or not options["dashboard.enabled"]:
+            return
+        self._endpoint = of_process.serve(self, options["dashboard.host"], options["dashboard.port"])
+        if self._endpoint is not None:
+            _log.info("query %s: its dashboard is at %s", self.name or self._id, self._endpoint.url)
+
     def _newest(self) -> Manifest | None:
         newest = self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
         if self._definition.from_savepoint is None:
@@ -409,7 +444,7 @@ class ContinuousQuery:
         return savepoint
 
     def _run_settings(self, run: int) -> RunSettings:
-        options = self._definition.options
+        options, endpoint = self._definition.options, self._endpoint
         driver_host = self._spark.conf.get("spark.driver.host", "127.0.0.1") or ""
         transport = transport_options(options)
         host = transport.host or ("127.0.0.1" if is_local(self._spark) else driver_host)
@@ -429,7 +464,15 @@ class ContinuousQuery:
             application=self._spark.sparkContext.applicationId or "",
             structured_logs=options[OPTION],
         )
-        return RunSettings(slot=slot, host=host, port=transport.port, options=_job_options(self._definition))
+        return RunSettings(
+            slot=slot,
+            host=host,
+            port=transport.port,
+            options=_job_options(self._definition),
+            description=job_description(
+                self.name or self._id[:8], self._id, self._run_id, None if endpoint is None else endpoint.url
+            ),
+        )
 
     def _on_run_ended(self, error: HeadgateError | None) -> None:
         """On the driver's thread."""
@@ -483,6 +526,7 @@ class ContinuousQuery:
 
     def _leave(self) -> None:
         live_queries.leave(self._storage.store.path(""), self)
+        of_process.leave(self)
         if self._temporary is not None:
             self._temporary.cleanup()
 

@@ -33,6 +33,7 @@ def submit_threads(
     parallelism: int,
     on_ended: Callable[[ErrorReport | None], None],
     avoid: Collection[str] = (),
+    description: str = "",
 ) -> SlotThreads:
     """Start the slots of one submission; the parameters are those of `headgate.spark.continuous.job.SlotJob`."""
 
