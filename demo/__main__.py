@@ -234,6 +234,16 @@ def show_totals(totals: keyed.Totals) -> bool:
     return totals.hold
 
 
+def show_dashboard(url: str) -> None:
+    """Print the address of the page that shows how the queries ended; keep it up while somebody may look."""
+    console.print("\n[bold]Dashboard[/bold]  [dim]how the two queries ended; one that runs: ./run demo dashboard[/dim]")
+    console.print(f"   {url}", soft_wrap=True)
+    if console.is_terminal and sys.stdin.isatty():
+        console.print("   it is there until you press Enter", end=" ")
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            input()
+
+
 def main() -> int:
     began = time.monotonic()
     shutil.rmtree(OUT, ignore_errors=True)
@@ -269,10 +279,11 @@ def main() -> int:
     console.print(f"   {picture.relative_to(data.ROOT)}")
 
     step(6, "Keyed", "flights per day and carrier, downstream of a slow function: 2 slots become 4, then 3, under load")
-    _, totals = keyed.run(spark, OUT, data.FOLDER, console)
+    query, _, totals = keyed.run(spark, OUT, data.FOLDER, console)
     proofs.append(show_totals(totals))
     spark.stop()
     console.print(f"   ({time.monotonic() - began:.0f} s in all)")
+    show_dashboard(query.dashboard())
     return 0 if all(proofs) else 1
 
 

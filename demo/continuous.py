@@ -73,6 +73,7 @@ def run(spark: SparkSession, out: Path, rows_by_file: dict[str, int], console: C
     def say(text: str) -> None:
         console.print(f"   {time.monotonic() - began:5.1f} s  {text}", soft_wrap=True)
 
+    say(f"its dashboard: {query.dashboard()}")
     for month in data.MONTHS:
         for airport in data.AIRPORTS:
             name = data.file_name(month, airport)

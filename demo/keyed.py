@@ -107,7 +107,9 @@ def start(spark: SparkSession, folder: Path, sink: Path, checkpoint: Path) -> he
     )
 
 
-def run(spark: SparkSession, out: Path, folder: Path, console: Console) -> tuple[list[Rescale], Totals]:
+def run(
+    spark: SparkSession, out: Path, folder: Path, console: Console
+) -> tuple[headgate.ContinuousQuery, list[Rescale], Totals]:
     """Run it to the end, rescale it on the way, and compare what it wrote with a batch of Spark's."""
     sink, checkpoint = out / "flights-by-carrier.parquet", out / "checkpoint-keyed"
     began = time.monotonic()
@@ -116,6 +118,7 @@ def run(spark: SparkSession, out: Path, folder: Path, console: Console) -> tuple
     def say(text: str) -> None:
         console.print(f"   {time.monotonic() - began:5.1f} s  {text}", soft_wrap=True)
 
+    say(f"its dashboard: {query.dashboard()}")
     rescales = []
     for before, after in itertools.pairwise(SLOTS):
         _wait_until_running(query)
@@ -126,7 +129,7 @@ def run(spark: SparkSession, out: Path, folder: Path, console: Console) -> tuple
         raise SystemExit(f"The keyed query did not end in {PATIENCE_S} s: {query.status}")
     say("all files are read, all windows are over, the last checkpoint is committed")
     _show(rescales, console)
-    return rescales, compare(spark, folder, sink)
+    return query, rescales, compare(spark, folder, sink)
 
 
 def compare(spark: SparkSession, folder: Path, sink: Path) -> Totals:

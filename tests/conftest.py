@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ.setdefault("HEADGATE_HOME", f"{tempfile.gettempdir()}/headgate-tests-{os.getuid()}")  # not this user's own
 _paths = [str(Path(__file__).parent / "worker_daemon"), *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_paths)  # for `imported_modules`
 # Every Java that a test starts: Spark's, the one that makes its command line, and brokers.

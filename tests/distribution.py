@@ -41,6 +41,7 @@ LONGEST = (
     "tests/real/test_continuous_failover.py::test_without_retries_of_tasks",
     "tests/real/test_kafka_sink.py",
     "tests/real/test_files_stream.py",
+    "tests/real/test_dashboard.py",
     "tests/real/test_files_trouble.py",
     "tests/real/test_kinesis_stream.py",
     "tests/real/test_conformance_queries.py",

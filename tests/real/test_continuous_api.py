@@ -161,11 +161,12 @@ def active_jobs(spark: SparkSession) -> int:
 
 @pytest.mark.parametrize("end", ["input", "stop", "drain", "failure"])
 def test_a_query_that_ends_leaves_nothing(spark: SparkSession, tmp_path: Path, end: str) -> None:
-    """After its last checkpoint: no thread, no port, no job of Spark's."""
+    """After its last checkpoint: no thread, no port, no job of Spark's. A dashboard shows for a while how it ended."""
     threads, sockets = own_threads(), listening_sockets()
     function = broken if end == "failure" else unchanged
     frame = numbers(spark, rows=1000 if end == "input" else None).mapInArrow(function, "value long")
-    query = written(frame, checkpointLocation=tmp_path / "cp").option("restart-strategy", "none").start()
+    writer = written(frame, checkpointLocation=tmp_path / "cp").option("dashboard.enabled", False)
+    query = writer.option("restart-strategy", "none").start()
     match end:
         case "input":
             assert query.awaitTermination(90)

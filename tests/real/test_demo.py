@@ -45,7 +45,7 @@ def rescaled(query, checkpoint, before, after, rescaled=keyed._rescaled):
 
 keyed.ROW_MS, keyed.LOAD_S, keyed._rescaled = Slow(out / "hurry"), 0.2, rescaled
 spark = continuous.session()
-rescales, totals = keyed.run(spark, out, pathlib.Path(sys.argv[2]), Console(stderr=True))
+_, rescales, totals = keyed.run(spark, out, pathlib.Path(sys.argv[2]), Console(stderr=True))
 spark.stop()
 print(json.dumps([[dataclasses.asdict(each) for each in rescales], dataclasses.asdict(totals)]))
 """
@@ -75,6 +75,7 @@ def test_rescaled_under_load_the_totals_are_those_of_spark(java: SparkJava, flig
     rescales, totals = json.loads(done.stdout.splitlines()[-1])
     assert [(each["before"], each["after"]) for each in rescales] == [(2, 4), (4, 3)]
     assert all(each["under_way"] > 0 for each in rescales)
+    assert "its dashboard: http://127.0.0.1:" in done.stderr
     assert "2 to 4" in done.stderr and "4 to 3" in done.stderr
     assert Totals(**totals).hold
     assert totals["flights_found"] == totals["flights_expected"] == ROWS * 36

@@ -52,8 +52,8 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 _NO_METRICS = (
-    "The endpoint has no metrics for Prometheus: install what they need with pip install 'headgate[metrics]', then start "
-    "the program again."
+    "The endpoint has no metrics for Prometheus: install what they need with pip install 'headgate[metrics]', then "
+    "start the program again."
 )
 
 
@@ -150,11 +150,15 @@ def _stop(query: ServedQuery, body: Stop) -> dict[str, Any]:
     return {"stopped": True}
 
 
+_CHECKPOINT_BODY = msgspec.json.Decoder(Checkpoint)
+_SAVEPOINT_BODY = msgspec.json.Decoder(Savepoint)
+_RESCALE_BODY = msgspec.json.Decoder(Rescale)
+_STOP_BODY = msgspec.json.Decoder(Stop)
 _ACTIONS: dict[str, tuple[msgspec.json.Decoder[Any], Callable[[ServedQuery, Any], dict[str, Any]]]] = {
-    "checkpoint": (msgspec.json.Decoder(Checkpoint), _checkpoint),
-    "savepoint": (msgspec.json.Decoder(Savepoint), _savepoint),
-    "rescale": (msgspec.json.Decoder(Rescale), _rescale),
-    "stop": (msgspec.json.Decoder(Stop), _stop),
+    "checkpoint": (_CHECKPOINT_BODY, _checkpoint),
+    "savepoint": (_SAVEPOINT_BODY, _savepoint),
+    "rescale": (_RESCALE_BODY, _rescale),
+    "stop": (_STOP_BODY, _stop),
 }
 _READS = ("history", "events")
 

@@ -100,7 +100,8 @@ class RecordedQuery:
                 for slot in range(self.slots) for stage in range(3)
             ],
             "slots": [
-                {"slot": slot, "state": "running", "host": "10.8.0.7", "pid": 4100 + slot, "executor": "1", "attempt": 0}
+                {"slot": slot, "state": "running", "host": "10.8.0.7", "pid": 4100 + slot, "executor": "1",
+                 "attempt": 0}
                 for slot in range(self.slots)
             ],
             "sources": [
@@ -123,7 +124,8 @@ class RecordedQuery:
             ],
             "checkpoints": {
                 "intervalMs": 1000, "pending": None, "completed": 118, "failed": 1,
-                "last": {"id": 119, "durationMs": 180, "sizeBytes": 3_140_000, "completedMs": now_ms - 400, "ageMs": 400},
+                "last": {"id": 119, "durationMs": 180, "sizeBytes": 3_140_000, "completedMs": now_ms - 400,
+                         "ageMs": 400},
                 "recent": [
                     {"id": n, "status": "failed" if n == 95 else "completed",
                      "durationMs": 120 + int(90 * abs(math.sin(n))), "sizeBytes": 3_000_000 + n * 1000,

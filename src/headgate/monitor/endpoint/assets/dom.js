@@ -27,7 +27,9 @@ export function svg(kind, attributes = {}, ...children) {
 
 export function text(node, value) {
   const wanted = String(value);
-  if (node.textContent !== wanted) node.textContent = wanted;
+  if (node.textContent === wanted) return;
+  if (node.childNodes.length === 1 && node.firstChild.nodeType === Node.TEXT_NODE) node.firstChild.data = wanted;
+  else node.textContent = wanted;
 }
 
 export function attr(node, name, value) {
