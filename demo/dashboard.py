@@ -24,8 +24,8 @@ from demo import continuous, data
 
 RATES = {"taxi": 3600, "bus": 900}  # rides a second
 SLOTS = 3
-BUSES_LATE_S = 75  # in event time, when the query starts; taxis may be read a third of that ahead
-ROW_MS = 0.55  # what the slow function takes for a ride
+BUSES_LATE_S = 45  # in event time, when the query starts; taxis may be read a third of that ahead
+ROW_MS = 0.8  # what the slow function takes for a ride
 SCHEMA = "ride long, driver string, fare double, at timestamp, kind string"
 IMAGES = data.ROOT / "docs" / "images"
 PICTURES = (("dashboard", 1440, False), ("dashboard-dark", 1440, True), ("dashboard-phone", 390, False))
@@ -51,6 +51,7 @@ def rides(spark: SparkSession, kind: str) -> DataFrame:
         .schema("ride long, driver string, fare double, at timestamp")
         .load()
         .alias(kind)
+        .withWatermark("at", f"{BUSES_LATE_S // 3} seconds")
         .withColumn("kind", F.lit(kind))
     )
 
@@ -70,7 +71,6 @@ def start(spark: SparkSession, out: Path) -> headgate.ContinuousQuery:
         .union(rides(spark, "bus"))
         .repartition(SLOTS)
         .mapInArrow(price, SCHEMA)
-        .withWatermark("at", f"{BUSES_LATE_S} seconds")
         .groupBy(F.window("at", "5 seconds"), "kind")
         .agg(F.count("*").alias("rides"), F.sum("fare").alias("fares"))
     )

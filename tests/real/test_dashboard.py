@@ -206,13 +206,13 @@ def test_an_action_with_the_keyboard_only(spark: SparkSession, tmp_path: Path, p
     page.wait(lambda: page.browser.find_element(By.ID, "act-stop").is_enabled())
 
     order = []
-    for _ in range(8):
+    for _ in range(9):
         page.keys(Keys.TAB)
         order.append(page.focus())
         outline = page.script("return getComputedStyle(document.activeElement).outlineStyle")
         assert outline == "solid", f"the focus on {order[-1]} cannot be seen"
     tools = ["act-checkpoint", "act-savepoint", "act-rescale", "act-stop", "theme", "help"]
-    assert order[:7] == ["Skip to the figures", *tools]
+    assert [each for each in order if each != "queries"][:7] == ["Skip to the figures", *tools]
 
     page.keys("?")
     assert page.opened() == "d-help"
@@ -410,7 +410,7 @@ def test_a_thousand_splits_cost_no_more_with_time(recorded: Callable[[RecordedQu
     page.keys("/")
     page.keys("rides-99")
     page.wait(lambda: page.script("return document.querySelectorAll('#split-table tbody tr').length") == 11)
-    assert page.focus() == "filter", "a letter in a field is no shortcut"
+    assert page.focus() == "filter", "a character in a field is no shortcut"
     assert page.opened() is None
 
 

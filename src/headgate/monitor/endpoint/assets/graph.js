@@ -84,15 +84,20 @@ function lines(node) {
     const { uid, description, rowsPerSecond, rowsWritten } = node.sink;
     return [["title", fit(description || uid, room, 7.4)], ["soft", fit(`${short(rowsPerSecond)} rows/s, ${short(rowsWritten)} rows`, room)]];
   }
-  const { stage, name, rowsInPerSecond, rowsOutPerSecond, busy, backPressured, idle } = node.stage;
+  const { stage, name, rowsInPerSecond, rowsOutPerSecond } = node.stage;
+  const rates = [[rowsInPerSecond, "in"], [rowsOutPerSecond, "out"]].filter(([rate]) => rate != null).map(([rate, way]) => `${short(rate)} ${way}`);
+  const [first, ...others] = times(node.stage);
   const wide = room > 205;
   return [
     ["title", fit(`${stage}  ${name || "stage"}`, room, 7.4)],
-    ["big", fit(`${short(rowsInPerSecond)} in, ${short(rowsOutPerSecond)} out /s`, room)],
-    ["soft", wide ? `busy ${percent(busy)}, back-pressured ${percent(backPressured)}` : `busy ${percent(busy)}`],
-    ["soft", wide ? `idle ${percent(idle)}` : fit(`back-pressured ${percent(backPressured)}`, room)],
+    ["big", fit(rates.length ? `${rates.join(", ")} rows/s` : "", room)],
+    ["soft", [first, ...(wide ? others.slice(0, 1) : [])].filter(Boolean).join(", ") || "no figures yet"],
+    ["soft", fit(others.slice(wide ? 1 : 0).join(", "), room)],
   ];
 }
+
+/** The shares of time that are known, in words. */
+const times = ({ busy, backPressured, idle }) => [["busy", busy], ["back-pressured", backPressured], ["idle", idle]].filter(([, share]) => share != null).map(([name, share]) => `${name} ${percent(share)}`);
 
 function create(node) {
   const group = svg(`g.node.${node.kind}`);
@@ -168,7 +173,7 @@ export class Graph {
     attr(this.root, "width", size.width);
     attr(this.root, "height", size.height);
     attr(this.root, "aria-label", (snapshot.stages ?? []).map((stage) =>
-      `Stage ${stage.stage}, ${stage.name}: ${short(stage.rowsInPerSecond)} rows a second in, ${short(stage.rowsOutPerSecond)} out, busy ${percent(stage.busy)}, back-pressured ${percent(stage.backPressured)}, idle ${percent(stage.idle)}.`).join(" "));
+      `Stage ${stage.stage}, ${stage.name}: ${short(stage.rowsInPerSecond)} rows a second in, ${short(stage.rowsOutPerSecond)} out, ${times(stage).join(", ")}.`).join(" "));
     sync(this.nodes, nodes, (node) => node.key, create, update);
     sync(this.edges, edges, (edge) => `${edge.from} ${edge.to}`, () => svg("path.edge"), (line, edge) => {
       attr(line, "d", path(edge, nodes, size.upright));
