@@ -89,7 +89,7 @@ function lines(node) {
   const [first, ...others] = times(node.stage);
   const wide = room > 205;
   return [
-    ["title", fit(`${stage}  ${name || "stage"}`, room, 7.4)],
+    ["title", fit(`${stage}  ${(name || "stage").replaceAll(" -> ", ", ")}`, room, 7.4)],
     ["big", fit(rates.length ? `${rates.join(", ")} rows/s` : "", room)],
     ["soft", [first, ...(wide ? others.slice(0, 1) : [])].filter(Boolean).join(", ") || "no figures yet"],
     ["soft", fit(others.slice(wide ? 1 : 0).join(", "), room)],

@@ -176,7 +176,7 @@ export class Panels {
         attr(cell, "class", ["cell", how === "reading" ? "" : how, this.slowest.has(each.key) ? "slowest" : ""].filter(Boolean).join(" "));
         attr(cell, "data-lag", lagStep(each.lag));
         attr(cell, "title", `${each.id}: ${how}, lag ${whole(each.lag)}, watermark ${clock(each.watermarkMs, snapshot.nowMs)}`);
-        text(cell, many ? "" : `${several ? `${each.source.description || each.source.uid} ` : ""}${each.id}${each.lag == null ? "" : `  ${short(each.lag)}`}`);
+        text(cell, many ? "" : `${several ? `${each.source.uid} ` : ""}${each.id}${each.lag == null ? "" : `  ${short(each.lag)}`}`);
       });
     });
     byId("s-slots").dataset.left = left;
@@ -185,8 +185,9 @@ export class Panels {
   groups(snapshot) {
     const groups = (snapshot.alignmentGroups ?? []).filter((each) => each.slowest);
     sync(byId("groups"), groups, (each) => each.group, () => make("li", {}, make("b"), make("span")), (line, each) => {
-      text(line.children[0], each.pausedSplits ? `${each.slowest.split} holds back ${whole(each.pausedSplits)} of ${counted(each.numSplits, "split")}` : `${each.slowest.split} is the slowest of ${counted(each.numSplits, "split")}`);
-      text(line.children[1], ` in the group ${each.group}: the fastest is ${duration(each.driftMs)} ahead.`);
+      const slowest = each.sources?.length > 1 ? `${each.slowest.split} of ${each.slowest.source}` : each.slowest.split;
+      text(line.children[0], each.pausedSplits ? `${slowest} holds back ${whole(each.pausedSplits)} of ${counted(each.numSplits, "split")}` : `${slowest} is the slowest of ${counted(each.numSplits, "split")}`);
+      text(line.children[1], ` in the group ${each.group}${each.driftMs == null ? "" : `: the fastest is ${duration(each.driftMs)} ahead`}.`);
     });
   }
 
@@ -200,7 +201,7 @@ export class Panels {
   splits(snapshot) {
     const wanted = byId("filter").value.trim().toLowerCase();
     const all = allSplits(snapshot);
-    const found = all.filter((each) => !wanted || each.id.toLowerCase().includes(wanted) || (each.source.description ?? "").toLowerCase().includes(wanted));
+    const found = all.filter((each) => !wanted || each.id.toLowerCase().includes(wanted) || each.source.uid.toLowerCase().includes(wanted));
     const orders = {
       lag: (a, b) => (b.lag ?? -1) - (a.lag ?? -1) || (a.watermarkMs ?? Infinity) - (b.watermarkMs ?? Infinity),
       watermark: (a, b) => (a.watermarkMs ?? Infinity) - (b.watermarkMs ?? Infinity),
@@ -211,7 +212,7 @@ export class Panels {
     const most = Math.max(...all.map((each) => each.lag ?? 0), 1);
     const left = sum((snapshot.sources ?? []).map((each) => each.splitsLeftOut));
     rows(byId("split-table"), found.slice(0, this.shown), (each) => each.key,
-      (each) => [`${each.id}${several ? ` of ${each.source.description || each.source.uid}` : ""}`, each.slot ?? "–", undefined, clock(each.watermarkMs, snapshot.nowMs), each.driftMs == null ? "–" : duration(each.driftMs), this.slowest.has(each.key) && condition(each) === "reading" ? "reading, slowest" : condition(each), position(each.position)],
+      (each) => [`${each.id}${several ? ` of ${each.source.uid}` : ""}`, each.slot ?? "–", undefined, clock(each.watermarkMs, snapshot.nowMs), each.driftMs == null ? "–" : duration(each.driftMs), this.slowest.has(each.key) && condition(each) === "reading" ? "reading, slowest" : condition(each), position(each.position)],
       (row, each) => {
         const lag = row.cells[2];
         if (!lag.firstElementChild) lag.append(make("span"), make("span.meter", { "aria-hidden": "true" }, make("i")));
