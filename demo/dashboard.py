@@ -22,10 +22,10 @@ from pyspark.sql import functions as F
 import headgate
 from demo import continuous, data
 
-RATES = {"taxi": 3600, "bus": 900}  # rides a second
+RATES = {"taxi": 1800, "bus": 600}  # rides a second
 SLOTS = 3
 BUSES_LATE_S = 45  # in event time, when the query starts; taxis may be read a third of that ahead
-ROW_MS = 0.8  # what the slow function takes for a ride
+ROW_MS = 0.95  # what the slow function takes for a ride
 SCHEMA = "ride long, driver string, fare double, at timestamp, kind string"
 IMAGES = data.ROOT / "docs" / "images"
 PICTURES = (("dashboard", 1440, False), ("dashboard-dark", 1440, True), ("dashboard-phone", 390, False))

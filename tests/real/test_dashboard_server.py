@@ -100,6 +100,18 @@ def test_events_come_until_the_endpoint_closes(home: Path) -> None:
         socket.create_connection(address(endpoint), 5)
 
 
+def test_prometheus_reads_all_queries(endpoint: Endpoint) -> None:
+    """How one has ended, too, as long as it is visible: an alarm about a failed one is raised by its state."""
+    ended = RecordedQuery("flights")
+    endpoint.registry.enter(ended)
+    ended.state = "failed"
+    endpoint.registry.leave(ended)
+    status, headers, body = ask(endpoint, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert (status, headers["Content-Type"].partition(";")[0]) == (200, "application/openmetrics-text")
+    assert b'headgate_query_state{query="rides",state="running"} 1.0' in body
+    assert b'headgate_query_state{query="flights",state="failed"} 1.0' in body
+
+
 def test_a_body_that_is_too_large_is_not_read(endpoint: Endpoint) -> None:
     status, _, body = ask(
         endpoint, "/api/queries/rides/savepoint", "POST", None,

@@ -16,8 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +28,9 @@ from headgate.monitor.endpoint.registry import Registry, ServedQuery
 from headgate.monitor.endpoint.routes import Site, handle
 from headgate.monitor.endpoint.server import Handle, Server
 from headgate.private_files import make_private
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +64,24 @@ def endpoints_folder() -> Path:
     return Path(os.environ.get("HEADGATE_HOME") or Path.home() / ".headgate") / "endpoints"
 
 
+class _Metrics:
+    """The metrics of all queries that are served, for Prometheus; its library is imported when somebody asks."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @cached_property
+    def _collector(self) -> Collector:
+        from headgate.monitor.prometheus import QueryCollector
+
+        return QueryCollector(lambda: [entry.snapshot() for entry in self._registry.entries()])
+
+    def __call__(self, accept: str) -> tuple[bytes, str]:
+        from headgate.monitor.prometheus import exposition
+
+        return exposition(self._collector, accept)
+
+
 class Endpoint:
     """An endpoint, open from the construction until `close`. Any thread.
 
@@ -79,7 +102,7 @@ class Endpoint:
         self.registry = Registry()
         name = _reachable(host)
         hosts = frozenset({host.lower(), name.lower(), socket.gethostname().lower()})
-        site = Site(self.registry, self.token, hosts, _assets())
+        site = Site(self.registry, self.token, hosts, _assets(), _Metrics(self.registry))
         self.closed = False
         self._server = _open(host, port, lambda request: handle(request, site), self._look)
         shown = f"[{name}]" if ":" in name else name

@@ -51,10 +51,7 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-_NO_METRICS = (
-    "The endpoint has no metrics for Prometheus: install what they need with pip install 'headgate[metrics]', then "
-    "start the program again."
-)
+_NO_METRICS = "The endpoint has no metrics for Prometheus: install what they need with pip install 'headgate[metrics]'."
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -95,14 +92,14 @@ class Site(msgspec.Struct, frozen=True):
     assets
         The page's files, by name.
     metrics
-        Returns the text for Prometheus and its content type; None: there is none.
+        Returns, for what an ``Accept`` header asks for, the text for Prometheus and its content type.
     """
 
     registry: Any  # Registry
     token: str
     hosts: frozenset[str]
     assets: Mapping[str, bytes]
-    metrics: Callable[[], tuple[bytes, str]] | None = None
+    metrics: Callable[[str], tuple[bytes, str]]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,7 +189,7 @@ def handle(request: Request, site: Site) -> Response | Events:
     if path.startswith("/api/queries"):
         return _api(request, site)
     if path == "/metrics":
-        answer = _metrics(site)
+        answer = _metrics(request, site)
     elif path == "/" or path.startswith("/assets/"):
         answer = _asset("index.html" if path == "/" else path.removeprefix("/assets/"), site.assets)
     else:
@@ -234,10 +231,11 @@ def _asset(name: str, assets: Mapping[str, bytes]) -> Response:
     return Response(200, assets[name], _TYPES[name.rpartition(".")[2]])
 
 
-def _metrics(site: Site) -> Response:
-    if site.metrics is None:
+def _metrics(request: Request, site: Site) -> Response:
+    try:
+        text, content_type = site.metrics(request.headers.get("accept", ""))
+    except ModuleNotFoundError:
         return error(501, _NO_METRICS)
-    text, content_type = site.metrics()
     return Response(200, text, content_type)
 
 

@@ -110,7 +110,10 @@ class RecordedQuery:
                  "bytesPerSecond": 3_400_000.0, "numSplits": self.splits,
                  "lag": {"rowsBehindLatest": sum(split["lag"] for split in splits)}, "troubles": [],
                  "alignmentGroup": "rides", "driftMs": 84_000, "pausedSplits": paused, "idleSplits": 1,
-                 "metrics": {"pendingRecords": 12_345, "fetchLatencyMs": 12.0, "rebalances": 2},
+                 "metrics": {
+                     "pendingRecords": {"value": 12_345, "kind": "gauge"},
+                     "fetchLatencyMs": {"value": 12.0, "kind": "gauge"},
+                     "rebalances": {"value": 2, "kind": "counter"}},
                  "splits": splits, "splitsLeftOut": 0},
             ],
             "alignmentGroups": [

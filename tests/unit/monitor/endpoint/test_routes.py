@@ -26,7 +26,10 @@ class Served:
         for query in queries:
             self.registry.enter(query)
         assets = {"index.html": b"<!doctype html>", "app.js": b"//"}
-        self.site = Site(self.registry, TOKEN, frozenset({"driver.example"}), assets)
+        self.site = Site(self.registry, TOKEN, frozenset({"driver.example"}), assets, self.metrics)
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        raise ModuleNotFoundError("No module named 'prometheus_client'")
 
     def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Response | Events:
         data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
@@ -159,8 +162,8 @@ def test_hosts_of_this_endpoint(host: str) -> None:
 def test_metrics_are_the_exporter_s_or_say_what_to_install(served: Served) -> None:
     status, body = served.answer("/metrics")
     assert status == 501 and "pip install 'headgate[metrics]'" in body["error"]
-    site = msgspec.structs.replace(served.site, metrics=lambda: (b"up 1\n", "text/plain; version=0.0.4"))
-    answer = handle(Request("GET", "/metrics", {"host": "localhost"}), site)
+    site = msgspec.structs.replace(served.site, metrics=lambda accept: (b"up 1\n", f"{accept}; version=0.0.4"))
+    answer = handle(Request("GET", "/metrics", {"host": "localhost", "accept": "text/plain"}), site)
     assert isinstance(answer, Response)
     assert (answer.status, answer.body, answer.content_type) == (200, b"up 1\n", "text/plain; version=0.0.4")
 

@@ -74,23 +74,26 @@ const fit = (value, room, each = 6.7) => {
   return value.length > most ? `${value.slice(0, most - 1)}…` : value;
 };
 
+/** What to call a source or a sink: where the whole description has no room, as the program does. */
+const title = (description, uid, room) => (description && description.length * 7.4 <= room ? description : fit(uid, room, 7.4));
+
 function lines(node) {
   const room = node.width - 24;
   if (node.kind === "source") {
     const { uid, description, rowsPerSecond, numSplits } = node.source;
-    return [["title", fit(description || uid, room, 7.4)], ["soft", fit(`${short(rowsPerSecond)} rows/s, ${short(numSplits)} splits`, room)]];
+    return [["title", title(description, uid, room)], ["soft", fit(`${short(rowsPerSecond)} rows/s, ${short(numSplits)} splits`, room)]];
   }
   if (node.kind === "sink") {
     const { uid, description, rowsPerSecond, rowsWritten } = node.sink;
-    return [["title", fit(description || uid, room, 7.4)], ["soft", fit(`${short(rowsPerSecond)} rows/s, ${short(rowsWritten)} rows`, room)]];
+    return [["title", title(description, uid, room)], ["soft", fit(`${short(rowsPerSecond)} rows/s, ${short(rowsWritten)} rows`, room)]];
   }
   const { stage, name, rowsInPerSecond, rowsOutPerSecond } = node.stage;
-  const rates = [[rowsInPerSecond, "in"], [rowsOutPerSecond, "out"]].filter(([rate]) => rate != null).map(([rate, way]) => `${short(rate)} ${way}`);
+  const rates = [[rowsInPerSecond, "in"], [rowsOutPerSecond, "out"]].filter(([rate]) => rate != null).map(([rate, way], index) => `${short(rate)} ${index ? "" : "rows/s "}${way}`);
   const [first, ...others] = times(node.stage);
   const wide = room > 205;
   return [
     ["title", fit(`${stage}  ${(name || "stage").replaceAll(" -> ", ", ")}`, room, 7.4)],
-    ["big", fit(rates.length ? `${rates.join(", ")} rows/s` : "", room)],
+    ["big", fit(rates.join(", "), room)],
     ["soft", [first, ...(wide ? others.slice(0, 1) : [])].filter(Boolean).join(", ") || "no figures yet"],
     ["soft", fit(others.slice(wide ? 1 : 0).join(", "), room)],
   ];

@@ -76,7 +76,11 @@ export class Panels {
     sync(byId("why"), sentences, byIndex, () => make("li", {}, make("span.visually-hidden"), make("span")), (line, each) => {
       attr(line, "data-severity", each.severity);
       text(line.children[0], each.severity === "info" ? "" : `${each.severity}: `);
-      text(line.children[1], each.text);
+      // Names of the user's are between backticks.
+      sync(line.children[1], each.text.split("`"), byIndex, () => make("span"), (span, part, index) => {
+        span.className = index % 2 ? "name" : "";
+        text(span, index === 0 ? part.charAt(0).toUpperCase() + part.slice(1) : part);
+      });
     });
   }
 
@@ -130,7 +134,7 @@ export class Panels {
         key: `rows ${each.stage}`, title: `Stage ${each.stage}: rows that were in flight, ${each.phase}`, share: each.rowsToRead ? 1 - (each.rowsLeft ?? 0) / each.rowsToRead : null,
         about: `${whole(each.rowsLeft)} rows left, ${bytes(each.memoryBytes)} of memory, ${bytes(each.diskBytes)} on disk`,
       })),
-      ...(snapshot.restore ?? []).map((each) => ({
+      ...(snapshot.restore ?? []).filter((each) => each.bytesLeft || each.subtasks?.length).map((each) => ({
         key: `state ${each.stage}`, title: `Stage ${each.stage}: keyed state, ${counted(each.subtasks?.length ?? each.subtasks ?? 0, "subtask")} not through`, share: each.bytesToRead ? 1 - (each.bytesLeft ?? 0) / each.bytesToRead : null,
         about: `${bytes(each.bytesLeft)} of ${bytes(each.bytesToRead)} left, ${duration(each.durationMs)} so far`,
       })),
@@ -162,7 +166,7 @@ export class Panels {
         const [busy, pressed] = shares(each);
         const title = `Stage ${each.stage}, ${names.get(each.stage) ?? ""}: busy ${percent(each.busy)}, back-pressured ${percent(each.backPressured)}, idle ${percent(each.idle)}; ${short(each.rowsInPerSecond)} rows/s in, ${short(each.rowsOutPerSecond)} out; ${short(each.queueBatches)} batches wait`;
         attr(time, "title", title);
-        text(time.children[0], `${each.stage} ${names.get(each.stage) ?? ""}`);
+        text(time.children[0], `${each.stage} ${(names.get(each.stage) ?? "").replaceAll(" -> ", ", ")}`);
         width(time.children[1].children[0], busy);
         width(time.children[1].children[1], pressed);
         text(time.children[2], percent(each.busy));
@@ -217,6 +221,7 @@ export class Panels {
         const lag = row.cells[2];
         if (!lag.firstElementChild) lag.append(make("span"), make("span.meter", { "aria-hidden": "true" }, make("i")));
         text(lag.firstElementChild, whole(each.lag));
+        lag.lastElementChild.hidden = each.lag == null;
         width(lag.lastElementChild.firstChild, (each.lag ?? 0) / most);
         attr(row.cells[6], "title", position(each.position));
       });
@@ -260,7 +265,7 @@ export class Panels {
       text(line.children[0], each.description || each.uid);
       text(line.children[1], [each.state, counted(each.numSplits ?? 0, "split"), each.pausedSplits ? `${each.pausedSplits} paused` : "", each.idleSplits ? `${each.idleSplits} idle` : "", each.bytesPerSecond == null ? "" : `${bytes(each.bytesPerSecond)}/s`].filter(Boolean).join(" · "));
       sync(troubles, each.troubles ?? [], byIndex, () => make("p.trouble"), (line, trouble) => text(line, trouble));
-      const metrics = [...Object.entries(each.lag ?? {}), ...Object.entries(each.metrics ?? {})];
+      const metrics = [...Object.entries(each.lag ?? {}), ...Object.entries(each.metrics ?? {}).map(([name, metric]) => [name, metric?.value ?? metric])];
       sync(pairs, metrics.slice(0, 60), ([name]) => name, ([name]) => make("div", {}, make("dt", {}, name), make("dd")), (pair, [name, value]) => {
         text(pair.children[1], /Ms$/.test(name) ? duration(value) : /[bB]ytes/.test(name) ? bytes(value) : typeof value === "number" ? (Number.isInteger(value) ? whole(value) : value.toPrecision(3)) : String(value));
       });
