@@ -65,7 +65,7 @@ PURE = (
     "checkpoint/restore.py", "checkpoint/channel_assignment.py", "checkpoint/stored_channels.py", "task", "graph",
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
     "monitor/growing_lag.py", "monitor/recent_events.py", "monitor/history.py", "monitor/snapshot.py",
-    "monitor/diagnosis.py",
+    "monitor/diagnosis.py", "monitor/endpoint/routes.py",
     "connectors/kafka/sink/publication_retries.py", "microbatch/alignment/votes.py",
     "microbatch/alignment/group_membership.py", "microbatch/alignment/messages.py", "microbatch/watermark_options.py",
 )  # fmt: skip

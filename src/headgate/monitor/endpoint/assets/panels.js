@@ -77,7 +77,7 @@ export class Panels {
       attr(line, "data-severity", each.severity);
       text(line.children[0], each.severity === "info" ? "" : `${each.severity}: `);
       // Names of the user's are between backticks.
-      sync(line.children[1], each.text.split("`"), byIndex, () => make("span"), (span, part, index) => {
+      sync(line.children[1], each.text.replaceAll(/(\d) (?=%|(?:ms|min|s|h|d)\b)/g, "$1\u00a0").split("`"), byIndex, () => make("span"), (span, part, index) => {
         span.className = index % 2 ? "name" : "";
         text(span, index === 0 ? part.charAt(0).toUpperCase() + part.slice(1) : part);
       });
@@ -120,7 +120,7 @@ export class Panels {
     const cp = snapshot.checkpoints ?? {};
     const parts = [`every ${duration(cp.intervalMs)}`, `${whole(cp.completed ?? 0)} complete`];
     if (cp.failed) parts.push(`${whole(cp.failed)} failed`);
-    if (cp.pending) parts.push(`${cp.pending.id} under way for ${duration(snapshot.nowMs - cp.pending.startedMs)}`);
+    if (cp.pending && snapshot.nowMs - cp.pending.startedMs >= 2000) parts.push(`${cp.pending.id} under way for ${duration(snapshot.nowMs - cp.pending.startedMs)}`);
     text(byId("cp-about"), parts.join(", "));
     this.durations.show(cp);
     rows(byId("cp-table"), (cp.recent ?? []).slice(-5).reverse(), (each) => each.id,
