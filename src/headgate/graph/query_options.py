@@ -96,6 +96,11 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("transport.tls.key", text, None, "PEM file with its private key"),
     OptionSpec("transport.tls.ca", text, None, "PEM file of trusted certificates; default: the chain"),
     OptionSpec(
+        "metrics.prometheus.port", integer(1, 65535), None,
+        "a port for Prometheus at all addresses of the driver's host, beside that of the dashboard",
+    ),
+    OptionSpec("metrics.opentelemetry.enabled", boolean, False, "whether metrics are sent with OpenTelemetry"),
+    OptionSpec(
         "log.structuredLogging.enabled", boolean, False,
         "whether Headgate logs JSON to standard error, in the driver and in slots",
     ),

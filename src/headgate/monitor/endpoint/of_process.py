@@ -65,7 +65,7 @@ def endpoints_folder() -> Path:
 
 
 class _Metrics:
-    """The metrics of all queries that are served, for Prometheus; its library is imported when somebody asks."""
+    """The metrics of all served queries that run, for Prometheus; its library is imported when somebody asks."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -74,7 +74,8 @@ class _Metrics:
     def _collector(self) -> Collector:
         from headgate.monitor.prometheus import QueryCollector
 
-        return QueryCollector(lambda: [entry.snapshot() for entry in self._registry.entries()])
+        entries = self._registry.entries
+        return QueryCollector(lambda: [entry.snapshot() for entry in entries() if entry.query is not None])
 
     def __call__(self, accept: str) -> tuple[bytes, str]:
         from headgate.monitor.prometheus import exposition

@@ -231,6 +231,15 @@ def _asset(name: str, assets: Mapping[str, bytes]) -> Response:
     return Response(200, assets[name], _TYPES[name.rpartition(".")[2]])
 
 
+def metrics_only(request: Request, metrics: Callable[[str], tuple[bytes, str]]) -> Response:
+    """Return what a port answers that has ``/metrics`` only, for a Prometheus that may call it by any name."""
+    if request.path != "/metrics":
+        return error(404, f"There is nothing at {request.path}: this port has /metrics only.")
+    if request.method not in ("GET", "HEAD"):
+        return _not_allowed(request, "GET")
+    return Response(200, *metrics(request.headers.get("accept", "")))
+
+
 def _metrics(request: Request, site: Site) -> Response:
     try:
         text, content_type = site.metrics(request.headers.get("accept", ""))

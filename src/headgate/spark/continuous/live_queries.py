@@ -6,13 +6,16 @@ Never: keep a query that has ended from being forgotten.
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.errors import OptionError
 
 
 class LiveQuery(Protocol):
     """What is known here of a query."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what is known of it now."""
 
     @property
     def id(self) -> str:

@@ -35,7 +35,7 @@ from headgate.monitor.endpoint import of_process
 from headgate.monitor.endpoint.of_process import Endpoint
 from headgate.protocol.messages import CheckpointKind
 from headgate.runtime.slot import SlotSettings
-from headgate.spark.continuous import live_queries
+from headgate.spark.continuous import exporters, live_queries
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
 from headgate.spark.continuous.job import check_session, is_local, is_one_machine, job_description
 from headgate.spark.continuous.progress import QueryProgress
@@ -90,6 +90,7 @@ class ContinuousQuery:
         self._id = ""
         self._run_id = str(uuid.uuid4())
         self._progress: QueryProgress | None = None
+        self._exports = False  # whether exporters know of it
         self._endpoint: Endpoint | None = None  # where it is served, from its first run on
         self._changing = threading.Lock()  # held by stop and rescale
         self._lock = threading.Lock()
@@ -368,6 +369,8 @@ class ContinuousQuery:
         self._check_parallelism(self._definition.parallelism)
         live_queries.enter(self._storage.store.path(""), self)
         try:
+            exporters.begin(self._definition.options, self.name or "")
+            self._exports = True
             self._start_run()
         except BaseException:
             if self._progress is not None:
@@ -526,6 +529,8 @@ class ContinuousQuery:
 
     def _leave(self) -> None:
         live_queries.leave(self._storage.store.path(""), self)
+        if self._exports:
+            exporters.end(self._definition.options)
         of_process.leave(self)
         if self._temporary is not None:
             self._temporary.cleanup()
