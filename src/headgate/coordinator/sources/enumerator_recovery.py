@@ -11,6 +11,8 @@ The enumerator goes on from the latest state in the log. What became of splits a
     assigned, given back                                    likewise; what was logged waits for the reader it was with
     given back (and assigned before)                        is given it back again
     given back (and assigned before), assigned              knows it as assigned: nothing to do
+    given again (the state is of a restored enumerator      is given it back again, unless it was assigned since
+    that had not been given it yet)
 
 Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 """
@@ -22,6 +24,7 @@ from collections.abc import Sequence
 from headgate.coordinator.sources.log_records import (
     AssignedRecord,
     FinishedRecord,
+    GivenAgainRecord,
     GivenBackRecord,
     LogRecord,
     NoMoreSplitsRecord,
@@ -99,6 +102,9 @@ class Recovered:
                     self._assigned(record, is_known)
                 case GivenBackRecord():
                     self._given_back(record, is_known)
+                case GivenAgainRecord(subtask=subtask, splits=splits):
+                    if not is_known:
+                        self.given_back.update((split.split_id, (subtask, split)) for split in splits)
                 case FinishedRecord():
                     if not is_known:
                         self.finished.extend(each.split_id for each in record.finished)

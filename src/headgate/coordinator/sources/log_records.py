@@ -46,6 +46,13 @@ class GivenBackRecord(msgspec.Struct, frozen=True, tag="given-back"):
     checkpoint_id: int
 
 
+class GivenAgainRecord(msgspec.Struct, frozen=True, tag="given-again"):
+    """A restored enumerator is to be given what a failed reader had: the state before this does not have it yet."""
+
+    subtask: int
+    splits: tuple[SplitState, ...]
+
+
 class FinishedRecord(msgspec.Struct, frozen=True, tag="finished"):
     """The enumerator was notified of ends."""
 
@@ -67,6 +74,6 @@ class SourceEventRecord(msgspec.Struct, frozen=True, tag="source-event"):
 
 
 LogRecord = (
-    StateRecord | RegisteredRecord | AssignedRecord | GivenBackRecord | FinishedRecord | NoMoreSplitsRecord
-    | SourceEventRecord
+    StateRecord | RegisteredRecord | AssignedRecord | GivenBackRecord | GivenAgainRecord | FinishedRecord
+    | NoMoreSplitsRecord | SourceEventRecord
 )  # fmt: skip

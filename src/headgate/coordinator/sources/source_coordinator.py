@@ -16,6 +16,7 @@ Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's Sou
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from headgate.coordinator.sources import reader_machine as rd
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.enumerator_recovery import Recovered
 from headgate.coordinator.sources.enumerator_watch import EnumeratorWatch
-from headgate.coordinator.sources.log_records import LogRecord, RegisteredRecord, StateRecord
+from headgate.coordinator.sources.log_records import GivenAgainRecord, LogRecord, RegisteredRecord, StateRecord
 from headgate.coordinator.sources.outbox import Admission, Unassigned
 from headgate.coordinator.sources.reader_machine import ReaderMachine, Shared
 from headgate.coordinator.sources.source_state import decode_source_state
@@ -231,7 +232,7 @@ class SourceCoordinator(Machine):
         self._recoveries = 0
         self._watch.forget()
         self._offered: dict[int, tuple[SplitState, ...]] = {}  # assignments that a restored enumerator may take note of
-        self._given_again = 0  # answers outstanding to what a restored enumerator got back
+        self._given_again: deque[GivenAgainRecord] = deque()  # what a restored enumerator got back, until it answers
         self._work = UnassignedWork(self.parallelism)
 
     def kind_of(self, event: src.Event) -> type:
@@ -357,7 +358,7 @@ class SourceCoordinator(Machine):
 
     def _on_splits_taken_back(self, event: src.SplitsTakenBack, now_ms: int) -> list[src.Action]:
         if self._given_again:
-            self._given_again -= 1  # answers what was ordered when it was restored, before anything else
+            self._given_again.popleft()  # answers what was ordered when it was restored, before anything else
             return []
         return self._on_reader_event(event, now_ms)
 
@@ -408,8 +409,7 @@ class SourceCoordinator(Machine):
             for subtask, splits in offered.items():
                 back = self._shared.splits_back.unpark(subtask, splits)
                 if back:  # it was given back since
-                    self._given_again += 1
-                    actions.append(self._shared.call(src.AddSplitsBack(subtask, tuple(back))))
+                    actions.append(self._give_again(subtask, back))
                 self._shared.splits_back.heard_of(splits)
         return [*actions, *self._notify_readers(rd.EnumeratorReady(), now_ms)]
 
@@ -450,14 +450,20 @@ class SourceCoordinator(Machine):
     def _on_enumerator_state_changed(self, event: src.EnumeratorStateChanged, now_ms: int) -> list[src.Action]:
         return [*self._log.append(*self._state_records(self._shared.splits_back.encode(event.state), None))]
 
+    def _give_again(self, subtask: int, splits: Iterable[SplitState]) -> src.Action:
+        """Give a restored enumerator what a failed reader had; its states before it answers do not have that."""
+        record = GivenAgainRecord(subtask, tuple(splits))
+        self._given_again.append(record)
+        return self._shared.call(src.AddSplitsBack(subtask, record.splits))
+
     def _state_records(self, state: bytes, checkpoint_id: int | None) -> list[LogRecord]:
-        """Return the record of a state, with the reports and events that are not in it: it was taken before them."""
+        """Return the record of a state, with what is not in it, as it was taken before: reports, splits, events."""
         reports = [
             RegisteredRecord(subtask, reader.execution, reader.unconfirmed)
             for subtask, reader in self._readers.items()
             if reader.unconfirmed
         ]
-        return [StateRecord(state, checkpoint_id), *reports, *self._shared.events.records()]
+        return [StateRecord(state, checkpoint_id), *reports, *self._given_again, *self._shared.events.records()]
 
     def _on_source_event_handled(self, event: src.SourceEventHandled, now_ms: int) -> list[src.Action]:
         self._shared.events.handled[event.subtask].popleft()
@@ -497,7 +503,8 @@ class SourceCoordinator(Machine):
         shared.incarnation += 1
         self._loading = self._completed
         shared.splits_back, shared.events = SplitsBack(self._completed), rd.EventsUnderWay()  # the log has them
-        self._offered, self._given_again = {}, 0
+        self._offered = {}
+        self._given_again.clear()
         shared.outbox.clear()
         self._work.lose_enumerator()
         actions += self._notify_readers(rd.EnumeratorLost(), now_ms)
@@ -565,8 +572,7 @@ class SourceCoordinator(Machine):
         back: dict[int, list[SplitState]] = {}
         for subtask, split in recovered.given_back.values():
             back.setdefault(subtask, []).append(split)
-        self._given_again = len(back)
-        actions.extend(shared.call(src.AddSplitsBack(subtask, tuple(splits))) for subtask, splits in back.items())
+        actions.extend(self._give_again(subtask, splits) for subtask, splits in back.items())
         actions.extend(
             shared.call(src.ForgetReader(subtask))
             for subtask, reader in self._readers.items()

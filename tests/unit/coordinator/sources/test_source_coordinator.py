@@ -16,6 +16,7 @@ from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.log_records import (
     AssignedRecord,
     FinishedRecord,
+    GivenAgainRecord,
     GivenBackRecord,
     NoMoreSplitsRecord,
     RegisteredRecord,
@@ -271,8 +272,12 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+LOST_SPLITS = (3198, 9478, 13189, 27035, 27891)
+"""Schedules in which an enumerator failed again before it was given what a failed reader had."""
+
+
 def test_hundreds_of_schedules_settle() -> None:
-    for seed in range(600):
+    for seed in (*range(600), *LOST_SPLITS):
         run_schedule(seed)
 
 
@@ -484,6 +489,37 @@ def test_what_a_reader_has_is_not_assigned_twice_and_its_request_is_asked_again(
     assert handled(made, src.SplitsAssigned(2, {0: (A,)})) == [src.CallEnumerator(2, src.HandleSplitRequest(0, "h"))]
     (append,) = handled(made, src.SplitsAssigned(2, {0: (B,)}))
     assert append.records == (AssignedRecord(0, 1, 2, (B,)),)
+
+
+def test_what_a_failed_reader_had_is_not_lost_when_a_restored_enumerator_fails_before_it_was_given_it() -> None:
+    """Its state may be logged in between: that it looked for splits again, say."""
+    made = running()
+    log: list[Any] = [StateRecord(encode_source_state(SourceState(b"without a")), 0), GivenBackRecord(0, 0)]
+    log.insert(0, AssignedRecord(0, 1, 1, (A,)))
+    again = src.CallEnumerator(2, src.AddSplitsBack(0, (A,)))
+    assert again in recovered(made, *log)
+
+    (append,) = handled(made, src.EnumeratorStateChanged(2, b"still without a"))
+    log += append.records
+    assert log[-1] == GivenAgainRecord(0, (A,))
+    handled(made, src.EnumeratorFailed(2, ERROR))
+    restored = handled(made, src.LogLoaded((StateRecord(None, 0), *log), "", 3))
+    assert src.CallEnumerator(3, again.call) in restored
+
+
+def test_what_a_restored_enumerator_was_given_is_in_its_states_and_not_given_to_the_next_one() -> None:
+    made = running()
+    log: list[Any] = [AssignedRecord(0, 1, 1, (A,)), StateRecord(encode_source_state(SourceState(b"without a")), 0)]
+    log += [GivenBackRecord(0, 0), StateRecord(encode_source_state(SourceState(b"still without a")))]
+    log += [GivenAgainRecord(0, (A,))]
+    recovered(made, *log)
+    handled(made, src.SplitsTakenBack(2, 0))
+    (append,) = handled(made, src.EnumeratorStateChanged(2, b"with a"))
+    assert append.records == (StateRecord(encode_source_state(SourceState(b"with a"))),)
+
+    handled(made, src.EnumeratorFailed(2, ERROR))
+    restored = handled(made, src.LogLoaded((StateRecord(None, 0), *log, *append.records), "", 3))
+    assert not [each for each in restored if isinstance(each, src.CallEnumerator)]
 
 
 def test_an_event_is_logged_before_it_is_handled_and_again_after_a_state_that_does_not_know_it() -> None:

@@ -12,6 +12,7 @@ from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.log_records import (
     AssignedRecord,
     FinishedRecord,
+    GivenAgainRecord,
     GivenBackRecord,
     LogRecord,
     NoMoreSplitsRecord,
@@ -36,6 +37,10 @@ ALL: tuple[LogRecord, ...] = (
 GOLDEN_EVENT = (
     "68656164676174652d6c6f6720310a34666339323763360a92089183a474797065ac736f757263652d6576656e74a7737562746173"
     "6b01a77061796c6f6164c4077069636b6c6564"
+)
+GOLDEN_GIVEN_AGAIN = (
+    "68656164676174652d6c6f6720310a30643934323238330a92099183a474797065ab676976656e2d616761696ea7737562746173"
+    "6b01a673706c6974739182a873706c69745f6964a161a464617461c4020061"
 )
 GOLDEN = (
     "68656164676174652d6c6f6720310a32363535353935370a92079783a474797065a57374617465a57374617465c405737461"
@@ -117,6 +122,9 @@ def test_every_record_survives_and_the_golden_bytes_are_read() -> None:
     event = LogGroup(8, (SourceEventRecord(1, b"pickled"),))
     assert decode_group(encode_group(event), "path") == event
     assert decode_group(bytes.fromhex(GOLDEN_EVENT), "path") == event
+    given_again = LogGroup(9, (GivenAgainRecord(1, (A,)),))
+    assert decode_group(encode_group(given_again), "path") == given_again
+    assert decode_group(bytes.fromhex(GOLDEN_GIVEN_AGAIN), "path") == given_again
 
 
 def test_another_version_is_refused() -> None:

@@ -49,7 +49,7 @@ STATES = VersionedSerializer(ToyState, version=1, what="the state of a toy")
 
 
 class ToyEnumerator(SplitEnumerator[ToySplit, ToyState]):
-    """Discovers the splits of its source once."""
+    """Discovers the splits of its source, once after each start."""
 
     def __init__(self, context: SplitEnumeratorContext[ToySplit], splits: Sequence[ToySplit], state: ToyState) -> None:
         self.context = context
@@ -61,8 +61,7 @@ class ToyEnumerator(SplitEnumerator[ToySplit, ToyState]):
         self.promised: set[int] = set()
 
     def start(self) -> None:
-        if not self.discovered:
-            self.context.call_async(lambda: list(self.splits), self._on_discovered)
+        self.context.call_async(lambda: list(self.splits), self._on_discovered)  # a restored one looks again, too
 
     def _on_discovered(self, found: list[ToySplit] | None, error: Exception | None) -> None:
         if error is not None:
