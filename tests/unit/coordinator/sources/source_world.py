@@ -90,6 +90,7 @@ class Reader:
         reported: tuple[SplitState, ...] = ()
         if world.reassigns:
             reported = state.splits
+            world.source.reported.update(split.split_id for split in reported)
         else:
             self.add(state.splits)
         self.post(msg.ReaderRegistered, host="host", reported_splits=reported, held=tuple(self.held))

@@ -51,9 +51,10 @@ STATES = VersionedSerializer(ToyState, version=1, what="the state of a toy")
 class ToyEnumerator(SplitEnumerator[ToySplit, ToyState]):
     """Discovers the splits of its source, once after each start."""
 
-    def __init__(self, context: SplitEnumeratorContext[ToySplit], splits: Sequence[ToySplit], state: ToyState) -> None:
+    def __init__(self, context: SplitEnumeratorContext[ToySplit], source: ToySource, state: ToyState) -> None:
         self.context = context
-        self.splits = splits
+        self.splits = source.splits
+        self.reported = source.reported
         self.known = set(state.known)
         self.pending = {split.split_id: split for split in state.pending}
         self.ended = set(state.ended)
@@ -126,8 +127,8 @@ class ToyEnumerator(SplitEnumerator[ToySplit, ToyState]):
 class PullEnumerator(ToyEnumerator):
     """Gives each reader that asks one split, the last ones first after a restore: it is not what it would do again."""
 
-    def __init__(self, context: SplitEnumeratorContext[ToySplit], splits: Sequence[ToySplit], state: ToyState) -> None:
-        super().__init__(context, splits, state)
+    def __init__(self, context: SplitEnumeratorContext[ToySplit], source: ToySource, state: ToyState) -> None:
+        super().__init__(context, source, state)
         self.waiting: dict[int, None] = {}
         self.last_first = bool(state.known)
 
@@ -159,8 +160,8 @@ class PullEnumerator(ToyEnumerator):
 class PushEnumerator(ToyEnumerator):
     """Gives each split to its owner, by a hash, once that is there."""
 
-    def __init__(self, context: SplitEnumeratorContext[ToySplit], splits: Sequence[ToySplit], state: ToyState) -> None:
-        super().__init__(context, splits, state)
+    def __init__(self, context: SplitEnumeratorContext[ToySplit], source: ToySource, state: ToyState) -> None:
+        super().__init__(context, source, state)
         same = state.parallelism == context.current_parallelism
         self.assigned = set(state.assigned) if same else set()
         self.all_came = False  # until then anything may be reported, and be another reader's
@@ -218,15 +219,16 @@ class ToySource(Source[ToySplit, ToyState]):
     def __init__(self, splits: Sequence[ToySplit]) -> None:
         super().__init__({})
         self.splits = splits
+        self.reported: set[str] = set()  # by readers that were restored, ever
 
     def schema(self) -> pa.Schema:
         return pa.schema([])
 
     def create_enumerator(self, context: SplitEnumeratorContext[ToySplit]) -> ToyEnumerator:
-        return self.enumerator(context, self.splits, ToyState())
+        return self.enumerator(context, self, ToyState())
 
     def restore_enumerator(self, context: SplitEnumeratorContext[ToySplit], state: ToyState) -> ToyEnumerator:
-        return self.enumerator(context, self.splits, state)
+        return self.enumerator(context, self, state)
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[ToySplit]:
         raise NotImplementedError
@@ -241,14 +243,15 @@ class PushedToySource(ToySource, SupportsSplitReassignmentOnRecovery):
 class PullReportedEnumerator(PullEnumerator):
     """Takes note of what it assigned since its state, and promises an end only when all readers have reported."""
 
-    def __init__(self, context: SplitEnumeratorContext[ToySplit], splits: Sequence[ToySplit], state: ToyState) -> None:
-        super().__init__(context, splits, state)
+    def __init__(self, context: SplitEnumeratorContext[ToySplit], source: ToySource, state: ToyState) -> None:
+        super().__init__(context, source, state)
         self.all_came = False
 
     def take_assignments(self, assignment: Mapping[int, Sequence[ToySplit]]) -> bool:
         for split in (each for splits in assignment.values() for each in splits):
             is_here = self.pending.pop(split.split_id, None) is not None
-            assert is_here or split.split_id not in self.known, f"{split} was assigned before"
+            is_new = split.split_id not in self.known
+            assert is_here or is_new or split.split_id in self.reported, f"{split} was assigned before"
             self.known.add(split.split_id)
         return True
 
