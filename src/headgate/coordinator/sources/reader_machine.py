@@ -174,7 +174,8 @@ class ReaderMachine(Machine):
             [src.CallEnumerator, Release, Maybe(src.AppendLog)], "with what waits for it"),
         Row("absent",                   msg.ReaderRegistered,      "reporting", [Maybe(src.AppendLog)],
             "it is asked to report, too", when="restoring"),
-        Row("registered",               msg.SplitRequested,        SAME, [src.CallEnumerator]),
+        Row("registered",               msg.SplitRequested,        SAME, [Maybe(src.CallEnumerator)],
+            "unless the one before is not answered, or nothing follows"),
         Row("reporting",                msg.SplitRequested,        SAME, IGNORED, "the report that follows has it"),
         Row("registered",               msg.SplitsFinished,        SAME, [Maybe(src.AppendLog), src.CallEnumerator]),
         Row("reporting",                msg.SplitsFinished,        SAME, IGNORED, "the report that follows has them"),
@@ -329,7 +330,10 @@ class ReaderMachine(Machine):
         return [*actions, self._shared.call(added), *self._handle_events(), Release()]
 
     def _on_split_requested(self, event: msg.SplitRequested, now_ms: int) -> list[Action]:
-        self.requested, self.host = True, event.host
+        self.host = event.host
+        if self.requested or self.promised:  # what waited for it came meanwhile, so it asks again
+            return []
+        self.requested = True
         return [self._ask()]
 
     def _ask(self) -> Action:

@@ -429,6 +429,26 @@ def test_with_event_time_splits_of_a_failed_reader_wait_for_it() -> None:
     assert add == src.CallEnumerator(1, src.AddReader(0, "h", held=("a",)))
 
 
+def test_a_reader_has_one_open_request_although_it_was_given_what_waited_for_it() -> None:
+    """One could be answered with "no more splits" and the next one with a split that came back in between."""
+    made = running(keeps_subtask=True)
+    handled(made, src.SplitsAssigned(1, {0: (A,)}), src.LogAppended(2), src.ReaderFailed(0, 0))
+    handled(made, src.ReaderForgotten(1, 0), src.SplitsTakenBack(1, 0), registered(execution=3))
+    asks = src.CallEnumerator(1, src.HandleSplitRequest(0, "h"))
+    assert handled(made, requested(execution=3)) == [asks], "it had not received them"
+    assert handled(made, requested(execution=3)) == [], "it has read them"
+    handled(made, src.NoMoreSplitsSignalled(1, 0))
+    assert handled(made, requested(execution=3)) == [], "it had not received the promise"
+
+
+def test_a_reader_that_asked_and_was_given_a_split_may_ask_again() -> None:
+    made = running()
+    asks = src.CallEnumerator(1, src.HandleSplitRequest(0, "h"))
+    assert handled(made, requested()) == [asks]
+    handled(made, src.SplitsAssigned(1, {0: (A,)}))
+    assert handled(made, requested()) == [asks]
+
+
 def test_a_reader_that_never_came_has_nothing_to_give_back() -> None:
     made = machine()
     handled(made, src.SourceStarted())
