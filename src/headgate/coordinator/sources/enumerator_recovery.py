@@ -60,7 +60,8 @@ class Recovered:
     given_back
         Splits that the enumerator is to get back, by id, and of which reader.
     finished
-        Ends that it is to be notified of.
+        Ends that it is to be notified of, by reader. Those of a reader that failed since are not among them: it goes on
+        from a checkpoint, and reports them from there, or reads to them again.
     promised
         Readers that were promised that nothing follows.
     logged
@@ -77,7 +78,7 @@ class Recovered:
         self.swallowed: dict[str, int | None] = {}
         self.parked: dict[str, tuple[int, SplitState]] = {}
         self.given_back: dict[str, tuple[int, SplitState]] = {}
-        self.finished: list[str] = []
+        self.finished: dict[int, list[str]] = {}
         self.promised: set[int] = set()
         self.logged: dict[int, list[AssignedRecord]] = {}
         self.registered: dict[int, RegisteredRecord] = {}
@@ -105,9 +106,9 @@ class Recovered:
                 case GivenAgainRecord(subtask=subtask, splits=splits):
                     if not is_known:
                         self.given_back.update((split.split_id, (subtask, split)) for split in splits)
-                case FinishedRecord():
+                case FinishedRecord(subtask=subtask):
                     if not is_known:
-                        self.finished.extend(each.split_id for each in record.finished)
+                        self.finished.setdefault(subtask, []).extend(each.split_id for each in record.finished)
                 case NoMoreSplitsRecord():
                     self.promised.add(record.subtask)
                 case SourceEventRecord():
@@ -149,6 +150,7 @@ class Recovered:
         self.promised.discard(subtask)
         self.logged.pop(subtask, None)
         self.registered.pop(subtask, None)
+        self.finished.pop(subtask, None)
         for split in self.tracker.take_back(subtask, record.checkpoint_id):
             split_id = split.split_id
             if is_known or split_id in self.parked:

@@ -567,17 +567,15 @@ class SourceCoordinator(Machine):
         actions: list[src.Action] = [
             src.StartEnumerator(shared.incarnation, enumerator, segment, holders, self._offered)
         ]
-        if recovered.finished:
-            actions.append(shared.call(src.NotifySplitsFinished(tuple(recovered.finished))))
+        failed = self._failed_readers()
+        finished = [each for subtask, ends in recovered.finished.items() if subtask not in failed for each in ends]
+        if finished:
+            actions.append(shared.call(src.NotifySplitsFinished(tuple(finished))))
         back: dict[int, list[SplitState]] = {}
         for subtask, split in recovered.given_back.values():
             back.setdefault(subtask, []).append(split)
         actions.extend(self._give_again(subtask, splits) for subtask, splits in back.items())
-        actions.extend(
-            shared.call(src.ForgetReader(subtask))
-            for subtask, reader in self._readers.items()
-            if reader.state == "failed"
-        )
+        actions.extend(shared.call(src.ForgetReader(subtask)) for subtask in failed)
         # What readers report depends on what the enumerator knows by itself.
         return actions if self._offered else [*actions, *self._notify_readers(rd.EnumeratorReady(), now_ms)]
 

@@ -574,6 +574,17 @@ def test_ends_reported_in_between_are_reported_again() -> None:
     assert src.CallEnumerator(2, src.NotifySplitsFinished(("a",))) in handled(made, reported(2, 1, finished=ends))
 
 
+def test_ends_of_a_reader_that_failed_since_are_not_reported_it_reads_to_them_again() -> None:
+    """Else children of shards are assigned while their parents are read again."""
+    ends = FinishedRecord(0, (FinishedSplit("a", 1),))
+    for given_back in ((), (GivenBackRecord(0, 0),)):
+        made = running()
+        if not given_back:
+            handled(made, src.ReaderFailed(0, 0))
+        ordered = recovered(made, AssignedRecord(0, 1, 1, (A,)), ends, *given_back)
+        assert not [each for each in ordered if isinstance(getattr(each, "call", None), src.NotifySplitsFinished)]
+
+
 def test_a_checkpoint_says_which_splits_of_a_restored_enumerator_are_with_readers() -> None:
     made = running()
     recovered(made, AssignedRecord(0, 1, 1, (A,)))
