@@ -195,9 +195,15 @@ class KafkaEnumerator(SplitEnumerator[KafkaSplit, KafkaState]):
     def add_reader(self, subtask: int) -> None:
         """Take what the reader reports, and assign what waits for it."""
         self._forget_answers(subtask)
-        for split in self._context.registered_readers[subtask].reported_splits_on_registration:
+        reader = self._context.registered_readers[subtask]
+        for split in reader.reported_splits_on_registration:
             assert isinstance(split, KafkaSplit), f"reader {subtask} reported {split!r}"
             self._take_reported(split, subtask)
+        for split_id in reader.held_split_ids:
+            partition = self._partitions.get(split_id)
+            is_known = partition is not None and partition.place is _Place.ASSIGNED
+            if partition is not None and is_known and (partition.owner is None or partition.owner_is_stored):
+                partition.owner, partition.owner_is_stored = subtask, False
         self._publish_known()
         self._assign()
 

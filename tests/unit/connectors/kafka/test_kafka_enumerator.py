@@ -197,6 +197,24 @@ def test_new_partitions_go_to_those_that_have_the_fewest_though_the_enumerator_a
     assert counts == [2, 2, 2, 2]
 
 
+def test_new_partitions_go_to_those_that_have_the_fewest_though_its_state_was_taken_before_all_readers_came() -> None:
+    """An enumerator that was restored twice: then readers say who has what."""
+    cluster = Cluster(rides=[10] * 3)
+    before = begin(cluster, 4, discovery="100")
+    before.run_due_calls()
+    of_before = before.snapshot()
+    register(before)
+    restored = begin(cluster, 4, state=of_before, discovery="100")
+    assert restored.enumerator.take_assignments(reports_of(before))
+    again = begin(cluster, 4, state=restored.snapshot(), discovery="100")
+    for subtask, splits in before.assigned.items():
+        again.register_reader(subtask, held_split_ids=tuple(splits))
+    cluster.topics["rides"] += [7] * 5
+    again.run_next_call()
+    counts = [len(before.assigned[subtask]) + len(again.assigned[subtask]) for subtask in range(4)]
+    assert counts == [2, 2, 2, 2]
+
+
 def test_without_an_interval_there_is_one_discovery_at_each_start_and_then_an_end() -> None:
     cluster = Cluster(rides=[10])
     harness = begin(cluster, 2)
