@@ -89,10 +89,11 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         self._waiting.pop(subtask, None)
         for split in self._context.registered_readers[subtask].reported_splits_on_registration:
             assert isinstance(split, KinesisSplit), f"reader {subtask} reported {split!r}"
-            if not self._table.report(split, subtask):
+            is_here = split.split_id in self._table.unassigned  # from the state: it was reported before that, too
+            if not is_here and not self._table.report(split, subtask):
                 logger.info("reader %d reported %s, which somebody else reads by now", subtask, split.split_id)
             elif self._readers_stay or self._all_registered_once:
-                self._owners[split.split_id] = subtask
+                self._owners.setdefault(split.split_id, subtask)
         self._publish_known()
         self._assign()
 

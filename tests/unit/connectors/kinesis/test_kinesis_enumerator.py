@@ -136,6 +136,24 @@ def test_new_shards_go_to_those_that_have_the_fewest_though_the_enumerator_alone
     assert [len(before.assigned[subtask]) + len(again.assigned[subtask]) for subtask in range(4)] == [2, 2, 2, 2]
 
 
+def test_a_reported_shard_returns_to_its_reader_though_the_enumerator_failed_before_it_assigned_it_again():
+    """The reader, which failed meanwhile too, reports it a second time."""
+    stream = source(Shard("1"), Shard("2"))
+    before = harness(stream, parallelism=2)
+    for subtask in range(2):
+        before.register_reader(subtask)
+    before.run_due_calls()
+    splits = {subtask: list(each.values()) for subtask, each in before.assigned.items()}
+    stream.shards.append(Shard("0"))
+    restored = harness(stream, parallelism=2, state=before.snapshot())
+    restored.register_reader(1, reported_splits=splits[1])
+    restored.run_next_call()
+    again = harness(stream, parallelism=2, state=restored.snapshot())
+    again.register_reader(1, reported_splits=splits[1])
+    again.register_reader(0, reported_splits=splits[0])
+    assert held(again) in ({0: ["0", "1"], 1: ["2"]}, {0: ["1"], 1: ["0", "2"]})
+
+
 def test_reported_splits_are_state_until_they_are_assigned_again():
     stream = source(Shard("0"), Shard("1"))
     enumerator = harness(stream, parallelism=2)
