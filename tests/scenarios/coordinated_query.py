@@ -276,6 +276,7 @@ class Query:
                     checkpoint_id=action.checkpoint_id,
                     holders=action.holders,
                     assigned=action.assigned,
+                    returned=action.returned,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
                 self.hear(runner, runner.start())

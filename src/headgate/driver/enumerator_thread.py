@@ -47,7 +47,7 @@ class EnumeratorThread:
 
     Parameters
     ----------
-    source, uid, incarnation, boundedness, schema, parallelism, state, checkpoint_id, holders, assigned
+    source, uid, incarnation, boundedness, schema, parallelism, state, checkpoint_id, holders, assigned, returned
         As for `EnumeratorRunner`.
     on_event
         Takes the uid and what the enumerator says, on a thread of ours; must not block.
@@ -66,6 +66,7 @@ class EnumeratorThread:
         checkpoint_id: int,
         holders: Mapping[str, int],
         assigned: Mapping[int, Sequence[SplitState]],
+        returned: Mapping[int, Sequence[SplitState]],
         on_event: Callable[[str, src.Event], None],
     ) -> None:
         self._uid = uid
@@ -92,6 +93,7 @@ class EnumeratorThread:
             checkpoint_id=checkpoint_id,
             holders=holders,
             assigned=assigned,
+            returned=returned,
             call_async=lambda work: self._work_later(work, work.initial_delay_ms),
         )
         name = f"headgate-enumerator-{uid}"

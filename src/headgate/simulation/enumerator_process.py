@@ -66,6 +66,7 @@ class EnumeratorProcess(Process):
             checkpoint_id=order.checkpoint_id,
             holders=order.holders,
             assigned=order.assigned,
+            returned=order.returned,
             call_async=self._begin_slow_work,
         )
         self._do(self.runner.start)

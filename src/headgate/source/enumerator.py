@@ -142,8 +142,10 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         """Take note of splits that readers were given after the state this enumerator was restored from was taken.
 
         Called right after `start`, before any reader is registered, when the enumerator alone was restarted and readers
-        read on. Only asked of sources that declare `SupportsSplitReassignmentOnRecovery`: their readers report splits
-        after a recovery, so that a split must not be in the enumerator's state as well when a checkpoint is taken.
+        read on. Of these splits those whose end the state may know, as they were given back since, are given back once
+        more before (`add_splits_back`). Only asked of sources that declare `SupportsSplitReassignmentOnRecovery`: their
+        readers report splits after a recovery, so that a split must not be in the enumerator's state as well when a
+        checkpoint is taken.
 
         Returns
         -------

@@ -62,6 +62,7 @@ class Running:
             checkpoint_id=0,
             holders={},
             assigned={},
+            returned={},
             on_event=lambda uid, event: self.events.put((uid, event)),
         )
 

@@ -11,6 +11,7 @@ The enumerator goes on from the latest state in the log. What became of splits a
     assigned, given back                                    likewise; what was logged waits for the reader it was with
     given back (and assigned before)                        is given it back again
     given back (and assigned before), assigned              knows it as assigned: nothing to do
+    given back (and read to its end before), assigned       knows its end: is given it back, and then as if assigned
     given again (the state is of a restored enumerator      is given it back again, unless it was assigned since
     that had not been given it yet)
 
@@ -59,6 +60,8 @@ class Recovered:
         Splits that wait for their reader, by id, and for which.
     given_back
         Splits that the enumerator is to get back, by id, and of which reader.
+    returned
+        Splits whose end it knows: it is to get them back before it hears that readers have them again; likewise.
     finished
         Ends that it is to be notified of, by reader. Those of a reader that failed since are not among them: it goes on
         from a checkpoint, and reports them from there, or reads to them again.
@@ -78,12 +81,14 @@ class Recovered:
         self.swallowed: dict[str, int | None] = {}
         self.parked: dict[str, tuple[int, SplitState]] = {}
         self.given_back: dict[str, tuple[int, SplitState]] = {}
+        self.returned: dict[str, tuple[int, SplitState]] = {}
         self.finished: dict[int, list[str]] = {}
         self.promised: set[int] = set()
         self.logged: dict[int, list[AssignedRecord]] = {}
         self.registered: dict[int, RegisteredRecord] = {}
         self.events: dict[int, list[bytes]] = {}
         self._keeps_subtask = keeps_subtask
+        self._ended: set[str] = set()  # as far as the state knows
 
     def replay(self, records: Sequence[LogRecord]) -> None:
         """Take note of all records, in order."""
@@ -107,8 +112,11 @@ class Recovered:
                     if not is_known:
                         self.given_back.update((split.split_id, (subtask, split)) for split in splits)
                 case FinishedRecord(subtask=subtask):
-                    if not is_known:
-                        self.finished.setdefault(subtask, []).extend(each.split_id for each in record.finished)
+                    ends = [each.split_id for each in record.finished]
+                    if is_known:
+                        self._ended.update(ends)
+                    else:
+                        self.finished.setdefault(subtask, []).extend(ends)
                 case NoMoreSplitsRecord():
                     self.promised.add(record.subtask)
                 case SourceEventRecord():
@@ -139,8 +147,11 @@ class Recovered:
             # One that gave it back may have it; the record of that follows.
             is_held = self.tracker.holder(split_id) is not None
             was_parked = self.parked.pop(split_id, None) is not None
-            was_given_back = self.given_back.pop(split_id, None) is not None
-            if split_id in self.swallowed or not (is_known or was_parked or was_given_back or is_held):
+            given_back = self.given_back.pop(split_id, None)
+            if given_back is not None and split_id in self._ended:
+                self.returned[split_id] = given_back
+                self.swallowed[split_id] = subtask
+            elif split_id in self.swallowed or not (is_known or was_parked or given_back is not None or is_held):
                 self.swallowed[split_id] = subtask
         self.tracker.assign(subtask, record.splits)
         self.logged.setdefault(subtask, []).append(record)
@@ -153,6 +164,10 @@ class Recovered:
         self.finished.pop(subtask, None)
         for split in self.tracker.take_back(subtask, record.checkpoint_id):
             split_id = split.split_id
+            if self.returned.pop(split_id, None) is not None:
+                self.swallowed.pop(split_id)
+            if is_known:
+                self._ended.discard(split_id)
             if is_known or split_id in self.parked:
                 continue  # the state has it
             if self._keeps_subtask or split_id in self.swallowed:

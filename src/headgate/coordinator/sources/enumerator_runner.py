@@ -122,6 +122,8 @@ class EnumeratorRunner:
         Readers that have splits already, by split id.
     assigned
         Splits that the state holds although readers were given them since, by reader.
+    returned
+        Splits that it gets back before these, by the reader that they were with.
     call_async
         Takes slow work, on the enumerator's thread; must not run it there and then.
 
@@ -150,6 +152,7 @@ class EnumeratorRunner:
         call_async: Callable[[SlowWork], None],
         holders: Mapping[str, int] = MappingProxyType({}),
         assigned: Mapping[int, Sequence[SplitState]] = MappingProxyType({}),
+        returned: Mapping[int, Sequence[SplitState]] = MappingProxyType({}),
     ) -> None:
         self.source = source
         self.uid = uid
@@ -164,6 +167,7 @@ class EnumeratorRunner:
         self._readers: dict[int, ReaderInfo] = {}
         self._promised: set[int] = set()
         self._assigned = assigned
+        self._returned = returned
         self._holders = dict(holders)  # who was given a split that is not known to be finished
         self._outputs: list[Output] = []
         self._failures: dict[str, int] = {}  # in a row, of slow work that is retried, by its name
@@ -264,6 +268,8 @@ class EnumeratorRunner:
             self._enumerator = self.source.restore_enumerator(self._context, state)
         self._state = None
         self._enumerator.start()
+        for subtask, splits in self._returned.items():
+            self._enumerator.add_splits_back(self._deserialized(splits), subtask)
         self._outputs.append(src.EnumeratorStarted(self.incarnation, self._take_assignments(self._enumerator)))
 
     def _take_assignments(self, enumerator: SplitEnumerator[Any, Any]) -> bool:

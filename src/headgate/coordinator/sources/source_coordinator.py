@@ -17,7 +17,7 @@ Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's Sou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -84,7 +84,7 @@ class SourceCoordinator(Machine):
     --------
     >>> machine = SourceCoordinator("numbers", reassigns_on_recovery=False, parallelism=1)
     >>> machine.handle(src.SourceStarted(), 0)[-1]
-    StartEnumerator(incarnation=1, state=None, checkpoint_id=0, holders={}, assigned={})
+    StartEnumerator(incarnation=1, state=None, checkpoint_id=0, holders={}, assigned={}, returned={})
     >>> came = msg.ReaderRegistered(stage=0, execution=1, source="numbers", host="here")
     >>> machine.handle(src.FromReader(0, came), 0)
     [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=(), held=()))]
@@ -565,16 +565,16 @@ class SourceCoordinator(Machine):
         enumerator = None if state is None else state.enumerator
         segment = self._log.segment
         actions: list[src.Action] = [
-            src.StartEnumerator(shared.incarnation, enumerator, segment, holders, self._offered)
+            src.StartEnumerator(
+                shared.incarnation, enumerator, segment, holders, self._offered, _by_reader(recovered.returned)
+            )
         ]
         failed = self._failed_readers()
         finished = [each for subtask, ends in recovered.finished.items() if subtask not in failed for each in ends]
         if finished:
             actions.append(shared.call(src.NotifySplitsFinished(tuple(finished))))
-        back: dict[int, list[SplitState]] = {}
-        for subtask, split in recovered.given_back.values():
-            back.setdefault(subtask, []).append(split)
-        actions.extend(self._give_again(subtask, splits) for subtask, splits in back.items())
+        given_back = _by_reader(recovered.given_back)
+        actions.extend(self._give_again(subtask, splits) for subtask, splits in given_back.items())
         actions.extend(shared.call(src.ForgetReader(subtask)) for subtask in failed)
         # What readers report depends on what the enumerator knows by itself.
         return actions if self._offered else [*actions, *self._notify_readers(rd.EnumeratorReady(), now_ms)]
@@ -670,6 +670,13 @@ class SourceCoordinator(Machine):
 
 def _for_reader(event: rd.SourceEvent) -> rd.Event:
     return event.message if isinstance(event, src.FromReader) else event
+
+
+def _by_reader(splits: Mapping[str, tuple[int, SplitState]]) -> dict[int, tuple[SplitState, ...]]:
+    by_reader: dict[int, list[SplitState]] = {}
+    for subtask, split in splits.values():
+        by_reader.setdefault(subtask, []).append(split)
+    return {subtask: tuple(of_reader) for subtask, of_reader in by_reader.items()}
 
 
 def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:

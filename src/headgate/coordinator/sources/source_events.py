@@ -311,6 +311,9 @@ class StartEnumerator(msgspec.Struct, frozen=True):
         Readers that have splits, by split id, as far as that is known: it must not give them to others.
     assigned
         Splits that readers were given since its state was taken, by reader: it is asked to take note of them.
+    returned
+        Splits that it gets back before, by the reader that they were with: its state knows their ends, and readers were
+        given them again.
     """
 
     incarnation: int
@@ -318,6 +321,7 @@ class StartEnumerator(msgspec.Struct, frozen=True):
     checkpoint_id: int = 0
     holders: dict[str, int] = {}
     assigned: dict[int, tuple[SplitState, ...]] = {}
+    returned: dict[int, tuple[SplitState, ...]] = {}
 
 
 class CallEnumerator(msgspec.Struct, frozen=True):

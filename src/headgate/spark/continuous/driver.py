@@ -359,6 +359,7 @@ class QueryDriver:
                     checkpoint_id=action.checkpoint_id,
                     holders=action.holders,
                     assigned=action.assigned,
+                    returned=action.returned,
                     on_event=self._put_source_event,
                 )
             case src.CallEnumerator(call=call):

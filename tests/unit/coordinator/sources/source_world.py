@@ -300,6 +300,7 @@ class World:
                     checkpoint_id=order.checkpoint_id,
                     holders=order.holders,
                     assigned=order.assigned,
+                    returned=order.returned,
                     call_async=lambda work: self.work.append((runner, work)),
                 )
                 self.reported.extend(runner.reported(runner.start()))

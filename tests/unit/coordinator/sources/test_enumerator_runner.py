@@ -19,6 +19,7 @@ from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.unit.coordinator.sources.toy_sources import (
     SPLITS,
     STATES,
+    PulledReportedToySource,
     PushedToySource,
     ToyEnumerator,
     ToySource,
@@ -266,6 +267,29 @@ def test_finished_and_given_back_splits_may_be_assigned_again() -> None:
     assigned, back = made.reported(made.call(src.AddSplitsBack(0, (stored(A),))))
     assert assigned == src.SplitsAssigned(3, {1: (stored(A),)})
     assert back == src.SplitsTakenBack(3, 0)
+
+
+def test_what_came_back_after_its_end_comes_back_before_readers_have_it_again() -> None:
+    split = ToySplit(split_id="s0")
+    state = STATES.serialize(ToyState(known=("s0",), ended=("s0",), discovered=True))
+    source = PulledReportedToySource([split])
+    made = EnumeratorRunner(
+        source,
+        "uid",
+        incarnation=3,
+        boundedness=Boundedness.BOUNDED,
+        schema=source.schema(),
+        parallelism=2,
+        state=state,
+        checkpoint_id=0,
+        call_async=lambda work: None,
+        assigned={0: (stored(split),)},
+        returned={1: (stored(split),)},
+    )
+    assert made.reported(made.start())[0] == src.EnumeratorStarted(3, took_assignments=True)
+    (snapshotted,) = made.reported(made.call(src.SnapshotEnumerator(1)))
+    assert isinstance(snapshotted, src.EnumeratorSnapshotted)
+    assert STATES.deserialize(snapshotted.state).pending == ()
 
 
 def test_whatever_raises_fails_the_enumerator() -> None:

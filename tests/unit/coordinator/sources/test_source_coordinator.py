@@ -585,6 +585,21 @@ def test_ends_of_a_reader_that_failed_since_are_not_reported_it_reads_to_them_ag
         assert not [each for each in ordered if isinstance(getattr(each, "call", None), src.NotifySplitsFinished)]
 
 
+def test_a_split_that_came_back_after_its_end_is_with_a_reader_for_a_restored_enumerator_too() -> None:
+    """Its state knows the end: else children of a shard are assigned while the shard is read again."""
+    made = running(reassigns_on_recovery=True)
+    log: list[Any] = [AssignedRecord(0, 1, 1, (A,)), FinishedRecord(0, (FinishedSplit("a", 1),))]
+    log += [StateRecord(encode_source_state(SourceState(b"a ended"))), GivenBackRecord(0, 0)]
+    log += [AssignedRecord(1, 1, 1, (A,))]
+    assert recovered(made, *log) == [src.StartEnumerator(2, b"a ended", 0, {}, {1: (A,)}, {0: (A,)})]
+
+    handled(made, src.EnumeratorStarted(2, took_assignments=True), src.EnumeratorFailed(2, ERROR))
+    log += [GivenBackRecord(1, 0)]
+    start, again = handled(made, src.LogLoaded((StateRecord(None, 0), *log), "", 3))[:2]
+    assert (start.assigned, start.returned) == ({}, {})
+    assert again == src.CallEnumerator(3, src.AddSplitsBack(1, (A,)))
+
+
 def test_a_checkpoint_says_which_splits_of_a_restored_enumerator_are_with_readers() -> None:
     made = running()
     recovered(made, AssignedRecord(0, 1, 1, (A,)))
