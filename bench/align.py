@@ -46,7 +46,7 @@ from bench.align_observed import Observed, Observer, RowCounter, measure, notes_
 from bench.align_spark import MOST_OPEN_WINDOWS, Side, Windows, count_windows
 from bench.frame import CACHE, CORES, console, session
 from headgate.connectors.kafka.split_reader import MOST_ROWS
-from local.jars import jars
+from local.jars import spark_kafka
 from local.kafka import Broker, running_broker
 
 SUMMARY = "partitions out of step in event time: rows dropped, state held, speed"
@@ -361,7 +361,7 @@ def run(arguments: argparse.Namespace) -> None:
     for module in (align_observed, align_data):  # workers do not have these
         cloudpickle.register_pickle_by_value(module)
     with running_broker(CACHE / "kafka") as broker:
-        spark = session("align", jars=jars("spark-kafka"))
+        spark = session("align", jars=spark_kafka())
         for _, topic, _ in programs:
             topic.fill(broker)
         runs = _observed_runs(spark, broker, programs, rounds)

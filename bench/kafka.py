@@ -18,7 +18,7 @@ from pyspark.sql.functions import col, from_json
 from rich.progress import Progress
 
 from bench.frame import CACHE, QUICK_NOTE, Case, WorkerMemory, chosen, console, measure, report, session
-from local.jars import jars
+from local.jars import spark_kafka
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
 
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> None:
     rows = arguments.rows or (QUICK_ROWS if arguments.quick else ROWS)
     memory = WorkerMemory()
     with running_broker(CACHE / "kafka") as broker:
-        spark = session("kafka", jars=jars("spark-kafka"))
+        spark = session("kafka", jars=spark_kafka())
         sides = {"batch-noop": _batch, "stream-available-now": _available_now, "json-sum": _json_sum}
         cases = [
             Case(name, partial(side, spark, broker, rows, peer=False), partial(side, spark, broker, rows, peer=True),

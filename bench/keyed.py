@@ -38,7 +38,7 @@ from bench import keyed_spark, latency
 from bench.frame import CACHE, CORES, Case, WorkerMemory, console, measure, report, session
 from bench.keyed_flink import Flink, running_flink
 from bench.keyed_rows import BEGIN_MS, KEYS, MULTIPLIER, PARTITIONS, PRIME, ROW_US, Answer, check, over_us, topic
-from local.jars import jars
+from local.jars import jars, spark_kafka
 from local.kafka import Broker, running_broker
 
 SUMMARY = "keyed windows, generated rows and Kafka JSON; what coalescing costs"
@@ -185,7 +185,7 @@ def run(arguments: argparse.Namespace) -> None:
         if set(wanted) - {"window", "checkpoints-100ms"}:
             broker = stack.enter_context(running_broker(CACHE / "kafka"))
         flink = stack.enter_context(running_flink()) if arguments.peer == "flink" else None
-        spark = session("keyed", jars=jars("spark-kafka"))
+        spark = session("keyed", jars=spark_kafka())
         stack.callback(spark.stop)
         for name in wanted:
             for case in _cases(name, arguments, spark, broker, flink):

@@ -30,7 +30,7 @@ from rich.table import Table
 
 import headgate
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, result_of, session
-from local.jars import jars
+from local.jars import spark_kafka
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
 
@@ -229,7 +229,7 @@ def run(arguments: argparse.Namespace) -> None:
     found: Percentiles = {}
     memory = WorkerMemory()
     with running_broker(CACHE / "kafka") as broker:
-        spark = session("latency", jars=jars("spark-kafka"), master=f"local[{SLOTS}]")
+        spark = session("latency", jars=spark_kafka(), master=f"local[{SLOTS}]")
 
         def figure(side: str, by: float = 1) -> Callable[[], float]:
             return lambda: by * measure_latency(spark, broker, side, seconds, found)

@@ -28,7 +28,7 @@ from bench import kafka as kafka_bench
 from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, measure, report, session, wait_for
 from headgate.graph.plan import stage_graph
 from headgate.protocol.operator_context import OperatorContext
-from local.jars import jars
+from local.jars import spark_kafka
 from local.kafka import Broker, running_broker
 
 SUMMARY = "continuous queries: the cost of the machinery, and Kafka to noop"
@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> None:
     rows = arguments.rows or (kafka_bench.QUICK_ROWS if arguments.quick else kafka_bench.ROWS)
     memory = WorkerMemory()
     rounds = 1 if arguments.quick else arguments.rounds
-    spark = session("passthrough", jars=jars("spark-kafka"))
+    spark = session("passthrough", jars=spark_kafka())
     brokers: list[Broker] = []
     overhead = Case("overhead", partial(_query, spark, seconds), partial(_bare, seconds), "bare loop", unit="rows/s")
     topic = Case("kafka", partial(_topic_to_noop, spark, brokers, rows, peer=False),

@@ -125,11 +125,12 @@ class Readers:
         return Outcome(types, _rows(table))
 
     def _headgate(self, case: Case, path: Path) -> Outcome:
-        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
         from pyspark.sql.types import StructType
 
+        from headgate.spark.compatibility import from_arrow_schema, to_arrow_schema
+
         try:
-            schema = None if case.schema is None else to_arrow_schema(StructType.fromDDL(case.schema), timezone="UTC")
+            schema = None if case.schema is None else to_arrow_schema(StructType.fromDDL(case.schema))
             if case.kind == "values":
                 assert schema is not None
                 options = Options.parse("headgate.kafka", VALUE_SPECS, case.options)
@@ -140,7 +141,7 @@ class Readers:
                 if schema is None:
                     inferred = source.schema()
                     assert isinstance(inferred, pa.Schema)
-                    schema = to_arrow_schema(from_arrow_schema(inferred), timezone="UTC")
+                    schema = to_arrow_schema(from_arrow_schema(inferred))
                 splits = plan_batch(source, schema, 0)
                 batches = list(read_splits(source, schema, splits, 0, ZONE))
             for each in batches:

@@ -13,15 +13,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
 CACHE = _HERE.parent / ".cache"
 
 
-def jars(pom: str) -> list[Path]:
+SPARK_KAFKA = {(4, 0): "4.0.3", (4, 1): "4.1.2"}
+"""The version of Spark's Kafka source for older versions of Spark."""
+
+
+def spark_kafka() -> list[Path]:
+    """Return the jars of Spark's own Kafka source for the Spark that is installed."""
+    from headgate.spark.compatibility import spark_version
+
+    return jars("spark-kafka", SPARK_KAFKA.get(spark_version(), ""))
+
+
+def jars(pom: str, spark: str = "") -> list[Path]:
     """Return the jars of ``local/POM.pom.xml``, fetched if they are not there yet.
+
+    With ``spark`` they are those of another version of Spark than the one that the POM says.
 
     Raises
     ------
@@ -29,8 +42,9 @@ def jars(pom: str) -> list[Path]:
         Maven is missing or failed: the message says what to type.
     """
     source = _HERE / f"{pom}.pom.xml"
-    folder = CACHE / "jars" / f"{pom}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
-    return sorted(_made_once(folder, lambda staged: _fetch(source, staged)).glob("*.jar"))
+    folder = CACHE / "jars" / f"{pom}{spark}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    given = [f"-Dspark.version={spark}"] if spark else []
+    return sorted(_made_once(folder, lambda staged: _fetch(source, staged, given)).glob("*.jar"))
 
 
 def class_archive(name: str, of: str, make: Callable[[Path], None]) -> Path:
@@ -61,12 +75,12 @@ def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
     return path
 
 
-def _fetch(pom: Path, folder: Path) -> None:
+def _fetch(pom: Path, folder: Path, options: Sequence[str] = ()) -> None:
     if shutil.which("mvn") is None:
         raise SystemExit("Maven is missing. Please type: apt-get install -y maven   (or: brew install maven)")
     print(f"run: fetching the jars of {pom.name} by Maven (the first time: about 50 MB)", file=sys.stderr, flush=True)
     command = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime",
-               f"-DoutputDirectory={folder}"]  # fmt: skip
+               f"-DoutputDirectory={folder}", *options]  # fmt: skip
     began = time.monotonic()
     with (
         tempfile.TemporaryFile() as output,

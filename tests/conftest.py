@@ -17,7 +17,6 @@ import pytest
 
 from tests import distribution, search
 from tests.spark_java import (
-    MICRO_BATCHES,
     QUICK,
     ROOM,
     SparkJava,
@@ -25,6 +24,7 @@ from tests.spark_java import (
     helper_options,
     imported_modules,
     java_options,
+    micro_batches,
 )
 
 if TYPE_CHECKING:
@@ -84,12 +84,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only an exhaustive run has."""
+    """Leave out what only an exhaustive run has; skip what this version of Spark cannot do."""
+    for item in items:
+        for marker in item.iter_markers("spark_since"):
+            skip_without(item, *marker.args)
     if not search.exhaustive:
         left_out = [item for item in items if "exhaustive" in item.keywords]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if "exhaustive" not in item.keywords]
+
+
+def skip_without(item: pytest.Item, *features: str) -> None:
+    """Skip a test that needs what this version of Spark does not have."""
+    from headgate.spark.compatibility import missing, supports  # unit tests must run without starting to import Spark
+
+    for each in features:
+        if not supports(each):
+            item.add_marker(pytest.mark.skip(reason=f"{each}: {missing(each)}"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -121,13 +133,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory, imported: Path) -> Iterator[
     """Return the session that all tests share; a test that changes a setting puts it back."""
     from pyspark.sql import SparkSession  # unit tests must run without starting to import Spark
 
-    from local.jars import jars
+    from local.jars import spark_kafka
 
     builder = (
         SparkSession.builder.master("local[2]")
-        .config("spark.jars", ",".join(map(str, jars("spark-kafka"))))  # the peer of headgate.kafka
+        .config("spark.jars", ",".join(map(str, spark_kafka())))  # the peer of headgate.kafka
         .appName("headgate-tests")
-        .config(map=MICRO_BATCHES | ROOM | helper_options())
+        .config(map=micro_batches() | ROOM | helper_options())
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")

@@ -25,20 +25,6 @@ to the first alone has too little room for the code that Spark makes: it would d
 ROOM = {"spark.driver.extraJavaOptions": "-Xms800m -Xmn400m"}
 """Room for what queries of one or two tests allocate: with the few MiB that a heap begins with, collections take a
 tenth of a test's CPU time."""
-MICRO_BATCHES = {
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager"
-}
-"""Lets micro-batches write their checkpoints in half the time: the other manager runs `readlink` in a process of its
-own some twenty times a batch, because Hadoop's native library is missing."""
-DEFAULTS = {
-    **MICRO_BATCHES,
-    **ROOM,
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "4",
-}
-"""What a program that does not say otherwise gets, as from a file spark-defaults.conf."""
 CLASSES_OF = """
 import sys, tempfile
 from pathlib import Path
@@ -58,6 +44,29 @@ for kind in ("parquet", "json", "csv", "text"):
 spark.read.format("headgate.datagen").option("numRows", 10).load().toArrow()
 spark.stop()
 """
+
+
+def micro_batches() -> dict[str, str]:
+    """Let micro-batches write their checkpoints in half the time.
+
+    The other manager runs `readlink` in a process of its own some twenty times a batch, because Hadoop's native library
+    is missing.
+    """
+    from headgate.spark.compatibility import spark_version  # unit tests must run without starting to import Spark
+
+    package = "org.apache.spark.sql.execution.streaming" + (".checkpointing" if spark_version() >= (4, 1) else "")
+    return {"spark.sql.streaming.checkpointFileManagerClass": f"{package}.FileSystemBasedCheckpointFileManager"}
+
+
+def defaults() -> dict[str, str]:
+    """Return what a program that does not say otherwise gets, as from a file spark-defaults.conf."""
+    return {
+        **micro_batches(),
+        **ROOM,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "4",
+    }
 
 
 @contextmanager
@@ -158,7 +167,7 @@ class SparkJava:
             from pyspark.java_gateway import launch_gateway
 
             self._folder.mkdir(parents=True, exist_ok=True)
-            conf = SparkConf(loadDefaults=False).setAll((DEFAULTS | helper_options()).items())
+            conf = SparkConf(loadDefaults=False).setAll((defaults() | helper_options()).items())
             # Spark resolves relative paths in its folder, and a warehouse may appear there.
             with forked_from(self._imported):
                 self._gateway = launch_gateway(conf, popen_kwargs={"cwd": self._folder})

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from local.kafka import PASSWORD, USER, Broker, Certificates
 from local.topics import Message, create_topic, produce
-from tests.spark_java import DEFAULTS
+from tests.spark_java import defaults
 
 HERE = Path(__file__).parent
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -73,7 +73,7 @@ def test_no_secret_is_seen(
 ) -> None:
     """Not in offsets, progress, plans, errors, logs, or any page of the UI and its interface for programs."""
     # A Java of its own: what that prints is looked at.
-    settings = shlex.join(f"--conf={name}={value}" for name, value in DEFAULTS.items())
+    settings = shlex.join(f"--conf={name}={value}" for name, value in defaults().items())
     for topic in (topic_name, f"{topic_name}-copy"):
         create_topic(kafka.plain, topic)
     done = subprocess.run(

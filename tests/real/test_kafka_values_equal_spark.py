@@ -11,7 +11,6 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 from spark_table import SESSION_TIME_ZONE, canonical, table_time_zone
 
@@ -19,6 +18,7 @@ from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
 from headgate.connectors.kafka.values import JSON_OPTIONS
 from headgate.errors import BadDataError
 from headgate.source.options import Options, OptionSpec, boolean, text
+from headgate.spark.compatibility import from_arrow_schema, to_arrow_schema
 from local.records import records_of
 
 SPECS = (*JSON_OPTIONS, OptionSpec("valueFormat", text, "json"), OptionSpec("includeHeaders", boolean, False))
@@ -190,7 +190,7 @@ def headgate(group: Group, values: list[bytes | None], **options: str) -> list[A
 
 
 def make(group: Group, **options: str) -> KafkaColumns:
-    schema = to_arrow_schema(StructType.fromDDL(group.schema), timezone="UTC")
+    schema = to_arrow_schema(StructType.fromDDL(group.schema))
     return KafkaColumns(schema, Options.parse("headgate.kafka", SPECS, group.options | options), SESSION_TIME_ZONE)
 
 

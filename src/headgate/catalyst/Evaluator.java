@@ -8,6 +8,8 @@ import java.io.DataOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.ObjectInputStream;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
 import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
@@ -18,6 +20,7 @@ import java.nio.charset.StandardCharsets;
 import java.security.SecureRandom;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
@@ -336,6 +339,27 @@ public final class Evaluator implements Runnable {
         return new Projection(parts, partition, ownSeeds);
     }
 
+    /** Returns columns as Arrow's, moments of UTC. Since Spark 4.3 the method has one parameter more. */
+    private static Schema arrowSchema(StructType type) {
+        Object[] given = {type, "UTC", Boolean.TRUE, Boolean.FALSE, Boolean.FALSE};
+        Method found = null;
+        Method[] methods = ArrowUtils$.class.getMethods();
+        for (int i = 0; i < methods.length; i++) {
+            if (methods[i].getName().equals("toArrowSchema")
+                && (found == null || methods[i].getParameterCount() > found.getParameterCount())) {
+                found = methods[i];
+            }
+        }
+        try {
+            return (Schema) found.invoke(ArrowUtils$.MODULE$, Arrays.copyOf(given, found.getParameterCount()));
+        } catch (InvocationTargetException error) {
+            throw error.getCause() instanceof RuntimeException
+                ? (RuntimeException) error.getCause() : new RuntimeException(error.getCause());
+        } catch (IllegalAccessException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
     /** Batches that come, as rows. */
     private static final class RowsIn {
         final VectorSchemaRoot root;
@@ -343,7 +367,7 @@ public final class Evaluator implements Runnable {
         private final ColumnVector[] columns;
 
         RowsIn(StructType type, BufferAllocator allocator) {
-            root = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(type, "UTC", true, false, false), allocator);
+            root = VectorSchemaRoot.create(arrowSchema(type), allocator);
             loader = new VectorLoader(root);
             columns = new ColumnVector[root.getFieldVectors().size()];
         }
@@ -368,7 +392,7 @@ public final class Evaluator implements Runnable {
         private final ArrowWriter writer;
 
         RowsOut(StructType type, BufferAllocator allocator) {
-            root = VectorSchemaRoot.create(ArrowUtils$.MODULE$.toArrowSchema(type, "UTC", true, false, false), allocator);
+            root = VectorSchemaRoot.create(arrowSchema(type), allocator);
             writer = ArrowWriter.create(root);
         }
 

@@ -5,7 +5,6 @@ Never: convert a value, or check what a function returns: PySpark's own worker c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +78,10 @@ class UserFunctions(Operator):
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Let PySpark make of the functions what it calls in a worker."""
-        self._call = _callable(self._functions, self._eval_type, self._conf, self._types)
+        from headgate.spark.compatibility import Call, worker_function
+
+        calls = [Call(each.functions, each.arguments, each.named) for each in self._functions]
+        self._call = worker_function(calls, self._eval_type, self._conf, self._types)
         self._given = in_zone(self._input, self._conf["spark.sql.session.timeZone"])
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
@@ -117,15 +119,14 @@ class MapInPandas:
         """Let PySpark make of the function what it calls in a worker."""
         from pyspark.util import PythonEvalType
 
+        from headgate.spark.compatibility import Call, worker_function
+
         kind = PythonEvalType.SQL_MAP_PANDAS_ITER_UDF
-        self._call = _callable([UserFunction(functions=(self._function,))], kind, self._conf, [])
+        self._call = worker_function([Call((self._function,), (), {})], kind, self._conf, [])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         """Yield what the function does."""
-        from pyspark.sql.conversion import ArrowBatchTransformer
-
-        made = self._call(0, map(ArrowBatchTransformer.wrap_struct, batches))
-        return map(ArrowBatchTransformer.flatten_struct, made)
+        return map(_out_of_a_struct, self._call(0, map(_as_a_struct, batches)))
 
 
 def in_zone(schema: pa.Schema, zone: str) -> pa.Schema:
@@ -146,27 +147,10 @@ def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
     return kind
 
 
-class _Loaded:
-    """Takes the place of a serializer, for functions that are no bytes any more."""
-
-    @staticmethod
-    def _read_with_length(function: Any) -> Any:
-        return function
+def _as_a_struct(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch as the one column that Spark sends for a whole row."""
+    return pa.RecordBatch.from_arrays([batch.to_struct_array()], ["_0"])
 
 
-def _callable(functions: Sequence[UserFunction], eval_type: int, conf: Mapping[str, str], types: Sequence[str]) -> Any:
-    """Return what a worker calls with a partition's number and its batches, and which yields those of the results."""
-    from pyspark.worker import EvalConf, RunnerConf, read_udfs
-    from pyspark.worker_message import UDFInfo
-
-    infos = [
-        UDFInfo(udfs=list(each.functions), args=list(each.arguments), kwargs=dict(each.named), result_id=number)  # type: ignore[arg-type]
-        for number, each in enumerate(functions)
-    ]
-    fields = [
-        {"name": f"_{place}", "type": json.loads(each), "nullable": True, "metadata": {}}
-        for place, each in enumerate(types)
-    ]
-    evaluation = EvalConf({"input_type": json.dumps({"type": "struct", "fields": fields})})
-    function, *_ = read_udfs(_Loaded(), infos, eval_type, RunnerConf(dict(conf)), evaluation)  # type: ignore[no-untyped-call]
-    return function
+def _out_of_a_struct(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(batch.column(0))

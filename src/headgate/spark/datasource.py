@@ -1,7 +1,7 @@
 """What Spark calls: a Headgate source as a Python data source, for batch and for Structured Streaming.
 
 Never: do work in a constructor (an error in it is hidden by another one), or import at module level
-anything but pyspark and the standard library: Spark imports this to find formats.
+anything but pyspark, the standard library and `headgate.spark.compatibility`: Spark imports this to find formats.
 
 Spark makes these objects in short-lived Python processes, pickles them, and asks: the data source at ``load()``, its
 reader in a planner process, and the reader's copy in every task.
@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
+
+from headgate.spark.compatibility import (
+    SupportsTriggerAvailableNow,
+    check_stream_options,
+    is_unlimited,
+    read_limit,
+    stream_reader,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +73,7 @@ class HeadgateDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         """Return the columns, where the user gave none."""
-        from pyspark.sql.pandas.types import from_arrow_schema
+        from headgate.spark.compatibility import from_arrow_schema
 
         schema = self._source.schema()
         return schema if isinstance(schema, str) else from_arrow_schema(schema)
@@ -88,8 +87,15 @@ class HeadgateDataSource(DataSource):
         return BatchReader(self._source, schema, self._time_zone)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream."""
-        return StreamReader(self._source, schema, self._time_zone)
+        """Return the reader of a stream.
+
+        Raises
+        ------
+        OptionError
+            An option asks for what this Spark cannot do.
+        """
+        check_stream_options(self.format_name, self._source.options)
+        return stream_reader(StreamReader(self._source, schema, self._time_zone))
 
 
 class SplitsPartition(InputPartition):
@@ -124,9 +130,8 @@ class _Reader:
         self._time_zone = time_zone
 
     def _arrow_schema(self) -> pa.Schema:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from headgate.errors import OptionError
+        from headgate.spark.compatibility import to_arrow_schema
 
         names = self._schema.names
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -137,7 +142,7 @@ class _Reader:
                 option="schema",
                 value=twice,
             )
-        return to_arrow_schema(self._schema, timezone="UTC")
+        return to_arrow_schema(self._schema)
 
     def _grouping(self) -> dict[str, Any]:
         from headgate.source import SupportsTaskGroups
@@ -231,7 +236,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         return dict(INITIAL)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> Any:
         """Return one of the limits that are set; whichever Spark hands back, all of them are applied.
 
         Spark asks all sources of a query for it before it asks any for a plan: so this is where they join their
@@ -243,20 +248,20 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._member.join()
         limits = self._limits()
         if limits.max_files is not None:
-            return ReadMaxFiles(limits.max_files)
+            return read_limit("MaxFiles", limits.max_files)
         if limits.max_bytes is not None:
-            return ReadMaxBytes(limits.max_bytes)
+            return read_limit("MaxBytes", limits.max_bytes)
         if limits.max_rows is not None:
-            return ReadMaxRows(limits.max_rows)
+            return read_limit("MaxRows", limits.max_rows)
         if limits.min_rows is not None:
-            return ReadMinRows(limits.min_rows)
-        return ReadAllAvailable()
+            return read_limit("MinRows", limits.min_rows)
+        return read_limit()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         """Plan a micro-batch after ``start``."""
         from headgate.source import PlanLimits
 
-        limits = PlanLimits() if isinstance(limit, ReadAllAvailable) else self._limits()
+        limits = PlanLimits() if is_unlimited(limit) else self._limits()
         return self._planning().plan(start, limits, _now_ms())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

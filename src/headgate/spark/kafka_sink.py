@@ -1,7 +1,7 @@
 """The format ``headgate.kafka`` as Spark sees it, with its two sinks: for batches and for Structured Streaming.
 
-Never: import anything at module level but pyspark, the standard library and `headgate.spark.datasource`: Spark imports
-this to find formats.
+Never: import anything at module level but pyspark, the standard library, `headgate.spark.datasource` and
+`headgate.spark.compatibility`: Spark imports this to find formats.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     DataSourceStreamWriter,
     DataSourceWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
 
+from headgate.spark.compatibility import DataSourceStreamArrowWriter, require
 from headgate.spark.datasource import HeadgateDataSource
 
 if TYPE_CHECKING:
@@ -77,17 +77,19 @@ class KafkaDataSource(HeadgateDataSource):
         ------
         OptionError
             An option or a column is not what it must be.
+        UnsupportedOperationError
+            This Spark gives no Arrow batches to the sink of a stream.
         """
+        require("stream-arrow-writer")
         return StreamWriter(self._sink(schema))
 
     def _sink(self, schema: StructType) -> KafkaSink:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         from headgate.connectors.kafka.client_config import require_client_library
         from headgate.connectors.kafka.sink.options import KafkaSink
+        from headgate.spark.compatibility import to_arrow_schema
 
         require_client_library()
-        return KafkaSink.of(dict(self.options), to_arrow_schema(schema, timezone="UTC"))
+        return KafkaSink.of(dict(self.options), to_arrow_schema(schema))
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -15,6 +15,7 @@ WRITTEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "rides"}
 VALUES = StructType().add("value", "string")
 
 
+@pytest.mark.spark_since("stream-arrow-writer")
 def test_options_of_a_sink_are_no_error_before_it_is_known_whether_it_reads() -> None:
     KafkaDataSource(dict(WRITTEN)).streamWriter(VALUES, overwrite=True)
     with pytest.raises(OptionError, match="topic"):
@@ -27,6 +28,7 @@ def test_options_of_a_source_are_checked_at_once(name: str) -> None:
         KafkaDataSource({"startingOfsets": "earliest", "kafka.bootstrap.servers": "127.0.0.1:9", name: "rides"})
 
 
+@pytest.mark.spark_since("stream-arrow-writer")
 def test_writers_travel() -> None:
     source = KafkaDataSource(dict(WRITTEN))
     for writer in (source.writer(VALUES, overwrite=False), source.streamWriter(VALUES, overwrite=False)):

@@ -76,10 +76,10 @@ class GroupFlavor(PandasFlavor):
     """
 
     def __init__(self, function: str, schema: pa.Schema, time_zone: str, conf: Mapping[str, str]) -> None:
-        from pyspark.worker import RunnerConf
+        from headgate.spark.compatibility import WorkerSettings
 
         super().__init__(function, schema, time_zone)
-        self._runner = RunnerConf(dict(conf))
+        self._settings = WorkerSettings.of(conf)
 
     def groups(self, rows: pa.Table, keys: list[str], starts: list[int]) -> Iterator[tuple[Key, Iterator[Any]]]:
         """Yield the key of each group as NumPy's values, and one frame with its rows."""
@@ -99,17 +99,9 @@ class GroupFlavor(PandasFlavor):
             yield tuple(of_group[place].iloc[0] for place in places), iter((pd.concat(of_group, axis=1),))
 
     def _series(self, rows: pa.Table) -> Sequence[Any]:
-        from pyspark.sql.conversion import ArrowBatchTransformer
+        from headgate.spark.compatibility import to_pandas
 
-        made: Sequence[Any] = ArrowBatchTransformer.to_pandas(
-            rows.combine_chunks(),
-            timezone=self._time_zone,
-            struct_in_pandas="dict",
-            ndarray_as_list=False,
-            prefer_int_ext_dtype=self._runner.prefer_int_ext_dtype,
-            df_for_struct=False,
-        )
-        return made
+        return to_pandas(rows.combine_chunks(), self._time_zone, self._settings)
 
     def take(self, output: Any, method: str) -> None:
         """Take all of what the function returned, with PySpark's errors."""
@@ -123,18 +115,11 @@ class GroupFlavor(PandasFlavor):
 
     def _converted(self, held: list[Any]) -> pa.RecordBatch:
         import pandas as pd
-        from pyspark.sql.conversion import PandasToArrowConversion
-        from pyspark.sql.pandas.types import from_arrow_schema
 
-        return PandasToArrowConversion.convert(
-            pd.concat(held, ignore_index=True),
-            from_arrow_schema(self._schema),
-            timezone=self._time_zone,
-            safecheck=self._runner.safecheck,
-            arrow_cast=True,
-            assign_cols_by_name=self._runner.assign_cols_by_name,
-            int_to_decimal_coercion_enabled=self._runner.int_to_decimal_coercion_enabled,
-        )
+        from headgate.spark.compatibility import from_arrow_schema, to_arrow
+
+        frame = pd.concat(held, ignore_index=True)
+        return to_arrow(frame, from_arrow_schema(self._schema), self._time_zone, self._settings)
 
 
 def _depends_on_nulls(column: pa.ChunkedArray) -> bool:

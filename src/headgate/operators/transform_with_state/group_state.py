@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from headgate.operators.transform_with_state.group_function import GroupFunction
 from headgate.operators.transform_with_state.keyed_store import LAST_MS
+from headgate.spark.compatibility import to_pandas
 
 STATE = "groupState"
 """The name of the state in checkpoints."""
@@ -124,16 +125,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _in_a_frame(value: Any, kind: pa.DataType) -> Any:
     """Return a value as it is in a column of a frame."""
-    from pyspark.sql.conversion import ArrowBatchTransformer
-
     column = pa.table({"key": pa.array([value], kind)})
-    (series,) = ArrowBatchTransformer.to_pandas(
-        column,
-        timezone=getattr(kind, "tz", None) or "UTC",
-        struct_in_pandas="dict",
-        ndarray_as_list=False,
-        df_for_struct=False,
-    )
+    (series,) = to_pandas(column, getattr(kind, "tz", None) or "UTC")
     return series.iloc[0]
 
 

@@ -31,7 +31,7 @@ class KeyCodes:
     """
 
     def __init__(self, schema: pa.Schema, keys: tuple[str, ...], zone: datetime.tzinfo) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
+        from headgate.spark.compatibility import from_arrow_schema
 
         self._keys = keys
         key_schema = from_arrow_schema(pa.schema([schema.field(name) for name in keys]))

@@ -130,7 +130,7 @@ def _conversions(data_type: DataType, where: str, zone: datetime.tzinfo | None) 
             return _instance(datetime.datetime, "a datetime", data_type.toInternal), back
         case t.TimestampNTZType():
             return _instance(datetime.datetime, "a datetime", data_type.toInternal), data_type.fromInternal
-        case t.TimeType():
+        case _ if data_type.typeName() == "time":  # no class of PySpark 4.0
             return _instance(datetime.time, "a time", data_type.toInternal), data_type.fromInternal
         case t.DayTimeIntervalType():
             return _instance(datetime.timedelta, "a timedelta", data_type.toInternal), data_type.fromInternal

@@ -161,9 +161,10 @@ class PandasFlavor(Flavor):
     def groups(self, rows: pa.Table, keys: list[str], starts: list[int]) -> Iterator[tuple[Key, Iterator[Any]]]:
         """Yield the key of each group, and one frame with its rows."""
         import pandas as pd
-        from pyspark.sql.conversion import ArrowBatchTransformer
 
-        frame = pd.concat(ArrowBatchTransformer.to_pandas(rows, timezone=self._time_zone), axis=1)
+        from headgate.spark.compatibility import to_pandas
+
+        frame = pd.concat(to_pandas(rows, self._time_zone), axis=1)
         of_keys = frame[keys].iloc[starts[:-1]]
         for key, (start, end) in zip(of_keys.itertuples(index=False, name=None), pairwise(starts), strict=True):
             yield key, iter((frame.iloc[start:end].reset_index(drop=True),))
@@ -179,16 +180,14 @@ class PandasFlavor(Flavor):
 
     def _converted(self, held: list[Any]) -> pa.RecordBatch:
         import pandas as pd
-        from pyspark.sql.conversion import PandasToArrowConversion
-        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from headgate.spark.compatibility import from_arrow_schema, to_arrow
 
         first = held[0].dtypes
         alike = all(each.dtypes.equals(first) for each in held[1:])
         schema = from_arrow_schema(self._schema)
         batches = [
-            PandasToArrowConversion.convert(
-                frame, schema, timezone=self._time_zone, arrow_cast=True, assign_cols_by_name=True
-            )
+            to_arrow(frame, schema, self._time_zone)
             for frame in ([pd.concat(held, ignore_index=True)] if alike else held)
         ]
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

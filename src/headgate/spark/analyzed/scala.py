@@ -192,12 +192,13 @@ def _arrow_type(spelled: str, text: str) -> pa.DataType:
 @cache
 def _column_type(spelled: str, text: str) -> pa.DataType:
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
+
+    from headgate.spark.compatibility import to_arrow_type
 
     try:
         nullable = StructType([StructField("column", _parse_datatype_json_string(spelled))]).toNullable()
-        return to_arrow_type(nullable["column"].dataType, timezone="UTC")
+        return to_arrow_type(nullable["column"].dataType)
     except (PySparkException, ValueError) as error:
         raise UnsupportedTypeError(f"the type {text}") from error
 

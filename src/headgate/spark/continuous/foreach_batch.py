@@ -196,7 +196,7 @@ class ForeachBatchCommitter(SinkCommitter):
 
     def _frame(self, paths: Sequence[str]) -> DataFrame:
         """Return staged rows. Spark reads local files itself; what else holds checkpoints it may not open."""
-        from pyspark.sql.pandas.types import from_arrow_schema
+        from headgate.spark.compatibility import from_arrow_schema
 
         reader = self._spark.read.schema(from_arrow_schema(self._schema))
         if isinstance(self._fs, pa_fs.LocalFileSystem):

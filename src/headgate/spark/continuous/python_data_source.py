@@ -24,12 +24,14 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import CorruptStateError, HeadgateError, OptionError, SinkError, UserFunctionError
+from headgate.operators.user_functions import in_zone
 from headgate.pickling import dumps, loads
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.sink import Sink, SinkCommitter, SinkWriter
 from headgate.sink.writer_thread import WriterThread
 from headgate.source.serialization import VersionedSerializer
+from headgate.spark.compatibility import DataSourceStreamArrowWriter, values_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +70,8 @@ def make_python_sink(name: str, options: Mapping[str, str], schema: pa.Schema, s
     """
     from pyspark.errors import PySparkNotImplementedError
     from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceStreamWriter
-    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from headgate.spark.compatibility import from_arrow_schema
 
     data_source = registered_class(name, spark)
     struct = from_arrow_schema(schema)
@@ -175,17 +178,15 @@ class PythonSink(Sink):
     @classmethod
     def of(cls, name: str, writer: DataSourceStreamWriter, schema: pa.Schema, spark: SparkSession) -> Self:
         """Return the sink of a writer whose rows are as the session says."""
-        from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+        from headgate.spark.compatibility import from_arrow_schema, to_arrow_schema
 
         struct = from_arrow_schema(schema)
         time_zone = spark.conf.get("spark.sql.session.timeZone")
         binary_as_bytes = spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
-        return cls(name, writer, struct, to_arrow_schema(struct, timezone=time_zone), binary_as_bytes)
+        return cls(name, writer, struct, in_zone(to_arrow_schema(struct), time_zone), binary_as_bytes)
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
         """Return a subtask's writer."""
-        from pyspark.sql.datasource import DataSourceStreamArrowWriter
-
         write: Callable[[Iterator[pa.RecordBatch]], Any]
         write = self._writer.write if isinstance(self._writer, DataSourceStreamArrowWriter) else self._write_rows
         function = f"{type(self._writer).__name__}.write"
@@ -200,18 +201,16 @@ class PythonSink(Sink):
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         """Yield rows as Spark's own worker makes them."""
-        from pyspark.sql.conversion import ArrowTableToRowsConversion
         from pyspark.sql.types import _create_row
 
         names = self._struct.fieldNames()
-        converters = [
-            ArrowTableToRowsConversion._create_converter(field.dataType, binary_as_bytes=self._binary_as_bytes)
-            for field in self._struct.fields
-        ]
         for batch in batches:
-            columns = [ArrowTableToRowsConversion._to_pylist(column) for column in batch.columns]
+            columns = [
+                values_of(column, field.dataType, binary_as_bytes=self._binary_as_bytes)
+                for column, field in zip(batch.columns, self._struct.fields)
+            ]
             for values in zip(*columns):
-                yield _create_row(names, [convert(value) for convert, value in zip(converters, values)])
+                yield _create_row(names, list(values))
 
 
 class _Epoch:

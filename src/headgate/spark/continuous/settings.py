@@ -26,8 +26,9 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
         The text is not a schema, a type is not one of Spark's, or a name is duplicate.
     """
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
     from pyspark.sql.types import StructType
+
+    from headgate.spark.compatibility import from_arrow_schema, to_arrow_schema
 
     try:
         match schema:
@@ -37,7 +38,7 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
                 columns = from_arrow_schema(schema)
             case _:
                 columns = schema
-        arrow = to_arrow_schema(columns, timezone="UTC")
+        arrow = to_arrow_schema(columns)
     except (PySparkException, AttributeError, TypeError, ValueError) as error:
         why = str(error).strip().partition("\n")[0].rstrip(".")
         raise OptionError(

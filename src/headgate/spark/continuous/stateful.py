@@ -180,9 +180,9 @@ def _schemas(processor: Any, mode: TimeMode) -> dict[str, str]:
 
 def _initial_state(given: DataFrame, schema: pa.Schema, keys: Sequence[str]) -> pa.Table:
     """Return the initial state as a table, its keys with the types that they have in the stream."""
-    from pyspark.sql.pandas.types import to_arrow_schema
+    from headgate.spark.compatibility import to_arrow_schema
 
-    table = given.toArrow().cast(to_arrow_schema(given.schema, timezone="UTC"))
+    table = given.toArrow().cast(to_arrow_schema(given.schema))
     missing = [key for key in keys if key not in table.schema.names]
     if missing:
         raise OptionError(

@@ -135,7 +135,7 @@ def _create(
     partition_by: Sequence[str],
     options: dict[str, str],
 ) -> None:
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from headgate.spark.compatibility import from_arrow_schema
 
     session: Any = spark._jsparkSession
     columns = session.parseDataType(from_arrow_schema(schema).json()).asNullable().toDDL()
@@ -158,8 +158,9 @@ def _quoted(text: str) -> str:
 def _check_columns(
     name: str, stored: dict[str, Any], schema: pa.Schema, partition_by: Sequence[str], *, by_place: bool
 ) -> None:
-    from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
+
+    from headgate.spark.compatibility import from_arrow_schema
 
     partitions = {each.lower() for each in partition_by}
 

@@ -17,6 +17,7 @@ from headgate.operators.transform_with_state.row_codec import MisfitValueError, 
 UTC = datetime.UTC
 AT = datetime.datetime(2024, 2, 29, 1, 2, 3, 4)
 DIGITS = t.DecimalType(6, 2)
+TIME = getattr(t, "TimeType", t.NullType)()
 STRUCT = t.StructType([t.StructField("x", t.IntegerType()), t.StructField("y", t.DateType())])
 
 
@@ -42,7 +43,7 @@ def codec(data_type: t.DataType, zone: Any = None) -> RowCodec:
         (t.DateType(), AT.date(), AT.date()),
         (t.TimestampType(), AT, AT),
         (t.TimestampNTZType(), AT, AT),
-        (t.TimeType(), AT.time(), AT.time()),
+        pytest.param(TIME, AT.time(), AT.time(), marks=pytest.mark.spark_since("time-type")),
         (t.DayTimeIntervalType(), datetime.timedelta(days=-1, microseconds=1), datetime.timedelta(-1, 0, 1)),
         (t.YearMonthIntervalType(), 14, 14),
         (t.ArrayType(DIGITS), [decimal.Decimal(1), None], [decimal.Decimal("1.00"), None]),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -21,6 +20,7 @@ from headgate.operators.transform_with_state.transform_with_state import Transfo
 from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark
 from headgate.source import Boundedness, WatermarkStrategy
+from headgate.spark.compatibility import from_arrow_schema
 from headgate.spark.continuous import stateful
 from headgate.spark.continuous.stateful import event_time_of, stateful_node
 from tests.unit.expressions.nodes import call
