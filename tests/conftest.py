@@ -143,6 +143,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, imported: Path) -> Iterator[
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.execution.pythonUDF.arrow.enabled", "true")  # as is the default since Spark 4.2
         # A kill while Spark 4.3 writes its first offset leaves a temporary file, which it then refuses to start from.
         .config("spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart", "false")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))

@@ -113,7 +113,7 @@ def test_an_error_of_spark_s_code_ends_the_query_with_spark_s_name_of_it(spark: 
     query = run(frame, tmp_path, **{"restart-strategy": "none"})
     with pytest.raises(ExpressionError, match="MonthOfYear") as raised:
         query.awaitTermination(PATIENCE_S)
-    assert raised.value.condition == "DATETIME_FIELD_OUT_OF_BOUNDS.WITHOUT_SUGGESTION"
+    assert raised.value.condition.startswith("DATETIME_FIELD_OUT_OF_BOUNDS")
 
 
 def test_a_helper_that_is_killed_costs_no_row(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 from pyspark.sql.types import StructType
 
 import headgate
 from headgate.errors import BadDataError, OptionError, TransportError, UserFunctionError
+from headgate.spark.compatibility import DataSourceStreamArrowWriter
 from headgate.spark.continuous import driver
 from headgate.transport.control_client import ControlClient
 from local.ports import free_ports

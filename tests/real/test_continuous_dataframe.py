@@ -223,6 +223,7 @@ def test_a_function_in_the_slot_and_partitions(spark: SparkSession) -> None:
     assert sorted(zip(*query.table().to_pydict().values())) == sorted(expected)
 
 
+@pytest.mark.spark_since("repartition-by-id")
 def test_rows_go_to_the_partition_that_they_name(spark: SparkSession) -> None:
     def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

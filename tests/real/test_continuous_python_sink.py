@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
-    DataSourceStreamArrowWriter,
     DataSourceStreamWriter,
     WriterCommitMessage,
 )
@@ -20,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from headgate.errors import OptionError, UserFunctionError
 from headgate.protocol.operator_context import OperatorContext
+from headgate.spark.compatibility import DataSourceStreamArrowWriter
 from headgate.spark.continuous.python_data_source import MESSAGE_SERIALIZER, make_python_sink
 from headgate.spark.kafka_sink import KafkaDataSource
 

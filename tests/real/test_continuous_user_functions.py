@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 import headgate
 from headgate.errors import UnsupportedOperationError, UserFunctionError
+from headgate.spark.compatibility import supports
 from tests.real.running_queries import stop_all
 from tests.real.test_continuous_dataframe import check, finished, generated, in_order
 
@@ -71,6 +72,9 @@ def negated_all(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         yield pc.negate(each)
 
 
+ARROW = supports("arrow-udf")
+
+
 def functions() -> SimpleNamespace:
     """Return them as what Spark calls, which needs a session."""
     return SimpleNamespace(
@@ -82,8 +86,7 @@ def functions() -> SimpleNamespace:
         local_hour=F.pandas_udf(local_hour, "string"),
         counted=F.pandas_udf(counted, "long"),
         both=F.pandas_udf(both, "a long, b string"),
-        negated=F.arrow_udf(negated, "long"),
-        negated_all=F.arrow_udf(negated_all, "long"),
+        **({"negated": F.arrow_udf(negated, "long"), "negated_all": F.arrow_udf(negated_all, "long")} if ARROW else {}),
     )
 
 
@@ -106,6 +109,9 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "in a branch": lambda u: F.when(F.col("n") > 500, u.twice("n")).otherwise(u.twice("k")) + 1,
     "of another function's window of columns": lambda u: F.concat(u.shout(F.initcap(u.shout("name"))), F.lit("!")),
 }
+if not ARROW:
+    for each in ("arrow", "arrow, an iterator", "of three kinds"):
+        del COLUMNS[each]
 
 
 @pytest.fixture

@@ -149,6 +149,7 @@ def test_a_running_stream_finds_new_splits_and_stays_silent_when_idle(
         query.stop()
 
 
+@pytest.mark.spark_since("read-limits")
 def test_read_limits_bound_every_batch(spark: SparkSession, lists: Lists, tmp_path: Path) -> None:
     headgate.register(spark, Numbers)
     lists.set(a=20, b=9)
@@ -176,6 +177,7 @@ def test_a_filter_does_not_stay_for_the_next_query_on_a_frame(spark: SparkSessio
             spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+@pytest.mark.spark_since("lag-of-micro-batches")
 def test_lag_is_visible_in_the_progress(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.readStream.format("headgate.datagen").option("rowsPerSecond", 100).load()
     query = frame.writeStream.format("noop").trigger(processingTime="500 milliseconds").start()
@@ -253,6 +255,7 @@ def test_the_sessions_time_zone_reaches_the_tasks(spark: SparkSession, tmp_path:
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+@pytest.mark.spark_since("available-now")
 def test_spark_connect(tmp_path: Path, lists: Lists) -> None:
     """A client of a Spark Connect server reads batches, streams and its own sources."""
     lists.set(a=5)

@@ -70,6 +70,7 @@ def test_new_files_are_found_also_with_an_old_modification_time(spark: SparkSess
     assert ids(spark, tmp_path) == list(range(20))
 
 
+@pytest.mark.spark_since("read-limits")
 def test_limits_of_files_hold_and_available_now_reads_all(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -82,6 +83,7 @@ def test_limits_of_files_hold_and_available_now_reads_all(spark: SparkSession, t
     assert ids(spark, tmp_path) == list(range(100))
 
 
+@pytest.mark.spark_since("read-limits")
 def test_a_large_file_is_read_in_several_batches_and_tasks(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -91,6 +93,7 @@ def test_a_large_file_is_read_in_several_batches_and_tasks(spark: SparkSession, 
     assert ids(spark, tmp_path) == list(range(20_000))
 
 
+@pytest.mark.spark_since("read-limits")
 def test_plans_and_seen_files_move_to_state_location(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from inspect import getclosurevars
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyspark
@@ -62,6 +63,7 @@ FEATURES: dict[str, Feature] = {
         "PySpark does not have the method. Use transformWithStateInPandas.",
     ),
     "arrow-udf": Feature((4, 1), "arrow_udf", "PySpark does not have the decorator. Use pandas_udf."),
+    "repartition-by-id": Feature((4, 1), "repartitionById", "PySpark does not have the method."),
     "time-type": Feature((4, 1), "The type time, and current_time", "Spark does not have the type."),
     "read-limits": Feature(
         (4, 2),
@@ -79,10 +81,20 @@ FEATURES: dict[str, Feature] = {
         "The lag of a source in lastProgress of a Structured Streaming query (latestOffset)",
         "Spark does not ask for it.",
     ),
+    "available-now": Feature(
+        (4, 2),
+        "Trigger.AvailableNow in several micro-batches",
+        "It is one micro-batch, which reads all that is known to be there: of a SimpleSource without latest(), a page.",
+    ),
     "python-udf-on-arrow": Feature(
         (4, 2),
         "udf that runs on Arrow unless useArrow=False is given",
         "Continuous queries need udf(..., useArrow=True), or spark.sql.execution.pythonUDF.arrow.enabled.",
+    ),
+    "ceil-overflow": Feature(
+        (4, 3),
+        "An error of ceil and floor for what does not fit a long, and with it their evaluation on Arrow",
+        "Spark gives the nearest long, and its own code evaluates the two.",
     ),
 }
 """By name: what the first of these versions cannot do."""
@@ -258,6 +270,51 @@ def from_arrow_schema(schema: pa.Schema) -> StructType:
     return types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
+# Plans.
+
+TRANSFORM_WITH_STATE = ("TransformWithStateInPySpark", "TransformWithStateInPandas")
+"""The names of the node of a processor: the second one in Spark 4.0, of which all processors get frames."""
+
+
+def is_of_frames(node: Any, name: str) -> bool:
+    """Return whether a node of a processor, which has this name, gives it frames."""
+    return name == TRANSFORM_WITH_STATE[1] or str(node.userFacingDataType().toString()) == "pandas"
+
+
+def stateful_processor(function: Any) -> Any:
+    """Return the processor in a function that PySpark pickled for Spark."""
+    if hasattr(function, "__self__"):
+        return function.__self__._stateful_processor
+    return getclosurevars(function).nonlocals["statefulProcessor"]  # Spark 4.0
+
+
+def join_helper() -> str:
+    """Return the name of Spark's helper for joins of streams, below ``org.apache.spark.sql``."""
+    package = "execution.streaming" if spark_version() < (4, 1) else "execution.streaming.operators.stateful.join"
+    return f"{package}.StreamingSymmetricHashJoinHelper"
+
+
+def eval_mode(expression: Any, name: str) -> str:
+    """Return in which mode an expression of this name treats errors: ``ANSI``, ``TRY`` or ``LEGACY``."""
+    of = expression.evalContext() if name == "Sum" and spark_version() >= (4, 1) else expression
+    return str(of.evalMode().toString())
+
+
+def ceil_fails(expression: Any) -> bool:
+    """Return whether ``ceil``, or ``floor``, of what does not fit a long is an error."""
+    return bool(supports("ceil-overflow") and expression.failOnError())
+
+
+def interval_added() -> str:
+    """Return the name of the expression that adds an interval to a moment."""
+    return "TimeAdd" if spark_version() < (4, 1) else "TimestampAddInterval"
+
+
+def has_key_search() -> bool:
+    """Return whether that helper says which key of a join is the event time."""
+    return spark_version() >= (4, 2)
+
+
 # pandas.
 
 
@@ -424,9 +481,10 @@ def _function_of_streams(
     sent = io.BytesIO()
     settings: tuple[Any, ...] = ()
     if spark_version() >= (4, 2):
-        settings = worker.RunnerConf(conf), worker.EvalConf({"input_type": argument_types})
+        evaluation = {"input_type": argument_types}
+        settings = worker.RunnerConf(io.BytesIO(_map(conf))), worker.EvalConf(io.BytesIO(_map(evaluation)))
     else:
-        sent.write(_int(len(conf)) + b"".join(_text(each) for item in conf.items() for each in item))
+        sent.write(_map(conf))
         if spark_version() >= (4, 1) and eval_type == PythonEvalType.SQL_ARROW_BATCHED_UDF:
             sent.write(_text(argument_types))
         sent.write(b"\0")  # not profiled
@@ -488,6 +546,10 @@ class _Messages(io.RawIOBase):
 
 def _int(value: int) -> bytes:
     return struct.pack("!i", value)
+
+
+def _map(texts: Mapping[str, str]) -> bytes:
+    return _int(len(texts)) + b"".join(_text(each) for item in texts.items() for each in item)
 
 
 def _text(value: str) -> bytes:

@@ -31,6 +31,7 @@ from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
 from headgate.spark.analyzed.windows import is_window, window_in
+from headgate.spark.compatibility import eval_mode
 
 _FUNCTIONS = {
     "Count": "count", "Sum": "sum", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
@@ -257,10 +258,9 @@ def _on_arrow(own: Expressions, expression: JavaObject) -> Aggregate | None:
     parameters: dict[str, Any] = {}
     argument = _counted(own, given) if name == "Count" else own.node(given[0])
     skips_null = True
-    if name in ("Sum", "Average") and not pa.types.is_floating(own.kind(given[0])):
-        mode = of.evalContext().evalMode() if name == "Sum" else of.evalMode()
-        if str(mode.toString()) != "ANSI":
-            return None
+    exact = name in ("Sum", "Average") and not pa.types.is_floating(own.kind(given[0]))
+    if exact and eval_mode(of, name) != "ANSI":
+        return None
     if name in ("First", "Last", "CollectList"):
         skips_null = bool(of.ignoreNulls())
     if name in ("First", "Last"):

@@ -168,7 +168,7 @@ def _find_calls(before: Rows, expression: JavaObject, known: Sequence[JavaObject
         if number in before.places or any(number == each.resultId().id() for each in found):
             return
         if expression.evalType() not in _KINDS:
-            why = "a UDF that is called with pickled rows is not supported: leave out useArrow=False"
+            why = "a UDF that is called with pickled rows is not supported: make it with useArrow=True"
             raise unsupported(expression, why if expression.evalType() == 100 else "it is no scalar function")
         given = _given(expression)
         count = len(found)

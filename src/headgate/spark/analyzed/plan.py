@@ -48,6 +48,7 @@ from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
 from headgate.spark.analyzed.stateful import applied, rows_of, transformed
 from headgate.spark.analyzed.stream_joins import join_below, pushed_down, streams_joined, with_windows
 from headgate.spark.analyzed.windows import window_of
+from headgate.spark.compatibility import TRANSFORM_WITH_STATE
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
 from headgate.spark.continuous.sources import source_node
 
@@ -382,7 +383,7 @@ def _apply_in_pandas_with_state(own: Translation, node: Any) -> Rows:
 
 
 def _event_time_of_state(own: Translation, node: Any) -> Rows:
-    if class_of(node.child()) != "TransformWithStateInPySpark":
+    if class_of(node.child()) not in TRANSFORM_WITH_STATE:
         raise unsupported(node, "it is of something else than transformWithState")
     return _transform_with_state(own, node.child(), str(node.eventTime().name()))
 
@@ -428,7 +429,7 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "DeduplicateWithinWatermark": _deduplicate,
     "Distinct": _deduplicate,
     "Join": _join,
-    "TransformWithStateInPySpark": _transform_with_state,
+    **dict.fromkeys(TRANSFORM_WITH_STATE, _transform_with_state),
     "FlatMapGroupsInPandasWithState": _apply_in_pandas_with_state,
     "UpdateEventTimeWatermarkColumn": _event_time_of_state,
     "SubqueryAlias": _alias,

@@ -17,6 +17,7 @@ from headgate.expressions.casts import is_number
 from headgate.expressions.expressions import CastTo, Constant, Node
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, rule
 from headgate.spark.analyzed.scala import class_of, items
+from headgate.spark.compatibility import ceil_fails
 
 # One kernel, all arguments.
 
@@ -71,7 +72,7 @@ def _sign(own: Expressions, expression: Any) -> Node:
 @rule("Ceil", "Floor")
 def _whole_number(own: Expressions, expression: Any) -> Node:
     if pa.types.is_floating(own.kind(expression.child())):
-        _check_ansi(expression, expression.failOnError())
+        _check_ansi(expression, ceil_fails(expression))
     return own.call(expression, class_of(expression).lower(), expression.child())
 
 

@@ -18,7 +18,8 @@ from headgate.operators.transform_with_state.group_function import GroupFunction
 from headgate.operators.transform_with_state.transform_with_state import Definition, TimeMode
 from headgate.spark.analyzed.functions import function_of, worker_conf
 from headgate.spark.analyzed.rows import Session, is_event_time
-from headgate.spark.analyzed.scala import JavaObject, data_frame, items
+from headgate.spark.analyzed.scala import JavaObject, class_of, data_frame, items
+from headgate.spark.compatibility import is_of_frames, stateful_processor
 from headgate.spark.continuous.stateful import stateful_node
 
 if TYPE_CHECKING:
@@ -70,14 +71,14 @@ def transformed(
     return stateful_node(
         before,
         keys,
-        function.__self__._stateful_processor,
+        stateful_processor(function),
         output,
         str(node.outputMode().toString()),
         _TIME_MODES[str(node.timeMode().toString())],
         data_frame(spark, node.right().child()) if node.hasInitialState() else None,
         event_time,
         marked=_event_time(before, rows_of(node)),
-        pandas=str(node.userFacingDataType().toString()) == "pandas",
+        pandas=is_of_frames(node, class_of(node)),
     )
 
 

@@ -39,6 +39,7 @@ from headgate.spark.analyzed.scala import (
     singleton,
     sql_class,
 )
+from headgate.spark.compatibility import has_key_search, join_helper
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,8 +233,7 @@ def _bounds(
 
     A condition of one side alone is no bound of it: Spark's helper would take ``n > 5`` for one.
     """
-    package = "execution.streaming.operators.stateful.join"
-    helper = singleton(f"{package}.StreamingSymmetricHashJoinHelper")
+    helper = singleton(join_helper())
     some, conjunction = class_named("scala.Option").apply, None
     several = spark.conf.get("spark.sql.streaming.statefulOperator.allowMultiple", "true") != "true"
     ids = [{int(each.exprId().id()) for each in items(side.output())} for side in (node.left(), node.right())]
@@ -258,8 +258,14 @@ def _bounds(
         for one, other in zip(low, high)
     ]
     left, right = (None if each is None or each[0] != each[1] else int(each[0]) for each in offsets)
-    place = option(helper.findJoinKeyOrdinalForWatermark(*keys))
+    place = option(helper.findJoinKeyOrdinalForWatermark(*keys)) if has_key_search() else _event_time_key(keys)
     return None if place is None else int(place), (left, right)
+
+
+def _event_time_key(keys: tuple[JavaObject, JavaObject]) -> int | None:
+    """Return the place of the first key with an event time: of the left side, else of the right one."""
+    found = (place for side in keys for place, each in enumerate(items(side)) if is_event_time(each))
+    return next(found, None)
 
 
 def _condition(pairs: Rows, condition: JavaObject) -> PairCondition:

@@ -16,6 +16,7 @@ from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError
 from headgate.spark.analyzed.rows import Window
 from headgate.spark.analyzed.scala import class_of, items
+from headgate.spark.compatibility import interval_added
 
 _TIME, _SESSION = "spark.timeWindow", "spark.sessionWindow"
 
@@ -43,7 +44,7 @@ def window_in(own: Expressions, struct: Any, name: str, *, session: bool) -> Win
     """Return the windows that a struct of start and end is made for; raises as `window_of`."""
     _, start, _, end = items(struct.children())
     if session:
-        time, gap = _parts(struct, end, "KnownNullable", *_CONVERTED, "Cast", "TimestampAddInterval")
+        time, gap = _parts(struct, end, "KnownNullable", *_CONVERTED, "Cast", interval_added())
         return SessionWindow(own.node(time), _gap_us(own, struct, gap), name)
     _, size = _parts(struct, end, "KnownNullable", "PreciseTimestampConversion", "Add")
     last_start, shift = _parts(struct, start, "KnownNullable", "PreciseTimestampConversion", "Subtract")
@@ -86,4 +87,4 @@ def _gap_us(own: Expressions, struct: Any, gap: Any) -> int:
 
 
 def _unknown(struct: Any) -> NotOnArrowError:
-    return NotOnArrowError(struct, "it is marked as a window and not made as Spark 4.3 makes them")
+    return NotOnArrowError(struct, "it is marked as a window and not made as Spark makes them")
