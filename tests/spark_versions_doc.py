@@ -63,10 +63,18 @@ def marked() -> dict[str, set[str]]:
         if "mark.spark_since(" not in text or path.name == Path(__file__).name:
             continue
         for node in ast.parse(text).body:
-            of = f"{path.stem}.{node.name}" if isinstance(node, ast.FunctionDef) else path.stem
             for feature in _features_in(node):
-                found[feature].add(of)
+                found[feature].add(_name_of(node, path.stem))
     return found
+
+
+def _name_of(node: ast.stmt, file: str) -> str:
+    match node:
+        case ast.FunctionDef(name=name) if name.startswith("test_"):
+            return f"{file}.{name}"
+        case ast.Assign(targets=[ast.Name(id="pytestmark")]):
+            return file
+    return f"{file} (some)"
 
 
 def _features_in(node: ast.AST) -> Iterator[str]:

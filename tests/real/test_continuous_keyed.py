@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,14 +77,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, java: SparkJava) -> Calla
     return run
 
 
-@pytest.mark.parametrize("scenario", PARTS[0])
+def needing(scenarios: Sequence[str]) -> list[Any]:
+    """Return scenarios with what they need of Spark."""
+    needs = {
+        "partition_by": [pytest.mark.spark_since("repartition-by-id")],
+        "stateful_processor": [pytest.mark.spark_since("transform-with-state-rows")],
+        "user_errors": [pytest.mark.spark_since("transform-with-state-rows")],
+    }
+    return [pytest.param(each, marks=needs.get(each, [])) for each in scenarios]
+
+
+@pytest.mark.parametrize("scenario", needing(PARTS[0]))
 def test_with_rows_under_way(outcomes: Callable[[int], dict[str, str]], scenario: str) -> None:
     """What the scenario's docstring says holds."""
     outcome = outcomes(0)[scenario]
     assert not outcome, outcome
 
 
-@pytest.mark.parametrize("scenario", PARTS[1])
+@pytest.mark.parametrize("scenario", needing(PARTS[1]))
 def test_with_rows_under_way_too(outcomes: Callable[[int], dict[str, str]], scenario: str) -> None:
     """The same for those of the other part."""
     outcome = outcomes(1)[scenario]

@@ -215,6 +215,7 @@ def processed(processor: type[Counting]) -> Callable[[DataFrame], DataFrame]:
 
 
 @pytest.mark.parametrize("savepoint", [True, False])
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_fields_of_transform_with_state(spark: SparkSession, tmp_path: Path, savepoint: bool) -> None:
     life = Life(spark, tmp_path)
     how, table = life.stopped(life.start(processed(Counting)), savepoint)
@@ -226,6 +227,7 @@ def test_fields_of_transform_with_state(spark: SparkSession, tmp_path: Path, sav
         assert row["since"] == ROWS // 10 - before[k] == sum(each["since"] for each in row["thirds"])
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_a_field_of_another_type_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     life = Life(spark, tmp_path)
     how, _ = life.stopped(life.start(processed(Counting)), True)

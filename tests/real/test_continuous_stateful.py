@@ -87,6 +87,7 @@ def expected(spark: SparkSession, rows: int = 2000, before: int = 0) -> list[str
 
 
 @pytest.mark.parametrize("pandas", [False, True])
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_states(spark: SparkSession, pandas: bool) -> None:
     grouped = generated(spark.readStream).selectExpr("n", "k + 0 AS k").groupBy("k")
     if pandas:
@@ -99,6 +100,7 @@ def test_states(spark: SparkSession, pandas: bool) -> None:
     assert in_order([{"k": row["k"], "n": row["n"]} for row in found]) == in_order([row.asDict() for row in numbers])
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_initial_state(spark: SparkSession) -> None:
     initial = spark.range(10).selectExpr("id AS k", "100L AS before").groupBy("k")
     grouped = generated(spark.readStream).groupBy("k")
@@ -118,6 +120,7 @@ PASSED: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 @pytest.mark.parametrize("through", PASSED)
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_timers_of_the_event_time(spark: SparkSession, through: str) -> None:
     """Whatever the rows have passed since their watermark was defined."""
     rows = PASSED[through](generated(spark.readStream).withWatermark("at", "1 second"))
@@ -126,6 +129,7 @@ def test_timers_of_the_event_time(spark: SparkSession, through: str) -> None:
     assert in_order(finished(frame).table().to_pylist()) == in_order([row.asDict() for row in counts])
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_state_goes_on_from_a_savepoint_at_another_parallelism(spark: SparkSession, tmp_path: Path) -> None:
     def frame() -> DataFrame:
         grouped = generated(spark.readStream, rows=6000).groupBy("k")
@@ -145,6 +149,7 @@ def test_state_goes_on_from_a_savepoint_at_another_parallelism(spark: SparkSessi
     assert sorted(repr((row.k, row.seen)) for row in found) == expected(spark, rows=6000)
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_state_beyond_its_memory_and_a_kill(spark: SparkSession, tmp_path: Path) -> None:
     """Most of the state of 2000 keys is on the local disk; a killed process takes it along, and nothing is lost."""
     rows = 8000
@@ -165,6 +170,7 @@ def test_state_beyond_its_memory_and_a_kill(spark: SparkSession, tmp_path: Path)
     assert found == [(k, seen) for k in range(2000) for seen in range(1, rows // 2000 + 1)]
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_event_time_without_a_watermark_is_named(spark: SparkSession) -> None:
     frame = generated(spark.readStream).groupBy("k").transformWithState(Last(), "k long, n long", "Append", "EventTime")
     with pytest.raises(OptionError, match="needs a watermark"):

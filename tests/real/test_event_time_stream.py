@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -98,6 +99,7 @@ def run_twice(windows: Windows, frame: DataFrame) -> None:
     windows.run(frame)
 
 
+@pytest.mark.spark_since("micro-batch-alignment")
 def test_two_sources_of_one_query_are_aligned_and_nothing_is_late(spark: SparkSession, tmp_path: Path) -> None:
     """One is three seconds ahead of the other; the watermark is the drift, half a second."""
     windows = Windows(tmp_path / "aligned", "500 milliseconds")
@@ -110,6 +112,7 @@ def test_two_sources_of_one_query_are_aligned_and_nothing_is_late(spark: SparkSe
     assert unaligned.counted < 2 * ROWS
 
 
+@pytest.mark.spark_since("micro-batch-alignment")
 def test_a_query_that_is_stopped_in_the_middle_goes_on_aligned(spark: SparkSession, tmp_path: Path) -> None:
     windows = Windows(tmp_path, "500 milliseconds")
     frame = two_sources(spark, **ALIGNED)
@@ -149,6 +152,7 @@ def sensors(spark: SparkSession, **options: Any) -> DataFrame:
     return spark.readStream.format("sensors").options(maxRowsPerTrigger=20, **options).load()
 
 
+@pytest.mark.spark_since("micro-batch-alignment")
 def test_a_source_that_cannot_seek_learns_from_what_its_tasks_read(spark: SparkSession, tmp_path: Path) -> None:
     """It is at most one plan beyond the drift: 20 rows of 400 ms, and 2 s."""
     aligned = {
@@ -166,6 +170,7 @@ def test_a_source_that_cannot_seek_learns_from_what_its_tasks_read(spark: SparkS
     assert unaligned.counted < 160
 
 
+@pytest.mark.spark_since("micro-batch-alignment")
 def test_a_stopped_query_holds_nobody(spark: SparkSession, tmp_path: Path) -> None:
     """A query a day ahead of another one of its group waits, until that one is stopped."""
     after, ahead = (Windows(tmp_path / name, "1 minute") for name in ("after", "ahead"))
@@ -186,6 +191,7 @@ def test_a_stopped_query_holds_nobody(spark: SparkSession, tmp_path: Path) -> No
         first.stop()
 
 
+@pytest.mark.spark_since("micro-batch-alignment")
 def test_progress_shows_the_splits_and_their_drift(spark: SparkSession, tmp_path: Path) -> None:
     windows = Windows(tmp_path, "500 milliseconds")
     run_twice(windows, generated(spark, 0, **ALIGNED))

@@ -78,6 +78,7 @@ def test_flights_sql(run: Run, flights: Path) -> None:
     ]
 
 
+@pytest.mark.spark_since("read-limits")
 def test_flights_stream_reads_only_what_is_new(run: Run, flights: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "read 5 new flights; the table has 5" in run("flights_stream.py", flights, out)
@@ -102,6 +103,7 @@ def test_continuous_flights(run: Run, flights: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.spark_since("read-limits")
 def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     shown = run("kafka_windows.py", kafka.plain, topic_name)
     assert rows_of(shown) == [
@@ -179,6 +181,7 @@ def test_continuous_exchanges(run: Run) -> None:
     assert thousands["by id"] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
+@pytest.mark.spark_since("micro-batch-alignment")
 def test_event_time_alignment(run: Run) -> None:
     """The same data, query and sizes of micro-batches: aligned, no row comes too late."""
     shown = run("event_time_alignment.py")
@@ -212,7 +215,16 @@ def test_the_notebook(java: SparkJava, tmp_path: Path, monkeypatch: pytest.Monke
 APART = ("flights_", "kafka_", "continuous_", "event_time_", "quiet_users")
 
 
-@pytest.mark.parametrize("name", [path.name for path in EXAMPLES if not path.name.startswith(APART)])
+NEEDS = {
+    "own_source.py": [pytest.mark.spark_since("read-limits")],
+    "sessions_with_state.py": [pytest.mark.spark_since("transform-with-state-rows")],
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(path.name, marks=NEEDS.get(path.name, [])) for path in EXAMPLES if not path.name.startswith(APART)],
+)
 def test_other_examples(run: Run, name: str) -> None:
     """The examples that need no input run to their end and print something."""
     assert run(name).strip()

@@ -109,6 +109,7 @@ def test_a_key_is_in_no_error(bucket: Bucket, aws: MotoServer) -> None:
     assert not any(secret in shown for secret in (ACCESS_KEY, SECRET_KEY, "OTHER", "SEC%2FRET"))
 
 
+@pytest.mark.spark_since("read-limits")
 def test_spark_reads_a_batch_and_a_stream_that_goes_on(spark: SparkSession, bucket: Bucket, tmp_path: Path) -> None:
     bucket.put_csv("in/a.csv", range(100))
     bucket.put_csv("in/b.csv", range(100, 200))

@@ -123,6 +123,7 @@ def test_parquet_row_groups_stream(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.spark_since("read-limits")
 def test_kills_lose_and_repeat_nothing(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """A query's process dies by SIGKILL again and again while files arrive; the last run completes it."""
     folder, random_ = tmp_path / "in", random.Random(seed)

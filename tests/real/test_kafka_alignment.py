@@ -33,7 +33,7 @@ MOST_OPEN_WINDOWS = -(-(MAX_DRIFT_MS + WATERMARK_MS + WINDOW_MS) // WINDOW_MS)
 """Windows that span drift, delay and one window: what the state may hold where there are no keys."""
 PATIENCE_S = 240
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.spark_since("micro-batch-alignment")]
 
 
 @pytest.fixture(scope="module", autouse=True)

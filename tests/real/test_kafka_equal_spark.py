@@ -253,7 +253,9 @@ def test_json_values_go_through_the_mode_with_partition_and_offset(
 @pytest.mark.parametrize(
     "options",
     [
-        {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "70"},
+        pytest.param(
+            {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "70"}, marks=pytest.mark.spark_since("read-limits")
+        ),
         {"startingTimestamp": str(NOON + 100_000), "includeHeaders": "true"},
     ],
 )

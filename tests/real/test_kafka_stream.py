@@ -107,6 +107,7 @@ def test_latest_is_resolved_once_though_batch_0_never_committed(stream: Stream, 
     assert stream.values() == values(*range(10, 15))
 
 
+@pytest.mark.spark_since("read-limits")
 def test_a_replayed_batch_reads_the_same_rows(stream: Stream, kafka: Broker, topic_name: str) -> None:
     create_topic(kafka.plain, topic_name, 2)
     send(kafka, topic_name, *range(20), partitions=2)
@@ -244,6 +245,7 @@ def test_an_idle_stream_makes_no_batch_and_no_rows_wait_for_long(
     assert batches == 1
 
 
+@pytest.mark.spark_since("read-limits")
 def test_a_minimum_of_offsets_waits_and_its_delay_ends_the_waiting(
     stream: Stream, kafka: Broker, topic_name: str
 ) -> None:
@@ -263,6 +265,7 @@ def test_a_minimum_of_offsets_waits_and_its_delay_ends_the_waiting(
     until(lambda: stream.values() == values(*range(12)), query)
 
 
+@pytest.mark.spark_since("lag-of-micro-batches")
 def test_lag_is_in_the_progress(stream: Stream, kafka: Broker, topic_name: str) -> None:
     create_topic(kafka.plain, topic_name)
     send(kafka, topic_name, *range(30))
@@ -278,6 +281,7 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.mark.spark_since("read-limits")
 def test_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
     spark: SparkSession, own_broker: Broker, tmp_path: Path, topic_name: str
 ) -> None:

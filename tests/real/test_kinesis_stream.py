@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -81,6 +82,7 @@ def test_a_batch_has_all_columns_or_those_of_the_schema(spark: SparkSession, aws
     )
 
 
+@pytest.mark.spark_since("read-limits")
 def test_available_now_through_splits_merges_and_restarts(
     spark: SparkSession, aws: MotoServer, topic_name: str, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ class NotedSlowly(StatefulProcessor):  # type: ignore[misc]
             yield Row(n=row.n, k=row.k, at=time.monotonic_ns())  # the slots are threads of one process
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_rows_of_a_key_stay_in_order_through_rescales(spark: SparkSession, tmp_path: Path) -> None:
     """With rows in flight, at parallelism 1, 2, 3, 1, 3 and a source that goes on: new rows wait for recovered ones."""
     rows = (
@@ -244,6 +245,7 @@ class LedgerWriter(DataSourceStreamWriter):
         (self.folder / f"{batchId}.json").write_text(json.dumps(rows))
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_a_stateful_processor_and_a_python_data_source(spark: SparkSession, tmp_path: Path) -> None:
     """What a user pickles by value works in a thread as in a task; a query beside it in this process does not mind."""
     spark.dataSource.register(Ledger)

@@ -187,6 +187,7 @@ def workers(spark: SparkSession, imported: Path) -> Iterator[int]:
                 yield from (each.pid for each in psutil.Process(int(fork.read_text())).children())
 
 
+@pytest.mark.spark_since("read-limits")
 def test_a_stream_whose_workers_are_killed_writes_each_value_once(
     spark: SparkSession, imported: Path, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
