@@ -29,17 +29,18 @@ def on_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.0.0")
 
 
-def test_nothing_else_looks_at_the_version() -> None:
-    """`python_data_source` stores it beside a pickle, for an error's message."""
-    looks = re.compile(r"pyspark\.__version__|spark\.version\b|spark_version\(|import __version__")
-    found = [
-        f"{path.relative_to(PACKAGE)}: {line.strip()}"
+def test_nothing_else_compares_versions() -> None:
+    """Others show PySpark's version at most."""
+    compares = re.compile(
+        r"\bspark_version\(|(pyspark\.|(?<![\w.]))__version__(\.|\s*[<>]|\s*[!=]=)|\bspark\.version\b"
+    )
+    found = {
+        str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if path != Path(compatibility.__file__)
         for line in path.read_text(encoding="utf-8").splitlines()
-        if looks.search(line) and "headgate" not in line
-    ]
-    assert found == ["spark/continuous/python_data_source.py: from pyspark import __version__"] * 2
+        if compares.search(line)
+    }
+    assert found == {"spark/compatibility.py"}
 
 
 def test_each_feature_is_asked_for_or_only_documented() -> None:
