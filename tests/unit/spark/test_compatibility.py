@@ -31,14 +31,12 @@ def on_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_else_compares_versions() -> None:
     """Others show PySpark's version at most."""
-    compares = re.compile(
-        r"\bspark_version\(|(pyspark\.|(?<![\w.]))__version__(\.|\s*[<>]|\s*[!=]=)|\bspark\.version\b"
-    )
+    looks = r"\bspark_version\(|(pyspark\.|(?<![\w.]))__version__(\.|\s*[<>]|\s*[!=]=)|\bspark\.version\b"
     found = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
-        if compares.search(line)
+        if re.search(looks, line)
     }
     assert found == {"spark/compatibility.py"}
 
