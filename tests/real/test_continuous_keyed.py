@@ -81,6 +81,7 @@ def needing(scenarios: Sequence[str]) -> list[Any]:
     """Return scenarios with what they need of Spark."""
     needs = {
         "partition_by": [pytest.mark.spark_since("repartition-by-id")],
+        "the_documents_example": [pytest.mark.spark_since("transform-with-state-rows")],
         "stateful_processor": [pytest.mark.spark_since("transform-with-state-rows")],
         "user_errors": [pytest.mark.spark_since("transform-with-state-rows")],
     }

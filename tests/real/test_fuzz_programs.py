@@ -37,6 +37,7 @@ def cheap(spark: SparkSession) -> Iterator[SparkSession]:
         yield changed
 
 
+@pytest.mark.spark_since("transform-with-state-rows", "repartition-by-id", "read-limits")  # not all need each of them
 @pytest.mark.parametrize("seed", FIXED)
 def test_random_programs_give_the_rows_of_a_batch(
     cheap: SparkSession, kafka: Addresses, tmp_path: Path, seed: int

@@ -300,6 +300,11 @@ def eval_mode(expression: Any, name: str) -> str:
     return str(of.evalMode().toString())
 
 
+def skips_null(aggregate: Any, name: str) -> bool:
+    """Return whether an aggregate of this name leaves nulls out; until Spark 4.1 ``collect_list`` always does."""
+    return bool((name == "CollectList" and spark_version() < (4, 2)) or aggregate.ignoreNulls())
+
+
 def ceil_fails(expression: Any) -> bool:
     """Return whether ``ceil``, or ``floor``, of what does not fit a long is an error."""
     return bool(supports("ceil-overflow") and expression.failOnError())

@@ -31,7 +31,7 @@ from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
 from headgate.spark.analyzed.windows import is_window, window_in
-from headgate.spark.compatibility import eval_mode
+from headgate.spark.compatibility import eval_mode, skips_null
 
 _FUNCTIONS = {
     "Count": "count", "Sum": "sum", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
@@ -257,19 +257,19 @@ def _on_arrow(own: Expressions, expression: JavaObject) -> Aggregate | None:
     condition = option(expression.filter())
     parameters: dict[str, Any] = {}
     argument = _counted(own, given) if name == "Count" else own.node(given[0])
-    skips_null = True
+    without_null = True
     exact = name in ("Sum", "Average") and not pa.types.is_floating(own.kind(given[0]))
     if exact and eval_mode(of, name) != "ANSI":
         return None
     if name in ("First", "Last", "CollectList"):
-        skips_null = bool(of.ignoreNulls())
+        without_null = skips_null(of, name)
     if name in ("First", "Last"):
-        parameters["ignorenulls"] = skips_null
+        parameters["ignorenulls"] = without_null
     elif name == "HyperLogLogPlusPlus":
         parameters["rsd"] = float(of.relativeSD())
     elif name in ("StddevSamp", "VarianceSamp") and not of.nullOnDivideByZero():
         parameters["of_one"] = math.nan
-    if not skips_null and (condition is not None or name == "CollectList"):
+    if not without_null and (condition is not None or name == "CollectList"):
         return None
     if condition is not None:
         argument = Branches(((own.node(condition), _ONE if argument is None else argument),))

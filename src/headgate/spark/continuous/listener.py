@@ -8,6 +8,7 @@ others on a thread of their own, in order; there is no ``onQueryIdle``.
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
@@ -37,6 +38,9 @@ def spark_progress(progress: dict[str, Any]) -> StreamingQueryProgress:
     """Return a progress that `ProgressReporter` made as PySpark's class, our own part under ``["headgate"]``."""
     made = StreamingQueryProgress.fromJson(progress)
     made["headgate"] = progress["headgate"]
+    for source, given in zip(made.sources, progress["sources"]):
+        for name in ("startOffset", "endOffset", "latestOffset"):
+            source[name] = json.dumps(given[name])  # as PySpark has it since 4.2; before, it was no JSON
     return made
 
 
