@@ -166,6 +166,7 @@ def many(rows: DataFrame, groups: str) -> DataFrame:
 
 
 @pytest.mark.parametrize("groups", ["", "window(at, '100 milliseconds')", "session_window(at, '500 microseconds')"])
+@pytest.mark.spark_since("corr-of-constants")
 def test_every_aggregate_of_spark_s(spark: SparkSession, groups: str) -> None:
     """What Arrow does not aggregate as Spark does is aggregated by Spark's own code."""
     expected = many(generated(spark.read), groups).toArrow()

@@ -100,6 +100,7 @@ def until_100_ms(key: Any, frames: Any, state: GroupState) -> Iterator[pd.DataFr
         state.setTimeoutTimestamp(100)
 
 
+@pytest.mark.spark_since("available-now")
 def test_time_outs_of_the_event_time(spark: SparkSession, tmp_path: Path) -> None:
     def program(rows: DataFrame) -> DataFrame:
         return rows.withWatermark("at", "10 milliseconds").groupBy("k").applyInPandasWithState(

@@ -167,6 +167,7 @@ def test_continuous_stream_joins(run: Run) -> None:
     assert "until ordered is at the watermark - 1001 ms" in shown
 
 
+@pytest.mark.spark_since("repartition-by-id")
 def test_continuous_exchanges(run: Run) -> None:
     """Repartitioned rows come to all slots, those of a key to one, and those of an id to the one that it names."""
     found = re.findall(

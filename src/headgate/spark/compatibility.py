@@ -64,6 +64,9 @@ FEATURES: dict[str, Feature] = {
     ),
     "arrow-udf": Feature((4, 1), "arrow_udf", "PySpark does not have the decorator. Use pandas_udf."),
     "repartition-by-id": Feature((4, 1), "repartitionById", "PySpark does not have the method."),
+    "corr-of-constants": Feature(
+        (4, 1), "corr of columns of which one has a single value", "Spark fails with DIVIDE_BY_ZERO in ANSI mode."
+    ),
     "time-type": Feature((4, 1), "The type time, and current_time", "Spark does not have the type."),
     "read-limits": Feature(
         (4, 2),

@@ -32,6 +32,7 @@ from headgate.spark.analyzed.scala import (
     class_named,
     class_of,
     conjuncts,
+    is_a,
     items,
     option,
     relation,
@@ -264,8 +265,11 @@ def _bounds(
 
 def _event_time_key(keys: tuple[JavaObject, JavaObject]) -> int | None:
     """Return the place of the first key with an event time: of the left side, else of the right one."""
-    found = (place for side in keys for place, each in enumerate(items(side)) if is_event_time(each))
-    return next(found, None)
+    for side in keys:
+        for place, each in enumerate(items(side)):
+            if is_a(each, "NamedExpression") and is_event_time(each):
+                return place
+    return None
 
 
 def _condition(pairs: Rows, condition: JavaObject) -> PairCondition:
