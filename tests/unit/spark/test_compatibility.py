@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,17 +38,6 @@ def test_nothing_else_compares_versions() -> None:
         if re.search(looks, line)
     }
     assert found == {"spark/compatibility.py"}
-
-
-def test_each_feature_is_asked_for_or_only_documented() -> None:
-    """A feature without code is one of PySpark's own, which is missing there with its name."""
-    asked = {
-        str(node.value)
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and node.value in FEATURES
-    }
-    assert asked == set(FEATURES)  # the table's own keys among them: each name is spelled as there
 
 
 @pytest.mark.usefixtures("on_oldest")
