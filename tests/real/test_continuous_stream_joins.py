@@ -321,7 +321,7 @@ REFUSED: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], str]] = {
     ),
     "several event times": (
         lambda left, right: left.join(right, F.expr(IN_TIME)).join(right.toDF("a", "b", "c", "d"), F.expr("k = a")),
-        "MULTIPLE_EVENT_TIME_COLUMNS",
+        "MULTIPLE_EVENT_TIME_COLUMNS|More than one event time columns",
     ),
 }
 
@@ -333,6 +333,7 @@ def test_what_spark_refuses_is_refused_in_its_words(spark: SparkSession, name: s
         headgate.continuous(program(*sides(spark.readStream)), parallelism=1).explain()
 
 
+@pytest.mark.spark_since("join-in-update-mode")
 def test_the_output_mode_is_checked_by_spark(spark: SparkSession) -> None:
     left, right = sides(spark.readStream)
     outer = headgate.continuous(left.join(right, F.expr(IN_TIME), "left"), parallelism=1).writeStream

@@ -67,6 +67,11 @@ FEATURES: dict[str, Feature] = {
     "corr-of-constants": Feature(
         (4, 1), "corr of columns of which one has a single value", "Spark fails with DIVIDE_BY_ZERO in ANSI mode."
     ),
+    "join-in-update-mode": Feature(
+        (4, 1),
+        "An inner join of two streams in the output mode update",
+        "Spark refuses it, and so do continuous queries.",
+    ),
     "time-type": Feature((4, 1), "The type time, and current_time", "Spark does not have the type."),
     "read-limits": Feature(
         (4, 2),
