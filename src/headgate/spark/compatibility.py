@@ -72,11 +72,12 @@ FEATURES: dict[str, Feature] = {
         "An inner join of two streams in the output mode update",
         "Spark refuses it, and so do continuous queries.",
     ),
+    "zstandard": Feature((4, 1), "Reading CSV, JSON and text of .zst files with Spark's own formats", "Spark fails."),
     "time-type": Feature((4, 1), "The type time, and current_time", "Spark does not have the type."),
     "read-limits": Feature(
         (4, 2),
         "Limiting a micro-batch (maxFilesPerTrigger, maxBytesPerTrigger, maxRowsPerTrigger, maxOffsetsPerTrigger, "
-        "minOffsetsPerTrigger, maxTriggerDelay)",
+        "minOffsetsPerTrigger)",
         "It is an error: a micro-batch reads all that is there, and Trigger.AvailableNow is one micro-batch.",
     ),
     "micro-batch-alignment": Feature(
@@ -157,9 +158,12 @@ else:
 
 
 _LIMITS = (
-    "maxFilesPerTrigger", "maxBytesPerTrigger", "maxRowsPerTrigger", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-)  # fmt: skip
+    "maxFilesPerTrigger",
+    "maxBytesPerTrigger",
+    "maxRowsPerTrigger",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+)
 
 
 def check_stream_options(source: str, options: Mapping[str, Any]) -> None:

@@ -15,6 +15,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyspark.util import PythonEvalType
 
 import headgate
+from headgate.connectors.datagen.source import DatagenSource
+from headgate.connectors.files.source import FilesSource
+from headgate.connectors.kafka.source import KafkaSource
 from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.spark import compatibility
 from headgate.spark.compatibility import FEATURES, Call, check_stream_options, require, supports, worker_function
@@ -50,7 +53,14 @@ def test_what_a_version_cannot_do_is_an_error_that_names_one_that_can() -> None:
         check_stream_options("headgate.files", {"maxFilesPerTrigger": 3})
     with pytest.raises(OptionError, match=r"'scan\.watermark\.alignment\.group' .*needs Spark 4\.2 or later"):
         check_stream_options("headgate.files", {"scan.watermark.alignment.group": "all"})
-    check_stream_options("headgate.files", {"maxFilesPerTrigger": None, "path": "in"})
+
+
+@pytest.mark.usefixtures("on_oldest")
+def test_streams_without_limits_are_read_on_every_version() -> None:
+    """Whatever their options' defaults are."""
+    kafka = KafkaSource({"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "rides"})
+    for source in (kafka, FilesSource({"path": "in", "fileFormat": "text"}), DatagenSource({"numRows": "3"})):
+        check_stream_options(source.name, source.options)
 
 
 def test_the_newest_version_can_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
