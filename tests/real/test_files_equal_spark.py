@@ -23,7 +23,12 @@ def spark(spark: SparkSession) -> Iterator[SparkSession]:
         yield spark
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.format}: {case.name}" for case in CASES])
+NEEDS = {"zstandard": [pytest.mark.spark_since("zstandard")]}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=f"{case.format}: {case.name}", marks=NEEDS.get(case.name, [])) for case in CASES]
+)
 def test_same_outcome_as_spark(case: Case, spark: SparkSession, tmp_path: Path):
     case.write(tmp_path / "input")
     expected = read(spark.read.format(case.format), case, tmp_path / "input")

@@ -141,20 +141,23 @@ def require(feature: str) -> None:
 
 # Data sources.
 
-if supports("stream-arrow-writer"):
-    DataSourceStreamArrowWriter: Any = _datasource.DataSourceStreamArrowWriter
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as DataSourceStreamArrowWriter
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as SupportsTriggerAvailableNow
 else:
+    if supports("stream-arrow-writer"):
+        DataSourceStreamArrowWriter = _datasource.DataSourceStreamArrowWriter
+    else:
 
-    class DataSourceStreamArrowWriter(DataSourceStreamWriter):  # type: ignore[no-redef]
-        """In the place of a class that this PySpark does not have: nothing of the user's is one."""
+        class DataSourceStreamArrowWriter(DataSourceStreamWriter):
+            """In the place of a class that this PySpark does not have: nothing of the user's is one."""
 
+    if supports("read-limits"):
+        SupportsTriggerAvailableNow = import_module("pyspark.sql.streaming.datasource").SupportsTriggerAvailableNow
+    else:
 
-if supports("read-limits"):
-    SupportsTriggerAvailableNow: Any = import_module("pyspark.sql.streaming.datasource").SupportsTriggerAvailableNow
-else:
-
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """In the place of a class that this PySpark does not have."""
+        class SupportsTriggerAvailableNow:
+            """In the place of a class that this PySpark does not have."""
 
 
 _LIMITS = (
@@ -206,7 +209,7 @@ def is_unlimited(limit: Any) -> bool:
 
 def stream_reader(reader: Any) -> DataSourceStreamReader:
     """Return a reader as this Spark calls it."""
-    return reader if supports("read-limits") else _ReaderWithoutLimits(reader)  # type: ignore[no-any-return]
+    return reader if supports("read-limits") else _ReaderWithoutLimits(reader)
 
 
 class _ReaderWithoutLimits(DataSourceStreamReader):
@@ -231,7 +234,7 @@ class _ReaderWithoutLimits(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         self._start = end
-        return [] if start == end else self._reader.partitions(start, end)  # type: ignore[no-any-return]
+        return [] if start == end else self._reader.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return self._reader.read(partition)  # type: ignore[no-any-return]

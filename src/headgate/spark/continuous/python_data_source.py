@@ -181,7 +181,7 @@ class PythonSink(Sink):
         from headgate.spark.compatibility import from_arrow_schema, to_arrow_schema
 
         struct = from_arrow_schema(schema)
-        time_zone = spark.conf.get("spark.sql.session.timeZone")
+        time_zone = str(spark.conf.get("spark.sql.session.timeZone"))
         binary_as_bytes = spark.conf.get("spark.sql.execution.pyspark.binaryAsBytes", "true") == "true"
         return cls(name, writer, struct, in_zone(to_arrow_schema(struct), time_zone), binary_as_bytes)
 
