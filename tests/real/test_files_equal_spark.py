@@ -23,7 +23,11 @@ def spark(spark: SparkSession) -> Iterator[SparkSession]:
         yield spark
 
 
-NEEDS = {"zstandard": [pytest.mark.spark_since("zstandard")]}
+NEEDS = {
+    "zstandard": [pytest.mark.spark_since("zstandard")],
+    "instants": [pytest.mark.spark_since("orc-instants")],
+    "milliseconds of the day": [pytest.mark.spark_since("time-type")],
+}
 
 
 @pytest.mark.parametrize(

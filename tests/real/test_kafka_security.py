@@ -68,6 +68,7 @@ def test_a_wrong_authority_is_reported(
         count(spark, topic_name, wrong)
 
 
+@pytest.mark.spark_since("stream-arrow-writer")
 def test_no_secret_is_seen(
     imported: Path, kafka: Broker, certificates: Certificates, topic_name: str, tmp_path: Path
 ) -> None:

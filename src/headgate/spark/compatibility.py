@@ -73,6 +73,11 @@ FEATURES: dict[str, Feature] = {
         "Spark refuses it, and so do continuous queries.",
     ),
     "zstandard": Feature((4, 1), "Reading CSV, JSON and text of .zst files with Spark's own formats", "Spark fails."),
+    "orc-instants": Feature(
+        (4, 1),
+        "Inferring the type of ORC's instants with Spark's own format",
+        "Spark fails. headgate.files reads them.",
+    ),
     "time-type": Feature((4, 1), "The type time, and current_time", "Spark does not have the type."),
     "read-limits": Feature(
         (4, 2),
