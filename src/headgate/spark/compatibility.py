@@ -228,6 +228,7 @@ class _ReaderWithoutLimits(DataSourceStreamReader):
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self._start: dict[str, Any] | None = None
+        self._planned: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         self._start = self._reader.initialOffset()
@@ -235,9 +236,17 @@ class _ReaderWithoutLimits(DataSourceStreamReader):
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         start = self._reader.initialOffset() if self._start is None else self._start
-        return dict(self._reader.latestOffset(start, None))
+        self._planned = start, dict(self._reader.latestOffset(start, None))
+        return self._planned[1]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._planned is not None and end == self._planned[1] and start not in (end, self._planned[0]):
+            raise UnsupportedOperationError(
+                "The query ended inside a micro-batch, and Spark has planned the one after it as if nothing had been "
+                "read: with Trigger.AvailableNow that is so before Spark 4.2. Delete the last file below offsets in "
+                "its checkpoint location, and start it once with a processing time.",
+                operation="available-now",
+            )
         self._start = end
         return [] if start == end else self._reader.partitions(start, end)
 

@@ -105,6 +105,18 @@ def test_without_read_limits_a_micro_batch_begins_where_the_last_one_ended() -> 
     assert counter.asked == [(0, None), (2, None), (2, None)]
 
 
+@pytest.mark.usefixtures("on_oldest")
+def test_a_plan_that_was_made_before_a_batch_is_repeated_is_refused() -> None:
+    """It would be of other rows: Spark 4.0 asks for it first with Trigger.AvailableNow."""
+    counter = Counter()
+    reader: Any = compatibility.stream_reader(counter)
+    counter.there = 5
+    assert reader.latestOffset() == {"n": 5}
+    assert reader.partitions({"n": 0}, {"n": 2}) == [(0, 2)]
+    with pytest.raises(UnsupportedOperationError, match="ended inside a micro-batch"):
+        reader.partitions({"n": 2}, {"n": 5})
+
+
 def of(*columns: Any) -> Iterator[pa.RecordBatch]:
     arrays = [pa.array(each) for each in columns]
     return iter((pa.RecordBatch.from_arrays(arrays, [f"_{place}" for place in range(len(arrays))]),))
