@@ -70,6 +70,24 @@ def test_a_busy_operator_is_what_limits_the_query(spark: SparkSession) -> None:
     assert query.snapshot()["why"][0]["text"] == "The query has ended."
 
 
+def test_a_slow_second_stage_back_pressures_the_first_and_its_operator_is_named(spark: SparkSession) -> None:
+    slowed = numbers(spark, rate=100_000).repartition(2, "value").mapInArrow(slow, "value long").alias("parse")
+    query = written(slowed, "noop").start()
+
+    def reason() -> str | None:
+        found = [each for each in texts(query) if each.startswith("stage 0 waits ") and each.endswith(" in `parse`")]
+        return found[0] if found else None
+
+    assert "% of the time for stage 1, where slot " in wait_until(reason, query)
+    made = query.snapshot()
+    assert [each["backPressured"] > 0.5 for each in made["stages"]] == [True, False]
+    known = [each for each in made["subtasks"] if each["busy"] is not None]
+    assert len(known) == 4
+    for each in known:
+        assert abs(each["busy"] + each["backPressured"] + each["idle"] - 1) < 0.01
+    query.stop()
+
+
 def test_restarts_are_there_with_their_cause_and_a_rescale_is_none_of_them(spark: SparkSession, tmp_path: Path) -> None:
     raising = numbers(spark).mapInArrow(RaisesOnce(tmp_path / "raise"), "value long")
     query = written(raising, "noop", interval="200 milliseconds").start()

@@ -256,22 +256,30 @@ def _back_pressure(snapshot: Snapshot) -> Iterator[Why]:
         while following := [stage for stage in after[chain[-1]] if stage in pressed]:
             chain.append(following[0])
         causes = [stages[stage] for stage in after[chain[-1]]]
-        if not causes:
-            continue
-        cause = max(causes, key=lambda each: each.busy or 0.0)
+        sinks = stages[chain[-1]].sinks
         share = _percent(stages[first].back_pressured or 0.0)
         way = " and ".join(f"stage {stage}" for stage in chain)
-        text = f"{way} {'waits' if len(chain) == 1 else 'wait'} {share} % of the time for stage {cause.stage}"
-        text += _how_busy(snapshot, cause)
-        yield _why("warning", text, "operator", stage=cause.stage)
+        text = f"{way} {'waits' if len(chain) == 1 else 'wait'} {share} % of the time for"
+        if causes:
+            cause = max(causes, key=lambda each: each.busy or 0.0)
+            yield _slow_stage(snapshot, f"{text} stage {cause.stage}", cause)
+        elif sinks:
+            yield _why("warning", f"{text} the sink {sinks[0]}", "sink", uid=sinks[0], stage=chain[-1])
 
 
-def _how_busy(snapshot: Snapshot, stage: StageView) -> str:
+def _slow_stage(snapshot: Snapshot, text: str, stage: StageView) -> Why:
+    """Return that others wait for a stage: its busiest subtask, and the operator that takes most of its time."""
     own = [each for each in snapshot.subtasks if each.stage == stage.stage and each.busy is not None]
     busiest: SubtaskView | None = max(own, key=lambda each: each.busy or 0.0, default=None)
     if busiest is None:
-        return ""
-    return f", where slot {busiest.slot} is busy {_percent(busiest.busy or 0.0)} %"
+        return _why("warning", text, "operator", stage=stage.stage)
+    text += f", where slot {busiest.slot} is busy {_percent(busiest.busy or 0.0)} %"
+    uid = max(busiest.operators, key=lambda each: busiest.operators[each], default=None)
+    if uid is not None and busiest.operators[uid] >= 0.5 * (busiest.busy or 0.0):
+        text += f", most of it in `{uid}`"
+    else:
+        uid = None
+    return _why("warning", text, "operator", uid=uid, stage=stage.stage, subtask=busiest.subtask, slot=busiest.slot)
 
 
 def _alignment(snapshot: Snapshot) -> Iterator[Why]:

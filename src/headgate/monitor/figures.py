@@ -12,7 +12,14 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from headgate.protocol.messages import RecoveryProgress, RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress
+from headgate.protocol.messages import (
+    RecoveryProgress,
+    RestoreProgress,
+    SplitEventTime,
+    SubtaskId,
+    SubtaskProgress,
+    TimeSpent,
+)
 
 
 class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +83,23 @@ class StageRestore(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     duration_ms: int
 
 
+class TimeShares(msgspec.Struct, frozen=True, kw_only=True):
+    """What the thread of a subtask did with its time, from 0 to 1.
+
+    Parameters
+    ----------
+    busy, back_pressured, idle
+        It worked; it waited for room in its outputs; it waited for rows. Together they are 1.
+    paused
+        Splits of its were paused by alignment, whatever the thread did meanwhile.
+    """
+
+    busy: float
+    back_pressured: float
+    idle: float
+    paused: float
+
+
 class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a subtask reported last, and what it did by second in the last `WINDOW_MS`.
 
@@ -87,12 +111,15 @@ class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
         Rows by second, by the uid of the source and of the sink; None: there is but one message yet.
     busy
         By operator uid: the part of the time, from 0 to 1; None: there is but one message yet.
+    time
+        What its thread did with its time; None: there is but one message yet.
     """
 
     last: SubtaskProgress
     rows_in_per_second: dict[str, float] | None
     rows_out_per_second: dict[str, float] | None
     busy: dict[str, float] | None
+    time: TimeShares | None
 
 
 WINDOW_MS = 5_000
@@ -107,6 +134,7 @@ class _Sample(msgspec.Struct, frozen=True):
     rows_in: dict[str, int]
     rows_out: dict[str, int]
     busy_ms: dict[str, int]
+    time: TimeSpent | None
 
 
 class _Subtask(msgspec.Struct):
@@ -121,7 +149,7 @@ class _Subtask(msgspec.Struct):
     def move_window(self) -> None:
         """Take the newest counts into the window, and leave out what is too old to begin it."""
         last, window = self.last, self.window
-        window.append(_Sample(self.last_ms, last.rows_in, last.rows_out, last.busy_ms))
+        window.append(_Sample(self.last_ms, last.rows_in, last.rows_out, last.busy_ms, last.time))
         while len(window) > 2 and window[1].at_ms <= self.last_ms - WINDOW_MS:
             window.popleft()
 
@@ -130,7 +158,9 @@ class _Subtask(msgspec.Struct):
         first, last = self.window[0], self.window[-1]
         elapsed_ms = last.at_ms - first.at_ms
         if elapsed_ms <= 0:
-            return SubtaskFigures(last=self.last, rows_in_per_second=None, rows_out_per_second=None, busy=None)
+            return SubtaskFigures(
+                last=self.last, rows_in_per_second=None, rows_out_per_second=None, busy=None, time=None
+            )
         rows_in = _per_ms(first.rows_in, last.rows_in, elapsed_ms)
         rows_out = _per_ms(first.rows_out, last.rows_out, elapsed_ms)
         return SubtaskFigures(
@@ -138,6 +168,7 @@ class _Subtask(msgspec.Struct):
             rows_in_per_second={uid: 1000 * rate for uid, rate in rows_in.items()},
             rows_out_per_second={uid: 1000 * rate for uid, rate in rows_out.items()},
             busy={uid: min(1.0, share) for uid, share in _per_ms(first.busy_ms, last.busy_ms, elapsed_ms).items()},
+            time=_shares(first.time, last.time),
         )
 
     def shares(self) -> dict[str, float]:
@@ -317,6 +348,21 @@ def _add(totals: Counter[str], now: Mapping[str, int], before: Mapping[str, int]
 
 def _per_ms(first: Mapping[str, int], last: Mapping[str, int], elapsed_ms: int) -> dict[str, float]:
     return {uid: max(0, count - first.get(uid, 0)) / elapsed_ms for uid, count in last.items()}
+
+
+def _shares(first: TimeSpent | None, last: TimeSpent | None) -> TimeShares | None:
+    """Return what was done between two messages, by the clock of the subtask: how long these took does not matter."""
+    if first is None or last is None or last.elapsed_ms <= first.elapsed_ms:
+        return None
+    elapsed_ms = last.elapsed_ms - first.elapsed_ms
+    back_pressured = min(1.0, max(0, last.back_pressured_ms - first.back_pressured_ms) / elapsed_ms)
+    idle = min(1.0 - back_pressured, max(0, last.idle_ms - first.idle_ms) / elapsed_ms)
+    return TimeShares(
+        busy=1.0 - back_pressured - idle,
+        back_pressured=back_pressured,
+        idle=idle,
+        paused=min(1.0, max(0, last.paused_ms - first.paused_ms) / elapsed_ms),
+    )
 
 
 def _waits(progress: SubtaskProgress) -> bool:

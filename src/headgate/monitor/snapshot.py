@@ -409,16 +409,17 @@ def _subtasks(status: JobStatus | None, measured: Mapping[SubtaskId, SubtaskFigu
             figures = None  # of a deployment that is over
         last = None if figures is None else figures.last
         busy = {} if figures is None or figures.busy is None else figures.busy
+        time = None if figures is None else figures.time
         yield SubtaskView(
             stage=each.subtask.stage,
             subtask=each.subtask.subtask,
             slot=each.subtask.subtask,  # whose number is the subtask's
             state=each.state,
             execution=each.execution,
-            busy=None if figures is None or figures.busy is None else _share(min(1.0, sum(busy.values()))),
-            back_pressured=None,
-            idle=None,
-            paused=None,
+            busy=None if time is None else _share(time.busy),
+            back_pressured=None if time is None else _share(time.back_pressured),
+            idle=None if time is None else _share(time.idle),
+            paused=None if time is None else _share(time.paused),
             rows_in=sum(last.rows_in.values()) if last is not None and last.rows_in else None,
             rows_out=sum(last.rows_out.values()) if last is not None and last.rows_out else None,
             rows_in_per_second=None if figures is None else _total(figures.rows_in_per_second),

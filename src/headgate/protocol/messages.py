@@ -257,6 +257,25 @@ class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool
 
 
+class TimeSpent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the thread of a subtask did since the deployment, in milliseconds; the rest of the time it was busy.
+
+    Parameters
+    ----------
+    elapsed_ms
+        How long that is.
+    back_pressured_ms, idle_ms
+        It waited for room in its outputs; for rows and messages.
+    paused_ms
+        Splits of its were paused by alignment, whatever the thread did meanwhile.
+    """
+
+    elapsed_ms: int
+    back_pressured_ms: int
+    idle_ms: int
+    paused_ms: int
+
+
 class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     """Figures for `lastProgress`, now and then; the newest counts.
 
@@ -286,6 +305,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         open, a message has nothing else.
     troubles
         By source uid: what its reader waits for beside data, as sentences; absent: nothing.
+    time
+        What its thread did with its time; None: its operators are not open yet.
     """
 
     rows_in: dict[str, int] = {}
@@ -301,6 +322,7 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     recovery: RecoveryProgress | None = None
     restore: RestoreProgress | None = None
     troubles: dict[str, tuple[str, ...]] = {}
+    time: TimeSpent | None = None
 
 
 class WatermarkReported(_SubtaskMessage, frozen=True, kw_only=True):

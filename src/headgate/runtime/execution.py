@@ -42,6 +42,7 @@ from headgate.runtime.source_input import MOST_POSITIONS, SourceInput, positions
 from headgate.task import subtask as machine
 from headgate.task import task_loop as loop
 from headgate.task.exchange.input_gate import GateInput
+from headgate.task.thread_time import ThreadTime
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +82,10 @@ class Execution:
         """Whether it is closed, or being closed."""
         self.called: str | None = None
         """The source whose reader is being called, or raised."""
+        self.time = ThreadTime(context.services.work_ms())
+        """What its thread does with its time; whoever takes the turns says when it waits."""
+        self.lacks_room = False
+        """Whether the last step found that not all outputs take rows."""
         self._user = user
         self._stage = context.stage
         self._loop = loop.TaskLoop(source.uid for source in self._stage.sources)
@@ -276,6 +281,7 @@ class Execution:
             if self._chain.waits and not self.context.mailbox.has_mail:  # small batches take a turn, and not two
                 room, blocked = self._room()
                 busy = self._handle(loop.RowsWait(room, barrier_waits))
+        self.lacks_room = bool(blocked)
         if not busy:
             self._await(blocked)
         return busy
@@ -429,6 +435,10 @@ class Execution:
     def on_source_paused(self, source: str, paused: bool) -> None:
         """See `InputUser`."""
         self._handle(loop.SourcePaused(source, paused))
+
+    def on_splits_paused(self, source: str, paused: bool) -> None:
+        """See `InputUser`."""
+        self.time.set_paused(source, paused, self.context.services.work_ms())
 
     # What the gate and the links report (`GateUser`).
 
@@ -589,6 +599,7 @@ class Execution:
             recovery=None if self._gate is None else self._gate.recovery_progress(),
             restore=self._restore_progress(),
             troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
+            time=self.time.spent(self.context.services.work_ms()),
         )
 
     def _restore_progress(self) -> msg.RestoreProgress | None:

@@ -54,6 +54,9 @@ class InputUser(Protocol):
     def on_source_paused(self, source: str, paused: bool) -> None:
         """Alignment pauses a whole source, or resumes it."""
 
+    def on_splits_paused(self, source: str, paused: bool) -> None:
+        """Alignment has paused splits of a source, all of them or some, or it has no paused ones any more."""
+
 
 class SourceInput:
     """One source's reader in a subtask, and its output.
@@ -81,6 +84,8 @@ class SourceInput:
         self._unreported: list[str] = []  # of those, what the machine does not know yet
         self._available: Future[None] | None = None  # the last that was waited for
         self._pausing: deque[tuple[Collection[str], Collection[str]]] = deque()  # what alignment decided of splits
+        self._paused_splits: set[str] = set()  # by themselves
+        self._source_paused = False
         self._allow_unaligned = bool(context.definition.options[ALLOW_UNALIGNED_SPLITS])
         self._asked_to_pause = False
         self._alignment_timer_ms: int | None = None  # when the one that runs is due
@@ -203,12 +208,26 @@ class SourceInput:
     def on_pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
         """Alignment pauses splits, and resumes others."""
         self._pausing.append((splits_to_pause, splits_to_resume))
+        self._paused_splits.difference_update(splits_to_resume)
+        self._paused_splits.update(splits_to_pause)
+        self._count_paused()
 
     def on_source_paused(self, paused: bool) -> None:
         """Alignment pauses the whole source, or resumes it."""
         self._user.on_source_paused(self.uid, paused)
+        self._source_paused = paused
+        self._count_paused()
         if not paused:
             self._wake()
+
+    def on_input_ended(self) -> None:
+        """No rows follow: nobody waits for others any more."""
+        self._paused_splits.clear()
+        self._source_paused = False
+        self._count_paused()
+
+    def _count_paused(self) -> None:
+        self._user.on_splits_paused(self.uid, self._source_paused or bool(self._paused_splits))
 
     def on_report(self, watermark_ms: int | None, slowest: str) -> None:
         """Alignment reports how far this reader is."""
@@ -264,6 +283,9 @@ class SourceInput:
         """Note that a split was read to its end."""
         self._ended.append(split_id)
         self._unreported.append(split_id)
+        if split_id in self._paused_splits:  # it is not resumed any more
+            self._paused_splits.remove(split_id)
+            self._count_paused()
 
     def _report_ended(self) -> None:
         ended, self._unreported = tuple(self._unreported), []
@@ -340,6 +362,7 @@ class _Output(StreamingOutput):
         if not self.ended:
             self.ended = True
             super().end_input()
+            self._of.on_input_ended()
 
 
 def positions_of(splits: tuple[SplitState, ...]) -> tuple[int, dict[str, bytes]]:

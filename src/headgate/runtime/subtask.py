@@ -109,13 +109,18 @@ class Subtask:
 
     def turn(self) -> bool:
         """Answer the mail, then do one step of the execution; return whether there may be more at once."""
+        if self._execution is not None and self._execution.time.rests:
+            self._execution.time.go_on(self._services.work_ms())
         try:
             self._mailbox.run_mail()
             execution = self._execution
-            return execution is not None and execution.step(self._now_ms())
+            if execution is None or execution.step(self._now_ms()):
+                return execution is not None
         except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
             self._on_error(error)
             return True
+        execution.time.rest(self._services.work_ms(), for_room=execution.lacks_room)
+        return False
 
     def fetching_since(self) -> float | None:
         """Return since when the oldest fetch of a reader blocks (monotonic seconds); None: none does. Any thread."""

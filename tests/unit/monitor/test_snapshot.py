@@ -20,7 +20,7 @@ from headgate.monitor.snapshot import (
     known_time_ms,
     snapshot_of,
 )
-from headgate.protocol.messages import RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress
+from headgate.protocol.messages import RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress, TimeSpent
 from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 NOW_MS = 1_763_760_000_000
@@ -74,14 +74,19 @@ class Query:
 
     def busy(self, stage: int, subtask: int, **percent: int) -> None:
         """Let operators be busy so many percent of a second."""
-        self.take(stage, subtask, -1000)
-        self.take(stage, subtask, 0, busy_ms={uid: 10 * share for uid, share in percent.items()})
+        self.take(stage, subtask, -1000, time=spent(0))
+        time = spent(1000, idle_ms=1000 - 10 * sum(percent.values()))
+        self.take(stage, subtask, 0, busy_ms={uid: 10 * share for uid, share in percent.items()}, time=time)
 
     def snapshot(self, of: JobStatus | None = None) -> Snapshot:
         return snapshot_of(IDENTITY, SHAPE, of or status(), self.reporter, self.events, NOW_MS)
 
     def why(self, of: JobStatus | None = None) -> list[str]:
         return [each.text for each in why(self.snapshot(of))]
+
+
+def spent(elapsed_ms: int, back_pressured_ms: int = 0, idle_ms: int = 0, paused_ms: int = 0) -> TimeSpent:
+    return TimeSpent(elapsed_ms=elapsed_ms, back_pressured_ms=back_pressured_ms, idle_ms=idle_ms, paused_ms=paused_ms)
 
 
 def kafka_split(number: int) -> bytes:
@@ -120,7 +125,8 @@ def test_rates_and_shares_are_of_the_last_seconds() -> None:
     query = Query()
     for second in range(60):
         busy_ms = 0 if second < 50 else 900 * (second - 50)
-        query.take(0, 0, 1000 * second, rows_in={"kafka": 100 * second}, busy_ms={"parse": busy_ms})
+        fields = {"rows_in": {"kafka": 100 * second}, "busy_ms": {"parse": busy_ms}}
+        query.take(0, 0, 1000 * second, **fields, time=spent(1000 * second, idle_ms=1000 * second - busy_ms))
     made = query.snapshot()
     assert made.sources[0].rows_per_second == made.stages[0].rows_in_per_second == 100.0
     assert (made.stages[0].busy, made.operators[0].busy, made.operators[0].subtask) == (0.9, 0.9, 0)
@@ -203,7 +209,7 @@ def test_a_busy_operator_is_named_with_its_slot_and_what_waits_for_it() -> None:
     query.busy(0, 0, parse=97)
     query.busy(0, 1, parse=90)
     positions = {f"rides-{number}": kafka_split(number) for number in range(12)}
-    query.take(0, 0, 1, splits={"kafka": 12}, positions={"kafka": positions}, busy_ms={"parse": 970})
+    query.take(0, 0, 1, splits={"kafka": 12}, positions={"kafka": positions}, busy_ms={"parse": 970}, time=spent(1000))
     assert query.why() == ["slot 0 is busy 97 % in `parse`; 12 splits wait for it"]
 
 
@@ -244,15 +250,34 @@ def test_rows_that_nobody_can_see_come_before_what_is_only_slow() -> None:
 
 def test_back_pressure_is_followed_down_to_the_stage_that_causes_it() -> None:
     query = Query()
-    query.busy(1, 1, count=99)
+    query.busy(1, 1, count=60, parse=39)
+    for at_ms, time in ((-1000, spent(0)), (0, spent(1000, back_pressured_ms=950, idle_ms=20))):
+        query.take(0, 0, at_ms, time=time)
     made = query.snapshot()
-    stages = [_replaced(made.stages[0], back_pressured=0.95), made.stages[1]]
-    texts = [each.text for each in why(_replaced(made, stages=stages))]
-    assert texts[-1] == "stage 0 waits 95 % of the time for stage 1, where slot 1 is busy 99 %"
+    assert [(each.busy, each.back_pressured, each.idle) for each in made.stages] == [
+        (0.03, 0.95, 0.02), (0.99, 0.0, 0.01),
+    ]  # fmt: skip
+    reason = why(made)[-1]
+    assert reason.text == (
+        "stage 0 waits 95 % of the time for stage 1, where slot 1 is busy 99 %, most of it in `count`"
+    )
+    assert (reason.about.uid, reason.about.stage, reason.about.slot) == ("count", 1, 1)
 
 
-def _replaced(of: Any, **fields: Any) -> Any:
-    return type(of)(**{name: fields.get(name, getattr(of, name)) for name in of.__struct_fields__})
+def test_a_sink_without_room_is_what_all_stages_wait_for() -> None:
+    query = Query()
+    for stage in (0, 1):
+        query.take(stage, 0, -1000, time=spent(0))
+        query.take(stage, 0, 0, time=spent(1000, back_pressured_ms=900))
+    assert query.why() == ["stage 0 and stage 1 wait 90 % of the time for the sink sink"]
+
+
+def test_shares_of_a_subtask_are_of_its_own_clock_and_add_up_to_one_when_a_message_is_late() -> None:
+    query = Query()
+    query.take(0, 0, -1000, time=spent(5000, 100, 100, 0))
+    query.take(0, 0, 0, time=spent(9000, 1100, 2100, 3000))
+    subtask = query.snapshot().subtasks[0]
+    assert (subtask.busy, subtask.back_pressured, subtask.idle, subtask.paused) == (0.25, 0.25, 0.5, 0.75)
 
 
 def test_a_query_that_restarts_over_and_over_says_why_first() -> None:

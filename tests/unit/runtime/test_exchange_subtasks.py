@@ -63,6 +63,32 @@ def test_a_checkpoint_holds_what_is_under_way_on_both_sides(start: Start) -> Non
     wait_until(lambda: pair.sink.numbers == numbers)
 
 
+def test_the_stage_that_a_slow_one_holds_up_is_back_pressured_and_not_idle(start: Start) -> None:
+    """And the slow one, which waits for its sink, is so, too; without rows both are idle."""
+    pair = start()
+
+    def waited(after: int) -> list[list[int]]:
+        """Return how long each stage waited for room, and for rows, in messages after so many, from first to last."""
+        of_stages = [
+            [each.time for each in pair.posted[after:] if isinstance(each, msg.SubtaskProgress) and each.stage == stage]
+            for stage in (0, 1)
+        ]
+        return [
+            [last.back_pressured_ms - first.back_pressured_ms, last.idle_ms - first.idle_ms]
+            for first, *_, last in (of for of in of_stages if len(of) > 2)
+            if first is not None and last is not None
+        ]
+
+    wait_until(lambda: len(shares := waited(0)) == 2 and all(idle > 0 == room for room, idle in shares))
+    pair.block()
+    pair.fill()
+    for stage in (0, 1):
+        pair.settle(stage)
+    before = len(pair.posted)
+    wait_until(lambda: len(shares := waited(before)) == 2 and all(room > 0 == idle for room, idle in shares))
+    pair.unblock()
+
+
 def test_an_aligned_checkpoint_holds_no_rows(start: Start) -> None:
     """It waits for them."""
     pair = start()

@@ -248,8 +248,8 @@ class QueryProgress:
         }
         busy: dict[int, float | None] = {each.stage: None for each in self._shape.stages}
         for key, each in figures.subtasks().items():
-            if each.busy is not None:
-                busy[key.stage] = max(busy.get(key.stage) or 0.0, min(1.0, sum(each.busy.values())))
+            if each.time is not None:
+                busy[key.stage] = max(busy.get(key.stage) or 0.0, each.time.busy)
         self._history.add(_now_ms(), rows_per_second, watermarks, busy)
 
     def _ask_for_lag(self) -> None:
