@@ -13,7 +13,7 @@ from headgate.connectors.kinesis import scout
 from headgate.connectors.kinesis.api import KinesisApi
 from headgate.connectors.kinesis.cursor import ShardCursor
 from headgate.connectors.kinesis.source import KinesisSource
-from headgate.connectors.kinesis.split import KinesisSplit, ShardPosition, after, at
+from headgate.connectors.kinesis.split import TRIM_HORIZON, KinesisSplit, ShardPosition, after, at
 from headgate.errors import DataLossError, OptionError, SourceError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
 from headgate.testing import ReaderHarness, SourceHarness, VirtualClock
@@ -86,6 +86,21 @@ def test_being_throttled_delays_and_no_more(stream: Stream, source: MakeSource, 
     faulty.answer_with("GetRecords", "KMSThrottlingException")
     assert read_all(source(requestTimeout="0 seconds")) == list(range(7))
     assert faulty.faults_left == 0
+
+
+def test_a_reader_counts_what_was_throttled_and_knows_how_old_what_it_read_is(
+    stream: Stream, source: MakeSource, faulty: FaultyProxy
+) -> None:
+    stream.put(range(3))
+    faulty.answer_with("GetRecords", "ProvisionedThroughputExceededException", times=3)
+    split = KinesisSplit(split_id=SHARD, position=TRIM_HORIZON)
+    with ReaderHarness(source().create_reader, source().split_serializer, SCHEMA) as harness:
+        harness.add_splits(split)
+        while len(harness.batches) < 1:
+            harness.step()
+        measured = harness.metrics()
+    assert (measured["throttledRequests"], measured["millisBehindLatest"]) == (3, 0)
+    assert measured["requests"] == faulty.calls["GetRecords"] >= 4
 
 
 def test_errors_of_kinesis_and_broken_connections_are_tried_again(

@@ -21,7 +21,7 @@ PACKAGE = SRC / "headgate"
 ANYWHERE = {"errors", "event_log", "futures", "machine", "pickling", "private_files", "serial_executor", "versions"}
 MAY_IMPORT: dict[str, set[str]] = {
     "source": set(),
-    "protocol": set(),
+    "protocol": {"source"},  # of that what a connector measured
     "sink": {"protocol"},
     "readers": {"source"},
     "assigners": {"source"},
@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "driver": {"source", "protocol", "checkpoint", "coordinator", "graph"},
     "microbatch": {"source", "expressions", "task"},
-    "monitor": {"protocol", "coordinator"},  # of that the status, which is made for people
+    "monitor": {"source", "protocol", "coordinator"},  # of that the status, which is made for people
     "simulation": {
         "source", "sink", "assigners", "protocol", "operators", "task", "checkpoint", "coordinator", "graph",
         "transport", "runtime", "driver", "connectors",
@@ -75,8 +75,10 @@ PURE = (
 
 CONTRACT = [
     "Boundedness",
+    "Counter",
     "FetchedBatch",
     "InputStatus",
+    "MetricGroup",
     "OptionSpec",
     "Options",
     "PlanLimits",
@@ -92,6 +94,7 @@ CONTRACT = [
     "Split",
     "SplitEnumerator",
     "SplitEnumeratorContext",
+    "SplitMetricGroup",
     "SplitReader",
     "SupportsBoundedPlans",
     "SupportsEventTimeSeek",

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from headgate.coordinator.sources import source_events as src
@@ -32,6 +33,7 @@ from headgate.errors import ConnectorContractError
 from headgate.event_log import describe
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
+from headgate.source.metrics import Measurement
 from headgate.source.source import Source
 
 _log = logging.getLogger(__name__)
@@ -40,6 +42,14 @@ _WORKERS = 4
 _PATIENCE_S = 0.8
 _LONG_S = 1.0
 """A call that has been under way for so long is reported."""
+
+
+class EnumeratorMeasured(msgspec.Struct, frozen=True):
+    """What an enumerator counts and measures, by name; counts of another incarnation begin at 0 again."""
+
+    source: str
+    incarnation: int
+    metrics: Mapping[str, Measurement]
 
 
 class EnumeratorThread:
@@ -78,6 +88,9 @@ class EnumeratorThread:
         # Calls of the connector's code under way: name, beginning, whether it is slow work. Any thread.
         self._under_way: dict[int, tuple[str, float, bool]] = {}
         self._was_busy = False
+        # Written on the enumerator's thread, read on the driver's.
+        self._measured: EnumeratorMeasured | None = None
+        self._measures = False
         # On the enumerator's thread only: slow work by the time it is due.
         self._due: list[tuple[float, int, SlowWork]] = []
         self._number = itertools.count()
@@ -121,6 +134,16 @@ class EnumeratorThread:
         was_busy, self._was_busy = self._was_busy, bool(calls)
         return src.EnumeratorBusy(self._incarnation, calls) if calls or was_busy else None
 
+    def measured(self) -> EnumeratorMeasured | None:
+        """Return what the enumerator's metrics were when this was called before; None: they were not looked at yet.
+
+        They are looked at again, once the enumerator is done with what it was asked before. On the driver's thread.
+        """
+        if self._runner.has_metrics and not self._measures:
+            self._measures = True
+            self._turns.put(("metric_group", self._measure))
+        return self._measured
+
     def close(self) -> None:
         """Close the enumerator. Blocks for less than a second; one that hangs is left to itself, and says no more."""
         if self._closed.is_set():
@@ -160,6 +183,11 @@ class EnumeratorThread:
             return self._turns.get(timeout=max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
         except queue.Empty:
             return None
+
+    def _measure(self) -> list[Output]:
+        self._measured = EnumeratorMeasured(self._uid, self._incarnation, self._runner.metrics())
+        self._measures = False
+        return []
 
     def _work_later(self, work: SlowWork, delay_ms: int) -> None:
         heapq.heappush(self._due, (time.monotonic() + delay_ms / 1000, next(self._number), work))

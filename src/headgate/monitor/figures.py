@@ -20,6 +20,7 @@ from headgate.protocol.messages import (
     SubtaskProgress,
     TimeSpent,
 )
+from headgate.source.metrics import NUM_BYTES_IN, Measurement, aggregated
 
 
 class BusyOperator(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +114,8 @@ class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
         By operator uid: the part of the time, from 0 to 1; None: there is but one message yet.
     time
         What its thread did with its time; None: there is but one message yet.
+    bytes_in_per_second
+        Bytes by second, by the uid of the source, of those that count them; None: there is but one message yet.
     """
 
     last: SubtaskProgress
@@ -120,6 +123,7 @@ class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     rows_out_per_second: dict[str, float] | None
     busy: dict[str, float] | None
     time: TimeShares | None
+    bytes_in_per_second: dict[str, float] | None
 
 
 WINDOW_MS = 5_000
@@ -138,13 +142,17 @@ class _Sample(msgspec.Struct, frozen=True):
 
 
 class _Subtask(msgspec.Struct):
-    """The last message and when it came, the one that the interval began with, and the counts of the last seconds."""
+    """The last message and when it came, the one that the interval began with, and the counts of the last seconds.
+
+    ``bytes_in`` is by source and of those messages that had metrics.
+    """
 
     last: SubtaskProgress
     last_ms: int
     first: SubtaskProgress
     first_ms: int
     window: deque[_Sample]
+    bytes_in: deque[tuple[int, dict[str, int]]]
 
     def move_window(self) -> None:
         """Take the newest counts into the window, and leave out what is too old to begin it."""
@@ -153,14 +161,23 @@ class _Subtask(msgspec.Struct):
         while len(window) > 2 and window[1].at_ms <= self.last_ms - WINDOW_MS:
             window.popleft()
 
+    def take_bytes(self, metrics: Mapping[str, Mapping[str, Measurement]]) -> None:
+        """Take the counts of bytes into their window."""
+        counted = {uid: int(of[NUM_BYTES_IN].value) for uid, of in metrics.items() if NUM_BYTES_IN in of}
+        if counted:
+            self.bytes_in.append((self.last_ms, counted))
+            while len(self.bytes_in) > 2 and self.bytes_in[1][0] <= self.last_ms - WINDOW_MS:
+                self.bytes_in.popleft()
+
     def figures(self) -> SubtaskFigures:
         """Return what it did in the window."""
         first, last = self.window[0], self.window[-1]
         elapsed_ms = last.at_ms - first.at_ms
         if elapsed_ms <= 0:
             return SubtaskFigures(
-                last=self.last, rows_in_per_second=None, rows_out_per_second=None, busy=None, time=None
-            )
+                last=self.last, rows_in_per_second=None, rows_out_per_second=None, busy=None, time=None,
+                bytes_in_per_second=None,
+            )  # fmt: skip
         rows_in = _per_ms(first.rows_in, last.rows_in, elapsed_ms)
         rows_out = _per_ms(first.rows_out, last.rows_out, elapsed_ms)
         return SubtaskFigures(
@@ -169,7 +186,16 @@ class _Subtask(msgspec.Struct):
             rows_out_per_second={uid: 1000 * rate for uid, rate in rows_out.items()},
             busy={uid: min(1.0, share) for uid, share in _per_ms(first.busy_ms, last.busy_ms, elapsed_ms).items()},
             time=_shares(first.time, last.time),
+            bytes_in_per_second=self._bytes_per_second(),
         )
+
+    def _bytes_per_second(self) -> dict[str, float]:
+        if not self.bytes_in:
+            return {}
+        (first_ms, first), (last_ms, last) = self.bytes_in[0], self.bytes_in[-1]
+        if last_ms <= first_ms:
+            return {}
+        return {uid: 1000 * rate for uid, rate in _per_ms(first, last, last_ms - first_ms).items()}
 
     def shares(self) -> dict[str, float]:
         """Return by operator the part of the time that it took; nothing while there is but one message."""
@@ -206,10 +232,12 @@ class Figures:
         self.lag: dict[str, dict[str, int]] = {}
         """The lag of sources that know it, by source uid; set from outside."""
         self._subtasks: dict[SubtaskId, _Subtask] = {}
+        self._counted: dict[str, Counter[str]] = {}  # by source uid: what its connector counts, since the start
+        self._enumerators: dict[str, tuple[int, Mapping[str, Measurement]]] = {}  # incarnation and its metrics
 
     def take(self, subtask: int, progress: SubtaskProgress, now_ms: int) -> None:
         """Take note of a message. One of an older deployment is ignored."""
-        key = SubtaskId(progress.stage, subtask)
+        key, is_measured = SubtaskId(progress.stage, subtask), False
         known = self._subtasks.get(key)
         if known is not None and progress.execution < known.last.execution:
             return
@@ -219,19 +247,57 @@ class Figures:
                 progress = msgspec.structs.replace(
                     progress, splits=before.splits, positions=before.positions, event_times=before.event_times
                 )
+            if not progress.metrics:
+                progress = msgspec.structs.replace(
+                    progress, metrics=before.metrics, pending_records=before.pending_records
+                )
+            else:
+                is_measured = True
             known.last, known.last_ms = progress, max(now_ms, known.last_ms)
         else:
             before = SubtaskProgress(stage=progress.stage, execution=progress.execution)
-            self._subtasks[key] = known = _Subtask(progress, now_ms, progress, now_ms, deque())
+            self._subtasks[key] = known = _Subtask(progress, now_ms, progress, now_ms, deque(), deque())
+            is_measured = True
         known.move_window()
+        if is_measured:
+            known.take_bytes(progress.metrics)
+            for uid, metrics in progress.metrics.items():
+                self._count(uid, metrics, before.metrics.get(uid, {}))
         _add(self.rows_in, progress.rows_in, before.rows_in)
         _add(self.rows_out, progress.rows_out, before.rows_out)
         self.skipped += max(0, progress.skipped - before.skipped)
         self.late += max(0, progress.late - before.late)
 
+    def take_enumerator(self, source: str, incarnation: int, metrics: Mapping[str, Measurement]) -> None:
+        """Take note of what a source's enumerator counts and measures; another one begins to count at 0."""
+        known = self._enumerators.get(source)
+        self._count(source, metrics, known[1] if known is not None and known[0] == incarnation else {})
+        self._enumerators[source] = incarnation, metrics
+
+    def _count(self, uid: str, now: Mapping[str, Measurement], before: Mapping[str, Measurement]) -> None:
+        totals = self._counted.setdefault(uid, Counter())
+        for name, each in now.items():
+            if each.kind == "counter":
+                totals[name] += int(max(0, each.value - (before[name].value if name in before else 0)))
+
+    def metrics(self, source: str) -> dict[str, Measurement]:
+        """Return what a source's connector counts and measures: of its readers together, and its enumerator's.
+
+        Counts are since the start. If both have one of the same name, it is put together like those of readers.
+        """
+        of_all = [each.metrics[source] for each in self._messages() if source in each.metrics]
+        if source in self._enumerators:
+            of_all.append(dict(self._enumerators[source][1]))
+        made = {name: each for name, each in aggregated(of_all).items() if each.kind == "gauge"}
+        counted = {
+            name: Measurement(kind="counter", value=count) for name, count in self._counted.get(source, {}).items()
+        }
+        return made | counted
+
     def forget_subtasks(self) -> None:
         """Forget who did it, not what was done: other subtasks begin."""
         self._subtasks.clear()
+        self._enumerators.clear()
 
     def subtasks(self) -> dict[SubtaskId, SubtaskFigures]:
         """Return what each subtask reported, in order."""

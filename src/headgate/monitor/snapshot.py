@@ -20,6 +20,7 @@ from headgate.monitor.figures import Figures, StageRecovery, StageRestore, Subta
 from headgate.monitor.progress import LAST_MS, ProgressReporter, QueryIdentity, position_of, timestamp
 from headgate.monitor.recent_events import CheckpointEvent, RecentEvents, RestartEvent
 from headgate.protocol.messages import SplitEventTime, SubtaskId
+from headgate.source.metrics import NUM_BYTES_IN
 
 MOST_SPLITS = 1000
 """How many splits of a source are listed: those that lag most first."""
@@ -205,6 +206,13 @@ class SplitView(_Part, frozen=True, kw_only=True):
     paused: bool | None
 
 
+class MetricView(_Part, frozen=True, kw_only=True):
+    """What a connector counts (``counter``) or measures (``gauge``): of all readers together, and its enumerator."""
+
+    kind: str
+    value: float
+
+
 class SourceView(_Part, frozen=True, kw_only=True):
     """A source: what its readers read, and what its connector says of itself."""
 
@@ -222,7 +230,7 @@ class SourceView(_Part, frozen=True, kw_only=True):
     drift_ms: int | None
     paused_splits: int
     idle_splits: int
-    metrics: dict[str, float]
+    metrics: dict[str, MetricView]
     splits: list[SplitView]
     splits_left_out: int
 
@@ -476,15 +484,15 @@ def _sources(
         splits = _splits(uid, measured, times)
         count = max(figures.splits(uid), len(splits))
         shown = sorted(splits, key=_lag_order)[:MOST_SPLITS]
-        positions = figures.positions(uid)
+        positions, metrics = figures.positions(uid), figures.metrics(uid)
         yield SourceView(
             uid=uid,
             description=description,
             state=None if info is None else info.state,
             rows_read=figures.rows_in[uid],
             rows_per_second=_of_all(uid, (each.rows_in_per_second for each in measured.values())),
-            bytes_read=None,
-            bytes_per_second=None,
+            bytes_read=round(metrics[NUM_BYTES_IN].value) if NUM_BYTES_IN in metrics else None,
+            bytes_per_second=_of_all(uid, (each.bytes_in_per_second for each in measured.values())),
             num_splits=count,
             lag=dict(figures.lag.get(uid, {})),
             troubles=troubles.get(uid, []),
@@ -492,7 +500,7 @@ def _sources(
             drift_ms=times.largest_drift_ms([uid]) if event_times else None,
             paused_splits=sum(at.paused for at in event_times.values()),
             idle_splits=sum(at.idle for at in event_times.values()),
-            metrics={},
+            metrics={name: MetricView(kind=each.kind, value=each.value) for name, each in sorted(metrics.items())},
             splits=[
                 msgspec.structs.replace(each, position=position_of(positions[each.id]))
                 if each.id in positions
@@ -509,17 +517,20 @@ def _splits(uid: str, measured: Mapping[SubtaskId, SubtaskFigures], times: Event
     for key, figures in measured.items():
         at: Mapping[str, SplitEventTime] = figures.last.event_times.get(uid, {})
         for split_id in dict.fromkeys([*figures.last.positions.get(uid, {}), *at]):
-            found[split_id] = _split(split_id, key.subtask, uid, at.get(split_id), times)
+            lag = figures.last.pending_records.get(uid, {}).get(split_id)
+            found[split_id] = _split(split_id, key.subtask, uid, at.get(split_id), times, lag)
     return list(found.values())
 
 
-def _split(split_id: str, subtask: int, uid: str, at: SplitEventTime | None, times: EventTimes) -> SplitView:
+def _split(
+    split_id: str, subtask: int, uid: str, at: SplitEventTime | None, times: EventTimes, lag: int | None
+) -> SplitView:
     return SplitView(
         id=split_id,
         subtask=subtask,
         slot=subtask,
         position=None,
-        lag=None,
+        lag=lag,
         watermark_ms=None if at is None else known_time_ms(at.watermark_ms),
         drift_ms=None if at is None else times.drift_ms(uid, at),
         idle=None if at is None else at.idle,

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from headgate.protocol.state import FinishedSplit, RecoveredChannel, SplitState, SubtaskState
+from headgate.source.metrics import Measurement
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True):
@@ -307,6 +308,11 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         By source uid: what its reader waits for beside data, as sentences; absent: nothing.
     time
         What its thread did with its time; None: its operators are not open yet.
+    metrics
+        By source uid: what its connector's reader counts and measures, by name. Empty: what came before still counts.
+    pending_records
+        By source uid: split id to how many rows there are after what was read, where the reader knows it; sent and left
+        out with ``metrics``.
     """
 
     rows_in: dict[str, int] = {}
@@ -323,6 +329,8 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     restore: RestoreProgress | None = None
     troubles: dict[str, tuple[str, ...]] = {}
     time: TimeSpent | None = None
+    metrics: dict[str, dict[str, Measurement]] = {}
+    pending_records: dict[str, dict[str, int]] = {}
 
 
 class WatermarkReported(_SubtaskMessage, frozen=True, kw_only=True):

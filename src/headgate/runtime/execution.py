@@ -39,6 +39,7 @@ from headgate.runtime.restored import RestoredState, read_rows, recovered_input
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.runtime.snapshots import SafeSnapshot, Snapshots
 from headgate.runtime.source_input import MOST_POSITIONS, SourceInput, positions_of
+from headgate.source.metrics import Measurement
 from headgate.task import subtask as machine
 from headgate.task import task_loop as loop
 from headgate.task.exchange.input_gate import GateInput
@@ -100,6 +101,7 @@ class Execution:
         self._awaited: list[Future[None]] = []  # the room that is waited for
         self._unreached: set[int] = set()  # slots to which links broke
         self._looked_ms: int | None = None  # when positions were reported last
+        self._measured_ms: int | None = None  # when the connectors' metrics were
         self.inputs: dict[str, SourceInput] = {}
         self._outputs: dict[str, OutputExchange] = {}
         self._gate: InputExchanges | None = None
@@ -583,6 +585,7 @@ class Execution:
             self._looked_ms = now_ms
             of_sources = {uid: each.output.event_times() for uid, each in self.inputs.items()}
             event_times = {uid: found for uid, found in of_sources.items() if 0 < len(found) <= MOST_POSITIONS}
+        metrics, pending = self._measured(now_ms)
         return msg.SubtaskProgress(
             stage=self.context.deployed.stage,
             execution=self.number,
@@ -600,6 +603,19 @@ class Execution:
             restore=self._restore_progress(),
             troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
             time=self.time.spent(self.context.services.work_ms()),
+            metrics=metrics,
+            pending_records=pending,
+        )
+
+    def _measured(self, now_ms: int) -> tuple[dict[str, dict[str, Measurement]], dict[str, dict[str, int]]]:
+        """Return what connectors measure, and the rows that splits have left; nothing, if it was looked for lately."""
+        if self._measured_ms is not None and now_ms - self._measured_ms < POSITIONS_PERIOD_MS:
+            return {}, {}
+        self._measured_ms = now_ms
+        found = {uid: each.measured() for uid, each in self.inputs.items()}
+        return (
+            {uid: each.metrics for uid, each in found.items() if each.metrics},
+            {uid: each.pending_records for uid, each in found.items() if each.pending_records},
         )
 
     def _restore_progress(self) -> msg.RestoreProgress | None:

@@ -23,7 +23,8 @@ from headgate.readers import AskedInVain, SourceReaderBase
 from headgate.runtime.chain import StageChain
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.mailbox import Mail
-from headgate.source import Boundedness, InputStatus, SourceEvent, SourceReader, SourceReaderContext
+from headgate.source import Boundedness, InputStatus, MetricGroup, SourceEvent, SourceReader, SourceReaderContext
+from headgate.source.metrics import Collected
 from headgate.task import subtask as machine
 from headgate.task.reader_output import StreamingOutput
 
@@ -90,6 +91,7 @@ class SourceInput:
         self._asked_to_pause = False
         self._alignment_timer_ms: int | None = None  # when the one that runs is due
         self._polled = AskedInVain()
+        self._metric_group = MetricGroup()
         self.reader: SourceReader[Any] = self._source.create_reader(
             SourceReaderContext(
                 subtask=context.place.slot,
@@ -100,6 +102,7 @@ class SourceInput:
                 time_zone=context.place.time_zone,
                 query=context.definition.name or context.place.query_id,
                 allow_unaligned_splits=self._allow_unaligned,
+                metric_group=self._metric_group,
             )
         )
         self.output = _Output(self, source, chain, context.now_ms())
@@ -181,6 +184,10 @@ class SourceInput:
         count, found = positions_of(tuple(map(self._state_of, splits)))
         self._known |= found
         return count, found
+
+    def measured(self) -> Collected:
+        """Return what the connector counts and measures now."""
+        return self._metric_group.collect(self.output.split_ids())
 
     def troubles(self) -> tuple[str, ...]:
         """Return what the reader waits for beside data."""

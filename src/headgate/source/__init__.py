@@ -6,6 +6,7 @@ twenty-line case.
 
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.events import ReaderInfo, SourceEvent
+from headgate.source.metrics import Counter, MetricGroup, SplitMetricGroup
 from headgate.source.options import Options, OptionSpec
 from headgate.source.reader import (
     InputStatus,
@@ -31,8 +32,10 @@ from headgate.source.watermark import WatermarkAlignment, WatermarkStrategy
 
 __all__ = [
     "Boundedness",
+    "Counter",
     "FetchedBatch",
     "InputStatus",
+    "MetricGroup",
     "OptionSpec",
     "Options",
     "PlanLimits",
@@ -48,6 +51,7 @@ __all__ = [
     "Split",
     "SplitEnumerator",
     "SplitEnumeratorContext",
+    "SplitMetricGroup",
     "SplitReader",
     "SupportsBoundedPlans",
     "SupportsEventTimeSeek",

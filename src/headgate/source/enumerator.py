@@ -15,11 +15,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from headgate.source.events import ReaderInfo, SourceEvent
+from headgate.source.metrics import MetricGroup
 from headgate.source.split import Split
 
 SplitT = TypeVar("SplitT", bound=Split)
@@ -58,6 +60,11 @@ class SplitEnumeratorContext(ABC, Generic[SplitT]):
     @abstractmethod
     def registered_readers(self) -> Mapping[int, ReaderInfo]:
         """The readers registered now, by subtask."""
+
+    @cached_property
+    def metric_group(self) -> MetricGroup:
+        """What takes the enumerator's counters and gauges. They are seen in continuous queries only."""
+        return MetricGroup()
 
     @abstractmethod
     def assign_splits(self, assignment: Mapping[int, Sequence[SplitT]]) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from headgate.errors import UnsupportedOperationError
 from headgate.source.events import SourceEvent
+from headgate.source.metrics import MetricGroup
 from headgate.source.split import Split
 
 SplitT = TypeVar("SplitT", bound=Split)
@@ -107,6 +108,8 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     allow_unaligned_splits
         Whether a split reader that cannot pause its splits reads on where others are paused
         (``pipeline.watermark-alignment.allow-unaligned-source-splits``); else pausing raises.
+    metric_group
+        Takes the reader's counters and gauges, and its split readers'. They are seen in continuous queries only.
     """
 
     subtask: int
@@ -117,6 +120,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     time_zone: str | None = None
     query: str | None = None
     allow_unaligned_splits: bool = False
+    metric_group: MetricGroup = msgspec.field(default_factory=MetricGroup)
 
 
 class SourceReader(ABC, Generic[SplitT]):

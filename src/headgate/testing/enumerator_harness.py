@@ -141,6 +141,8 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         that no more splits follow. The test may take things out.
     calls
         Work waiting to be run.
+    metric_group
+        What the enumerator registers its metrics with; `metrics` collects them.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         self._checkpoints = 0
         self._finished: set[str] = set()
         context: _Context[SplitT] = _Context(self, arrow_schema(source, schema))
+        self.metric_group = context.metric_group
         if state is None:
             enumerator = source.create_enumerator(context)
         else:
@@ -280,6 +283,10 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         both = held.intersection(inside)
         assert not both, f"splits are in the enumerator's state though readers hold them: {sorted(both)}"
         return data
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the enumerator counts and measures now, by name."""
+        return {name: each.value for name, each in self.metric_group.collect().metrics.items()}
 
     def close(self) -> None:
         """Close the enumerator; last of all."""

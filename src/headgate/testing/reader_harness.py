@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headgate.readers import SourceReaderBase
 from headgate.source.events import SourceEvent
+from headgate.source.metrics import MetricGroup
 from headgate.source.reader import InputStatus, SourceReader, SourceReaderContext
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.split import Split
@@ -82,6 +83,8 @@ class ReaderHarness(Generic[SplitT]):
         How often it asked for a split.
     events
         What it sent to the enumerator.
+    metric_group
+        What the reader registers its metrics with; `metrics` and `pending_records` collect them.
     fetched
         What the split readers of a ready-made reader fetched, whether it was emitted or not.
     """
@@ -117,9 +120,11 @@ class ReaderHarness(Generic[SplitT]):
         self._timeout_s = timeout_s
         self._checkpoints = 0
         self._rules: list[ThreadRule] = []
+        self.metric_group = MetricGroup()
         context = SourceReaderContext(
-            subtask=subtask, schema=schema, host="localhost", request_split=self._request, send_event=self.events.append
-        )
+            subtask=subtask, schema=schema, host="localhost", request_split=self._request,
+            send_event=self.events.append, metric_group=self.metric_group,
+        )  # fmt: skip
         self.reader = assert_single_threaded(create_reader(context))
         if isinstance(self.reader, SourceReaderBase):
             make_split_reader = self.reader.split_reader_factory
@@ -187,6 +192,14 @@ class ReaderHarness(Generic[SplitT]):
     def rows(self, split_id: str | None = None) -> list[dict[str, Any]]:
         """Return the rows emitted so far, of one split or of all."""
         return [row for each, batch in self.batches if split_id in (None, each) for row in batch.to_pylist()]
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the reader counts and measures now, by name; those of its splits put together."""
+        return {name: each.value for name, each in self.metric_group.collect(self.splits).metrics.items()}
+
+    def pending_records(self) -> dict[str, int]:
+        """Return by split id how many rows are left to be read, for those that say so."""
+        return self.metric_group.collect(self.splits).pending_records
 
     def snapshot(self) -> list[bytes]:
         """Return the reader's state as bytes, after checking that each unfinished split is in it once."""

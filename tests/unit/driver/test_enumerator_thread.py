@@ -106,6 +106,27 @@ def test_calls_run_on_one_thread_and_are_reported_in_their_order(start: Callable
         assert snapshot.checkpoint_id == checkpoint_id
 
 
+def test_gauges_are_asked_for_on_its_thread_and_without_metrics_nothing_is(start: Callable[..., Running]) -> None:
+    names: list[str] = []
+
+    def begin(of: Probe) -> None:
+        group = of.context.metric_group
+        group.counter("found").inc(3)
+        group.gauge("waiting", lambda: names.append(threading.current_thread().name) or 2)
+
+    running = start(begin=begin)
+    running.has_started()
+    wait_until(lambda: running.thread.measured() is not None)
+    measured = running.thread.measured()
+    assert measured is not None and (measured.source, measured.incarnation) == ("uid", 1)
+    assert {name: each.value for name, each in measured.metrics.items()} == {"found": 3, "waiting": 2}
+    assert set(names) == {"headgate-enumerator-uid"}
+    without = start()
+    without.has_started()
+    for _ in range(3):
+        assert without.thread.measured() is None
+
+
 def test_slow_work_runs_beside_it_and_is_handled_on_its_thread(start: Callable[..., Running]) -> None:
     names: list[str] = []
     gate = threading.Event()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.monitor.figures import BusyOperator, Figures
 from headgate.protocol.messages import RecoveryProgress, RestoreProgress, SplitEventTime, SubtaskProgress
+from headgate.source.metrics import Measurement
 
 
 def figures_of(*messages: tuple[int, int, SubtaskProgress]) -> Figures:
@@ -198,6 +199,42 @@ def test_a_subtask_that_waits_for_a_split_holds_the_watermark_and_one_without_sp
         figures_of((0, 1, message(watermark_ms=50)), (1, 1, message(event_times={"a": {"s": silent}}))).watermark_ms()
         == 50
     )
+
+
+def counted(value: float) -> Measurement:
+    return Measurement(kind="counter", value=value)
+
+
+def gauge(value: float, aggregate: Literal["sum", "max"] = "sum") -> Measurement:
+    return Measurement(kind="gauge", value=value, aggregate=aggregate)
+
+
+def test_what_connectors_measure_is_put_together_and_their_counts_never_fall() -> None:
+    figures = figures_of(
+        (0, 1, message(metrics={"a": {"requests": counted(5), "waiting": gauge(2), "lagMs": gauge(7, "max")}})),
+        (1, 2, message(metrics={"a": {"requests": counted(3), "waiting": gauge(1), "lagMs": gauge(9, "max")}})),
+        (1, 3, message()),
+        (0, 4, message(execution=2, metrics={"a": {"requests": counted(1), "waiting": gauge(4)}})),
+    )
+    figures.take_enumerator("a", 1, {"found": counted(10), "waiting": gauge(100)})
+    figures.take_enumerator("a", 1, {"found": counted(12), "waiting": gauge(100)})
+    figures.take_enumerator("a", 2, {"found": counted(1), "waiting": gauge(50)})
+    values = {name: (each.kind, each.value) for name, each in figures.metrics("a").items()}
+    assert values == {
+        "requests": ("counter", 9), "found": ("counter", 13), "waiting": ("gauge", 55), "lagMs": ("gauge", 9),
+    }  # fmt: skip
+    figures.forget_subtasks()
+    assert set(figures.metrics("a")) == {"requests", "found"}
+
+
+def test_bytes_by_second_are_between_messages_that_count_them() -> None:
+    figures = Figures()
+    for quarter in range(41):  # counted once a second, reported four times
+        metrics = {"a": {"numBytesIn": counted(1000 * quarter // 4)}} if quarter % 4 == 0 else {}
+        figures.take(0, message(metrics=metrics), 250 * quarter + 3)
+    [only] = figures.subtasks().values()
+    assert only.bytes_in_per_second == {"a": 1000}
+    assert figures.metrics("a")["numBytesIn"].value == 10_000
 
 
 def test_rates_of_a_subtask_are_of_a_window_that_moves_on() -> None:

@@ -21,6 +21,7 @@ from headgate.monitor.snapshot import (
     snapshot_of,
 )
 from headgate.protocol.messages import RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress, TimeSpent
+from headgate.source.metrics import Measurement
 from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 NOW_MS = 1_763_760_000_000
@@ -164,6 +165,29 @@ def test_splits_are_listed_with_their_slot_those_that_lag_most_first() -> None:
         10, 1, None,
     )  # fmt: skip
     assert (source["numSplits"], source["pausedSplits"], source["idleSplits"]) == (4, 1, 1)
+
+
+def test_what_the_connector_knows_of_itself_and_how_many_rows_its_splits_have_left() -> None:
+    query = Query()
+    positions = {f"rides-{number}": kafka_split(number) for number in range(3)}
+    for second in range(3):
+        metrics = {
+            "numBytesIn": Measurement(kind="counter", value=500 * second),
+            "currentFetchEventTimeLag": Measurement(kind="gauge", value=12.5, aggregate="max"),
+        }
+        query.take(
+            0, 1, 1000 * second, splits={"kafka": 3}, positions={"kafka": positions}, metrics={"kafka": metrics},
+            pending_records={"kafka": {"rides-1": 7, "rides-2": 70}},
+        )  # fmt: skip
+    query.take(0, 1, 2500)
+    [source] = document(query.snapshot())["sources"]
+    assert [(each["id"], each["lag"]) for each in source["splits"]] == [
+        ("rides-2", 70), ("rides-1", 7), ("rides-0", None),
+    ]  # fmt: skip
+    assert source["metrics"] == {
+        "currentFetchEventTimeLag": {"kind": "gauge", "value": 12.5}, "numBytesIn": {"kind": "counter", "value": 1000},
+    }  # fmt: skip
+    assert (source["bytesRead"], source["bytesPerSecond"]) == (1000, 500.0)
 
 
 def test_of_many_splits_some_are_left_out() -> None:

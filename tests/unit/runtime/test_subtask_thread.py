@@ -458,6 +458,24 @@ def test_positions_are_looked_for_once_a_second_whatever_is_reported_meanwhile(s
     assert source.counting.written == before + 2
 
 
+def test_a_connectors_metrics_are_sent_once_a_second_and_with_frequent_checkpoints_too(start: Start) -> None:
+    clock = VirtualClock(5000)
+    source = ToySource()
+    running = start(a=source, now_ms=clock)
+    running.start("s", "t")
+    group = source.reader.context.metric_group
+    group.counter("requests").inc(3)
+    group.split("t").gauge("pendingRecords", lambda: 12)
+    notify(running, 1, clock, 1000)
+    for checkpoint_id in range(1, 4):
+        clock.advance(300)
+        _, figures = running.checkpoint(checkpoint_id)
+        assert figures.metrics == {}
+    (sent,) = [each for each in notify(running, 3, clock, 100) if each.metrics]
+    assert {name: each.value for name, each in sent.metrics["a"].items()} == {"requests": 3, "pendingRecords": 12}
+    assert sent.pending_records == {"a": {"t": 12}}
+
+
 def test_what_a_snapshot_wrote_is_reported_and_not_written_again(start: Start) -> None:
     clock = VirtualClock(5000)
     source = CountedToySource()

@@ -37,6 +37,20 @@ def test_a_virtual_clock_moves_only_when_asked() -> None:
         clock.advance(-1)
 
 
+def test_metrics_are_read_from_both_harnesses() -> None:
+    source = Numbers({})
+    enumerator = EnumeratorHarness(source)
+    enumerator.metric_group.counter("found").inc(2)
+    assert enumerator.metrics() == {"found": 2}
+    with ReaderHarness(source.create_reader, source.split_serializer, SCHEMA) as harness:
+        harness.add_splits(Range(split_id="from-0", position=0, stop=7))
+        group = harness.reader.context.metric_group  # type: ignore[attr-defined]
+        group.split("from-0").gauge("pendingRecords", lambda: 7)
+        assert (harness.metrics(), harness.pending_records()) == ({"pendingRecords": 7}, {"from-0": 7})
+        harness.run_to_end()
+        assert (harness.metrics(), harness.pending_records()) == ({}, {}), "the split has ended"
+
+
 def test_slow_work_runs_when_the_test_says_so() -> None:
     harness = EnumeratorHarness(Numbers({}))
     harness.start()

@@ -161,6 +161,10 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         self._closed = threading.Event()
         self._waiting: dict[int, None] = {}
         self._changed_warned: set[int] = set()
+        self._discovered: set[int] = set()  # of the last listing: what is not assigned yet is found again
+        self._files_discovered = context.metric_group.counter("filesDiscovered")
+        context.metric_group.gauge("filesWaiting", lambda: self.backlog()["filesBehind"])
+        context.metric_group.gauge("bytesWaiting", lambda: self.backlog()["bytesBehind"])
 
     def start(self) -> None:
         """List: once for a bounded read, else again and again."""
@@ -239,6 +243,8 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
             status = listed.files[index]
             if oldest_ms is None or status.modified_ms >= oldest_ms:
                 chosen.setdefault(int(listed.hashes[index]), status)
+        self._files_discovered.inc(len(chosen.keys() - self._discovered))
+        self._discovered = set(chosen)
         found = [(status, file_hash) for file_hash, status in chosen.items()]
         if self._settings.latest_first:
             found.reverse()

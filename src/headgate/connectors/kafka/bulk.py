@@ -113,6 +113,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_error_code": (c_int, [c_void_p]),
     "rd_kafka_error_destroy": (None, [c_void_p]),
     "rd_kafka_error_string": (c_char_p, [c_void_p]),
+    "rd_kafka_get_watermark_offsets": (c_int, [c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64)]),
     "rd_kafka_header_get_all": (c_int, [c_void_p, c_size_t, c_void_p, c_void_p, c_void_p]),
     "rd_kafka_incremental_assign": (c_void_p, [c_void_p, c_void_p]),
     "rd_kafka_incremental_unassign": (c_void_p, [c_void_p, c_void_p]),
@@ -646,6 +647,14 @@ class BulkConsumer:
         )
         self._raise(error)
         return low.value, high.value
+
+    def known_end(self, source: TopicPartition) -> int | None:
+        """Return a partition's next offset as it came with the last fetch; None: none did yet. Asks nobody."""
+        low, high = c_int64(), c_int64()
+        error = self._library.rd_kafka_get_watermark_offsets(
+            self._client, source.topic.encode(), source.partition, ctypes.byref(low), ctypes.byref(high)
+        )
+        return None if error or high.value < 0 else high.value
 
     def partitions(self, timeout_ms: int) -> dict[str, int]:
         """Ask for all topics: the number of partitions of each. Raises ConnectionError with the reason."""

@@ -120,6 +120,9 @@ class KafkaConsumer(Protocol):
     def watermarks(self, source: TopicPartition, timeout_ms: int) -> tuple[int, int]:
         """Ask the partition's leader for its first and its next offset. Raises ConnectionError with the reason."""
 
+    def known_end(self, source: TopicPartition) -> int | None:
+        """Return a partition's next offset as it came with the last fetch; None: none did yet. Asks nobody."""
+
     def partitions(self, timeout_ms: int) -> dict[str, int]:
         """Ask for all topics: the number of partitions of each. Raises ConnectionError with the reason."""
 

@@ -96,6 +96,17 @@ class PlainConsumer:
             raise ConnectionError(error.args[0].str()) from error
         return low, high
 
+    def known_end(self, source: TopicPartition) -> int | None:
+        """Return a partition's next offset as it came with the last fetch; None: none did yet. Asks nobody."""
+        from confluent_kafka import KafkaException
+
+        (asked,) = _listed({source: 0})
+        try:
+            found = self._consumer.get_watermark_offsets(asked, cached=True)
+        except KafkaException:
+            return None
+        return None if found is None or found[1] < 0 else int(found[1])
+
     def partitions(self, timeout_ms: int) -> dict[str, int]:
         """Ask for all topics: the number of partitions of each. Raises ConnectionError with the reason."""
         from confluent_kafka import KafkaException

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate.connectors.kafka.client_calls import GRACE_S
 from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.split import KafkaSplit
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.readers import MultiplexedReader, ReaderOptions
@@ -35,6 +36,8 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
         As of every ready-made reader. Without ``context.query``, nothing is committed.
     client
         The clients' settings. The group is ``kafka.group.id`` where the user set it, else its prefix and the query.
+    metrics
+        What the reader counts and measures; its split reader does so, too.
     """
 
     def __init__(
@@ -43,14 +46,22 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
         context: SourceReaderContext,
         options: ReaderOptions,
         client: ClientConfig,
+        metrics: ReaderMetrics,
     ) -> None:
         super().__init__(split_reader_factory, context, options)
+        self._metrics = metrics
         self._client = client
         self._positions: dict[int, list[KafkaSplit]] = {}
         self._admin: AdminClient | None = None
         self._running: list[Any] = []
         self._answer_due_s = 0.0
         self._abandoned: list[AdminClient] = []
+
+    def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
+        """Begin to fetch these splits from their positions on."""
+        super().add_splits(splits)
+        for split in splits:
+            self._metrics.add_split(split.split_id, self._splits)
 
     def snapshot_state(self, checkpoint_id: int) -> list[KafkaSplit]:
         """Return the splits, and remember them until it is known what becomes of the checkpoint."""
@@ -69,6 +80,7 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
             try:
                 self._commit(splits)
             except Exception as error:
+                self._metrics.commits_failed.inc()
                 _log.warning("the group's offsets were not committed: %s", self._client.redact(str(error)))
 
     def _make_admin(self) -> AdminClient:
@@ -85,11 +97,15 @@ class KafkaReader(MultiplexedReader[KafkaSplit]):
             self._admin = self._make_admin()
         for done in [each for each in self._running if each.done()]:
             self._running.remove(done)
-            if (error := done.exception()) is not None:
+            if (error := done.exception()) is None:
+                self._metrics.commits_succeeded.inc()
+            else:
+                self._metrics.commits_failed.inc()
                 _log.warning("the group's offsets were not committed: %s", self._client.redact(str(error)))
         if self._running and time.monotonic() < self._answer_due_s:
             return  # the brokers have not answered yet; the next checkpoint's positions are newer
         if self._running:
+            self._metrics.commits_failed.inc(len(self._running))
             _log.warning("the group's offsets were not committed: the call outlived its time-out; asking again")
             self._abandoned.append(self._admin)  # letting go of it might not return either
             self._running, self._admin = [], self._make_admin()

@@ -27,6 +27,7 @@ from headgate.connectors.kafka.options import OPTION_SPECS, check
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions, check_ranges
 from headgate.connectors.kafka.ranges import Available, lag, plan_ranges, readable
 from headgate.connectors.kafka.reader import KafkaReader
+from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.split import (
     SPLIT_SERIALIZER,
     STATE_SERIALIZER,
@@ -148,6 +149,7 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
         require_client_library()
         buffered_bytes: int = self.options["maxBufferedBytes"]
         queue_bytes = buffered_bytes // 4
+        metrics = ReaderMetrics(context.metric_group)
         split_reader = partial(
             KafkaSplitReader,
             self._client,
@@ -155,9 +157,10 @@ class KafkaSource(Source[KafkaSplit, KafkaState], SupportsSplitReassignmentOnRec
             fail_on_data_loss=self.options["failOnDataLoss"],
             poll_timeout_ms=self.options["kafkaConsumer.pollTimeoutMs"],
             buffered_bytes=buffered_bytes - queue_bytes,
+            metrics=metrics,
         )
         options = ReaderOptions(queue_bytes=queue_bytes)
-        return KafkaReader(split_reader, context, options, self._client)
+        return KafkaReader(split_reader, context, options, self._client, metrics)
 
     def plan_ranges(
         self, splits: Sequence[KafkaSplit], limits: PlanLimits, now_ms: int

@@ -58,9 +58,11 @@ from headgate.connectors.kafka.consumer import (
     KafkaConsumer,
 )
 from headgate.connectors.kafka.consumer_pool import Decoder, Lease, acquire
+from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+from headgate.source.metrics import MetricGroup
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
 if TYPE_CHECKING:
@@ -155,12 +157,15 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         The memory that fetched records may take up before they are rows, about, in bytes.
     decoder
         ``auto``: in bulk if that can be had; ``plain``: message by message.
+    metrics
+        The reader's; None: nobody looks at them.
     """
 
     def __init__(
         self, client: ClientConfig, columns: Columns, *, fail_on_data_loss: bool, poll_timeout_ms: int,
-        buffered_bytes: int, decoder: Decoder = "auto",
+        buffered_bytes: int, decoder: Decoder = "auto", metrics: ReaderMetrics | None = None,
     ) -> None:  # fmt: skip
+        self._metrics = metrics or ReaderMetrics(MetricGroup())
         self._client = client
         self._columns = columns
         self._fail_on_data_loss = fail_on_data_loss
@@ -285,6 +290,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._woken = False
         begin = time.monotonic()
         consumed = consumer.consume(self._columns.wanted, self._at_most(), timeout_ms)
+        self._metrics.fetched(consumer, consumed.records, self._reading, begin)
         for records in consumed.records:
             fetched += self._take(records)
         if self._reading:
@@ -471,6 +477,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
 
     def _measure(self, records: Records) -> None:
         data_bytes = _bytes_of(records)
+        self._metrics.count_bytes(data_bytes)
         if data_bytes:
             self._rows = max(1, min(MOST_ROWS, MOST_BYTES * len(records.offsets) // data_bytes))
 

@@ -159,6 +159,10 @@ class ShardCursor:
         The split after what was returned.
     due_ms
         When the next call may be made, on ``clock_ms``.
+    lag_ms
+        How far the last answer lagged the newest record, in milliseconds; None: there was none yet.
+    throttled
+        How many calls were throttled.
     """
 
     def __init__(
@@ -172,6 +176,8 @@ class ShardCursor:
     ) -> None:
         self.split = split
         self.due_ms = 0
+        self.lag_ms: int | None = None
+        self.throttled = 0
         self._api = api
         self._settings = settings
         self._clock_ms = clock_ms
@@ -203,6 +209,7 @@ class ShardCursor:
         except Trouble as trouble:
             return self._after_trouble(trouble)
         self._patience.answered()
+        self.lag_ms = got.lag_ms
         self._iterator = got.next_iterator
         answer = self._taken(got, is_full=len(got.records) >= asked)
         wait = self._settings.idle_interval_ms if answer.at_tip else self._settings.call_interval_ms
@@ -225,6 +232,7 @@ class ShardCursor:
             self._lost(f"Kinesis does not know that record ({trouble.error})", trouble.error)
             self._begin_anew()
             return None
+        self.throttled += trouble.kind is TroubleKind.THROTTLED
         if trouble.kind is TroubleKind.EXPIRED:
             self._iterator = None
         self.due_ms = self._clock_ms() + self._patience.failed(trouble, self._clock_ms())

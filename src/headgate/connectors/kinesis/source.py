@@ -94,7 +94,13 @@ class KinesisSource(Source[KinesisSplit, KinesisState], SupportsSplitReassignmen
         threads = self.options["fetchThreads"]
         columns = KinesisColumns(context.schema, self._address.name)
         return MultithreadedReader(
-            partial(KinesisSplitReader, self._open_cursor, columns, records_per_call=self.records_per_call),
+            partial(
+                KinesisSplitReader,
+                self._open_cursor,
+                columns,
+                records_per_call=self.records_per_call,
+                metric_group=context.metric_group,
+            ),
             context,
             fetcher_for=lambda split: _number(split.split_id) % threads,
         )

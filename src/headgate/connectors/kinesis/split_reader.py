@@ -10,10 +10,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from headgate.connectors.kinesis.columns import KinesisColumns
 from headgate.connectors.kinesis.cursor import ShardCursor, monotonic_ms
 from headgate.connectors.kinesis.split import KinesisSplit
+from headgate.source.metrics import MetricGroup
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
 
@@ -28,6 +30,9 @@ class KinesisSplitReader(SplitReader[KinesisSplit]):
         Makes the batches.
     records_per_call
         How many records to ask for at a time.
+    metric_group
+        Takes how many requests there were and how many of them were throttled, and of each shard how old what was read
+        last is.
     clock_ms
         The clock of the cursors.
     """
@@ -38,12 +43,16 @@ class KinesisSplitReader(SplitReader[KinesisSplit]):
         columns: KinesisColumns,
         *,
         records_per_call: int,
+        metric_group: MetricGroup,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._open_cursor = open_cursor
         self._columns = columns
         self._records_per_call = records_per_call
         self._clock_ms = clock_ms
+        self._metric_group = metric_group
+        self._requests = metric_group.counter("requests")
+        self._throttled = metric_group.counter("throttledRequests")
         self._turns: deque[ShardCursor] = deque()
         self._paused: set[str] = set()
         self._woken = threading.Event()
@@ -61,7 +70,10 @@ class KinesisSplitReader(SplitReader[KinesisSplit]):
 
     def handle_splits_changes(self, added: Sequence[KinesisSplit]) -> None:
         """Take splits; their shards are opened when it is their turn."""
-        self._turns.extend(map(self._open_cursor, added))
+        for split in added:
+            cursor = self._open_cursor(split)
+            self._turns.append(cursor)
+            self._metric_group.split(split.split_id).gauge("millisBehindLatest", partial(_lag_ms, cursor), "max")
 
     def pause_or_resume_splits(
         self, splits_to_pause: Sequence[KinesisSplit], splits_to_resume: Sequence[KinesisSplit]
@@ -88,8 +100,10 @@ class KinesisSplitReader(SplitReader[KinesisSplit]):
         return None
 
     def _ask(self, cursor: ShardCursor) -> Sequence[FetchedBatch[KinesisSplit]]:
-        rows = cursor.split.rows
+        rows, throttled = cursor.split.rows, cursor.throttled
+        self._requests.inc()
         answer = cursor.call(self._records_per_call if not rows else min(rows, self._records_per_call))
+        self._throttled.inc(cursor.throttled - throttled)
         if answer is None or not (answer.records or answer.ended):
             return []
         split = cursor.split
@@ -97,3 +111,7 @@ class KinesisSplitReader(SplitReader[KinesisSplit]):
             self._turns.remove(cursor)
         batch = self._columns.batch(split.split_id, answer.records) if answer.records else None
         return [FetchedBatch(split=split, batch=batch, finished=answer.ended)]
+
+
+def _lag_ms(cursor: ShardCursor) -> int | None:
+    return cursor.lag_ms

@@ -28,6 +28,7 @@ from headgate.protocol.messages import ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.events import ReaderInfo, SourceEvent
+from headgate.source.metrics import Measurement
 from headgate.source.source import Source
 from headgate.source.split import Split
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -178,7 +179,16 @@ class EnumeratorRunner:
         # Where outputs are reported only:
         self._last_state = state
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the enumerator has registered any. Any thread."""
+        return not self._context.metric_group.is_empty
+
     # On the enumerator's thread.
+
+    def metrics(self) -> dict[str, Measurement]:
+        """Return what the enumerator counts and measures now."""
+        return self._context.metric_group.collect().metrics
 
     def start(self) -> list[Output]:
         """Make the enumerator and start it; first of all."""

@@ -264,6 +264,8 @@ class QueryDriver:
         for uid, enumerator in self._enumerators.items():
             if (busy := enumerator.busy()) is not None:
                 self._put_source_event(uid, busy)
+            if (measured := enumerator.measured()) is not None:
+                self._on_progress(measured)
 
     def _watch_the_end(self, event: jm.Event) -> None:
         """Note when a slot that had rows to publish did not live to do so."""

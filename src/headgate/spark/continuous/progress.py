@@ -25,6 +25,7 @@ from headgate.coordinator.job.job_events import (
     ShowSource,
 )
 from headgate.coordinator.job.job_status import JobStatus
+from headgate.driver.enumerator_thread import EnumeratorMeasured
 from headgate.graph.stage_graph import SINK_UID, QueryDefinition
 from headgate.monitor.diagnosis import why
 from headgate.monitor.history import History
@@ -39,7 +40,10 @@ from headgate.versions import __version__
 
 _log = logging.getLogger(__name__)
 
-Shown = ShowProgress | ShowCheckpoint | ShowFailedCheckpoint | ShowSource | ShowRestart | Commit | Committed
+Shown = (
+    ShowProgress | ShowCheckpoint | ShowFailedCheckpoint | ShowSource | ShowRestart | Commit | Committed
+    | EnumeratorMeasured
+)  # fmt: skip
 """What a query's driver lets it know."""
 
 _REPORT_EVERY_S = 1.0
@@ -129,6 +133,8 @@ class QueryProgress:
                 case Committed():
                     self._reporter.committed()
                     self._events.committed(_now_ms())
+                case EnumeratorMeasured(source=source, incarnation=incarnation, metrics=metrics):
+                    self._reporter.figures.take_enumerator(source, incarnation, metrics)
                 case ShowSource(source=source, troubles=troubles):
                     self._reporter.take_troubles(source, troubles)
                 case ShowCheckpoint():

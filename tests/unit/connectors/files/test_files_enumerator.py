@@ -111,6 +111,19 @@ def test_a_bounded_read_of_nothing_ends_at_once_also_after_a_restore(put, harnes
     assert again.no_more_splits == {0}
 
 
+def test_files_are_discovered_once_and_wait_until_they_are_assigned(put, harness_of):
+    for name, modified in (("a", 1), ("b", 2), ("c", 3)):
+        put(name, modified)
+    harness = harness_of()
+    assert harness.metrics() == {"filesDiscovered": 0, "filesWaiting": 0, "bytesWaiting": 0}
+    harness.run_next_call()
+    harness.request_split(0)
+    assert (harness.metrics()["filesDiscovered"], harness.metrics()["filesWaiting"]) == (3, 2)
+    put("d", 4)
+    harness.run_next_call()
+    assert (harness.metrics()["filesDiscovered"], harness.metrics()["filesWaiting"]) == (4, 3)
+
+
 def test_waiting_readers_are_served_when_files_come(put, harness_of):
     harness = harness_of()
     harness.request_split(0)

@@ -9,6 +9,7 @@ import pytest
 
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.reader import KafkaReader
+from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.split import KafkaSplit
 from headgate.readers import ReaderOptions
 from headgate.source import SourceReaderContext
@@ -23,7 +24,8 @@ class Reader(KafkaReader):
         context = SourceReaderContext(
             subtask=0, schema=pa.schema([]), host=None, request_split=lambda: None, send_event=print, query=query
         )
-        super().__init__(lambda: pytest.fail("nothing is read"), context, ReaderOptions(), CLIENT)
+        metrics = ReaderMetrics(context.metric_group)
+        super().__init__(lambda: pytest.fail("nothing is read"), context, ReaderOptions(), CLIENT, metrics)
         self.committed: list[int] = []
 
     def at(self, position: int) -> None:
@@ -74,3 +76,4 @@ def test_an_error_of_the_brokers_is_logged_and_goes_no_further(caplog: pytest.Lo
     reader.snapshot_state(1)
     reader.notify_checkpoint_complete(1)
     assert "no such group" in caplog.text
+    assert reader.context.metric_group.collect().metrics["commitsFailed"].value == 1
