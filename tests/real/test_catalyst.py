@@ -126,6 +126,8 @@ def test_a_helper_that_is_killed_costs_no_row(spark: SparkSession, tmp_path: Pat
     wait_until(lambda: query.table().num_rows > before + 1000, query)
     (again,) = javas(helper_of(spark))
     assert again != pid
+    used = wait_until(lambda: query.snapshot()["helperJvm"], query)
+    assert used["rows"] >= used["requests"] > 0 and used["busyMs"] > 0
     query.stop()
     found = query.table()["n"].to_pylist()
     for split in range(2):

@@ -83,6 +83,10 @@ def test_a_slow_second_stage_back_pressures_the_first_and_its_operator_is_named(
     assert [each["backPressured"] > 0.5 for each in made["stages"]] == [True, False]
     known = [each for each in made["subtasks"] if each["busy"] is not None]
     assert len(known) == 4
+    producers, consumers = ([each for each in known if each["stage"] == stage] for stage in (0, 1))
+    assert all(each["rowsOut"] > 0 and each["bufferPoolUse"] > 0 for each in producers)
+    assert all(each["rowsIn"] > 0 and each["queueBatches"] is None for each in consumers)
+    assert max(each["queueBatches"] for each in producers) > 0
     for each in known:
         assert abs(each["busy"] + each["backPressured"] + each["idle"] - 1) < 0.01
     query.stop()

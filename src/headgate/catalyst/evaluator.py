@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from typing import Final
 
 import pyarrow as pa
@@ -66,8 +67,11 @@ class _Connection:
         ExpressionError
             Spark's code raised an error, which its ``condition`` names.
         """
+        began = time.perf_counter()
         self._send(_SIZE.pack(kind), memoryview(batch.serialize()))
-        return pa.ipc.read_record_batch(self._answer(), schema)
+        answer = self._answer()
+        self._helper.on_evaluated(batch.num_rows, 1000 * (time.perf_counter() - began))
+        return pa.ipc.read_record_batch(answer, schema)
 
     def close(self) -> None:
         """Let the helper forget what it evaluates."""

@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -84,6 +84,8 @@ class HelperJvm:
         Further options, as a shell would split them.
     application
         Whose it is: it is shared by those of this host and user with the same application, memory and options.
+    on_evaluated
+        Called with the rows of each batch that was evaluated, and how long that took, in milliseconds.
 
     Raises
     ------
@@ -91,7 +93,15 @@ class HelperJvm:
         Spark's jars or Java are not there.
     """
 
-    def __init__(self, memory_bytes: int, java_options: str = "", application: str = "") -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        java_options: str = "",
+        application: str = "",
+        *,
+        on_evaluated: Callable[[int, float], None] = lambda rows, took_ms: None,
+    ) -> None:
+        self.on_evaluated = on_evaluated
         options = shlex.split(java_options)
         self._command = _command(memory_bytes, options)
         name = hashlib.sha256("\0".join([application, *self._command]).encode()).hexdigest()[:16]

@@ -193,10 +193,21 @@ class NotifyCompleted(msgspec.Struct, frozen=True):
 
 
 class NotifyAborted(msgspec.Struct, frozen=True):
-    """Notify subtasks and sources that a checkpoint will not complete. ``put_off``: another takes its place soon."""
+    """Notify subtasks and sources that a checkpoint will not complete.
+
+    Parameters
+    ----------
+    checkpoint_id, reason
+        Which one, and why.
+    began_ms
+        When it began, in milliseconds of the coordinator's clock.
+    put_off
+        Another takes its place soon.
+    """
 
     checkpoint_id: int
-    reason: str = ""
+    reason: str
+    began_ms: int
     put_off: bool = False
 
 

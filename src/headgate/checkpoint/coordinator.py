@@ -410,7 +410,7 @@ class CheckpointCoordinator(Machine):
         self._pending, self.state = None, "idle"
         self._requests = [*pending.requests, *self._requests]
         self._due_ms, self._late_ms = now_ms + _PUT_OFF_MS, pending.late_ms
-        return [cp.NotifyAborted(pending.checkpoint_id, reason, put_off=True)]
+        return [cp.NotifyAborted(pending.checkpoint_id, reason, put_off=True, began_ms=pending.began_ms)]
 
     def _on_subtask_acknowledged(self, event: cp.SubtaskAcknowledged, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
@@ -532,7 +532,7 @@ class CheckpointCoordinator(Machine):
             return []
         self._abandoned.append(pending.checkpoint_id)
         answers = [cp.AnswerRequest(each.request_id, None, reason) for each in pending.requests]
-        return [cp.NotifyAborted(pending.checkpoint_id, reason), *answers]
+        return [cp.NotifyAborted(pending.checkpoint_id, reason, began_ms=pending.began_ms), *answers]
 
     def _stop(self) -> None:
         """Begin nothing before all subtasks are running (again)."""

@@ -116,6 +116,8 @@ class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
         What its thread did with its time; None: there is but one message yet.
     bytes_in_per_second
         Bytes by second, by the uid of the source, of those that count them; None: there is but one message yet.
+    received_per_second, sent_per_second
+        Rows of exchanges by second; None: there is but one message yet.
     """
 
     last: SubtaskProgress
@@ -124,6 +126,8 @@ class SubtaskFigures(msgspec.Struct, frozen=True, kw_only=True):
     busy: dict[str, float] | None
     time: TimeShares | None
     bytes_in_per_second: dict[str, float] | None
+    received_per_second: float | None
+    sent_per_second: float | None
 
 
 WINDOW_MS = 5_000
@@ -139,6 +143,7 @@ class _Sample(msgspec.Struct, frozen=True):
     rows_out: dict[str, int]
     busy_ms: dict[str, int]
     time: TimeSpent | None
+    exchanged: dict[str, int]
 
 
 class _Subtask(msgspec.Struct):
@@ -157,7 +162,7 @@ class _Subtask(msgspec.Struct):
     def move_window(self) -> None:
         """Take the newest counts into the window, and leave out what is too old to begin it."""
         last, window = self.last, self.window
-        window.append(_Sample(self.last_ms, last.rows_in, last.rows_out, last.busy_ms, last.time))
+        window.append(_Sample(self.last_ms, last.rows_in, last.rows_out, last.busy_ms, last.time, _exchanged(last)))
         while len(window) > 2 and window[1].at_ms <= self.last_ms - WINDOW_MS:
             window.popleft()
 
@@ -176,10 +181,11 @@ class _Subtask(msgspec.Struct):
         if elapsed_ms <= 0:
             return SubtaskFigures(
                 last=self.last, rows_in_per_second=None, rows_out_per_second=None, busy=None, time=None,
-                bytes_in_per_second=None,
+                bytes_in_per_second=None, received_per_second=None, sent_per_second=None,
             )  # fmt: skip
         rows_in = _per_ms(first.rows_in, last.rows_in, elapsed_ms)
         rows_out = _per_ms(first.rows_out, last.rows_out, elapsed_ms)
+        exchanged = _per_ms(first.exchanged, last.exchanged, elapsed_ms)
         return SubtaskFigures(
             last=self.last,
             rows_in_per_second={uid: 1000 * rate for uid, rate in rows_in.items()},
@@ -187,6 +193,8 @@ class _Subtask(msgspec.Struct):
             busy={uid: min(1.0, share) for uid, share in _per_ms(first.busy_ms, last.busy_ms, elapsed_ms).items()},
             time=_shares(first.time, last.time),
             bytes_in_per_second=self._bytes_per_second(),
+            received_per_second=1000 * exchanged["received"],
+            sent_per_second=1000 * exchanged["sent"],
         )
 
     def _bytes_per_second(self) -> dict[str, float]:
@@ -229,6 +237,8 @@ class Figures:
         """Bad records skipped since the start."""
         self.late = 0
         """Rows that came after the watermark, since the start."""
+        self.helper: Counter[str] = Counter()
+        """What the Java process for expressions was asked: requests, rows, and busyMs, since the start."""
         self.lag: dict[str, dict[str, int]] = {}
         """The lag of sources that know it, by source uid; set from outside."""
         self._subtasks: dict[SubtaskId, _Subtask] = {}
@@ -265,6 +275,7 @@ class Figures:
                 self._count(uid, metrics, before.metrics.get(uid, {}))
         _add(self.rows_in, progress.rows_in, before.rows_in)
         _add(self.rows_out, progress.rows_out, before.rows_out)
+        _add(self.helper, _used(progress), _used(before))
         self.skipped += max(0, progress.skipped - before.skipped)
         self.late += max(0, progress.late - before.late)
 
@@ -414,6 +425,17 @@ def _add(totals: Counter[str], now: Mapping[str, int], before: Mapping[str, int]
 
 def _per_ms(first: Mapping[str, int], last: Mapping[str, int], elapsed_ms: int) -> dict[str, float]:
     return {uid: max(0, count - first.get(uid, 0)) / elapsed_ms for uid, count in last.items()}
+
+
+def _exchanged(of: SubtaskProgress) -> dict[str, int]:
+    return {"received": of.rows_received, "sent": of.rows_sent}
+
+
+def _used(of: SubtaskProgress) -> dict[str, int]:
+    """Return what a subtask had the Java process for expressions do, by the snapshot's names."""
+    return {} if of.helper is None else {
+        "requests": of.helper.requests, "rows": of.helper.rows, "busyMs": of.helper.busy_ms,
+    }  # fmt: skip
 
 
 def _shares(first: TimeSpent | None, last: TimeSpent | None) -> TimeShares | None:

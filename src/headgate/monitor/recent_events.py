@@ -27,8 +27,8 @@ class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     status
         ``completed`` or ``failed``.
     duration_ms, size_bytes
-        How long it took, from its order to its manifest, in milliseconds, and how much was written for it; None: it
-        failed.
+        How long it took, from its order to its manifest or until it failed, in milliseconds, and how much was written
+        for it; None: it failed.
     completed_ms
         When it completed or failed, in milliseconds since 1970-01-01 UTC.
     reason
@@ -37,7 +37,7 @@ class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     id: int
     status: str
-    duration_ms: int | None
+    duration_ms: int
     size_bytes: int | None
     completed_ms: int
     reason: str | None = None

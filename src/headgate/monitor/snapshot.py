@@ -147,11 +147,11 @@ class SubtaskView(_Part, frozen=True, kw_only=True):
     paused
         The part of the time that splits of its were paused, since others of their alignment group lag.
     rows_in, rows_out
-        Read from sources and written to sinks, since its deployment.
+        Read from sources and exchanges, and written to sinks and exchanges, since its deployment.
     queue_batches, queue_bytes
         What its readers have fetched and it has not read yet.
     buffer_pool_use
-        The part of its exchanges' memory that is in use.
+        The part of the room of its fullest exchange that is taken by what its consumers do not take.
     watermark_ms
         Its watermark; None: it has none, or its input has ended.
     operators
@@ -402,6 +402,7 @@ def snapshot_of(
         restarts=RestartsView(count=events.restarts, recent=list(events.recent_restarts)),
         skipped_records=figures.skipped,
         late_rows=figures.late,
+        helper_jvm=dict(figures.helper) or None,
     )
 
 
@@ -418,6 +419,7 @@ def _subtasks(status: JobStatus | None, measured: Mapping[SubtaskId, SubtaskFigu
         last = None if figures is None else figures.last
         busy = {} if figures is None or figures.busy is None else figures.busy
         time = None if figures is None else figures.time
+        rows_in_per_second, rows_out_per_second = _rates(figures)
         yield SubtaskView(
             stage=each.subtask.stage,
             subtask=each.subtask.subtask,
@@ -428,13 +430,13 @@ def _subtasks(status: JobStatus | None, measured: Mapping[SubtaskId, SubtaskFigu
             back_pressured=None if time is None else _share(time.back_pressured),
             idle=None if time is None else _share(time.idle),
             paused=None if time is None else _share(time.paused),
-            rows_in=sum(last.rows_in.values()) if last is not None and last.rows_in else None,
-            rows_out=sum(last.rows_out.values()) if last is not None and last.rows_out else None,
-            rows_in_per_second=None if figures is None else _total(figures.rows_in_per_second),
-            rows_out_per_second=None if figures is None else _total(figures.rows_out_per_second),
-            queue_batches=None,
-            queue_bytes=None,
-            buffer_pool_use=None,
+            rows_in=None if last is None else sum(last.rows_in.values()) + last.rows_received,
+            rows_out=None if last is None else sum(last.rows_out.values()) + last.rows_sent,
+            rows_in_per_second=rows_in_per_second,
+            rows_out_per_second=rows_out_per_second,
+            queue_batches=None if last is None else last.queue_batches,
+            queue_bytes=None if last is None else last.queue_bytes,
+            buffer_pool_use=None if last is None else last.buffer_pool_use,
             watermark_ms=None if last is None else known_time_ms(last.watermark_ms),
             operators={uid: _share(share) for uid, share in busy.items()},
         )
@@ -611,8 +613,12 @@ def _of_all(uid: str, rates: Iterator[dict[str, float] | None]) -> float | None:
     return _sum([of[uid] for of in rates if of is not None and uid in of])
 
 
-def _total(rates: dict[str, float] | None) -> float | None:
-    return _sum(list((rates or {}).values()))
+def _rates(figures: SubtaskFigures | None) -> tuple[float | None, float | None]:
+    """Return how many rows a subtask takes and gives by second: of sources, sinks and exchanges."""
+    if figures is None or figures.rows_in_per_second is None or figures.rows_out_per_second is None:
+        return None, None
+    rows_in = _sum([*figures.rows_in_per_second.values(), figures.received_per_second])
+    return rows_in, _sum([*figures.rows_out_per_second.values(), figures.sent_per_second])
 
 
 def _sum(rates: list[float | None]) -> float | None:

@@ -258,6 +258,14 @@ class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool
 
 
+class HelperProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subtask had the Java process for expressions do since the deployment: batches, their rows, its time."""
+
+    requests: int
+    rows: int
+    busy_ms: int
+
+
 class TimeSpent(msgspec.Struct, frozen=True, kw_only=True):
     """What the thread of a subtask did since the deployment, in milliseconds; the rest of the time it was busy.
 
@@ -308,6 +316,15 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
         By source uid: what its reader waits for beside data, as sentences; absent: nothing.
     time
         What its thread did with its time; None: its operators are not open yet.
+    rows_received, rows_sent
+        Rows of the exchanges that the stage consumes, and of those that it produces, since the deployment.
+    queue_batches, queue_bytes
+        What its readers have fetched and not emitted, without what is paused; None: no reader says.
+    buffer_pool_use
+        The part of the room of its fullest exchange that is taken by what its consumers do not take, from 0 to 1; None:
+        it produces none.
+    helper
+        What it had the Java process for expressions do; None: nothing.
     metrics
         By source uid: what its connector's reader counts and measures, by name. Empty: what came before still counts.
     pending_records
@@ -329,6 +346,12 @@ class SubtaskProgress(_SubtaskMessage, frozen=True, kw_only=True):
     restore: RestoreProgress | None = None
     troubles: dict[str, tuple[str, ...]] = {}
     time: TimeSpent | None = None
+    rows_received: int = 0
+    rows_sent: int = 0
+    queue_batches: int | None = None
+    queue_bytes: int | None = None
+    buffer_pool_use: float | None = None
+    helper: HelperProgress | None = None
     metrics: dict[str, dict[str, Measurement]] = {}
     pending_records: dict[str, dict[str, int]] = {}
 

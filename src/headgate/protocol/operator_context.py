@@ -15,6 +15,28 @@ import msgspec
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range
 
 
+class HelperUse(msgspec.Struct):
+    """What the operators of a subtask had the Java process for expressions do, since the deployment.
+
+    Parameters
+    ----------
+    requests, rows
+        Batches that were sent to it, and their rows.
+    busy_ms
+        How long operators waited for answers, in milliseconds.
+    """
+
+    requests: int = 0
+    rows: int = 0
+    busy_ms: float = 0.0
+
+    def add(self, rows: int, took_ms: float) -> None:
+        """Count a batch. On the subtask's thread."""
+        self.requests += 1
+        self.rows += rows
+        self.busy_ms += took_ms
+
+
 class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator may know.
 
@@ -44,6 +66,8 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
         Its further options (`catalyst.extraJavaOptions`).
     application
         Spark's id of the application: its slots on a host share that process.
+    helper_use
+        Counts what that process is asked.
     load
         Reads a pickled object of the user's, whose classes are the slot's own.
     """
@@ -63,6 +87,7 @@ class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):
     catalyst_memory_bytes: int = 512 << 20
     catalyst_java_options: str = ""
     application: str = ""
+    helper_use: HelperUse = msgspec.field(default_factory=HelperUse)
     load: Callable[[bytes], Any] = pickle.loads
 
     @property

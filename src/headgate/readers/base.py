@@ -223,6 +223,10 @@ class SourceReaderBase(SourceReader[SplitT]):
         """Return what split readers wait for beside data, as sentences for the user; empty: nothing."""
         return tuple(trouble for each in self._fetchers.values() if (trouble := each.trouble()) is not None)
 
+    def queued(self) -> tuple[int, int]:
+        """Return how many batches were fetched and not emitted, and their bytes; what is paused is left out."""
+        return self._queue.size
+
     def stuck_since(self) -> float | None:
         """Return when the oldest fetch under way began, in seconds of ``time.monotonic``; None: none is. Any thread.
 

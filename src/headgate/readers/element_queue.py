@@ -117,6 +117,12 @@ class ElementQueue(Generic[SplitT]):
             held = {split_id for split_id, batches in self._held.items() if batches}
             return held | {fetched.split.split_id for fetched, _ in self._ready}
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many batches `take` would return, and how many bytes these keep alive. What is held aside is left out."""
+        with self._lock:
+            return len(self._ready), self._bytes
+
     def held_bytes(self, split_id: str) -> int:
         """Return how much memory is held aside of a split, in bytes. Called by fetchers."""
         with self._lock:

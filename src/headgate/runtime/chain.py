@@ -89,6 +89,8 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
         none wait.
     operators
         By the uid of an operator or the sink: rows in and out.
+    rows_received, rows_sent
+        Rows of the exchanges that the stage consumes, and that it produces.
     """
 
     rows_in: dict[str, int]
@@ -99,6 +101,8 @@ class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
     late: int
     unpublished_ms: dict[str, int]
     operators: dict[str, OperatorFigures]
+    rows_received: int
+    rows_sent: int
 
 
 # What waits.
@@ -207,6 +211,7 @@ class StageChain:
         self._delays_ms = graph.watermark_delays_ms
         schemas = {source.uid: source.schema for source in self._stage.sources}
         self._rows_in = dict.fromkeys(schemas, 0)
+        self._rows_received = 0  # of exchanges
         self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
         schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
         timeless = [each.uid for each in self._stage.sources if each.watermark_strategy is None]
@@ -395,6 +400,8 @@ class StageChain:
             late=sum(each.late_rows for each in self._operators.values() if isinstance(each, KeyedOperator)),
             unpublished_ms={uid: waited for uid, each in self._writers.items() if (waited := each.unpublished_ms())},
             operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
+            rows_received=self._rows_received,
+            rows_sent=sum(self._figures[uid].rows_in for uid in self._outputs),
         )
 
     def close(self) -> None:
@@ -414,6 +421,8 @@ class StageChain:
         """Queue rows of a source, or of an exchange."""
         if source in self._rows_in:
             self._rows_in[source] += batch.num_rows
+        else:
+            self._rows_received += batch.num_rows
         if batch.num_rows:
             self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
 

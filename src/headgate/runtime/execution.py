@@ -27,6 +27,7 @@ from headgate.operators.exchange import Exchange
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.error_reports import peer_of
+from headgate.protocol.operator_context import HelperUse
 from headgate.protocol.state import OperatorState, RecoveredChannel, SplitState, SubtaskState
 from headgate.readers import SourceReaderBase
 from headgate.runtime.chain import MAIL_MS, StageChain
@@ -106,6 +107,7 @@ class Execution:
         self._outputs: dict[str, OutputExchange] = {}
         self._gate: InputExchanges | None = None
         self._chain: StageChain | None = None
+        self._helper_use = HelperUse()
         self._restored: RestoredState | None = None
         self._snapshots: Snapshots | None = None
 
@@ -119,7 +121,7 @@ class Execution:
         self._restored = restored = RestoredState(context, (context.deployed.restore or SubtaskState()).keyed)
         self._chain = chain = StageChain(
             context.definition,
-            context.operator(),
+            context.operator(helper_use=self._helper_use),
             items,
             stage=context.deployed.stage,
             keyed=restored.chunks,
@@ -586,6 +588,7 @@ class Execution:
             of_sources = {uid: each.output.event_times() for uid, each in self.inputs.items()}
             event_times = {uid: found for uid, found in of_sources.items() if 0 < len(found) <= MOST_POSITIONS}
         metrics, pending = self._measured(now_ms)
+        queued = [size for each in self.inputs.values() if (size := each.queued()) is not None]
         return msg.SubtaskProgress(
             stage=self.context.deployed.stage,
             execution=self.number,
@@ -603,6 +606,12 @@ class Execution:
             restore=self._restore_progress(),
             troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
             time=self.time.spent(self.context.services.work_ms()),
+            rows_received=figures.rows_received,
+            rows_sent=figures.rows_sent,
+            queue_batches=sum(batches for batches, _ in queued) if queued else None,
+            queue_bytes=sum(size for _, size in queued) if queued else None,
+            buffer_pool_use=max((round(each.use, 3) for each in self._outputs.values()), default=None),
+            helper=self._helper_progress(),
             metrics=metrics,
             pending_records=pending,
         )
@@ -617,6 +626,12 @@ class Execution:
             {uid: each.metrics for uid, each in found.items() if each.metrics},
             {uid: each.pending_records for uid, each in found.items() if each.pending_records},
         )
+
+    def _helper_progress(self) -> msg.HelperProgress | None:
+        use = self._helper_use
+        if not use.requests:
+            return None
+        return msg.HelperProgress(requests=use.requests, rows=use.rows, busy_ms=round(use.busy_ms))
 
     def _restore_progress(self) -> msg.RestoreProgress | None:
         return None if self._restored is None else self._restored.progress()

@@ -17,7 +17,7 @@ from headgate.checkpoint.state_uploader import StateUploader
 from headgate.graph.stage_graph import QueryDefinition, Stage
 from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
-from headgate.protocol.operator_context import OperatorContext
+from headgate.protocol.operator_context import HelperUse, OperatorContext
 from headgate.protocol.state import FileState, InlineState, StateHandle
 from headgate.runtime.channel_recovery_thread import RECOVERY_MEMORY_BYTES, ChannelRecoveryThread, Recovery
 from headgate.runtime.clocks import wall_clock_ms, work_ms
@@ -126,8 +126,8 @@ class ExecutionContext:
         own = f"{self.deployed.stage}-{self.place.slot}-{self.number}"
         return [os.path.join(each, own) for each in self.services.spill_folders]
 
-    def operator(self, uid: str = "") -> OperatorContext:
-        """Return what an operator may know."""
+    def operator(self, uid: str = "", helper_use: HelperUse | None = None) -> OperatorContext:
+        """Return what an operator may know; ``helper_use`` counts what it asks of the Java process for expressions."""
         options = self.definition.options
         return OperatorContext(
             uid=uid,
@@ -145,6 +145,7 @@ class ExecutionContext:
             catalyst_memory_bytes=options["catalyst.memory"],
             catalyst_java_options=options["catalyst.extraJavaOptions"],
             application=self.place.application,
+            helper_use=helper_use or HelperUse(),
             load=self.services.load,
         )
 

@@ -175,6 +175,12 @@ class OutputExchange:
         """Whether no buffer waits to be sent."""
         return self._partition.queued_buffers == 0
 
+    @property
+    def use(self) -> float:
+        """The part of the room for what has no credit yet that is taken, from 0 to 1."""
+        buffers = self._partition.queued_buffers / (MAX_QUEUED_BUFFERS * len(self._links))
+        return min(1.0, max(buffers, self._partition.queued_bytes / self._max_queued_bytes))
+
     def due_ms(self) -> int | None:
         """Return when `on_time` is wanted, in milliseconds."""
         due_ms = self._coalescer.due_ms()

@@ -193,6 +193,10 @@ class SourceInput:
         """Return what the reader waits for beside data."""
         return self.reader.troubles() if isinstance(self.reader, SourceReaderBase) else ()
 
+    def queued(self) -> tuple[int, int] | None:
+        """Return how many batches, and bytes, the reader has fetched and not emitted; None: it does not say."""
+        return self.reader.queued() if isinstance(self.reader, SourceReaderBase) else None
+
     def asked_ms(self, now_ms: int) -> Mapping[str, int]:
         """Return until when splits were asked for rows in vain, in milliseconds: by fetchers, or else by polls."""
         if isinstance(self.reader, SourceReaderBase):

@@ -116,7 +116,7 @@ class MetricGroup:
     >>> requests.inc()
     >>> group.split("s").gauge("pendingRecords", lambda: 12)
     >>> {name: each.value for name, each in group.collect(["s"]).metrics.items()}
-    {'requests': 1, 'pendingRecords': 12}
+    {'pendingRecords': 12, 'requests': 1}
     """
 
     def __init__(self) -> None:

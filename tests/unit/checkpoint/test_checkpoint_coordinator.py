@@ -257,7 +257,7 @@ def test_a_source_that_cannot_take_part_yet_puts_a_checkpoint_off_and_nothing_co
         assert run.wait() == [cp.SnapshotSources(checkpoint_id)]
         reason = "source 'rides' could not take part: it is being restored"
         refused = run.notify(cp.SourceRefused("rides", checkpoint_id, "it is being restored"))
-        assert refused == [cp.NotifyAborted(checkpoint_id, reason, put_off=True)]
+        assert refused == [cp.NotifyAborted(checkpoint_id, reason, put_off=True, began_ms=run.now_ms)]
         assert run.machine.next_time_ms() == run.now_ms + 200
     assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(1, 6)]
     run.notify(cp.Committed(1, {}))
@@ -308,7 +308,7 @@ def test_a_folder_that_is_refused_neither_suspends_the_query_nor_counts(kind: Ch
         run.acknowledge()
         reason = "its manifest could not be written: there is one already"
         assert run.notify(cp.ManifestWriteFailed(checkpoint_id, "there is one already")) == [
-            cp.NotifyAborted(checkpoint_id, reason), cp.AnswerRequest(request, None, reason),
+            cp.NotifyAborted(checkpoint_id, reason, began_ms=run.now_ms), cp.AnswerRequest(request, None, reason),
         ]  # fmt: skip
         assert run.machine.state == "idle"
 
@@ -327,7 +327,8 @@ def test_a_subtask_that_fails_while_the_manifest_is_written_restores_from_the_ch
     run.notify(cp.Committed(5, {}))
     run.barriers()
     run.acknowledge(staged(b"a"))
-    assert run.notify(cp.SubtasksNotRunning("a subtask failed")) == [cp.NotifyAborted(8, "a subtask failed")]
+    [aborted] = run.notify(cp.SubtasksNotRunning("a subtask failed"))
+    assert aborted == cp.NotifyAborted(8, "a subtask failed", began_ms=run.now_ms)
     assert run.notify(cp.ManifestWritten(8, 10)) == []
     assert run.machine.latest is not None and run.machine.latest.checkpoint_id == 7
     run.notify(RUNNING)

@@ -20,7 +20,7 @@ def test_the_newest_are_kept_and_all_are_counted() -> None:
     for number in range(1, 71):
         events.checkpoint(completed(number))
     events.checkpoint(
-        CheckpointEvent(id=71, status="failed", duration_ms=None, size_bytes=None, completed_ms=71, reason="full")
+        CheckpointEvent(id=71, status="failed", duration_ms=9, size_bytes=None, completed_ms=71, reason="full")
     )
     for number in range(30):
         events.restart(RestartEvent(at_ms=number, kind="slot", cause="lost", slot=1))

@@ -20,7 +20,14 @@ from headgate.monitor.snapshot import (
     known_time_ms,
     snapshot_of,
 )
-from headgate.protocol.messages import RestoreProgress, SplitEventTime, SubtaskId, SubtaskProgress, TimeSpent
+from headgate.protocol.messages import (
+    HelperProgress,
+    RestoreProgress,
+    SplitEventTime,
+    SubtaskId,
+    SubtaskProgress,
+    TimeSpent,
+)
 from headgate.source.metrics import Measurement
 from headgate.task.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
@@ -132,6 +139,38 @@ def test_rates_and_shares_are_of_the_last_seconds() -> None:
     assert made.sources[0].rows_per_second == made.stages[0].rows_in_per_second == 100.0
     assert (made.stages[0].busy, made.operators[0].busy, made.operators[0].subtask) == (0.9, 0.9, 0)
     assert (made.sources[0].rows_read, made.subtasks[0].rows_in) == (5900, 5900)
+
+
+def test_rows_of_exchanges_count_for_stages_queues_and_what_the_helper_was_asked() -> None:
+    query = Query()
+    helper = HelperProgress(requests=2, rows=100, busy_ms=30)
+    for second in range(3):
+        query.take(0, 0, 1000 * second, rows_in={"kafka": 10 * second}, rows_sent=7 * second, queue_batches=3,
+            queue_bytes=400, buffer_pool_use=0.25, helper=helper)  # fmt: skip
+        query.take(1, 0, 1000 * second, rows_out={"sink": second}, rows_received=7 * second)
+    query.take(0, 0, 3000, execution=2, helper=HelperProgress(requests=1, rows=5, busy_ms=1))
+    query.take(0, 1, 3000)
+    made = query.snapshot()
+    assert made.helper_jvm == {"requests": 3, "rows": 105, "busyMs": 31}
+    assert (made.stages[1].rows_in_per_second, made.stages[1].rows_out_per_second) == (7.0, 1.0)
+    [consumer] = [each for each in made.subtasks if (each.stage, each.subtask) == (1, 0)]
+    assert (consumer.rows_in, consumer.rows_out, consumer.queue_batches, consumer.buffer_pool_use) == (
+        14,
+        2,
+        None,
+        None,
+    )
+
+
+def test_a_producers_subtask_has_its_rows_queue_and_room() -> None:
+    query = Query()
+    for second in range(2):
+        query.take(0, 0, 1000 * second, rows_in={"kafka": 10 * second}, rows_sent=7 * second, queue_batches=3,
+            queue_bytes=400, buffer_pool_use=0.25)  # fmt: skip
+    made = query.snapshot()
+    assert (made.stages[0].rows_in_per_second, made.stages[0].rows_out_per_second) == (10.0, 7.0)
+    producer = made.subtasks[0]
+    assert (producer.queue_batches, producer.queue_bytes, producer.buffer_pool_use) == (3, 400, 0.25)
 
 
 def test_figures_of_a_deployment_that_is_over_are_not_those_of_the_next() -> None:
@@ -341,7 +380,7 @@ def test_checkpoints_that_fail_are_late_or_slow() -> None:
     assert query.why() == ["a checkpoint takes 12 s, and one is due each 5 s"]
     query.events.checkpoint(
         CheckpointEvent(
-            id=5, status="failed", duration_ms=None, size_bytes=None, completed_ms=NOW_MS, reason="The disk is full."
+            id=5, status="failed", duration_ms=700, size_bytes=None, completed_ms=NOW_MS, reason="The disk is full."
         )
     )
     assert query.why()[0] == "checkpoint 5 failed: The disk is full.; the last complete one is 1 s old"

@@ -86,7 +86,14 @@ def test_the_stage_that_a_slow_one_holds_up_is_back_pressured_and_not_idle(start
         pair.settle(stage)
     before = len(pair.posted)
     wait_until(lambda: len(shares := waited(before)) == 2 and all(room > 0 == idle for room, idle in shares))
+    sent, received = (
+        [each for each in pair.posted if isinstance(each, msg.SubtaskProgress) and each.stage == stage][-1]
+        for stage in (0, 1)
+    )
+    assert (sent.buffer_pool_use, sent.rows_sent, sent.rows_received) == (1.0, QUEUED, 0)
+    assert (received.buffer_pool_use, received.rows_sent, received.rows_received) == (None, 0, 0)
     pair.unblock()
+    wait_until(lambda: isinstance(last := pair.posted[-1], msg.SubtaskProgress) and last.rows_received == QUEUED)
 
 
 def test_an_aligned_checkpoint_holds_no_rows(start: Start) -> None:

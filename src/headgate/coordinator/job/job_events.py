@@ -110,10 +110,11 @@ class ShowProgress(msgspec.Struct, frozen=True):
 
 
 class ShowFailedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint failed, and why, as a sentence. One that is put off, or given up at the end, did not."""
+    """A checkpoint failed: why, as a sentence, and how long it took. One put off, or given up at the end, did not."""
 
     checkpoint_id: int
     reason: str
+    duration_ms: int
 
 
 class ShowRestart(msgspec.Struct, frozen=True, kw_only=True):

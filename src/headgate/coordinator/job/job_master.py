@@ -624,7 +624,8 @@ class JobMaster:
             self._log("info", f"Checkpoint {action.checkpoint_id} {became}: {sentence(action.reason)}")
         else:
             self._log("warning", f"Checkpoint {action.checkpoint_id} failed: {sentence(action.reason)}")
-            self._out.append(job.ShowFailedCheckpoint(action.checkpoint_id, sentence(action.reason)))
+            took_ms = self._now_ms - action.began_ms
+            self._out.append(job.ShowFailedCheckpoint(action.checkpoint_id, sentence(action.reason), took_ms))
         for status in self._scheduler.deployed() if not action.put_off else ():  # then no barrier is out
             aborted = msg.CheckpointAborted(
                 stage=status.subtask.stage, execution=status.execution, checkpoint_id=action.checkpoint_id

@@ -139,10 +139,10 @@ class QueryProgress:
                     self._reporter.take_troubles(source, troubles)
                 case ShowCheckpoint():
                     self._checkpoint_completed(shown, _now_ms())
-                case ShowFailedCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
+                case ShowFailedCheckpoint(checkpoint_id=checkpoint_id, reason=reason, duration_ms=duration_ms):
                     self._events.checkpoint(
                         CheckpointEvent(
-                            id=checkpoint_id, status="failed", duration_ms=None, size_bytes=None,
+                            id=checkpoint_id, status="failed", duration_ms=duration_ms, size_bytes=None,
                             completed_ms=_now_ms(), reason=reason,
                         )
                     )  # fmt: skip

@@ -439,7 +439,7 @@ def test_a_failure_aborts_the_checkpoint_before_splits_go_back() -> None:
     ]  # fmt: skip
     assert messages(actions) == [(1, msg.CheckpointAborted(stage=0, execution=1, checkpoint_id=1))]
     [failed] = [each for each in actions if isinstance(each, ShowFailedCheckpoint)]
-    assert failed.checkpoint_id == 1
+    assert (failed.checkpoint_id, failed.duration_ms) == (1, 100)
 
 
 def test_what_failed_and_where_is_shown() -> None:
