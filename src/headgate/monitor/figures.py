@@ -191,7 +191,7 @@ class _Subtask(msgspec.Struct):
             rows_in_per_second={uid: 1000 * rate for uid, rate in rows_in.items()},
             rows_out_per_second={uid: 1000 * rate for uid, rate in rows_out.items()},
             busy={uid: min(1.0, share) for uid, share in _per_ms(first.busy_ms, last.busy_ms, elapsed_ms).items()},
-            time=_shares(first.time, last.time),
+            time=_shares(next((each.time for each in self.window if each.time is not None), None), last.time),
             bytes_in_per_second=self._bytes_per_second(),
             received_per_second=1000 * exchanged["received"],
             sent_per_second=1000 * exchanged["sent"],

@@ -150,6 +150,7 @@ class SubtaskProcess:
         self._always_aligned = {uid for uid, exchange in inputs.items() if not exchange.supports_unaligned}
         sources = cluster.definition.graph.stages[stage].sources
         self._counts_quiet = any(source.watermark_strategy is not None for source in sources)
+        self._spent: tuple[int, msg.TimeSpent] | None = None  # what was reported last, and of which execution
         self._counted_ms: int | None = None  # up to when it is counted how long splits have been silent
 
     def fail(self) -> None:
@@ -176,7 +177,18 @@ class SubtaskProcess:
     def _post(self, message: msg.FromSlot) -> None:
         if isinstance(message, msg.SubtaskFailed) and not self._is_expected(message.error):
             self._cluster.violated(message.error)
+        if isinstance(message, msg.SubtaskProgress) and message.time is not None:
+            self._check_time(message.execution, message.time)
         self._slot.post(message)
+
+    def _check_time(self, execution: int, spent: msg.TimeSpent) -> None:
+        """Check that no time of an execution's is counted twice, or taken back."""
+        waited_ms = spent.back_pressured_ms + spent.idle_ms
+        assert 0 <= waited_ms <= spent.elapsed_ms + 1 and 0 <= spent.paused_ms <= spent.elapsed_ms + 1, spent
+        last, self._spent = self._spent, (execution, spent)
+        if last is not None and last[0] == execution:
+            for name in spent.__struct_fields__:
+                assert getattr(spent, name) >= getattr(last[1], name), f"{name} fell: {last[1]}, {spent}"
 
     def _is_expected(self, error: msg.ErrorReport) -> bool:
         excused = self._cluster.storage.files.excuses(error.error_type, error.message)

@@ -337,6 +337,7 @@ def test_a_sink_without_room_is_what_all_stages_wait_for() -> None:
 
 def test_shares_of_a_subtask_are_of_its_own_clock_and_add_up_to_one_when_a_message_is_late() -> None:
     query = Query()
+    query.take(0, 0, -2000)  # its operators were not open yet
     query.take(0, 0, -1000, time=spent(5000, 100, 100, 0))
     query.take(0, 0, 0, time=spent(9000, 1100, 2100, 3000))
     subtask = query.snapshot().subtasks[0]

@@ -477,7 +477,6 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
 
     def _measure(self, records: Records) -> None:
         data_bytes = _bytes_of(records)
-        self._metrics.count_bytes(data_bytes)
         if data_bytes:
             self._rows = max(1, min(MOST_ROWS, MOST_BYTES * len(records.offsets) // data_bytes))
 
