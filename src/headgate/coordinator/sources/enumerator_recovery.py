@@ -20,7 +20,7 @@ Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headgate.coordinator.sources.log_records import (
     AssignedRecord,
@@ -174,3 +174,11 @@ class Recovered:
                 self.parked[split_id] = subtask, split
             else:
                 self.given_back[split_id] = (subtask, split)
+
+
+def by_reader(splits: Mapping[str, tuple[int, SplitState]]) -> dict[int, tuple[SplitState, ...]]:
+    """Return splits by the reader that each is to go to, or was with."""
+    found: dict[int, list[SplitState]] = {}
+    for subtask, split in splits.values():
+        found.setdefault(subtask, []).append(split)
+    return {subtask: tuple(of_reader) for subtask, of_reader in found.items()}

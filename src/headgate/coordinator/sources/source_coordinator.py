@@ -17,14 +17,14 @@ Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537; Flink's Sou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from headgate.coordinator.sources import reader_machine as rd
 from headgate.coordinator.sources import source_events as src
-from headgate.coordinator.sources.enumerator_recovery import Recovered
+from headgate.coordinator.sources.enumerator_recovery import Recovered, by_reader
 from headgate.coordinator.sources.enumerator_watch import EnumeratorWatch
 from headgate.coordinator.sources.log_records import GivenAgainRecord, LogRecord, RegisteredRecord, StateRecord
 from headgate.coordinator.sources.outbox import Admission, Unassigned
@@ -566,14 +566,14 @@ class SourceCoordinator(Machine):
         segment = self._log.segment
         actions: list[src.Action] = [
             src.StartEnumerator(
-                shared.incarnation, enumerator, segment, holders, self._offered, _by_reader(recovered.returned)
+                shared.incarnation, enumerator, segment, holders, self._offered, by_reader(recovered.returned)
             )
         ]
         failed = self._failed_readers()
         finished = [each for subtask, ends in recovered.finished.items() if subtask not in failed for each in ends]
         if finished:
             actions.append(shared.call(src.NotifySplitsFinished(tuple(finished))))
-        given_back = _by_reader(recovered.given_back)
+        given_back = by_reader(recovered.given_back)
         actions.extend(self._give_again(subtask, splits) for subtask, splits in given_back.items())
         actions.extend(shared.call(src.ForgetReader(subtask)) for subtask in failed)
         # What readers report depends on what the enumerator knows by itself.
@@ -670,13 +670,6 @@ class SourceCoordinator(Machine):
 
 def _for_reader(event: rd.SourceEvent) -> rd.Event:
     return event.message if isinstance(event, src.FromReader) else event
-
-
-def _by_reader(splits: Mapping[str, tuple[int, SplitState]]) -> dict[int, tuple[SplitState, ...]]:
-    by_reader: dict[int, list[SplitState]] = {}
-    for subtask, split in splits.values():
-        by_reader.setdefault(subtask, []).append(split)
-    return {subtask: tuple(of_reader) for subtask, of_reader in by_reader.items()}
 
 
 def _owner_changed(source: str, split_id: str, subtask: int) -> msg.ErrorReport:
