@@ -29,6 +29,7 @@ import posixpath
 import re
 import threading
 import urllib.parse
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -156,17 +157,10 @@ class CheckpointStorage:
             written.
         """
         check_run(self.store, manifest.run)
-        files = _files_of(manifest)
-        for file in files:
-            if not belongs_here(file.parts[0]):
-                raise InternalError(f"Checkpoint {manifest.checkpoint_id} names a file elsewhere: {file.path}.")
+        files = _own_files(manifest)
         if location:
             folder = f"{_file_name(manifest.query_id)}-{manifest.run}-{manifest.checkpoint_id}"
-            moved = _with_files(manifest, lambda name: posixpath.join(folder, name))
-            size = _write(
-                open_store(location, "savepoint"), "", folder, moved,
-                copies=lambda to: self._copy(files, to, folder),
-            ) + sum(file.size_bytes for file in files)  # fmt: skip
+            size = self._write_savepoint(manifest, location, folder)
         else:
             folder = f"chk-{manifest.checkpoint_id}"
             size = _write(self.store, folder, folder, manifest)
@@ -178,6 +172,30 @@ class CheckpointStorage:
         # Whoever took over in the meantime may not have seen this manifest: then it must not be announced to anybody.
         check_run(self.store, manifest.run)
         return size
+
+    def copy_savepoint(self, manifest: Manifest, location: str) -> int:
+        """Write a savepoint of what a manifest names, whoever owns the location; return its size in bytes.
+
+        ``manifest`` is one that `load` returned, or that with other states. Nothing is written here.
+
+        Raises
+        ------
+        StoredStateError
+            The folder holds another savepoint or checkpoint already, and nothing was written.
+        CorruptStateError
+            A file is missing or damaged; there is no savepoint then.
+        """
+        # Two that copy to the same folder at once must not write the same files.
+        folder = f"{_file_name(manifest.query_id)}-copy-{uuid.uuid4().hex[:12]}"
+        return self._write_savepoint(manifest, location, folder)
+
+    def _write_savepoint(self, manifest: Manifest, location: str, folder: str) -> int:
+        files = _own_files(manifest)
+        moved = _with_files(manifest, lambda name: posixpath.join(folder, name))
+        size = _write(
+            open_store(location, "savepoint"), "", folder, moved, copies=lambda to: self._copy(files, to, folder)
+        )
+        return size + sum(file.size_bytes for file in files)
 
     def delete(self, checkpoint_id: int) -> None:
         """Delete a checkpoint, or what there is of it: its manifest first, then the files that no other one names."""
@@ -236,7 +254,7 @@ class CheckpointStorage:
             It cannot be read, or a file that it names is missing or damaged; without ``fall_back``, or if all are.
         """
         first_error: CorruptStateError | None = None
-        for checkpoint_id in self._newest_first():
+        for checkpoint_id in self.newest_first():
             try:
                 return self.load(checkpoint_id)
             except CorruptStateError as error:
@@ -248,9 +266,51 @@ class CheckpointStorage:
             raise first_error
         return None
 
-    def load(self, checkpoint_id: int) -> Manifest:
-        """Return a complete checkpoint; raises like `load_newest`."""
-        return _load(self.store, f"chk-{checkpoint_id}/{_MANIFEST}", self.store)
+    def newest_first(self) -> list[int]:
+        """Return the complete checkpoints: those of newer runs first.
+
+        A run that was taken over from may have written one more before it noticed.
+        """
+        ranks: list[tuple[int, int]] = []
+        for checkpoint_id in self.stored().complete:
+            name = f"chk-{checkpoint_id}/{_MANIFEST}"
+            try:
+                run = run_of(self.store.read(name, HEADER_BYTES), self.store.path(name))
+            except (StoredStateError, FileNotFoundError):  # whoever reads all of it finds out what is wrong
+                run = max(ranks)[0] if ranks else 0
+            ranks.append((run, checkpoint_id))
+        return [checkpoint_id for _, checkpoint_id in sorted(ranks, reverse=True)]
+
+    def load(self, checkpoint_id: int | None) -> Manifest:
+        """Return a complete checkpoint; None: the savepoint in this folder. Raises like `load_newest`."""
+        return _load(self.store, _manifest_name(checkpoint_id), self.store)
+
+    def read_manifest(self, checkpoint_id: int | None) -> tuple[Manifest, int]:
+        """Return what is written of a checkpoint, and how many bytes that takes; no other file is looked at.
+
+        Raises
+        ------
+        CorruptStateError
+            It is missing, or cannot be read.
+        """
+        return _read_manifest(self.store, _manifest_name(checkpoint_id))
+
+    def damages(self, manifest: Manifest, sound: set[FileState]) -> Iterator[CorruptStateError]:
+        """Read all that a manifest names through, and yield what is wrong with it.
+
+        ``sound`` are parts of files that are known to be as they were written; those that are found to be are added.
+        """
+        enumerators = [each.enumerator for each in manifest.sources.values() if isinstance(each.enumerator, FileState)]
+        for file in [*(_File(each.path, [each]) for each in enumerators), *_files_of(manifest)]:
+            if sound.issuperset(file.parts):
+                continue
+            try:
+                for _ in _checked(self.store, file.parts, _COPY_BYTES, whole=True):
+                    pass
+            except CorruptStateError as error:
+                yield error
+            else:
+                sound.update(file.parts)
 
     def holds_savepoint(self) -> bool:
         """Return whether there is a savepoint in this folder."""
@@ -388,21 +448,6 @@ class CheckpointStorage:
         found = (_CHECKPOINT.fullmatch(name) for name in self.store.names())
         return sorted(int(match[1]) for match in found if match is not None)
 
-    def _newest_first(self) -> list[int]:
-        """Return the complete checkpoints: those of newer runs first.
-
-        A run that was taken over from may have written one more before it noticed.
-        """
-        ranks: list[tuple[int, int]] = []
-        for checkpoint_id in self.stored().complete:
-            name = f"chk-{checkpoint_id}/{_MANIFEST}"
-            try:
-                run = run_of(self.store.read(name, HEADER_BYTES), self.store.path(name))
-            except (StoredStateError, FileNotFoundError):  # whoever reads all of it finds out what is wrong
-                run = max(ranks)[0] if ranks else 0
-            ranks.append((run, checkpoint_id))
-        return [checkpoint_id for _, checkpoint_id in sorted(ranks, reverse=True)]
-
 
 def belongs_here(handle: StateHandle) -> bool:
     """Return whether state is the location's own; False: its file is of a savepoint, or of another location.
@@ -458,13 +503,22 @@ def _occupied(store: FileStore, name: str) -> StoredStateError:
     )  # fmt: skip
 
 
-def _load(store: FileStore, name: str, files: FileStore) -> Manifest:
-    """Return the manifest in a file of ``store``, with the enumerators' states; the other ``files`` are there."""
+def _manifest_name(checkpoint_id: int | None) -> str:
+    return _MANIFEST if checkpoint_id is None else f"chk-{checkpoint_id}/{_MANIFEST}"
+
+
+def _read_manifest(store: FileStore, name: str) -> tuple[Manifest, int]:
     path = store.path(name)
     try:
-        manifest = deserialize(store.read(name), path)
+        data = store.read(name)
     except FileNotFoundError as error:
         raise CorruptStateError(f"The manifest {path} is missing.", what="a manifest", path=path) from error
+    return deserialize(data, path), len(data)
+
+
+def _load(store: FileStore, name: str, files: FileStore) -> Manifest:
+    """Return the manifest in a file of ``store``, with the enumerators' states; the other ``files`` are there."""
+    manifest, _ = _read_manifest(store, name)
     sources = {}
     for uid, entry in manifest.sources.items():
         if isinstance(entry.enumerator, FileState):
@@ -495,6 +549,20 @@ def _files_of(manifest: Manifest) -> list[_File]:
         if isinstance(handle, FileState):
             parts.setdefault(handle.path, {})[handle.offset or 0] = handle
     return [_File(path, [each for _, each in sorted(of.items())]) for path, of in parts.items()]
+
+
+def _own_files(manifest: Manifest) -> list[_File]:
+    """Return the same, all of which are at the location."""
+    files = _files_of(manifest)
+    for file in files:
+        if not belongs_here(file.parts[0]):
+            raise InternalError(f"Checkpoint {manifest.checkpoint_id} names a file elsewhere: {file.path}.")
+    return files
+
+
+def files_of(manifest: Manifest) -> list[FileState]:
+    """Return the files of the subtasks' states and of channel state, or the parts of them, that a manifest names."""
+    return [part for file in _files_of(manifest) for part in file.parts]
 
 
 def _handles_of(manifest: Manifest) -> Iterator[StateHandle]:

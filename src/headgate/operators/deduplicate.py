@@ -192,5 +192,24 @@ class Deduplicate(KeyedOperator):
         self._watermark_us = int(self._reached_us[own.first : own.last + 1].min())
 
 
+def stored_keys(chunks: Sequence[RestoredChunk], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the keys that a subtask's state knows, under these names, and by which watermark each is forgotten."""
+    reached: _Reached = []
+    for chunk in chunks:
+        table = read_part(chunk)
+        if table.column_names == ["head"]:
+            reached = _reached.decode(table.column("head")[0].as_py())
+            continue
+        # Above this the watermark was in all key groups; what has expired is left out when it is merged.
+        alive = pc.greater(table.column(EXPIRY), min((each for _, _, each in reached), default=LEAST_US))
+        table = table.filter(alive)
+        columns = [table.column(number) for number, name in enumerate(table.column_names) if name.startswith("key ")]
+        expiry = pc.if_else(pc.equal(table.column(EXPIRY), NEVER_US), None, table.column(EXPIRY))
+        yield pa.table(
+            [*columns, expiry.cast(pa.timestamp("us", "UTC"))],
+            names=[*(names[: len(columns)] or [f"key {n}" for n in range(len(columns))]), "known until"],
+        )
+
+
 def _one(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

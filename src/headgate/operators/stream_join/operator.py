@@ -100,7 +100,7 @@ class _Head(msgspec.Struct, frozen=True):
     matched: dict[str, bytes]
 
 
-_heads = msgspec.msgpack.Decoder(_Head)
+heads = msgspec.msgpack.Decoder(_Head)
 
 
 class StreamJoin(KeyedOperator):
@@ -335,7 +335,7 @@ class StreamJoin(KeyedOperator):
         left, own = deque(chunks), self._context.key_groups
         parts: list[tuple[int, RestoredChunk, bytes]] = []
         while left:
-            head = _heads.decode(read_part(left.popleft()).column("head")[0].as_py())
+            head = heads.decode(read_part(left.popleft()).column("head")[0].as_py())
             for first, last, reached in head.reached:
                 self._reached_us[first : last + 1] = reached
             for number, names in enumerate(head.parts):

@@ -225,6 +225,10 @@ class WindowAggregate(WindowedAggregate):
                     table = table.filter(pa.array(self._fired[groups] < end))
                 self._emit(table, np.full(table.num_rows, start), np.full(table.num_rows, end), emit)
 
+    def emit_state(self, emit: Emit) -> None:
+        """Emit what is in the buckets."""
+        self._fire_buckets(MOST_US, emit)
+
     def _emit_changed(self, last: int, emit: Emit) -> int:
         """Emit what changed of the groups of buckets up to this one; return how many rows were merged for that."""
         if not self._changed:

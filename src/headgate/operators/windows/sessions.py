@@ -213,6 +213,13 @@ class SessionAggregate(WindowedAggregate):
         self._compact()
         self._spill()
 
+    def emit_state(self, emit: Emit) -> None:
+        """Emit the sessions that are open."""
+        alive = [piece.table.filter(pa.array(piece.alive)).select(self._stored_columns) for piece in self._pieces]
+        if alive:
+            merged = self._merged(pa.concat_tables(alive))
+            self._emit(merged, merged.column(START).to_numpy(), merged.column(END).to_numpy(), emit)
+
     def close(self) -> None:
         """Delete the local files."""
         super().close()

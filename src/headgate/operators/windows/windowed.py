@@ -289,6 +289,13 @@ class WindowedAggregate(KeyedOperator):
             for name, table in chunks
         ]
 
+    @abstractmethod
+    def emit_state(self, emit: Emit) -> None:
+        """Emit all groups that have not ended as they are now; the state stays. Of sliding windows: each slide's part.
+
+        Who reads a checkpoint calls it, right after `restore_keyed`.
+        """
+
     @property
     @abstractmethod
     def _stored_columns(self) -> list[str]:
