@@ -9,7 +9,6 @@ import platform
 import socket
 
 import msgspec
-import pyarrow as pa
 
 from headgate.errors import DeploymentError
 
@@ -26,6 +25,8 @@ class Versions(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls) -> Versions:
         """Return the versions of this process."""
+        import pyarrow as pa  # here: the command line asks for our own version without it
+
         return cls(__version__, ".".join(platform.python_version_tuple()[:2]), pa.__version__)
 
 

@@ -36,6 +36,10 @@ class UnreachableError(HeadgateError):
     """What was to be asked does not answer. Facts: address."""
 
 
+class RefusedError(HeadgateError):
+    """What was asked for was refused as things are. Facts: status."""
+
+
 class _Group(TyperGroup):
     """Commands whose errors become one line and an exit code."""
 
@@ -52,7 +56,7 @@ def exit_code_of(error: HeadgateError) -> int:
     """Return how a command ends that raised this."""
     if isinstance(error, UnreachableError | SourceUnavailableError | SinkUnavailableError):
         return UNREACHABLE
-    if isinstance(error, CorruptStateError):
+    if isinstance(error, CorruptStateError | RefusedError):
         return BAD
     if isinstance(error, StoredStateError) and not str(error.facts.get("path", "/")).startswith("/"):  # an object store
         cause = error.__cause__

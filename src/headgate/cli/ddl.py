@@ -64,11 +64,16 @@ def _type(kind: str, text: str) -> pa.DataType:
 
 
 def _parts(text: str) -> list[str]:
-    """Return what stands between the commas that are not within brackets."""
-    parts, depth = [""], 0
+    """Return what stands between the commas that are neither within brackets nor quoted."""
+    parts, depth, quote = [""], 0, ""
     for sign in text:
-        depth += (sign in "<(") - (sign in ">)")
-        if sign == "," and depth == 0:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'`":
+            quote = sign
+        else:
+            depth += (sign in "<(") - (sign in ">)")
+        if sign == "," and depth == 0 and not quote:
             parts.append("")
         else:
             parts[-1] += sign

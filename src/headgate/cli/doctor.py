@@ -169,10 +169,8 @@ def _worker_python(environment: dict[str, str]) -> Iterator[Finding]:
         yield Finding(name, "problem", f"{path} does not run: {' '.join(printed)[:100]!r}", fix)
         return
     mine = [".".join(platform.python_version_tuple()[:2]), _version("pyspark"), _version("pyarrow")]
-    different = [
-        f"{what} {theirs} instead of {own}" for what, theirs, own in zip(("Python", "pyspark", "pyarrow"), printed, mine)
-        if theirs != own
-    ]  # fmt: skip
+    compared = zip(("Python", "pyspark", "pyarrow"), printed, mine)
+    different = [f"{what} {theirs} instead of {own}" for what, theirs, own in compared if theirs != own]
     if different:
         yield Finding(name, "problem", f"{path} has {', '.join(different)}", fix)
     else:

@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from headgate.cli.app import UnreachableError
+from headgate.cli.app import RefusedError, UnreachableError
 from headgate.errors import HeadgateError, OptionError
 
 _QUICK_S, _SLOW_S = 10.0, 900.0
 """How long an answer is waited for: of what is only looked at, and of what a query has to do, in seconds."""
-
-
-class QueryRefusedError(HeadgateError):
-    """A running query refused what it was asked to do. Facts: status."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ def _refused(error: urllib.error.HTTPError) -> HeadgateError:
     except (ValueError, KeyError, TypeError, OSError):
         text = f"The endpoint answered {error.code} {error.reason}."
     if error.code == 409:
-        return QueryRefusedError(text, status=error.code)
+        return RefusedError(text, status=error.code)
     return OptionError(text, option="QUERY", value=error.code)
 
 

@@ -53,7 +53,7 @@ def _group() -> None:
         """
         headgate sources check headgate.kafka -o kafka.bootstrap.servers=localhost:9092 -o subscribe=rides
 
-        headgate sources check headgate.files -o path=/data/rides -o format=json --schema 'user string, at timestamp'
+        headgate sources check headgate.files -o path=/data/rides -o fileFormat=json --schema 'user string'
 
         headgate sources check my_source:MySource -o url=http://localhost:8000
         """
