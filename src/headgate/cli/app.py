@@ -122,6 +122,17 @@ def write_facts(facts: Iterable[tuple[str, Any]]) -> None:
     write_lines(*(f"{name:<{width}}  {value}" for name, value in pairs))
 
 
+def plain(value: Any) -> Any:
+    """Return a value as it is shown: bytes as hexadecimal digits, times with their zone."""
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
 def bytes_text(size: int | None) -> str:
     """Return a size for people.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headgate.cli.app import AsJson, CheckpointId, Location, command_group, epilog, write_json, write_lines, write_table
-from headgate.cli.stored import check_target, stored
+from headgate.cli.stored import check_target, shown, stored
 from headgate.errors import OptionError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ app = command_group(
 
 
 @app.command("show", epilog=epilog("headgate positions show s3://bucket/checkpoints/rides --source rides"))
-def show(
+def show_positions(
     location: Location,
     checkpoint_id: CheckpointId = None,
     source: Annotated[str | None, typer.Option(help="The uid of a source: only its splits.")] = None,
@@ -109,7 +109,9 @@ def set_positions(
     notes = consequences(manifest, all_moves)
     if as_json:
         lines = [{"split": each.split_id, "before": each.before, "after": each.after} for each in all_moves]
-        write_json({"from": found.folder, "to": to, "source": all_moves[0].source, "moves": lines, "notes": notes})
+        write_json(
+            {"from": found.folder, "to": shown(to), "source": all_moves[0].source, "moves": lines, "notes": notes}
+        )
         return
     write_table(
         ["split", "before", "after", "change"],
@@ -121,7 +123,7 @@ def set_positions(
             for each in all_moves
         ],
     )  # fmt: skip
-    write_lines("", *notes, f"written to {to}; start from it with .option('fromSavepoint', {to!r})")
+    write_lines("", *notes, f"written to {shown(to)}")
 
 
 def parsed(text: str) -> Wanted:
@@ -179,6 +181,10 @@ def consequences(manifest: Manifest, all_moves: list[Move]) -> list[str]:
             f"{in_flight} rows in flight were read before: they are processed whatever the positions are. To be rid of "
             "one of them, start from a savepoint, which has none in flight."
         )
+    notes.append(
+        "Start with it, .start(fromSavepoint=...), at another 'checkpointLocation': at its own the query goes on from "
+        "the newest checkpoint there."
+    )
     if any(entry.name == "headgate.files" for uid, entry in manifest.sources.items() if uid == all_moves[0].source):
         notes.append(
             "A position in a file of lines must be that of a line's first byte, else the rest of a line is a row."

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headgate.cli.app import AsJson, CheckpointId, Location, bytes_text, command_group, epilog, write_json, write_lines
-from headgate.cli.stored import Stored, check_target, stored
+from headgate.cli.stored import Stored, check_target, shown, stored
 
 app = command_group("Copy savepoints.", "headgate savepoint copy /data/savepoints/rides s3://bucket/savepoints/rides")
 
@@ -47,7 +47,7 @@ def copy(
         return
     write_lines(
         f"copied {found.name} of {found.folder} to {copied.folder}: {bytes_text(size_bytes)}, read again and whole",
-        f"start from it with .option('fromSavepoint', {to!r})",
+        f"start from it with .start(fromSavepoint={shown(to)!r})",
     )
 
 

@@ -19,6 +19,7 @@ from headgate.cli.app import (
     command_group,
     epilog,
     exit_code_of,
+    plain,
     write_json,
     write_lines,
     write_table,
@@ -208,7 +209,7 @@ def _first_row(
     for split in itertools.islice(splits, _READ_SPLITS):
         for batch in read_splits(source, columns, [split], 0, "UTC"):
             if batch.num_rows:
-                found["row"] = batch.slice(0, 1).to_pylist()[0]
+                found["row"] = plain(batch.slice(0, 1).to_pylist()[0])
                 return "a row", "ok", f"of the split {split.split_id}"
     return (
         "a row",

@@ -18,6 +18,7 @@ from headgate.cli.app import (
     bytes_text,
     command_group,
     epilog,
+    plain,
     write_json,
     write_lines,
     write_table,
@@ -89,7 +90,7 @@ def read(
     if as_json:
         documents = {
             name: {"rows": counts[name], "schema": {field.name: str(field.type) for field in rows.schema},
-                   "first": [{key: _plain(value) for key, value in row.items()} for row in rows.to_pylist()]}
+                   "first": [{key: plain(value) for key, value in row.items()} for row in rows.to_pylist()]}
             for name, rows in shown.items()
         }  # fmt: skip
         write_json({"operator": operator, "tables": documents})
@@ -99,7 +100,7 @@ def read(
     for name, rows in shown.items():
         more = f", the first {rows.num_rows} are shown" if rows.num_rows < counts[name] else ""
         write_lines(f"{name}: {counts[name]} rows{more}")
-        write_table(rows.column_names, [[_plain(value) for value in row.values()] for row in rows.to_pylist()])
+        write_table(rows.column_names, [[_cell(value) for value in row.values()] for row in rows.to_pylist()])
         write_lines("")
 
 
@@ -214,12 +215,8 @@ def _write_parquet(tables: Iterator[tuple[str, pa.Table]], operator: str, table:
     return rows_written
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as it is shown: bytes as hexadecimal digits, times with their zone."""
-    if isinstance(value, bytes):
-        return f"0x{value.hex()}"
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value.isoformat() if hasattr(value, "isoformat") else value
+def _cell(value: Any) -> Any:
+    """Return a value as it stands in a table: a window as its start and its end."""
+    value = plain(value)
+    is_window = isinstance(value, dict) and set(value) == {"start", "end"}
+    return f"{value['start']} to {value['end']}" if is_window else value

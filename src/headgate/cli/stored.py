@@ -120,6 +120,11 @@ def check_target(location: str) -> None:
         )  # fmt: skip
 
 
+def shown(location: str) -> str:
+    """Return a location without what stands before ``@``, which may be a key and its secret."""
+    return re.sub(r"://[^/?]*@", "://", location)
+
+
 def _parent(location: str) -> str:
     if "://" not in location:
         return posixpath.dirname(posixpath.abspath(location))

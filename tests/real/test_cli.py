@@ -1,0 +1,237 @@
+"""The command line on what real queries leave: checkpoints, savepoints that are mended, state as tables, sources."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import headgate
+from local.ports import free_ports
+from local.topics import Message, create_topic, produce
+from tests.real.running_queries import numbers, stop_all, wait_until, written
+from tests.real.test_checkpoint_storage import Bucket
+from tests.real.test_continuous_stateful import OUTPUT, Counting
+from tests.unit.cli.stored_query import run, run_json
+
+if TYPE_CHECKING:
+    from local.kafka import Broker
+    from local.kinesis import MotoServer
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    stop_all()
+
+
+def without_poison(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A user's function that fails at a row that it does not expect."""
+    for batch in batches:
+        values = [bytes(each.as_py()) for each in batch["value"]]
+        yield pa.record_batch({"n": pa.array([int(each) for each in values], pa.int64())})
+
+
+class Rides:
+    """A query of a topic of two partitions, whose function does not like all that may be in it."""
+
+    def __init__(self, spark: SparkSession, kafka: Broker, topic_name: str, folder: Path) -> None:
+        self.spark, self.kafka, self.folder = spark, kafka, folder
+        self.topic = create_topic(kafka.plain, topic_name, 2)
+
+    def send(self, partition: int, *values: object) -> None:
+        produce(self.kafka.plain, self.topic, [Message(str(each).encode(), partition=partition) for each in values])
+
+    def start(self, name: str, savepoint: Path | None = None, **options: str) -> headgate.ContinuousQuery:
+        frame = (
+            self.spark.readStream.format("headgate.kafka")
+            .option("kafka.bootstrap.servers", self.kafka.plain)
+            .option("subscribe", self.topic)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        frame = frame.select("value").mapInArrow(without_poison, "n long")
+        writer = written(frame, checkpointLocation=str(self.folder / name), slots="threads", interval="200 ms")
+        return writer.options(**options).start(fromSavepoint=None if savepoint is None else str(savepoint))
+
+
+def rows(query: headgate.ContinuousQuery) -> list[int]:
+    return sorted(query.table()["n"].to_pylist())
+
+
+def test_a_poisonous_record_is_skipped_and_a_partition_read_again(
+    spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
+) -> None:
+    rides = Rides(spark, kafka, topic_name, tmp_path)
+    rides.send(0, *range(10))
+    rides.send(1, *range(10, 20))
+    query = rides.start("first")
+    wait_until(lambda: rows(query) == list(range(20)), query)
+    query.stop(savepoint=str(tmp_path / "saved"))
+    rides.send(0, "poison", 20, 21)
+    query = rides.start("as-before", tmp_path / "saved", **{"restart-strategy": "none"})
+    wait_until(lambda: not query.isActive)
+    assert "poison" in str(query.exception())
+
+    shown = run_json("positions", "show", tmp_path / "saved")["splits"]
+    assert {each["split"]: each["position"] for each in shown} == {f"{rides.topic}-0": 10, f"{rides.topic}-1": 10}
+    arguments = ("--set", f"{rides.topic}-0=+1", "--set", f"{rides.topic}-1=5", "--to", tmp_path / "mended")
+    found = run_json("positions", "set", tmp_path / "saved", *arguments)
+    assert {each["after"] for each in found["moves"]} == {11, 5}
+
+    query = rides.start("second", tmp_path / "mended")
+    wait_until(lambda: rows(query) == [*range(15, 20), 20, 21], query)
+    rides.send(1, 22)
+    wait_until(lambda: rows(query)[-1] == 22, query)
+    query.stop()
+    assert run("checkpoints", "verify", tmp_path / "second").exit_code == 0
+
+
+def windows(frame: DataFrame) -> DataFrame:
+    grouped = frame.withWatermark("timestamp", "0 seconds").groupBy(F.window("timestamp", "10 minutes"), "value")
+    return grouped.agg(F.count("*").alias("many"), F.avg("value").alias("average"))
+
+
+def rate(spark: SparkSession) -> DataFrame:
+    """Return rows of a column ``value``, ten a second of event time, as fast as can be: it does not end."""
+    return (
+        spark.readStream.format("headgate.datagen").option("rowsPerSecond", 10).option("numRows", 1 << 40)
+        .option("fields.value.min", 0).option("fields.value.max", 3).option("numPartitions", 2)
+        .schema("timestamp timestamp, value long").load()
+    )  # fmt: skip
+
+
+def rows_read(location: Path) -> int:
+    return sum(each["position"] for each in run_json("positions", "show", location)["splits"])
+
+
+def test_state_of_windows_and_what_was_emitted_are_all_rows_that_were_read(spark: SparkSession, tmp_path: Path) -> None:
+    query = written(windows(rate(spark)), checkpointLocation=str(tmp_path / "checkpoints"), slots="threads").start()
+    wait_until(lambda: query.table().num_rows > 20, query)
+    query.checkpoint()
+    query.stop(savepoint=str(tmp_path / "saved"))
+    emitted = query.table()
+    (operator,) = run_json("state", "read", tmp_path / "saved")
+    assert operator["signature"].startswith("count(1), avg(value)")
+    output = tmp_path / "windows.parquet"
+    assert (
+        run("state", "read", tmp_path / "saved", "--operator", operator["operator"], "--output", output).exit_code == 0
+    )
+    state = pq.read_table(output)
+    assert sum(state["count(1)"].to_pylist()) + sum(emitted["many"].to_pylist()) == rows_read(tmp_path / "saved")
+    assert all(row["avg(value)"] == row["value"] for row in state.to_pylist()), "it is of rows of one value"
+    last_emitted = max(each["start"] for each in emitted["window"].to_pylist())
+    assert min(each["start"] for each in state["window"].to_pylist()) > last_emitted, "what was emitted is not there"
+
+
+def test_state_variables_of_a_processor(spark: SparkSession, tmp_path: Path) -> None:
+    frame = numbers(spark, rate=5000).selectExpr("value % 10 AS k", "value AS n").groupBy("k")
+    frame = frame.transformWithState(Counting(), OUTPUT, "Append", "None")
+    query = written(frame, checkpointLocation=str(tmp_path / "checkpoints"), slots="threads").start()
+    wait_until(lambda: query.status["rowsIn"] > 1000, query)
+    query.checkpoint()
+    wait_until(lambda: query.status["rowsIn"] > 2000, query)
+    query.stop(savepoint=str(tmp_path / "saved"))
+    (operator,) = run_json("state", "read", tmp_path / "saved")
+    tables = run_json("state", "read", tmp_path / "saved", "--operator", operator["operator"])["tables"]
+    assert tables["seen"]["schema"] == {"k": "int64", "n": "int64", "expires": "timestamp[ms, tz=UTC]"}
+    seen = {each["k"]: each["n"] for each in tables["seen"]["first"]}
+    assert len(seen) == 10 and sum(seen.values()) == rows_read(tmp_path / "saved")
+
+
+def test_checkpoints_of_a_running_query_and_one_that_is_damaged(spark: SparkSession, tmp_path: Path) -> None:
+    location = tmp_path / "checkpoints"
+    writer = written(windows(rate(spark)), checkpointLocation=str(location), slots="threads", interval="1 hour")
+    query = writer.start()
+    wait_until(lambda: query.status["rowsIn"] > 1000, query)
+    query.checkpoint()
+    query.stop(savepoint=str(tmp_path / "one"))
+    again = written(windows(rate(spark)), checkpointLocation=str(tmp_path / "more"), slots="threads", interval="1 hour")
+    query = again.start(fromSavepoint=str(tmp_path / "one"))
+    wait_until(lambda: query.status["rowsIn"] > 1000, query)
+    query.stop(savepoint=str(tmp_path / "two"))
+
+    shown = run_json("checkpoints", "show", tmp_path / "one")
+    assert shown["kind"] == "suspend" and [each["format"] for each in shown["sources"]] == ["headgate.datagen"]
+    found = run_json("checkpoints", "diff", tmp_path / "one", tmp_path / "two")
+    assert len(found["splits"]) == 2 and all(each["change"] > 0 for each in found["splits"])
+    for place in (location, tmp_path / "one", tmp_path / "two"):
+        assert run("checkpoints", "verify", place).exit_code == 0
+    assert run_json("checkpoints", "list", location)[0]["problem"] is None
+    largest = max(
+        (each for each in (tmp_path / "two").rglob("*") if each.is_file()), key=lambda each: each.stat().st_size
+    )
+    largest.write_bytes(largest.read_bytes()[:-1])
+    result = run("checkpoints", "verify", tmp_path / "two")
+    assert result.exit_code == 1 and str(largest) in result.output
+
+
+def test_a_savepoint_is_copied_to_s3_and_started_from(spark: SparkSession, aws: MotoServer, tmp_path: Path) -> None:
+    bucket = Bucket(aws)
+
+    def start(name: str, savepoint: str | None = None) -> headgate.ContinuousQuery:
+        frame = windows(rate(spark))
+        return written(frame, checkpointLocation=str(tmp_path / name), slots="threads").start(fromSavepoint=savepoint)
+
+    query = start("first")
+    wait_until(lambda: query.table().num_rows > 0, query)
+    query.stop(savepoint=str(tmp_path / "saved"))
+    emitted = query.table()
+    result = run("savepoint", "copy", tmp_path / "saved", bucket.address("saved"))
+    assert result.exit_code == 0, result.output
+    assert run("checkpoints", "verify", bucket.address("saved")).exit_code == 0
+    assert run_json("checkpoints", "diff", tmp_path / "saved", bucket.address("saved"))["splits"] == []
+    back = run("savepoint", "copy", bucket.address("saved"), tmp_path / "back")
+    assert back.exit_code == 0, back.output
+    for path in (tmp_path / "saved").rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+    query = start("second", bucket.address("saved"))
+    wait_until(lambda: query.table().num_rows > 0, query)
+    again = query.table()
+    query.stop()
+    starts = [{each["start"] for each in table["window"].to_pylist()} for table in (emitted, again)]
+    assert max(starts[0]) < min(starts[1]), "no window twice"
+
+
+def test_a_bucket_that_is_not_there_and_a_store_that_does_not_answer(aws: MotoServer) -> None:
+    bucket = Bucket(aws)
+    assert run("checkpoints", "list", bucket.address("nothing")).exit_code == 2
+    address = f"s3://a:b@bucket/x?region=us-east-1&endpoint_override=http://127.0.0.1:{free_ports(1)[0]}"
+    result = run("checkpoints", "list", address)
+    assert result.exit_code == 3 and "a:b" not in result.stderr
+
+
+def check(*options: str, exit_code: int = 0) -> Any:
+    arguments = [each for option in options for each in ("-o", option)]
+    return run_json("sources", "check", "headgate.kafka", *arguments, exit_code=exit_code)
+
+
+def test_a_topic_is_checked(kafka: Broker, topic_name: str) -> None:
+    topic = create_topic(kafka.plain, topic_name, 3)
+    produce(kafka.plain, topic, [Message(b"hello", partition=1)])
+    servers = f"kafka.bootstrap.servers={kafka.plain}"
+    found = check(servers, f"subscribe={topic}")
+    assert found["numSplits"] == 3 and bytes.fromhex(found["row"]["value"][2:]) == b"hello"
+    found = check(servers, f"subscribe={topic}", "startingOffsets=latest")
+    assert found["numSplits"] == 3 and found["row"] is None and found["steps"][-1]["state"] == "warning"
+    missing = check(servers, f"subscribe={topic}-missing", exit_code=1)
+    assert f"{topic}-missing" in missing["steps"][-1]["text"]
+
+
+def test_a_broker_that_is_not_there(kafka: Broker) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    options = (f"kafka.bootstrap.servers={address}", "subscribe=rides", "kafka.default.api.timeout.ms=2000")
+    found = check(*options, exit_code=3)
+    assert found["steps"][-1]["state"] == "problem" and address in found["steps"][-1]["text"]
