@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "transport", "runtime", "driver", "connectors",
     },
     "testing": {"source", "readers", "connectors", "task"},
-    "cli": {"source", "connectors", "protocol", "operators", "checkpoint", "microbatch"},
+    "cli": {"source", "connectors", "protocol", "operators", "checkpoint", "coordinator", "microbatch"},
 }  # fmt: skip
 COMPATIBILITY = ["spark", "compatibility"]
 """What the versions of Spark call what: whoever may import PySpark may import it."""
@@ -65,8 +65,7 @@ WITHOUT_SPARK = (
 PURE = (
     "protocol", "coordinator/job", "coordinator/slots", "coordinator/alignment", "coordinator/sources",
     "checkpoint/checkpoint_events.py", "checkpoint/coordinator.py", "checkpoint/commits.py", "checkpoint/manifest.py",
-    "checkpoint/restore.py", "checkpoint/channel_assignment.py", "checkpoint/stored_channels.py",
-    "checkpoint/positions.py", "task", "graph",
+    "checkpoint/restore.py", "checkpoint/channel_assignment.py", "checkpoint/stored_channels.py", "task", "graph",
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
     "monitor/growing_lag.py", "monitor/recent_events.py", "monitor/history.py", "monitor/snapshot.py",
     "monitor/diagnosis.py", "monitor/endpoint/routes.py",

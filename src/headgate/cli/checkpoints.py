@@ -281,7 +281,7 @@ def _verified(found: Stored, sound: set[FileState]) -> dict[str, Any]:
 
 def differences(older: Manifest, newer: Manifest) -> dict[str, list[dict[str, Any]]]:
     """Return what is not the same in two checkpoints."""
-    from headgate.checkpoint.positions import split_positions
+    from headgate.coordinator.sources.positions import split_positions
 
     def line(what: str, first: Any, second: Any) -> dict[str, Any]:
         is_number = type(first) is int and type(second) is int

@@ -16,7 +16,7 @@ from headgate.errors import OptionError
 
 if TYPE_CHECKING:
     from headgate.checkpoint.manifest import Manifest
-    from headgate.checkpoint.positions import Move, Wanted
+    from headgate.coordinator.sources.positions import Move, Wanted
 
 app = command_group(
     "Look at the positions of splits, and make a savepoint with others.",
@@ -36,7 +36,7 @@ def show_positions(
     as_json: AsJson = False,
 ) -> None:
     """Show where a checkpoint reads on: the position of each split."""
-    from headgate.checkpoint.positions import split_positions
+    from headgate.coordinator.sources.positions import split_positions
 
     found = stored(location, checkpoint_id)
     manifest = found.manifest()
@@ -97,7 +97,7 @@ def set_positions(
     as_json: AsJson = False,
 ) -> None:
     """Write a new savepoint that is as the old one, but reads on at other positions."""
-    from headgate.checkpoint.positions import moved, moves
+    from headgate.coordinator.sources.positions import moved, moves
 
     found = stored(location, checkpoint_id)
     check_target(to)
@@ -134,7 +134,7 @@ def parsed(text: str) -> Wanted:
     OptionError
         It has no position, or that is not JSON.
     """
-    from headgate.checkpoint.positions import Wanted
+    from headgate.coordinator.sources.positions import Wanted
 
     splits, equals, position = text.rpartition("=")
     value = position.strip()
@@ -194,8 +194,8 @@ def consequences(manifest: Manifest, all_moves: list[Move]) -> list[str]:
 
 def _check_source_reads(manifest: Manifest, uid: str) -> None:
     """Raise if the source would not read its splits as they are now; of formats of others nothing is known here."""
-    from headgate.checkpoint.positions import check_readable
     from headgate.cli.formats import built_in
+    from headgate.coordinator.sources.positions import check_readable
     from headgate.errors import CorruptStateError
 
     found = built_in(manifest.sources[uid].name)

@@ -14,6 +14,7 @@ from headgate.checkpoint.manifest import Manifest, SourceEntry
 from headgate.checkpoint.storage import INLINE_BYTES, CheckpointStorage
 from headgate.cli import app
 from headgate.connectors.kafka.split import SPLIT_SERIALIZER, STATE_SERIALIZER, KafkaSplit, KafkaState
+from headgate.coordinator.sources.source_state import SourceState, encode_source_state
 from headgate.expressions.expressions import Bound
 from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import TimeWindow
@@ -79,15 +80,20 @@ def checkpoint(storage: CheckpointStorage, folder: Path, checkpoint_id: int, **f
     chunks, schema = window_chunks(folder / f"spill-{checkpoint_id}")
     large = storage.write_state(checkpoint_id, "sink", b"x" * (INLINE_BYTES + 1))
     enumerator = KafkaState(
-        initial_discovery_finished=True, unassigned=(split(2, 30),), assigned={"rides": ((0, 0), (1, 0))}, parallelism=1
+        initial_discovery_finished=True,
+        unassigned=(split(0, 1), split(2, 30)),
+        assigned={"rides": ((0, 0), (1, 0))},
+        parallelism=1,
     )
+    # The enumerator's copy of what was assigned after its state was taken does not count.
+    state = SourceState(STATE_SERIALIZER.serialize(enumerator), assigned=("rides-0",))
     given = [split(0, 10 * checkpoint_id), split(1, 500, stop=1000)]
     manifest = Manifest(
         checkpoint_id=checkpoint_id, epoch=checkpoint_id, kind=CheckpointKind.CHECKPOINT, query_id="q", run=1,
         created_ms=1_790_000_000_000 + checkpoint_id, parallelism=1, max_parallelism=8,
         stages=(("rides",), ("window", "sink")),
         sources={
-            "rides": SourceEntry(name="headgate.kafka", enumerator=InlineState(STATE_SERIALIZER.serialize(enumerator)))
+            "rides": SourceEntry(name="headgate.kafka", enumerator=InlineState(encode_source_state(state)))
         },
         subtasks=(
             (

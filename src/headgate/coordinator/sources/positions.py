@@ -3,10 +3,11 @@
 Never: change a checkpoint that is stored, or anything in it but positions: keyed state, rows in flight and what was
 committed stay as they are, so rows that are read again are counted again.
 
-A split is in the state of the reader that has it, or in that of the enumerator, never in both; those that were read to
-their end are in neither. Splits are bytes of the connector's. Where these are a JSON object, as all built-in sources
-write them, its ``position`` says where reading continues, and a whole number in it lies within ``start``, ``stop`` and
-``end`` of the object, where it has these.
+A split is in the state of the reader that has it, or in that of the enumerator; where it is in both, the reader's
+counts (`headgate.coordinator.sources.source_state`). Those that were read to their end are in neither.
+
+Splits are bytes of the connector's. Where these are a JSON object, as all built-in sources write them, its ``position``
+says where reading continues, and a whole number in it lies within ``start``, ``stop`` and ``end``, where there are any.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from headgate.checkpoint.manifest import Manifest, SourceEntry
+from headgate.coordinator.sources.source_state import SourceState, decode_source_state, encode_source_state
 from headgate.errors import OptionError, StoredStateError
 from headgate.protocol.state import InlineState, ReaderState, SplitState, SubtaskState
 
@@ -96,7 +98,11 @@ def split_positions(manifest: Manifest) -> list[SplitPosition]:
     """Return the splits of a checkpoint whose enumerators' states are in it, by source and id."""
     found = []
     for uid, entry in manifest.sources.items():
-        found += [_of_fields(uid, None, fields) for fields in _splits_in(_enumerator(entry))]
+        state = _source_state(entry)
+        unassigned = [
+            fields for fields in _splits_in(_json(state.enumerator)) if fields["split_id"] not in state.assigned
+        ]
+        found += [_of_fields(uid, None, fields) for fields in unassigned]
     for subtasks in manifest.subtasks:
         for number, subtask in enumerate(subtasks):
             for uid, reader in subtask.readers.items():
@@ -169,9 +175,7 @@ def check_readable(
     manifest: Manifest, source: str, split: Callable[[bytes], Any], state: Callable[[bytes], Any]
 ) -> None:
     """Raise what a source's serializers raise where they cannot read its splits, or its enumerator's state."""
-    entry = manifest.sources[source]
-    if isinstance(entry.enumerator, InlineState):
-        state(entry.enumerator.data)
+    state(_source_state(manifest.sources[source]).enumerator)
     for subtasks in manifest.subtasks:
         for subtask in subtasks:
             for each in subtask.readers.get(source, ReaderState()).splits:
@@ -219,10 +223,7 @@ def _new_position(split: SplitPosition, wanted: Wanted) -> Any:
 
 
 def _of_split(uid: str, subtask: int, split: SplitState) -> SplitPosition:
-    try:
-        fields = msgspec.json.decode(split.data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fields = None
+    fields = _json(split.data)
     if not isinstance(fields, dict):
         return SplitPosition(source=uid, split_id=split.split_id, subtask=subtask, position=None, fields=None)
     return _of_fields(uid, subtask, {"split_id": split.split_id, **fields})
@@ -237,15 +238,19 @@ def _of_fields(uid: str, subtask: int | None, fields: dict[str, Any]) -> SplitPo
     )  # fmt: skip
 
 
-def _enumerator(entry: SourceEntry) -> Any:
-    """Return an enumerator's state as JSON; None: its connector writes something else."""
+def _source_state(entry: SourceEntry) -> SourceState:
     if not isinstance(entry.enumerator, InlineState):
         raise StoredStateError(
             f"The state of the enumerator of {entry.name} is in a file that was not read: {entry.enumerator.path}.",
             what="an enumerator's state", path=entry.enumerator.path,
         )  # fmt: skip
+    return decode_source_state(entry.enumerator.data)
+
+
+def _json(data: bytes) -> Any:
+    """Return bytes of a connector's as JSON; None: it writes something else."""
     try:
-        return msgspec.json.decode(entry.enumerator.data)
+        return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -270,11 +275,12 @@ def _moved_split(split: SplitState, new: Mapping[str, Any]) -> SplitState:
 
 
 def _moved_enumerator(entry: SourceEntry, new: Mapping[str, Any]) -> SourceEntry:
-    state = _enumerator(entry)
-    splits = [each for each in _splits_in(state) if each["split_id"] in new]
+    state = _source_state(entry)
+    fields = _json(state.enumerator)
+    splits = [each for each in _splits_in(fields) if each["split_id"] in new]
     if not splits:
         return entry
     for each in splits:
         each[_POSITION] = new[each["split_id"]]
-    data = msgspec.json.encode(state, order="sorted")
-    return msgspec.structs.replace(entry, enumerator=InlineState(data))
+    state = msgspec.structs.replace(state, enumerator=msgspec.json.encode(fields, order="sorted"))
+    return msgspec.structs.replace(entry, enumerator=InlineState(encode_source_state(state)))
