@@ -64,6 +64,11 @@ class RunningQuery:
     listed: dict[str, Any]
 
     @property
+    def is_live(self) -> bool:
+        """Whether it has not ended: for a while an endpoint also shows queries that have."""
+        return self.listed.get("state") not in ("ended", "failed")
+
+    @property
     def path(self) -> str:
         """Where it is."""
         return f"/api/queries/{quote(str(self.listed['id']), safe='')}"
@@ -132,6 +137,8 @@ def query(wanted: str | None) -> RunningQuery:
     if wanted is not None:
         matching = [each for each in found if wanted in (each.listed["id"], each.listed.get("name"))]
         matching = matching or [each for each in found if str(each.listed["id"]).startswith(wanted)]
+    live = [each for each in matching if each.is_live]
+    matching = live if len(live) == 1 else matching
     if len(matching) == 1:
         return matching[0]
     what = "no query runs" if not found else f"the queries are {', '.join(names)}"

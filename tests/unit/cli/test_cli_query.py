@@ -17,7 +17,7 @@ import pytest
 from tests.unit.cli.stored_query import run, run_json
 
 SNAPSHOT: dict[str, Any] = {
-    "id": "11-aa", "runId": "r", "name": "rides", "state": "RUNNING", "parallelism": 2, "watermarkMs": None,
+    "id": "11-aa", "runId": "r", "name": "rides", "state": "running", "parallelism": 2, "watermarkMs": None,
     "why": [{"severity": "warning", "text": "slot 2 is busy 97 % in 'parse'", "about": {"kind": "slot", "slot": 2}}],
     "stages": [{"stage": 0, "name": "rides", "rowsInPerSecond": 12_345.6, "rowsOutPerSecond": None, "busy": 0.97,
                 "backPressured": 0.0, "idle": 0.03}],
@@ -138,6 +138,14 @@ def test_no_query_is_guessed_among_several(served: Served) -> None:
     assert run("query", "stop", "other").exit_code == 2
     assert served.asked == []
     assert run("query", "stop", "12").exit_code == 0
+
+
+def test_one_that_has_ended_is_not_meant_while_another_runs(served: Served) -> None:
+    served.queries.append({**SNAPSHOT, "id": "10-ended", "state": "ended"})
+    assert run("query", "checkpoint").exit_code == 0
+    assert run("query", "checkpoint", "rides").exit_code == 0, "a start before has the same name"
+    assert [path for path, _, _ in served.asked] == ["/api/queries/11-aa/checkpoint"] * 2
+    assert run_json("query", "status", "10-ended")["state"] == "ended"
 
 
 def test_files_of_processes_that_are_gone_are_deleted(served: Served, home: Path) -> None:
