@@ -206,3 +206,16 @@ def test_the_names_of_columns_may_have_spaces_and_types_commas() -> None:
 def test_state_of_an_operator_that_is_not_known() -> None:
     with pytest.raises(UnsupportedOperationError, match="of an operator that cannot be read here: sorted by k"):
         read([], "sorted by k")
+
+
+def test_state_variables_of_version_1() -> None:
+    golden = Path(__file__).parents[2] / "golden" / "transform-with-state-v1.arrows"
+    context = OperatorContext(uid="operator", subtask=0, parallelism=1)
+    chunk = RestoredChunk("chunk", True, golden.read_bytes)
+    tables = stored_state("transformWithState by user", None, context, [chunk], 0)
+    found = {name: [tuple(row.values()) for row in rows.to_pylist()] for name, rows in tables}
+    assert found["value"] == [("user-1", 11, None), ("user-2", 2, None)]
+    assert found["list"] == [("user-1", 0, 1, None), ("user-1", 1, 11, None), ("user-2", 0, 2, None)]
+    assert found["map"] == [("user-1", "1", 11, None), ("user-2", "2", 2, None)]
+    seconds = [(user, (at - EPOCH).total_seconds()) for user, at in found["timers"]]
+    assert seconds == [("user-1", 1), ("user-1", 11), ("user-2", 2)]
