@@ -15,11 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
+from local.kinesis import SECRET_KEY, Stream
 from local.ports import free_ports
 from local.topics import Message, create_topic, produce
 from tests.real.running_queries import numbers, stop_all, wait_until, written
 from tests.real.test_checkpoint_storage import Bucket
 from tests.real.test_continuous_stateful import OUTPUT, Counting
+from tests.real.test_kinesis_kit import options as kinesis_options
 from tests.unit.cli.stored_query import run, run_json
 
 if TYPE_CHECKING:
@@ -213,25 +215,36 @@ def test_a_bucket_that_is_not_there_and_a_store_that_does_not_answer(aws: MotoSe
     assert result.exit_code == 3 and "a:b" not in result.stderr
 
 
-def check(*options: str, exit_code: int = 0) -> Any:
+def check(format_name: str, *options: str, exit_code: int = 0) -> Any:
     arguments = [each for option in options for each in ("-o", option)]
-    return run_json("sources", "check", "headgate.kafka", *arguments, exit_code=exit_code)
+    return run_json("sources", "check", format_name, *arguments, exit_code=exit_code)
 
 
 def test_a_topic_is_checked(kafka: Broker, topic_name: str) -> None:
     topic = create_topic(kafka.plain, topic_name, 3)
     produce(kafka.plain, topic, [Message(b"hello", partition=1)])
     servers = f"kafka.bootstrap.servers={kafka.plain}"
-    found = check(servers, f"subscribe={topic}")
+    found = check("headgate.kafka", servers, f"subscribe={topic}")
     assert found["numSplits"] == 3 and bytes.fromhex(found["row"]["value"][2:]) == b"hello"
-    found = check(servers, f"subscribe={topic}", "startingOffsets=latest")
+    found = check("headgate.kafka", servers, f"subscribe={topic}", "startingOffsets=latest")
     assert found["numSplits"] == 3 and found["row"] is None and found["steps"][-1]["state"] == "warning"
-    missing = check(servers, f"subscribe={topic}-missing", exit_code=1)
+    missing = check("headgate.kafka", servers, f"subscribe={topic}-missing", exit_code=1)
     assert f"{topic}-missing" in missing["steps"][-1]["text"]
 
 
 def test_a_broker_that_is_not_there(kafka: Broker) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     options = (f"kafka.bootstrap.servers={address}", "subscribe=rides", "kafka.default.api.timeout.ms=2000")
-    found = check(*options, exit_code=3)
+    found = check("headgate.kafka", *options, exit_code=3)
     assert found["steps"][-1]["state"] == "problem" and address in found["steps"][-1]["text"]
+
+
+def test_a_stream_of_kinesis_is_checked(aws: MotoServer) -> None:
+    stream = Stream(aws, "cli-checked", 2)
+    stream.put(["hello"])
+    options = [f"{name}={value}" for name, value in kinesis_options(aws, "cli-checked").items()]
+    found = check("headgate.kinesis", *options, "startingPosition=trim_horizon")  # the other shard is empty
+    assert found["numSplits"] == 1 and bytes.fromhex(found["row"]["data"][2:]) == b"hello"
+    missing = [f"{name}={value}" for name, value in kinesis_options(aws, "cli-missing").items()]
+    assert "cli-missing" in check("headgate.kinesis", *missing, exit_code=1)["steps"][-1]["text"]
+    assert SECRET_KEY not in run("sources", "check", "headgate.kinesis", *(f"-o{each}" for each in missing)).output

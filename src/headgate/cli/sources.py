@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from headgate.source import Source, Split
 
-_DEFAULTS = {"headgate.kafka": {"kafka.default.api.timeout.ms": "10000"}}
+_DEFAULTS = {
+    "headgate.kafka": {"kafka.default.api.timeout.ms": "10000"},
+    "headgate.kinesis": {"requestTimeout": "10 seconds"},
+}
 """Who waits at a terminal is not to wait for a minute."""
 _SHOWN_SPLITS = 20
 _READ_SPLITS = 100

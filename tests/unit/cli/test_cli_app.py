@@ -103,3 +103,12 @@ def caused(error: HeadgateError, cause: BaseException) -> HeadgateError:
 )
 def test_who_must_act_decides_the_exit_code(error: HeadgateError, code: int) -> None:
     assert exit_code_of(error) == code
+
+
+def test_every_command_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/cli.md").read_text()
+    usage = page.partition("```")[2].partition("```")[0]
+    for command in COMMANDS:
+        group, _, name = command.partition(" ")
+        line = next(line for line in usage.splitlines() if line.startswith(f"headgate {group}"))
+        assert name in line.split()[2 if name else 1], command
