@@ -96,14 +96,14 @@ def write_lines(*lines: str) -> None:
         typer.echo(line)
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a table; to a terminal within its width."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", show_edge=False, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     cells = [[_text(each) for each in row] for row in rows]
     for place, name in enumerate(columns):
         numbers = [row[place] for row in cells if row[place] not in ("", "-")]
