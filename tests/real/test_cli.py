@@ -181,11 +181,11 @@ def test_checkpoints_of_a_running_query_and_one_that_is_damaged(spark: SparkSess
 def test_a_savepoint_is_copied_to_s3_and_started_from(spark: SparkSession, aws: MotoServer, tmp_path: Path) -> None:
     bucket = Bucket(aws)
 
-    def start(name: str, savepoint: str | None = None) -> headgate.ContinuousQuery:
+    def started(name: str, savepoint: str | None = None) -> headgate.ContinuousQuery:
         frame = windows(rate(spark))
         return written(frame, checkpointLocation=str(tmp_path / name), slots="threads").start(fromSavepoint=savepoint)
 
-    query = start("first")
+    query = started("first")
     wait_until(lambda: query.table().num_rows > 0, query)
     query.stop(savepoint=str(tmp_path / "saved"))
     emitted = query.table()
@@ -199,16 +199,18 @@ def test_a_savepoint_is_copied_to_s3_and_started_from(spark: SparkSession, aws: 
         if path.is_file():
             path.unlink()
 
-    query = start("second", bucket.address("saved"))
+    query = started("second", bucket.address("saved"))
     wait_until(lambda: query.table().num_rows > 8, query)
     again = query.table()
     query.stop()
-    groups = [{(row["window"]["start"], row["value"]) for row in table.to_pylist()} for table in (emitted, again)]
-    assert not groups[0] & groups[1], "none twice"
-    whole: dict[Any, list[int]] = {}
+    groups: dict[tuple[Any, int], int] = {}
     for row in [*emitted.to_pylist(), *again.to_pylist()]:
-        whole.setdefault(row["window"]["start"], []).append(row["many"])
-    assert {sum(many) for many in whole.values() if len(many) == 4} == {500}, "and no row lost: 5000 a second"
+        # A savepoint's own epoch is published once more by who starts from it: those rows are the same.
+        assert groups.setdefault((row["window"]["start"], row["value"]), row["many"]) == row["many"]
+    whole: dict[Any, list[int]] = {}
+    for (start, _), many in groups.items():
+        whole.setdefault(start, []).append(many)
+    assert {sum(many) for many in whole.values() if len(many) == 4} == {500}, "no row lost or twice: 5000 a second"
 
 
 def test_a_bucket_that_is_not_there_and_a_store_that_does_not_answer(aws: MotoServer) -> None:

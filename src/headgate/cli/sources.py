@@ -120,12 +120,9 @@ def _run(steps: Iterator[Step], done: list[dict[str, str]]) -> int:
             error = failure.error
             text = error.message if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
             done.append({"step": failure.step, "state": "problem", "text": text})
-            return exit_code_of(error) if isinstance(error, HeadgateError) and _is_callers(error) else BAD
+            is_silent = isinstance(error, HeadgateError) and exit_code_of(error) == UNREACHABLE
+            return UNREACHABLE if is_silent else BAD
         done.append({"step": step, "state": state, "text": text})
-
-
-def _is_callers(error: HeadgateError) -> bool:
-    return isinstance(error, OptionError) or exit_code_of(error) == UNREACHABLE
 
 
 class _StepFailed(Exception):
