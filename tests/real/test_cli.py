@@ -213,6 +213,33 @@ def test_a_savepoint_is_copied_to_s3_and_started_from(spark: SparkSession, aws: 
     assert {sum(many) for many in whole.values() if len(many) == 4} == {500}, "no row lost or twice: 5000 a second"
 
 
+def test_a_running_query_is_asked_and_mended(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_HOME", str(tmp_path / "home"))
+    writer = written(windows(rate(spark)), checkpointLocation=str(tmp_path / "checkpoints"), slots="threads")
+    query = writer.queryName("rides-asked").start()
+    wait_until(lambda: query.table().num_rows > 0, query)
+    listed = [each for each in run_json("query", "list") if each["name"] == "rides-asked"]
+    assert [(each["id"], each["state"]) for each in listed] == [(query.id, "running")]
+    status = run_json("query", "status", "rides-asked")
+    assert status["parallelism"] == 2 and status["why"]
+    assert f"rides-asked ({query.id}" in run("query", "status", query.id[:13]).output
+    taken = run_json("query", "checkpoint", "rides-asked")["checkpointId"]
+    assert taken <= run_json("checkpoints", "list", tmp_path / "checkpoints")[0]["id"]
+    assert run("query", "savepoint", tmp_path / "saved", "rides-asked").exit_code == 0
+    assert run("checkpoints", "verify", tmp_path / "saved").exit_code == 0
+    again = run("query", "savepoint", tmp_path / "saved", "rides-asked")
+    assert again.exit_code == 1 and "never overwritten" in again.stderr and query.isActive
+    assert run("query", "rescale", 1, "rides-asked").exit_code == 0
+    wait_until(lambda: run_json("query", "status", "rides-asked")["parallelism"] == 1, query)
+    assert run("query", "rescale", 100_000, "rides-asked").exit_code == 2
+    assert run("query", "stop", "rides-asked", "--savepoint", tmp_path / "last").exit_code == 0
+    assert not query.isActive and query.exception() is None
+    assert run_json("checkpoints", "show", tmp_path / "last")["parallelism"] == 1
+    assert run("query", "stop", "rides-asked").exit_code in (1, 2, 3), "it has ended"
+
+
 def test_a_bucket_that_is_not_there_and_a_store_that_does_not_answer(aws: MotoServer) -> None:
     bucket = Bucket(aws)
     assert run("checkpoints", "list", bucket.address("nothing")).exit_code == 2
