@@ -63,7 +63,8 @@ WITHOUT_SPARK = (
 )
 # What decides takes time and events as arguments: it starts nothing and waits for nothing.
 PURE = (
-    "protocol", "coordinator/job", "coordinator/slots", "coordinator/alignment", "coordinator/sources",
+    "protocol", "coordinator/job", "coordinator/slots", "coordinator/alignment", "coordinator/autoscaler",
+    "coordinator/sources",
     "checkpoint/checkpoint_events.py", "checkpoint/coordinator.py", "checkpoint/commits.py", "checkpoint/manifest.py",
     "checkpoint/restore.py", "checkpoint/channel_assignment.py", "checkpoint/stored_channels.py", "task", "graph",
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",

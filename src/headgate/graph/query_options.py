@@ -11,6 +11,7 @@ import difflib
 import ipaddress
 from collections.abc import Mapping
 
+from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, FixedDelay, NoRestart, RestartOptions
 from headgate.errors import OptionError
 from headgate.source.options import Options, OptionSpec, boolean, choice, duration_ms, integer, number, size_bytes, text
@@ -48,6 +49,34 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("allowNonRestoredState", boolean, False, "whether state that no operator claims may be dropped"),
     OptionSpec("ignoreCorruptCheckpoints", boolean, False, "whether the checkpoint before a corrupt one is used"),
     OptionSpec("max-parallelism", integer(1, 32768), 128, "most slots the query may ever have", changeable=False),
+    OptionSpec(
+        "autoscaler", choice("off", "lag"), "off",
+        "whether the query is rescaled automatically, by its lag and by how busy it is",
+    ),
+    OptionSpec("parallelism.min", integer(1, 32768), 1, "fewest slots that the autoscaler chooses"),
+    OptionSpec("parallelism.max", integer(1, 32768), None, "most slots that the autoscaler chooses"),
+    OptionSpec(
+        "autoscaler.target.utilization", number(0.01, 1), 0.7, "share of the time for which the query is to be busy"
+    ),
+    OptionSpec(
+        "autoscaler.target.utilization.boundary", number(0, 1), 0.2,
+        "how far it may be busy for more or less than that",
+    ),
+    OptionSpec(
+        "autoscaler.catch-up.duration", _duration_or_zero_ms, 300_000, "time in which a lag is to be gone",
+    ),
+    OptionSpec("autoscaler.metrics.window", duration_ms, 180_000, "time over which figures are averaged"),
+    OptionSpec(
+        "autoscaler.stabilization.interval", _duration_or_zero_ms, 60_000,
+        "time after a start, a rescale or a restart whose figures do not count",
+    ),
+    OptionSpec(
+        "autoscaler.scale-down.interval", _duration_or_zero_ms, 600_000,
+        "time for which fewer slots must be enough before there are fewer",
+    ),
+    OptionSpec(
+        "autoscaler.scale-down.max-factor", number(0.01, 1), 0.6, "largest share of the slots that is taken at a time"
+    ),
     OptionSpec(f"{_UNALIGNED}.enabled", boolean, True, "whether barriers overtake rows"),
     OptionSpec(
         "execution.checkpointing.aligned-checkpoint-timeout", _duration_or_zero_ms, 0,
@@ -167,12 +196,47 @@ def parse_query_options(given: Mapping[str, str], defaults: Mapping[str, str]) -
             "the rows in flight. Set both to true, or this one to false.",
         )
     restart_options(options)
+    autoscaler_options(options)
     return options
 
 
 def checkpoints_during_recovery(options: Options) -> bool:
     """Return whether checkpoints complete while rows that were under way are being recovered."""
     return bool(options[_RECOVER_DOWNSTREAM] if options[_DURING_RECOVERY] is None else options[_DURING_RECOVERY])
+
+
+def autoscaler_options(options: Options) -> AutoscalerOptions | None:
+    """Return how the autoscaler is to work; None: it is off.
+
+    Raises
+    ------
+    OptionError
+        The numbers of slots contradict one another, or an option of the autoscaler is set and that is not mentioned.
+    """
+    if options["autoscaler"] == "off":
+        for spec in QUERY_OPTION_SPECS:
+            of_it = spec.name.startswith(("autoscaler.", "parallelism."))
+            if of_it and options.is_set(spec.name) and not options.is_set("autoscaler"):
+                raise options.error(spec.name, "has no meaning without the option 'autoscaler'. Set that to lag.")
+        return None
+    most = options["max-parallelism"] if options["parallelism.max"] is None else options["parallelism.max"]
+    if most > options["max-parallelism"]:
+        raise options.error(
+            "parallelism.max", f"is {most}; it must be at most max-parallelism, which is {options['max-parallelism']}."
+        )
+    if options["parallelism.min"] > most:
+        raise options.error("parallelism.min", f"is {options['parallelism.min']}, more than the maximum, {most}.")
+    return AutoscalerOptions(
+        min_parallelism=options["parallelism.min"],
+        max_parallelism=most,
+        target_utilization=options["autoscaler.target.utilization"],
+        boundary=options["autoscaler.target.utilization.boundary"],
+        catch_up_ms=options["autoscaler.catch-up.duration"],
+        window_ms=options["autoscaler.metrics.window"],
+        stabilization_ms=options["autoscaler.stabilization.interval"],
+        scale_down_interval_ms=options["autoscaler.scale-down.interval"],
+        scale_down_max_factor=options["autoscaler.scale-down.max-factor"],
+    )
 
 
 def restart_options(options: Options) -> RestartOptions:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, FixedDelay, NoRestart
 from headgate.errors import OptionError
 from headgate.graph.query_options import (
     QUERY_OPTION_SPECS,
+    autoscaler_options,
     checkpoints_during_recovery,
     parse_query_options,
     restart_options,
@@ -120,6 +122,24 @@ def test_restart_strategies() -> None:
         of(restart_strategy="none", restart_strategy_attempts="2")
     with pytest.raises(OptionError, match="must be a number"):
         of(restart_strategy="fixed-delay", restart_strategy_attempts="infinite")
+
+
+def test_the_autoscaler() -> None:
+    def of(**options: str) -> AutoscalerOptions | None:
+        return autoscaler_options(parse_query_options(options, {}))
+
+    assert of() is None
+    assert of(autoscaler="off", **{"parallelism.max": "4"}) is None
+    assert of(autoscaler="lag") == AutoscalerOptions(min_parallelism=1, max_parallelism=128)
+    bounds = {"parallelism.min": "2", "parallelism.max": "4", "autoscaler.catch-up.duration": "0"}
+    wanted = AutoscalerOptions(min_parallelism=2, max_parallelism=4, catch_up_ms=0)
+    assert of(autoscaler="lag", **bounds) == wanted
+    with pytest.raises(OptionError, match="has no meaning without the option 'autoscaler'"):
+        of(**{"parallelism.max": "4"})
+    with pytest.raises(OptionError, match="is 5, more than the maximum, 4"):
+        of(autoscaler="lag", **(bounds | {"parallelism.min": "5"}))
+    with pytest.raises(OptionError, match="at most max-parallelism, which is 128"):
+        of(autoscaler="lag", **{"parallelism.max": "129"})
 
 
 def test_every_option_has_a_meaning() -> None:

@@ -1,0 +1,115 @@
+"""What the autoscaler looks at: a few figures of a query, taken from its snapshot.
+
+Never: ask anybody: what a snapshot does not know is None here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+
+class StageBusy(msgspec.Struct, frozen=True):
+    """For which share of the time, from 0 to 1, the busiest subtask of a stage is busy.
+
+    Parameters
+    ----------
+    name
+        What to call the stage.
+    share
+        The share.
+    """
+
+    name: str
+    share: float
+
+
+class FiguresObserved(msgspec.Struct, frozen=True, kw_only=True):
+    """How the query is. An event: it comes at a steady pace, and the time passes with it.
+
+    Parameters
+    ----------
+    parallelism
+        How many slots it has.
+    is_settled
+        Whether it runs, and has recovered all that it had to.
+    restarts
+        How often something was restarted after a failure so far.
+    rows_read
+        By all sources since the start.
+    lag_rows
+        How many rows there are that were not read, in the sources that know it; None: no source does.
+    busy
+        Of each stage; a stage of which it is not known is left out.
+    is_paused
+        Whether splits wait for others, by alignment: then what is read is no measure of what could be.
+    num_splits
+        How many readers have something to read at most; None: there may be more, or more slots help all the same.
+    most_slots
+        How many slots the session has room for; None: that is unknown, or it grows.
+    """
+
+    parallelism: int
+    is_settled: bool
+    restarts: int = 0
+    rows_read: int = 0
+    lag_rows: int | None = None
+    busy: tuple[StageBusy, ...] = ()
+    is_paused: bool = False
+    num_splits: int | None = None
+    most_slots: int | None = None
+
+
+def figures_of(
+    snapshot: Mapping[str, Any], *, bounded_by_splits: Collection[str], most_slots: int | None
+) -> FiguresObserved:
+    """Return the figures in a query's snapshot (`headgate.monitor.snapshot`).
+
+    Parameters
+    ----------
+    snapshot
+        The document.
+    bounded_by_splits
+        The sources whose readers have all splits that there are, so that a slot more than splits reads nothing; empty
+        where slots do more than read.
+    most_slots
+        As in `FiguresObserved`.
+    """
+    sources = snapshot["sources"]
+    lags = [lag for lag in map(_lag_rows, sources) if lag is not None]
+    splits = [source["numSplits"] for source in sources]
+    is_bounded = all(source["uid"] in bounded_by_splits for source in sources) and None not in splits
+    return FiguresObserved(
+        parallelism=snapshot["parallelism"],
+        is_settled=snapshot["state"] == "running" and not any(_unfinished(snapshot)),
+        restarts=snapshot["restarts"]["count"],
+        rows_read=sum(source["rowsRead"] or 0 for source in sources),
+        lag_rows=sum(lags) if lags else None,
+        busy=tuple(
+            StageBusy(stage["name"], stage["busy"]) for stage in snapshot["stages"] if stage["busy"] is not None
+        ),
+        is_paused=any(source["pausedSplits"] for source in sources),
+        num_splits=sum(splits) if is_bounded and splits else None,
+        most_slots=most_slots,
+    )
+
+
+def _unfinished(snapshot: Mapping[str, Any]) -> Iterator[int]:
+    """Yield of each stage how many subtasks recover rows or take on keyed state."""
+    for stage in (*snapshot["recovery"], *snapshot["restore"]):
+        yield stage["subtasks"]
+
+
+def _lag_rows(source: Mapping[str, Any]) -> int | None:
+    """Return the lag of a source in rows: what it says itself, else its splits' sum, else of the time that it lags."""
+    lag = source["lag"] or {}
+    if "rowsBehind" in lag:
+        return int(lag["rowsBehind"])
+    of_splits = [split["lag"] for split in source["splits"]]
+    if of_splits and None not in of_splits and not source.get("splitsLeftOut"):
+        return int(sum(of_splits))
+    if "millisBehindLatest" in lag and source["rowsPerSecond"] is not None:
+        return int(lag["millisBehindLatest"] * source["rowsPerSecond"] / 1000)
+    return None
