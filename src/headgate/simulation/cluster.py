@@ -26,7 +26,8 @@ from headgate.driver.job_plans import job_plan
 from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.operators.key_hash import key_groups
-from headgate.protocol.messages import CheckpointKind, Deploy, Envelope, ErrorReport, TriggerCheckpoint
+from headgate.protocol.messages import CheckpointKind, Deploy, Envelope, ErrorReport, SubtaskProgress, TriggerCheckpoint
+from headgate.simulation.autoscaling import SimulatedAutoscaler
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.driver_process import DriverProcess
@@ -39,6 +40,7 @@ from headgate.simulation.scripted_reader import ScriptedReader
 from headgate.simulation.scripted_source import SOURCES
 from headgate.simulation.slot_process import SlotProcess
 from headgate.simulation.snapshot_times import SnapshotTimes
+from headgate.simulation.source_scripts import PHASE_MS
 from headgate.simulation.subtask_process import SubtaskProcess
 from headgate.simulation.topic import Topic
 from headgate.simulation.world import PendingFaults
@@ -135,6 +137,7 @@ class Cluster:
         self.others_ms: int | None = None
         """The vote of the application's other queries in the alignment group."""
         self.others_since_ms = 0
+        self.autoscaler = None if scenario.autoscaler is None else SimulatedAutoscaler(self, scenario.autoscaler)
         self._violation: ErrorReport | None = None
         self._requests = self._drain = 0
         self._progress = 0, 0  # how many rows were published, and since when
@@ -153,12 +156,14 @@ class Cluster:
         if self.scenario.neighbour is not None:
             self.clock.at(self.scenario.neighbour.begins_ms, self.world, self._let_others_vote, self.scenario.neighbour)
         self.start_run(self.scenario.parallelism)
+        if self.autoscaler is not None:
+            self.autoscaler.start()
         while not self.finished:
             if not self.clock.step():
                 raise Violation("nothing happens any more, but the query has not ended")
             if self._violation is not None:
                 raise Violation(f"{self._violation.error_type}: {self._violation.message}\n{self._violation.traceback}")
-            if self.clock.steps > _MAX_STEPS or self.clock.now_ms > _MAX_MS:
+            if self.clock.steps > _MAX_STEPS * max(1, self.scenario.phase_ms / PHASE_MS) or self.clock.now_ms > _MAX_MS:
                 raise Violation(
                     f"no end after {self.clock.steps} steps, {self.clock.now_ms} ms: {self.invariants.missing()}"
                 )
@@ -262,6 +267,11 @@ class Cluster:
         if fault:
             raise OSError
         return {"sink": tuple(later)}
+
+    def progress_shown(self, subtask: int, progress: SubtaskProgress) -> None:
+        """Take note of what a subtask reports."""
+        if self.autoscaler is not None:
+            self.autoscaler.take(subtask, progress)
 
     # The network.
 
@@ -420,6 +430,8 @@ class Cluster:
         )
         plan = job_plan(self.definition, "simulated", self.run_number)
         self.invariants.on_run(parallelism)
+        if self.autoscaler is not None:
+            self.autoscaler.run_began(parallelism)
         self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan), storage)
         self.driver.start()
         if self.others_ms is not None:
@@ -492,6 +504,8 @@ class Cluster:
             self.stopping = False
         if request_id == driver.suspension:
             driver.suspension = None
+            if self.autoscaler is not None:
+                self.autoscaler.refused()
 
     # The application's other queries.
 

@@ -142,7 +142,9 @@ class DriverProcess(Process):
                 cluster.close_connection(connection)
             case jm.ForSource(source=uid, action=for_source):
                 self._carry_out_for_source(uid, for_source)
-            case jm.ShowProgress() | jm.ShowCheckpoint() | jm.Log() | jm.ShareMinimum():
+            case jm.ShowProgress(subtask=subtask, progress=progress):
+                cluster.progress_shown(subtask, progress)
+            case jm.ShowCheckpoint() | jm.Log() | jm.ShareMinimum():
                 pass
             case sch.SubmitJob(submission=submission):
                 cluster.submit_job(self, submission)

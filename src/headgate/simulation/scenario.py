@@ -12,14 +12,20 @@ from typing import Literal
 import msgspec
 
 from headgate.checkpoint.coordinator import CheckpointOptions
+from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from headgate.coordinator.job.job_plan import JobOptions
 from headgate.coordinator.job.restart_strategy import FixedDelay
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.operators.exchange import ExchangeKind
+from headgate.simulation.load import noisy
 from headgate.simulation.source_scripts import PHASE_MS, draw_source, draw_splits_in_time
-from headgate.simulation.topic import SourceScript
+from headgate.simulation.topic import SourceScript, TopicSplit
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, WatermarkStrategy
 
+LOAD_PHASES = ((7_000, 1000), (8_000, 2000), (9_000, 4000), (9_000, 2000), (9_000, 1000))
+"""The load of `Scenario.of_load`: how long each phase takes, in milliseconds, and thousandths of the first one's."""
+LOAD_ROW_MS = 240
+"""How often each of its splits grows by a row at first, in milliseconds: 33 rows a second come in all."""
 NEIGHBOUR_PERIOD_MS = 70
 """How often another query of the application votes."""
 
@@ -184,6 +190,8 @@ class Scenario(msgspec.Struct, frozen=True):
     """How long faults come."""
     disk_buffers: int | None = None
     """How many more buffers a local disk has room for; None: any number."""
+    autoscaler: AutoscalerOptions | None = None
+    """How the query is rescaled automatically; None: it is not."""
 
     def __str__(self) -> str:
         query = f"{len(self.sources)} sources"
@@ -230,6 +238,49 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_late_connections()
             ._with_time_for_barriers()
             ._with_pace()
+        )
+
+    @classmethod
+    def of_load(cls, seed: int, *, with_faults: bool = False) -> Scenario:
+        """Return a scenario of a load that doubles twice and halves twice, with noise, and an autoscaler."""
+        draw = random.Random(f"load {seed}")
+        phase_ms = sum(length_ms for length_ms, _ in LOAD_PHASES)
+        faults = tuple(
+            Fault(at_ms, draw.choice(_LOAD_FAULTS), draw.randrange(1000), draw.randint(1, 4))
+            for at_ms in sorted(draw.sample(range(1000, phase_ms), draw.randint(3, 8)))
+        )
+        source = SourceScript(
+            uid="source-0",
+            kind="kafka",
+            splits=tuple(TopicSplit(split_id=f"source-0-{number}", appears_ms=0, stop=None) for number in range(8)),
+            bounded=False,
+            row_ms=LOAD_ROW_MS,
+            keys=200,
+            load=noisy(draw, LOAD_PHASES, noise=draw.choice((50, 150, 250)), step_ms=draw.choice((50, 200, 500))),
+        )
+        return cls(
+            seed=seed,
+            parallelism=1,
+            sources=(source,),
+            faults=faults if with_faults else (),
+            interval_ms=draw.choice((200, 400)),
+            checkpoint_timeout_ms=5000,
+            heartbeat_timeout_ms=1000,
+            failover_strategy="region",
+            publish_later=0.0,
+            drain=draw.random() < 0.5,
+            is_keyed=True,
+            row_ms=20,
+            unaligned=draw.random() < 0.7,
+            autoscaler=AutoscalerOptions(
+                min_parallelism=1,
+                max_parallelism=6,
+                window_ms=2000,
+                stabilization_ms=400,
+                scale_down_interval_ms=2000,
+                catch_up_ms=10_000,
+            ),
+            phase_ms=phase_ms,
         )
 
     def _with_event_time(self) -> Scenario:
@@ -493,6 +544,16 @@ class Scenario(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, faults=faults)
 
 
+_LOAD_FAULTS = (
+    FaultKind.CRASH_SLOT,
+    FaultKind.END_JOB,
+    FaultKind.FAIL_COMMIT,
+    FaultKind.FAIL_SUBTASK,
+    FaultKind.LOSE_MANIFEST,
+    FaultKind.LOSE_MANIFEST,
+    FaultKind.SUSPEND,
+)
+"""What goes wrong meanwhile, and a user who rescales the query."""
 _ROW_MS = 8
 """How often a source grows by a row at most, where functions are quick."""
 _PACES = (0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.7, 1)

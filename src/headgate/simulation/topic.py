@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
+from headgate.simulation.load import Load
 from headgate.source.watermark import WatermarkStrategy
 
 Kind = Literal["datagen", "files", "kafka", "kinesis", "simple"]
@@ -86,6 +87,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
         Whether readers read their splits in turn, so that none seems idle while it has rows.
     batch_rows
         How many rows a reader emits at a time at most.
+    load
+        How fast growing splits, which are there from the beginning, grow at what time; None: all the time as fast.
     """
 
     uid: str
@@ -102,6 +105,7 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 10
     in_turn: bool = False
     batch_rows: int = 8
+    load: Load | None = None
 
     @property
     def pulled(self) -> bool:
@@ -149,6 +153,8 @@ class Topic:
         if split.stop is not None:
             return split.stop if split.resumes_ms <= self.now_ms() else split.pause_at
         now_ms = self.now_ms() if self.frozen_ms is None else self.frozen_ms
+        if self.script.load is not None:
+            return self.script.load.grown_ms(now_ms) // self.script.row_ms
         silent_from_ms = max(split.appears_ms, self.script.silent_from_ms)
         silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms)
         return max(0, now_ms - split.appears_ms - silent_ms) // self.script.row_ms
@@ -160,6 +166,8 @@ class Topic:
             return split.resumes_ms if split.pause_at <= position < split.stop else 0
         if self.frozen_ms is not None and self.rows(split_id) <= position:
             return None
+        if self.script.load is not None:
+            return self.script.load.reached_ms((position + 1) * self.script.row_ms)
         grown_ms, silent_from_ms = (position + 1) * self.script.row_ms, self.script.silent_from_ms
         silent_from_ms = max(split.appears_ms, silent_from_ms)
         if split.appears_ms + grown_ms <= silent_from_ms:

@@ -14,7 +14,7 @@ from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.graph.stage_graph import QueryDefinition
-from headgate.protocol.messages import Envelope, ErrorReport
+from headgate.protocol.messages import Envelope, ErrorReport, SubtaskProgress
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.durable import Row, Storage, Table
@@ -123,6 +123,9 @@ class World(Protocol):
 
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
+
+    def progress_shown(self, subtask: int, progress: SubtaskProgress) -> None:
+        """Take note of what a subtask reports."""
 
     def commit(self, action: cp.Commit, fault: str) -> dict[str, tuple[bytes, ...]]:
         """Publish an epoch; raises OSError where a fault wants it."""

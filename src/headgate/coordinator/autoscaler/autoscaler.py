@@ -115,7 +115,7 @@ class Autoscaler(Machine):
     --------
     >>> options = AutoscalerOptions(min_parallelism=1, max_parallelism=8, window_ms=1000, stabilization_ms=0)
     >>> machine = Autoscaler(options)
-    >>> busy = (StageBusy("parse", 1.0),)
+    >>> busy = (SubtaskBusy("parse", 0, 1.0),)
     >>> for second in range(3):
     ...     figures = FiguresObserved(
     ...         parallelism=2, is_settled=True, rows_read=1000 * second, lag_rows=6000 + 500 * second, busy=busy
@@ -163,7 +163,8 @@ class Autoscaler(Machine):
         self._up: _ScaleUp | None = None
         self._down_since_ms: int | None = None  # since when fewer slots are enough, without a break
         self._down_to = 0  # how many of them were enough all the time
-        self._shown: tuple[str, int] | None = None  # what was shown last, and for which parallelism
+        self._shown = ""  # what kind of reason was shown last
+        self._shown_ms: dict[str, int] = {}  # when each was, since the last rescale
 
     def check(self) -> None:
         """Assert what always holds."""
@@ -296,7 +297,7 @@ class Autoscaler(Machine):
         self._ordered_ms, self._ordered_capacity = now_ms, made.capacity
         self._window.clear()
         self._down_since_ms = None
-        self._shown = None
+        self._forget_shown()
         return [ShowDecision(Decision(at_ms=now_ms, before=now, to=to, reason=why)), self._ordered]
 
     # ---- what they share ----
@@ -311,8 +312,9 @@ class Autoscaler(Machine):
         return shown
 
     def _stabilize(self) -> None:
-        self.state, self._until_ms, self._down_since_ms, self._shown = "stabilizing", None, None, None
+        self.state, self._until_ms, self._down_since_ms = "stabilizing", None, None
         self._window.clear()
+        self._forget_shown()
 
     def _take_order(self) -> Rescale:
         ordered = self._ordered
@@ -333,9 +335,17 @@ class Autoscaler(Machine):
         why = f"the query was rescaled from {before} to {event.parallelism} by its user"
         return self._show("rescaled by user", event.parallelism, why, now_ms)
 
+    def _forget_shown(self) -> None:
+        self._shown = ""
+        self._shown_ms.clear()
+
     def _show(self, kind: str, now: int, why: str, now_ms: int, *, is_trouble: bool = False) -> list[Action]:
-        """Show why nothing changes, unless that is what was shown last: figures alone are nothing new."""
-        before, self._shown = self._shown, (kind, now)
-        if before == self._shown:
+        """Show why nothing changes, unless that is what was shown last: other figures alone are nothing new.
+
+        Nor are two reasons that alternate, as at a threshold: each is shown once in the time of the window.
+        """
+        shown_ms = self._shown_ms.get(kind)
+        if kind == self._shown or (shown_ms is not None and now_ms - shown_ms < self._options.window_ms):
             return []
+        self._shown, self._shown_ms[kind] = kind, now_ms
         return [ShowDecision(Decision(at_ms=now_ms, before=now, to=now, reason=why), is_trouble)]

@@ -4,12 +4,13 @@ Never: decide anything.
 
 Flink's autoscaler computes a rate of its own for each vertex, and from the sources on what each vertex will be given
 (FLIP-271). Here all stages have the same parallelism, so that one number decides for all of them: what the sources
-read, divided by how busy the busiest stage was with it, is what they could read (the true processing rate). How many
-rows a stage makes of one cancels out.
+read, divided by how busy the busiest subtask was with it, is what they could read (the true processing rate). How many
+rows a stage makes of one cancels out. Each subtask is averaged before the busiest is chosen: the largest of many shares
+of short times says more about their noise.
 
     read rate    rows that were read
     data rate    rows that came: the read rate, and what the lag grew by
-    capacity     the read rate / the busy share of the busiest stage; at most the read rate while the query lags all
+    capacity     the read rate / the busy share of the busiest subtask; at most the read rate while the query lags all
                  the time: whatever it waited for, more did not go through
     required     lag / catch-up time + data rate * time of a rescale / catch-up time + data rate / utilisation
 """
@@ -44,7 +45,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     is_lagging
         Whether the query lags now, and reads.
     busiest, busy
-        The stage that is busiest, and its share; None: unknown.
+        The stage whose busiest subtask is the busiest of all, and the share of that; None: unknown.
     """
 
     read_rate: float
@@ -144,12 +145,15 @@ class Window:
         )
 
     def _shares(self) -> Mapping[str, float]:
-        """Return for each stage its average over the window."""
-        of_stages: dict[str, list[float]] = {}
+        """Return for each stage the average over the window, of the subtask where that is largest."""
+        shares: dict[tuple[str, int], list[float]] = {}
         for point in self._points:
-            for stage in point.figures.busy:
-                of_stages.setdefault(stage.name, []).append(stage.share)
-        return {name: sum(shares) / len(shares) for name, shares in of_stages.items()}
+            for each in point.figures.busy:
+                shares.setdefault((each.stage, each.subtask), []).append(each.share)
+        of_stages: dict[str, float] = {}
+        for (stage, _), of_subtask in shares.items():
+            of_stages[stage] = max(sum(of_subtask) / len(of_subtask), of_stages.get(stage, 0.0))
+        return of_stages
 
 
 def _capacity(read_rate: float, busy: float | None, *, lagged: bool, grows: bool) -> float | None:

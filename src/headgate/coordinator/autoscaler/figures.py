@@ -11,18 +11,21 @@ from typing import Any
 import msgspec
 
 
-class StageBusy(msgspec.Struct, frozen=True):
-    """For which share of the time, from 0 to 1, the busiest subtask of a stage is busy.
+class SubtaskBusy(msgspec.Struct, frozen=True):
+    """How busy a subtask is.
 
     Parameters
     ----------
-    name
-        What to call the stage.
+    stage
+        What to call its stage.
+    subtask
+        Its number in it.
     share
-        The share.
+        For which share of the time it is busy, from 0 to 1.
     """
 
-    name: str
+    stage: str
+    subtask: int
     share: float
 
 
@@ -42,7 +45,7 @@ class FiguresObserved(msgspec.Struct, frozen=True, kw_only=True):
     lag_rows
         How many rows there are that were not read, in the sources that know it; None: no source does.
     busy
-        Of each stage; a stage of which it is not known is left out.
+        Of each subtask; one of which it is not known is left out.
     is_paused
         Whether splits wait for others, by alignment: then what is read is no measure of what could be.
     num_splits
@@ -56,7 +59,7 @@ class FiguresObserved(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     rows_read: int = 0
     lag_rows: int | None = None
-    busy: tuple[StageBusy, ...] = ()
+    busy: tuple[SubtaskBusy, ...] = ()
     is_paused: bool = False
     num_splits: int | None = None
     most_slots: int | None = None
@@ -77,7 +80,7 @@ def figures_of(
     most_slots
         As in `FiguresObserved`.
     """
-    sources = snapshot["sources"]
+    sources, names = snapshot["sources"], {stage["stage"]: stage["name"] for stage in snapshot["stages"]}
     lags = [lag for lag in map(_lag_rows, sources) if lag is not None]
     splits = [source["numSplits"] for source in sources]
     is_bounded = all(source["uid"] in bounded_by_splits for source in sources) and None not in splits
@@ -88,7 +91,9 @@ def figures_of(
         rows_read=sum(source["rowsRead"] or 0 for source in sources),
         lag_rows=sum(lags) if lags else None,
         busy=tuple(
-            StageBusy(stage["name"], stage["busy"]) for stage in snapshot["stages"] if stage["busy"] is not None
+            SubtaskBusy(names[each["stage"]], each["subtask"], each["busy"])
+            for each in snapshot["subtasks"]
+            if each["busy"] is not None
         ),
         is_paused=any(source["pausedSplits"] for source in sources),
         num_splits=sum(splits) if is_bounded and splits else None,

@@ -20,7 +20,7 @@ from headgate.coordinator.autoscaler.autoscaler import (
     RescaleYielded,
     ShowDecision,
 )
-from headgate.coordinator.autoscaler.figures import FiguresObserved, StageBusy
+from headgate.coordinator.autoscaler.figures import FiguresObserved, SubtaskBusy
 from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from tests.machines import Later, explore
 
@@ -94,7 +94,7 @@ class Query:
                 restarts=self.restarts,
                 rows_read=round(self.rows_read),
                 lag_rows=round(self.lag) if self.knows_lag else None,
-                busy=(StageBusy("idle", share / 10), StageBusy("parse", share)) if self.knows_busy else (),
+                busy=(SubtaskBusy("scan", 0, share / 10), SubtaskBusy("parse", 1, share)) if self.knows_busy else (),
                 num_splits=self.splits,
                 most_slots=self.slots,
             )
@@ -131,8 +131,8 @@ def events(machine: Autoscaler) -> Iterator[Event | Later]:
     now = machine._ordered.before if machine._ordered else machine._parallelism or 2
     figures = FiguresObserved(parallelism=now, is_settled=True, restarts=machine._restarts, rows_read=rows, lag_rows=0)
     change = msgspec.structs.replace
-    yield Later(change(figures, rows_read=rows + 1000, busy=(StageBusy("a", 1.0),)), 1000)
-    yield Later(change(figures, rows_read=rows + 1000, busy=(StageBusy("a", 0.1),)), 1000)
+    yield Later(change(figures, rows_read=rows + 1000, busy=(SubtaskBusy("a", 0, 1.0),)), 1000)
+    yield Later(change(figures, rows_read=rows + 1000, busy=(SubtaskBusy("a", 0, 0.1),)), 1000)
     yield Later(change(figures, rows_read=rows + 1000), 1000)
     yield Later(change(figures, lag_rows=(points[-1].figures.lag_rows or 0) + 900 if points else 0), 1000)
     yield change(figures, is_settled=False)

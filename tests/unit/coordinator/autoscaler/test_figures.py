@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate.coordinator.autoscaler.figures import FiguresObserved, StageBusy, figures_of
+from headgate.coordinator.autoscaler.figures import FiguresObserved, SubtaskBusy, figures_of
 
 
 def source(**different: Any) -> dict[str, Any]:
@@ -17,7 +17,8 @@ def source(**different: Any) -> dict[str, Any]:
 def snapshot(*sources: dict[str, Any], **different: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "state": "running", "parallelism": 2, "sources": list(sources), "recovery": [], "restore": [],
-        "stages": [{"name": "parse", "busy": 0.5}, {"name": "count", "busy": None}], "restarts": {"count": 3},
+        "stages": [{"stage": 0, "name": "parse"}, {"stage": 1, "name": "count"}], "restarts": {"count": 3},
+        "subtasks": [{"stage": 0, "subtask": 1, "busy": 0.5}, {"stage": 1, "subtask": 0, "busy": None}],
     }  # fmt: skip
     return made | different
 
@@ -29,7 +30,7 @@ def of(made: dict[str, Any], *bounded: str) -> FiguresObserved:
 def test_figures_of_a_query_that_runs() -> None:
     made = snapshot(source(lag={"rowsBehind": 12}), source(uid="users", rowsRead=None, lag={}))
     assert of(made, "rides", "users") == FiguresObserved(
-        parallelism=2, is_settled=True, restarts=3, rows_read=700, lag_rows=12, busy=(StageBusy("parse", 0.5),),
+        parallelism=2, is_settled=True, restarts=3, rows_read=700, lag_rows=12, busy=(SubtaskBusy("parse", 1, 0.5),),
         is_paused=False, num_splits=8, most_slots=6,
     )  # fmt: skip
 
