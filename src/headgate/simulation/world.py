@@ -14,7 +14,7 @@ from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.graph.stage_graph import QueryDefinition
-from headgate.protocol.messages import Envelope, ErrorReport, SubtaskProgress
+from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport, SubtaskProgress
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.durable import Row, Storage, Table
@@ -162,6 +162,9 @@ class World(Protocol):
 
     def query_over(self, driver: Any) -> None:
         """Note that a run has ended."""
+
+    def request(self, driver: Any, kind: CheckpointKind, location: str = "") -> None:
+        """Ask for a checkpoint."""
 
     def request_refused(self, driver: Any, request_id: int) -> None:
         """Note that a checkpoint that was asked for failed."""

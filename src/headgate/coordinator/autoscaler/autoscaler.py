@@ -328,6 +328,8 @@ class Autoscaler(Machine):
         return event.restarts != before
 
     def _note_rescaled_by_user(self, event: FiguresObserved, now_ms: int) -> list[Action]:
+        if not event.is_settled:
+            return []
         before, self._parallelism = self._parallelism, event.parallelism
         if before in (None, event.parallelism):
             return []

@@ -113,6 +113,14 @@ def check_session(spark: SparkSession, definition: QueryDefinition, parallelism:
         )  # fmt: skip
 
 
+def most_slots(spark: SparkSession, definition: QueryDefinition) -> int | None:
+    """Return how many slots of a query the session has room for now; None: that is unknown, or it grows."""
+    if definition.options["slots"] == "threads" or _grows(spark):
+        return None
+    cores = cores_of(spark)
+    return None if cores is None else max(0, cores - int(definition.sink.commits_with_spark))
+
+
 def _cores(spark: SparkSession, wanted: int) -> int | None:
     """Return `cores_of`. Executors that have just been asked for are given the time that Spark gives them to come."""
     wait_ms = 0

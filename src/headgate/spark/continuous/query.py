@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,15 +30,16 @@ from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.driver.job_plans import job_plan
 from headgate.errors import HeadgateError, OptionError, StoredStateError
 from headgate.event_log import OPTION, configure
-from headgate.graph.query_options import restart_options
+from headgate.graph.query_options import autoscaler_options, restart_options
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.monitor.endpoint import of_process
 from headgate.monitor.endpoint.of_process import Endpoint
 from headgate.protocol.messages import CheckpointKind
 from headgate.runtime.slot import SlotSettings
 from headgate.spark.continuous import exporters, live_queries
+from headgate.spark.continuous.autoscaler import QueryAutoscaler, splits_bound
 from headgate.spark.continuous.driver import QueryDriver, RunSettings
-from headgate.spark.continuous.job import check_session, is_local, is_one_machine, job_description
+from headgate.spark.continuous.job import check_session, is_local, is_one_machine, job_description, most_slots
 from headgate.spark.continuous.progress import QueryProgress
 from headgate.transport.options import transport_options
 from headgate.versions import Versions
@@ -92,6 +94,7 @@ class ContinuousQuery:
         self._progress: QueryProgress | None = None
         self._exports = False  # whether exporters know of it
         self._endpoint: Endpoint | None = None  # where it is served, from its first run on
+        self._autoscaler: QueryAutoscaler | None = None
         self._changing = threading.Lock()  # held by stop and rescale
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -171,10 +174,11 @@ class ContinuousQuery:
         HeadgateError
             The query has not begun.
         """
-        driver, progress = self._driver, self._progress
+        driver, progress, autoscaler = self._driver, self._progress, self._autoscaler
         if progress is None:
             raise HeadgateError("The query has not begun: it has no figures yet.")
-        return progress.snapshot(None if driver is None else driver.status)
+        made = progress.snapshot(None if driver is None else driver.status)
+        return made if autoscaler is None else made | {"autoscaler": autoscaler.shown()}
 
     def history(self) -> dict[str, Any]:
         """Return series of the last five minutes, a point each second: rows, watermarks of splits, how busy stages are.
@@ -293,33 +297,35 @@ class ContinuousQuery:
         check_session(self._spark, self._definition, parallelism)
         self._check_parallelism(parallelism)
         with self._changing:
-            driver = self._live()
-            with self._lock:
-                self._rescaling = True
-            try:
-                _wait_for(driver.request_checkpoint(CheckpointKind.SUSPEND), timeout)
-                if not driver.join(timeout):
-                    late = HeadgateError(
-                        f"The query's slots did not end within {timeout:.0f} seconds: it was not rescaled. "
-                        "It has ended; start it again from its checkpoint location to continue."
-                    )
-                    with self._lock:
-                        self._late_error = late
-                    raise late
+            self._rescale(parallelism, timeout)
+
+    def _rescale(self, parallelism: int, timeout: float) -> None:
+        """Rescale; the caller holds ``_changing``."""
+        driver = self._live()
+        with self._lock:
+            self._rescaling = True
+        try:
+            _wait_for(driver.request_checkpoint(CheckpointKind.SUSPEND), timeout)
+            if not driver.join(timeout):
+                late = HeadgateError(
+                    f"The query's slots did not end within {timeout:.0f} seconds: it was not rescaled. "
+                    "It has ended; start it again from its checkpoint location to continue."
+                )
                 with self._lock:
-                    over = self._stop_wanted or self._run_error is not None
-                if not over:
-                    before = self._definition.parallelism
-                    self._definition = dataclasses.replace(
-                        self._definition, parallelism=parallelism, from_savepoint=None
-                    )
-                    self._start_run()
-                    if self._progress is not None:
-                        self._progress.rescaled(before, parallelism)
-            except BaseException as error:
-                self._end_rescaling(error)
-                raise
-            self._end_rescaling(None)
+                    self._late_error = late
+                raise late
+            with self._lock:
+                over = self._stop_wanted or self._run_error is not None
+            if not over:
+                before = self._definition.parallelism
+                self._definition = dataclasses.replace(self._definition, parallelism=parallelism, from_savepoint=None)
+                self._start_run()
+                if self._progress is not None:
+                    self._progress.rescaled(before, parallelism)
+        except BaseException as error:
+            self._end_rescaling(error)
+            raise
+        self._end_rescaling(None)
 
     def dashboard(self) -> str:
         """Return the address of the page that shows this query, with the token that permits actions on it.
@@ -377,6 +383,36 @@ class ContinuousQuery:
                 self._progress.abandon()
             self._leave()
             raise
+        self._begin_autoscaling()
+
+    def _rescale_from(self, before: int, parallelism: int) -> bool:
+        """Rescale for the autoscaler; False: nothing was done, since the user rescales, has rescaled, or stops."""
+        check_session(self._spark, self._definition, parallelism)
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            with self._lock:
+                is_others = self._ended or self._stop_wanted or self._definition.parallelism != before
+            if not is_others:
+                # Who gives up before the checkpoint fails leaves a query that ends when it completes.
+                self._rescale(parallelism, self._definition.options["execution.checkpointing.timeout"] / 1000 + 600)
+            return not is_others
+        finally:
+            self._changing.release()
+
+    def _begin_autoscaling(self) -> None:
+        definition, options = self._definition, autoscaler_options(self._definition.options)
+        if options is None:
+            return
+        self._autoscaler = QueryAutoscaler(
+            self,
+            self.name or self._id[:8],
+            options,
+            splits_bound(definition),
+            partial(most_slots, self._spark, definition),
+            self._rescale_from,
+        )
+        self._autoscaler.start()
 
     def _start_run(self) -> None:
         definition = self._definition
@@ -522,6 +558,8 @@ class ContinuousQuery:
     def _finish(self, error: HeadgateError | None) -> None:
         if self._progress is not None:
             self._progress.end(error)
+        if self._autoscaler is not None:
+            self._autoscaler.close()
         self._leave()  # first: who waited for the end may start another query at this location at once
         with self._state_changed:
             self._ended, self._error = True, error
