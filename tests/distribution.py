@@ -32,6 +32,7 @@ LONGEST = (
     "tests/real/test_continuous_event_time.py",
     "tests/real/test_files_equal_spark.py",
     "tests/real/test_kafka_stream.py",
+    "tests/real/test_autoscaler.py",
     "tests/real/test_continuous_failover.py::test_on_a_cluster",
     "tests/real/test_event_time_stream.py",
     "tests/real/test_kafka_split_reader.py",

@@ -158,6 +158,13 @@ def test_continuous_updates(run: Run) -> None:
     assert rows_of(shown) == [["user-0", "4"], ["user-1", "4"], ["user-2", "4"]]
 
 
+def test_continuous_autoscaler(run: Run) -> None:
+    """A load of twice what a slot can process takes three or four, and the reason is printed."""
+    shown = run("continuous_autoscaler.py")
+    assert re.search(r"^parallelism 1 to [34]: scale up", shown, re.MULTILINE), shown
+    assert re.search(r"^rescaled to [34] slots$", shown, re.MULTILINE)
+
+
 def test_continuous_stream_joins(run: Run) -> None:
     """Every order is counted once, paid or not, in windows downstream of the join."""
     shown = run("continuous_stream_joins.py")
