@@ -45,7 +45,8 @@ if __name__ == "__main__":
     while query.snapshot()["parallelism"] < 3 and not query.awaitTermination(0.5):
         decisions = query.snapshot()["autoscaler"]["decisions"]
         for decision in decisions[shown:]:
-            print(f"parallelism {decision['from']} to {decision['to']}: {decision['reason']}", flush=True)
+            changes = f"{decision['from']} to " if decision["from"] != decision["to"] else ""
+            print(f"parallelism {changes}{decision['to']}: {decision['reason']}", flush=True)
         shown = len(decisions)
     print(f"rescaled to {query.snapshot()['parallelism']} slots")
     query.stop()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -155,6 +156,26 @@ def test_the_session_s_cores_limit_it_and_the_user_is_first(
     assert any(line.startswith("query limited: autoscaler: parallelism 1 to 2: scale up") for line in lines), lines
     assert any(line.startswith(f"query limited: autoscaler: parallelism 2: {limited}") for line in lines), lines
     wait_until(lambda: not any(each.name == "headgate-autoscaler-limited" for each in threading.enumerate()))
+
+
+def test_a_rescale_that_fails_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    """There is a file where the checkpoints should go: the query goes on as it was, until the folder is there again."""
+    location, kept = tmp_path / "checkpoints", tmp_path / "kept"
+    frame = numbers(spark, rate=1000, partitions=4).mapInArrow(slow, "value long")
+    options = {"slots": "threads", "checkpointLocation": str(location), "parallelism.max": "2"}
+    tolerant = {"execution.checkpointing.tolerable-failed-checkpoints": "100"}
+    query = written(frame, parallelism=1, interval="1 hour", **SOON, **options, **tolerant).start()
+    wait_until(lambda: any("figures are collected" in each for each in reasons(query)), query)
+    location.rename(kept)
+    location.touch()
+    wait_until(lambda: any("the rescale to 2 failed, none follows for" in each for each in reasons(query)), query)
+    assert slots(query) == 1
+    location.unlink()
+    kept.rename(location)
+    wait_until(lambda: slots(query) == 2 and is_running(query), query)
+    query.stop(drain=True)
+    values = query.table()["value"].to_pylist()
+    assert values and sorted(values) == list(range(len(values)))
 
 
 def test_without_the_option_there_is_none(spark: SparkSession) -> None:
