@@ -155,6 +155,8 @@ def test_the_session_s_cores_limit_it_and_the_user_is_first(
     lines = [each.getMessage() for each in caplog.records if "autoscaler: " in each.getMessage()]
     assert any(line.startswith("query limited: autoscaler: parallelism 1 to 2: scale up") for line in lines), lines
     assert any(line.startswith(f"query limited: autoscaler: parallelism 2: {limited}") for line in lines), lines
+    contexts = [getattr(each, "context", None) for each in caplog.records if "autoscaler: " in each.getMessage()]
+    assert contexts == [{"query": "limited"}] * len(lines)
     wait_until(lambda: not any(each.name == "headgate-autoscaler-limited" for each in threading.enumerate()))
 
 

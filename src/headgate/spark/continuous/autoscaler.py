@@ -29,6 +29,7 @@ from headgate.coordinator.autoscaler.autoscaler import (
 from headgate.coordinator.autoscaler.figures import figures_of
 from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from headgate.errors import HeadgateError
+from headgate.event_log import describe
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.source import Boundedness
 
@@ -83,6 +84,7 @@ class QueryAutoscaler:
         rescale: Callable[[int, int], bool],
     ) -> None:
         self._query, self._name, self._options = query, name, options
+        self._context = {"context": {"query": name}}
         self._bounded_by_splits, self._most_slots, self._rescale = bounded_by_splits, most_slots, rescale
         # On the thread only:
         self._machine = Autoscaler(options)
@@ -127,9 +129,10 @@ class QueryAutoscaler:
                 self._carry_out(self._handle(figures))
                 self._trouble = ""
             except Exception as error:
-                if str(error) != self._trouble and self._query.isActive and not self._closed.is_set():
-                    self._trouble = str(error)
-                    _log.warning("query %s: the autoscaler could not look at it: %s", self._name, error)
+                before, self._trouble = self._trouble, describe(error)
+                if self._trouble != before and self._query.isActive and not self._closed.is_set():
+                    text = "query %s: the autoscaler could not look at it: %s"
+                    _log.warning(text, self._name, self._trouble, extra=self._context)
 
     def _handle(self, event: Event) -> list[Action]:
         actions = self._machine.handle(event, time.time_ns() // 1_000_000)
@@ -153,21 +156,17 @@ class QueryAutoscaler:
     def _show(self, shown: ShowDecision) -> None:
         made = shown.decision
         level = logging.WARNING if shown.is_trouble else logging.INFO
-        if made.to == made.before:
-            _log.log(level, "query %s: autoscaler: parallelism %d: %s", self._name, made.to, made.reason)
-        else:
-            _log.log(
-                level, "query %s: autoscaler: parallelism %d to %d: %s", self._name, made.before, made.to, made.reason
-            )
+        parallelism = f"{made.to}" if made.to == made.before else f"{made.before} to {made.to}"
+        text = "query %s: autoscaler: parallelism %s: %s"
+        _log.log(level, text, self._name, parallelism, made.reason, extra=self._context)
 
     def _outcome_of(self, order: Rescale) -> Event:
         try:
             done = self._rescale(order.before, order.parallelism)
         except HeadgateError as error:
-            return RescaleFailed(str(error))
+            return RescaleFailed(" ".join(str(error).split()))
         except Exception as error:
-            _log.debug("query %s: the autoscaler's rescale failed", self._name, exc_info=True)
-            return RescaleFailed(f"{type(error).__name__}: {error}")
+            return RescaleFailed(describe(error))
         return RescaleFinished() if done else RescaleYielded()
 
 
