@@ -72,6 +72,8 @@ class QueryAutoscaler:
     rescale
         Rescales the query from a parallelism to another one, unless it has a third one by now or its user changes it:
         then it returns False. May block for as long as a checkpoint takes.
+    is_changing
+        Returns whether its user rescales or stops it: what it reads until then says nothing.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class QueryAutoscaler:
         bounded_by_splits: frozenset[str],
         most_slots: Callable[[], int | None],
         rescale: Callable[[int, int], bool],
+        is_changing: Callable[[], bool],
     ) -> None:
         self._query, self._name, self._options = query, name, options
         self._context = {"context": {"query": name}}
-        self._bounded_by_splits, self._most_slots, self._rescale = bounded_by_splits, most_slots, rescale
+        self._bounded_by_splits, self._most_slots = bounded_by_splits, most_slots
+        self._rescale, self._is_changing = rescale, is_changing
         # On the thread only:
         self._machine = Autoscaler(options)
         self._trouble = ""  # why it could not look the last time
@@ -126,6 +130,8 @@ class QueryAutoscaler:
                     bounded_by_splits=self._bounded_by_splits,
                     most_slots=self._most_slots(),
                 )
+                if self._is_changing():
+                    figures = msgspec.structs.replace(figures, is_settled=False)
                 self._carry_out(self._handle(figures))
                 self._trouble = ""
             except Exception as error:

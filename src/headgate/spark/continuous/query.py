@@ -411,6 +411,7 @@ class ContinuousQuery:
             splits_bound(definition),
             partial(most_slots, self._spark, definition),
             self._rescale_from,
+            self._changing.locked,
         )
         self._autoscaler.start()
 
