@@ -90,6 +90,10 @@ def main() -> None:
         python = make_environment(folder / "env")
         _run(python, "-m", "pip", "install", "--progress-bar", "off", wheel)
         _run(python, "-m", "pip", "check")
+        _say("asking the command headgate of that environment for its version")
+        version = _run(python.with_name("headgate"), "--version", cwd=folder)
+        if __version__ not in version:
+            raise SystemExit(f"headgate --version printed {version!r} instead of {__version__}")
         _say("running the README's program in another folder, from that environment (about half a minute)")
         shown = run_apart(python, readme_program(), folder).strip()
     if not re.fullmatch(r"[1-9]\d* rows", shown):
