@@ -3,8 +3,8 @@
 Never: touch the root logger, or logging in a process that is not ours, unless the option asks for it.
 
 Each record has the attribute ``context``: a mapping with what is known of ``query``, ``slot``, ``stage`` and
-``subtask``. That is where PySpark's own structured logs have it (`pyspark.logger`), and the JSON is theirs, too: the
-lines can be read with `pyspark.logger.SPARK_LOG_SCHEMA`. What is handled has no traceback.
+``subtask``, or of ``source``. That is where PySpark's own structured logs have it (`pyspark.logger`), and the JSON is
+theirs, too: the lines can be read with `pyspark.logger.SPARK_LOG_SCHEMA`. What is handled has no traceback.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def set_process_context(**context: Any) -> None:
 def set_thread_context(**context: Any) -> None:
     """Let the records of the current thread have this context."""
     _thread.context = context
+
+
+def thread_context() -> dict[str, Any]:
+    """Return the context of the current thread, for one that it starts."""
+    return dict(getattr(_thread, "context", {}))
 
 
 def context_of(record: logging.LogRecord) -> dict[str, Any]:

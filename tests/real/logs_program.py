@@ -18,7 +18,7 @@ def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if not (folder / "failed").exists():
             (folder / "failed").touch()
-            raise ValueError("this row is bad")
+            raise ValueError("this row\nis bad")
         yield batch
 
 

@@ -30,7 +30,7 @@ import pyarrow as pa
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner, Output, SlowWork, method_of
 from headgate.errors import ConnectorContractError
-from headgate.event_log import describe
+from headgate.event_log import describe, set_thread_context, thread_context
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness
 from headgate.source.metrics import Measurement
@@ -80,6 +80,7 @@ class EnumeratorThread:
         on_event: Callable[[str, src.Event], None],
     ) -> None:
         self._uid = uid
+        self._log_context = {**thread_context(), "source": uid}
         self._incarnation = incarnation
         self._on_event = on_event
         self._turns: queue.SimpleQueue[tuple[str, Callable[[], list[Output]]] | None] = queue.SimpleQueue()
@@ -161,6 +162,7 @@ class EnumeratorThread:
     # On the enumerator's thread.
 
     def _run(self) -> None:
+        set_thread_context(**self._log_context)
         while not self._closed.is_set():
             turn = self._next_turn()
             if turn is not None:

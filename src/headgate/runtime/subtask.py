@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any, assert_never
 
 from headgate.errors import InternalError
+from headgate.event_log import describe
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier
@@ -172,7 +173,7 @@ class Subtask:
     def _on_error(self, error: BaseException) -> None:
         """Fail the execution, whatever raised. What is still to be handled came of it, and makes no sense without."""
         facts = {} if self._execution is None else self._execution.facts_of(error)
-        _log.warning("subtask %d.%d failed: %s", self._stage, self._place.slot, error)
+        _log.warning("subtask %d.%d failed: %s", self._stage, self._place.slot, describe(error))
         self._events.clear()
         self.handle(machine.SomethingFailed(report_of(error, **facts)))
 

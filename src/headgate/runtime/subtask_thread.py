@@ -51,7 +51,8 @@ class SubtaskThread:
         self.subtask = Subtask(
             definition, stage, place, services or SlotServices(), self._mailbox, now_ms, post, on_ended, read_state
         )
-        self._stage, self._slot = stage, place.slot
+        query = {} if definition.name is None else {"query": definition.name}  # else its process has the id
+        self._context = {**query, "slot": place.slot, "stage": stage, "subtask": place.slot}
         self._closing = False
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"headgate-subtask-{stage}-{place.slot}", daemon=True)
@@ -111,7 +112,7 @@ class SubtaskThread:
     # On the subtask's thread.
 
     def _run(self) -> None:
-        set_thread_context(stage=self._stage, subtask=self._slot)
+        set_thread_context(**self._context)
         self.subtask.start()
         while not self._closing:
             self._busy_since = time.monotonic()

@@ -462,7 +462,9 @@ class ContinuousQuery:
             return
         self._endpoint = of_process.serve(self, options["dashboard.host"], options["dashboard.port"])
         if self._endpoint is not None:
-            _log.info("query %s: its dashboard is at %s", self.name or self._id, self._endpoint.url)
+            name = self.name or self._id[:8]
+            context = {"context": {"query": name}}
+            _log.info("query %s: Its dashboard is at %s", name, self._endpoint.url, extra=context)
 
     def _newest(self) -> Manifest | None:
         newest = self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
