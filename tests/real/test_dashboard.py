@@ -281,7 +281,7 @@ def test_spark_s_ui_links_to_the_dashboard(
     with caplog.at_level(logging.INFO, logger="headgate"):
         query = started(spark, tmp_path, "a < b & c")
     address = query.dashboard().partition("#")[0]
-    assert f"query a < b & c: its dashboard is at {address}" in caplog.text
+    assert f"query a < b & c: Its dashboard is at {address}" in caplog.text
     assert query.dashboard().partition("token=")[2].partition("&")[0] not in caplog.text
     context: Any = spark.sparkContext
     jobs = context._jsc.sc().statusStore().jobsList(None)

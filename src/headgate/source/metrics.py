@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from headgate.errors import ConnectorContractError
+from headgate.event_log import describe
 
 _log = logging.getLogger(__name__)
 
@@ -271,10 +272,10 @@ def _value(name: str, gauge: _Gauge, of: str) -> Iterator[float]:
         value = gauge.function()
         if value is not None and math.isfinite(value):
             yield value
-    except Exception:
+    except Exception as error:
         if not gauge.has_failed:
             gauge.has_failed = True
-            _log.warning("the gauge %r%s raised, and has no value", name, of, exc_info=True)
+            _log.warning("the gauge %r%s raised, and has no value: %s", name, of, describe(error))
 
 
 def _broken(method: str, text: str) -> ConnectorContractError:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.errors import TransportError
+from headgate.event_log import describe
 from headgate.monitor.endpoint.registry import Registry, ServedQuery
 from headgate.monitor.endpoint.routes import Site, handle
 from headgate.monitor.endpoint.server import Handle, Server
@@ -162,8 +163,8 @@ def leave(query: ServedQuery) -> None:
         return
     try:
         endpoint.registry.leave(query)
-    except Exception:
-        _log.warning("how the query %s ended cannot be shown", query.name or query.id, exc_info=True)
+    except Exception as error:
+        _log.warning("how the query %s ended cannot be shown: %s", query.name or query.id, describe(error))
 
 
 def close() -> None:

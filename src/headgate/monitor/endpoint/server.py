@@ -141,7 +141,7 @@ class _Http(HTTPServer):
         try:
             self.look()
         except Exception:
-            _log.warning("the dashboard's endpoint failed", exc_info=True)
+            _log.exception("the dashboard's endpoint failed")
 
     def close_all(self) -> None:
         """End all connections."""
@@ -191,7 +191,7 @@ class _Connection(BaseHTTPRequestHandler):
         try:
             answer = self.server.handle(Request(self.command, self.path.partition("?")[0], headers, body))
         except Exception as failed:
-            _log.warning("the dashboard cannot answer %s %s", self.command, self.path, exc_info=True)
+            _log.exception("the dashboard cannot answer %s %s", self.command, self.path)
             kind = "" if isinstance(failed, HeadgateError) else f"{type(failed).__name__}: "
             answer = error(500, f"The driver failed to answer: {kind}{failed}")
         if isinstance(answer, Events):
