@@ -5,6 +5,7 @@ Never: send a token to an address that its file does not name, or take a file fo
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -38,18 +39,18 @@ class Endpoint:
         return self._ask("POST", path, body, _SLOW_S)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float) -> Any:
-        request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", method=method)
-        if body is not None:
-            request.add_header("Authorization", f"Bearer {self.token}")
-            request.add_header("Content-Type", "application/json")
-            request.data = json.dumps(body).encode()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
+            request = urllib.request.Request(f"{self.url.rstrip('/')}{path}", method=method)
+            if body is not None:
+                request.add_header("Authorization", f"Bearer {self.token}")
+                request.add_header("Content-Type", "application/json")
+                request.data = json.dumps(body).encode()
             with opener.open(request, timeout=timeout_s) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             raise _refused(error) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:  # another program may have its port by now
             raise UnreachableError(
                 f"The driver process {self.pid} does not answer at {self.url}: {error}. Is it on this host, and alive?",
                 address=self.url,

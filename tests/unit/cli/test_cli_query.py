@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -164,3 +165,28 @@ def test_nothing_to_ask_is_another_exit_code(home: Path) -> None:
     endpoint.close()
     result = run("query", "status")
     assert result.exit_code == 3 and f"does not answer at {endpoint.url}" in result.stderr
+
+
+@pytest.mark.parametrize("answer", [b"-ERR unknown command\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]"])
+def test_what_is_no_driver_is_not_reached(home: Path, answer: bytes) -> None:
+    """A port of a driver that is gone may be another program's by now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        (home / "endpoints").mkdir()
+        (home / "endpoints/1-1.json").write_text(json.dumps({"url": url, "token": "secret", "pid": os.getpid()}))
+        result = run("query", "list")
+    assert result.exit_code == 3 and f"does not answer at {url}" in result.stderr
+
+
+def test_a_file_without_an_address_is_not_reached(home: Path) -> None:
+    (home / "endpoints").mkdir()
+    (home / "endpoints/1-1.json").write_text(json.dumps({"url": "driver", "token": "secret", "pid": os.getpid()}))
+    assert run("query", "list").exit_code == 3
