@@ -59,9 +59,9 @@ def why(snapshot: Snapshot, progresses: Sequence[dict[str, Any]] = ()) -> list[W
         *_troubles(snapshot),
         *_checkpoints(snapshot),
         *_sinks(snapshot),
-        *_busy(snapshot, progresses),
-        *_alignment(snapshot),
     ]
+    if snapshot.state not in ("restarting", "failing"):  # the figures are those of subtasks that are gone
+        found += [*_busy(snapshot, progresses), *_alignment(snapshot)]
     if not found:
         found = [_why("info", "The query waits for data: nothing limits it.", "none")]
     return found[:MOST]
@@ -286,6 +286,10 @@ def _alignment(snapshot: Snapshot) -> Iterator[Why]:
     sources = {each.uid: each for each in snapshot.sources}
     for group in snapshot.alignment_groups:
         if not group.paused_splits or group.slowest is None:
+            continue
+        if group.paused_splits >= group.num_splits:  # the slowest here waits, too
+            text = f"all splits of the alignment group {group.group} wait for another query of the group"
+            yield _why("warning", text, "split", group=group.group)
             continue
         others = f"{'another' if group.paused_splits == 1 else group.paused_splits} {_back(group.paused_splits)}"
         split, source = group.slowest.split, group.slowest.source

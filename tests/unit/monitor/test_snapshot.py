@@ -294,6 +294,22 @@ def test_the_split_that_holds_its_group_back_is_named() -> None:
     assert (about.kind, about.source, about.split, about.group) == ("split", "kafka", "rides-7", "rides")
 
 
+def test_a_group_that_waits_for_another_query_blames_none_of_its_own_splits() -> None:
+    query = Query()
+    paused = {f"rides-{number}": SplitEventTime(watermark_ms=number, paused=True) for number in range(3)}
+    query.take(0, 0, 0, splits={"kafka": 3}, event_times={"kafka": paused})
+    assert query.why() == ["all splits of the alignment group rides wait for another query of the group"]
+
+
+def test_what_subtasks_did_before_a_restart_limits_nothing() -> None:
+    query = Query()
+    query.busy(0, 0, parse=99)
+    paused = SplitEventTime(watermark_ms=7_200_000, paused=True)
+    query.take(0, 1, 0, event_times={"kafka": {"rides-0": paused, "rides-1": SplitEventTime(watermark_ms=0)}})
+    [only] = query.why(status(state="restarting"))
+    assert only == "The query restarts and waits for its subtasks to open."
+
+
 def test_a_sink_whose_commits_take_most_of_the_time() -> None:
     query = Query()
     for second in range(-60, 0, 5):
