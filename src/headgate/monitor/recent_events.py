@@ -84,7 +84,7 @@ class RecentEvents:
         self.failed_checkpoints = 0
         """How many failed."""
         self.restarts = 0
-        """How often subtasks started again, rescales included."""
+        """How often subtasks started again after a failure: rescales are no restarts."""
         self.commits = 0
         """How many commits on the driver completed."""
         self.last_commit_ms: int | None = None
@@ -107,7 +107,7 @@ class RecentEvents:
 
     def restart(self, event: RestartEvent) -> None:
         """Take note of a restart."""
-        self.restarts += 1
+        self.restarts += event.kind != "rescale"
         self.recent_restarts.append(event)
 
     def run_began(self) -> None:

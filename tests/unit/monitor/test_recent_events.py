@@ -52,3 +52,11 @@ def test_a_commit_under_way_counts_until_its_run_is_over() -> None:
 
 def test_no_share_before_any_time_has_passed() -> None:
     assert RecentEvents(started_ms=7).commit_share(7) is None
+
+
+def test_a_rescale_is_kept_and_is_no_restart() -> None:
+    """An alert on restarts must not be the autoscaler's doing."""
+    events = RecentEvents(started_ms=0)
+    events.restart(RestartEvent(at_ms=1, kind="subtask", cause="ValueError: 7.", stage=0, subtask=1))
+    events.restart(RestartEvent(at_ms=2, kind="rescale", cause="The parallelism was 2 and is 1."))
+    assert (events.restarts, len(events.recent_restarts)) == (1, 2)
