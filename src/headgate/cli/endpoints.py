@@ -140,8 +140,8 @@ def query(wanted: str | None) -> RunningQuery:
         matching = matching or [each for each in found if str(each.listed["id"]).startswith(wanted)]
     live = [each for each in matching if each.is_live]
     matching = live if len(live) == 1 else matching
-    if len(matching) == 1:
-        return matching[0]
+    if len(matching) == 1 or (matching and not live and len({each.listed["id"] for each in matching}) == 1):
+        return matching[0]  # of several starts of one query the endpoint lists the newest first
     what = "no query runs" if not found else f"the queries are {', '.join(names)}"
     which = "Which query?" if wanted is None else f"The query {wanted!r} is not one:"
     raise OptionError(

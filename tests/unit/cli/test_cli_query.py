@@ -149,6 +149,13 @@ def test_one_that_has_ended_is_not_meant_while_another_runs(served: Served) -> N
     assert run_json("query", "status", "10-ended")["state"] == "ended"
 
 
+def test_of_several_ended_starts_of_one_query_the_newest_is_meant(served: Served) -> None:
+    ended = {**SNAPSHOT, "id": "10-ended", "name": "fares", "state": "ended"}
+    served.queries += [{**ended, "runId": "second"}, {**ended, "runId": "first"}]
+    assert run_json("query", "status", "fares")["runId"] == "second"
+    assert run_json("query", "status", "10-e")["runId"] == "second"
+
+
 def test_files_of_processes_that_are_gone_are_deleted(served: Served, home: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
