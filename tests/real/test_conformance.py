@@ -48,7 +48,17 @@ def outcome(spark: SparkSession, query: str) -> Outcome:
     return single_rows.SingleRow(spark, "a function", query).outcome()
 
 
-@pytest.mark.parametrize("query", QUERIES)
+def with_marks(query: str) -> Any:
+    """Return a query, marked with what it needs of Spark."""
+    marks = []
+    if "variant_set" in query or "variant_strip" in query:
+        marks.append(pytest.mark.spark_since("variant-changes"))
+    if "current_time(" in query:
+        marks.append(pytest.mark.spark_since("time-type"))
+    return pytest.param(query, marks=marks)
+
+
+@pytest.mark.parametrize("query", [with_marks(each) for each in QUERIES])
 def test_an_example_is_spark_s(spark: SparkSession, query: str) -> None:
     found = outcome(spark, query)
     assert found.by == QUERIES[query], found

@@ -16,7 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+
+from headgate.spark.compatibility import supports
+from tests.real.changed_settings import changed_settings
 
 SCHEMA = "id bigint, name string"
 
@@ -104,6 +108,40 @@ def test_plans_and_seen_files_move_to_state_location(spark: SparkSession, tmp_pa
     put(folder, "more.csv", range(300, 310))
     run(stream(spark, folder, stateLocation=str(tmp_path / "state"), maxFilesPerTrigger=200), tmp_path)
     assert ids(spark, tmp_path) == list(range(310))
+
+
+def test_a_query_that_ended_inside_a_micro_batch_repeats_it_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """Before Spark 4.2 the first start ends with the batch that it repeats."""
+    folder, checkpoint, log = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "out" / "_spark_metadata"
+    folder.mkdir()
+    for n in range(2):
+        put(folder, f"{n}.csv", range(n * 10, n * 10 + 10))
+        run(stream(spark, folder), tmp_path)
+    for each in (checkpoint / "commits", log):  # as a kill after planning and before committing leaves it
+        (each / "1").unlink()
+        (each / ".1.crc").unlink()
+    put(folder, "2.csv", range(20, 30))
+    for _ in range(2):
+        run(stream(spark, folder), tmp_path)
+    assert ids(spark, tmp_path) == list(range(30))
+
+
+def test_spark_s_wrapper_of_available_now_repeats_and_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Before Spark 4.2 it plans too early, and a query that starts again is an error; later no source needs it."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    put(folder, "a.csv", range(10))
+    with changed_settings(spark, {"spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true"}):
+        run(stream(spark, folder), tmp_path)
+        assert ids(spark, tmp_path) == list(range(10))
+        put(folder, "b.csv", range(10, 20))
+        if supports("available-now"):
+            run(stream(spark, folder), tmp_path)
+        else:
+            with pytest.raises(StreamingQueryException, match="triggerAvailableNowWrapper"):
+                run(stream(spark, folder), tmp_path)
+    run(stream(spark, folder), tmp_path)
+    assert ids(spark, tmp_path) == list(range(20))
 
 
 def test_parquet_row_groups_stream(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from fuzz import programs
-from fuzz.random_programs import Ending, Fault, Program
+from fuzz.random_programs import Ending, Fault, Program, Repartition, Udf
 from fuzz.runner import run_in_new_folder
 from tests import search
 from tests.fixed_programs import CORES, FIXED, program_of
@@ -37,8 +38,20 @@ def cheap(spark: SparkSession) -> Iterator[SparkSession]:
         yield changed
 
 
-@pytest.mark.spark_since("transform-with-state-rows", "repartition-by-id", "read-limits")  # not all need each of them
-@pytest.mark.parametrize("seed", FIXED)
+def with_marks(seed: int) -> Any:
+    """Return a seed, marked with what its program needs of Spark."""
+    program, marks = program_of(seed), []
+    verbs = [*program.verbs, *(verb for branch in program.branches for verb in branch.verbs)]
+    if program.ending is Ending.STATE:
+        marks.append(pytest.mark.spark_since("transform-with-state-rows"))
+    if any(isinstance(verb, Repartition) and verb.by == "place" for verb in verbs):
+        marks.append(pytest.mark.spark_since("repartition-by-id"))
+    if any(isinstance(verb, Udf) and verb.kind == "arrow" for verb in verbs):
+        marks.append(pytest.mark.spark_since("arrow-udf"))
+    return pytest.param(seed, marks=marks)
+
+
+@pytest.mark.parametrize("seed", [with_marks(each) for each in FIXED])
 def test_random_programs_give_the_rows_of_a_batch(
     cheap: SparkSession, kafka: Addresses, tmp_path: Path, seed: int
 ) -> None:

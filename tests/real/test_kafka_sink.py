@@ -343,6 +343,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.spark_since("stream-arrow-writer")
 def test_a_batch_that_spark_replays_is_written_once_or_again(
     spark: SparkSession, kafka: Broker, tmp_path: Path, topic_name: str, guarantee: str
 ) -> None:
@@ -358,6 +359,7 @@ def test_a_batch_that_spark_replays_is_written_once_or_again(
     assert Counter(values(kafka, topic_name)) == expected
 
 
+@pytest.mark.spark_since("stream-arrow-writer")
 def test_a_batch_of_which_one_task_failed_is_written_once(
     spark: SparkSession, kafka: Broker, tmp_path: Path, topic_name: str
 ) -> None:
@@ -371,6 +373,7 @@ def test_a_batch_of_which_one_task_failed_is_written_once(
     assert Counter(values(kafka, topic_name)) == Counter(lines)
 
 
+@pytest.mark.spark_since("stream-arrow-writer")
 def test_the_output_mode_complete_appends_every_batch(
     spark: SparkSession, kafka: Broker, tmp_path: Path, topic_name: str
 ) -> None:

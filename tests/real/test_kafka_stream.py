@@ -95,7 +95,10 @@ def until(condition: Callable[[], Any], query: StreamingQuery | None = None, sec
 
 
 def test_latest_is_resolved_once_though_batch_0_never_committed(stream: Stream, kafka: Broker, topic_name: str) -> None:
-    """Spark asks for the first offset again after a kill; ``latest`` must mean the same then."""
+    """Spark asks for the first offset again after a kill; ``latest`` must mean the same then.
+
+    Before Spark 4.2 the first start ends with the batch that it repeats.
+    """
     create_topic(kafka.plain, topic_name)
     send(kafka, topic_name, *range(10))
     query = stream.start(subscribe=topic_name)
@@ -103,7 +106,8 @@ def test_latest_is_resolved_once_though_batch_0_never_committed(stream: Stream, 
     query.stop()
     stream.forget_last_commit()
     send(kafka, topic_name, *range(10, 15))
-    stream.run(subscribe=topic_name)
+    for _ in range(2):
+        stream.run(subscribe=topic_name)
     assert stream.values() == values(*range(10, 15))
 
 

@@ -119,12 +119,14 @@ def test_available_now_through_splits_merges_and_restarts(
 def test_latest_is_resolved_once_even_if_the_first_batch_never_commits(
     spark: SparkSession, aws: MotoServer, topic_name: str, tmp_path: Path
 ) -> None:
+    """Before Spark 4.2 the first of the two starts ends with the batch that it repeats."""
     stream = Stream(aws, topic_name, 2)
     stream.put(range(10))
     assert rows(run(spark, aws.url, topic_name, tmp_path)) == []
     shutil.rmtree(tmp_path / "commits")
     stream.put(range(10, 20))
-    assert rows(run(spark, aws.url, topic_name, tmp_path)) == list(range(10, 20))
+    found = [run(spark, aws.url, topic_name, tmp_path) for _ in range(2)]
+    assert rows(*found) == list(range(10, 20))
 
 
 def test_a_running_stream(

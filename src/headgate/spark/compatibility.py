@@ -98,12 +98,19 @@ FEATURES: dict[str, Feature] = {
     "available-now": Feature(
         (4, 2),
         "Trigger.AvailableNow in several micro-batches",
-        "It is one micro-batch, which reads all that is known to be there: of a SimpleSource without latest(), a page.",
+        "It is one micro-batch, which reads all that is known to be there: of a SimpleSource without latest(), a page. "
+        "Of a query that ended inside a micro-batch it is that one: what came since is read at the next start. "
+        "With spark.sql.streaming.triggerAvailableNowWrapper.enabled a query that starts again ends with an error.",
     ),
     "python-udf-on-arrow": Feature(
         (4, 2),
         "udf that runs on Arrow unless useArrow=False is given",
         "Continuous queries need udf(..., useArrow=True), or spark.sql.execution.pythonUDF.arrow.enabled.",
+    ),
+    "variant-changes": Feature(
+        (4, 3),
+        "Changing a variant (variant_set, variant_insert, variant_delete, variant_strip_nulls and so on)",
+        "Spark does not have the functions.",
     ),
     "ceil-overflow": Feature(
         (4, 3),
@@ -220,31 +227,32 @@ def stream_reader(reader: Any) -> DataSourceStreamReader:
 class _ReaderWithoutLimits(DataSourceStreamReader):
     """Knows after which offset the next micro-batch begins, which Spark does not pass.
 
-    Spark calls ``initialOffset`` when a query starts for the first time. When it starts again, it calls ``partitions``
-    with the offset of the last micro-batch as both ends, or with those of one that it repeats; and
-    once for each micro-batch.
+    Spark calls ``initialOffset`` when a query starts for the first time. When it starts again, it first calls
+    ``partitions`` with the offset of the last micro-batch as both ends, and then with those of one that it repeats;
+    after that once for each micro-batch. Its wrapper for ``Trigger.AvailableNow`` calls ``latestOffset`` before, and
+    takes what that returns for the end of the next micro-batch: of a query that starts again that is a plan of all rows.
     """
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
         self._start: dict[str, Any] | None = None
-        self._planned: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._too_early = False
 
     def initialOffset(self) -> dict[str, Any]:
         self._start = self._reader.initialOffset()
+        self._too_early = False
         return dict(self._start)
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        self._too_early = self._start is None
         start = self._reader.initialOffset() if self._start is None else self._start
-        self._planned = start, dict(self._reader.latestOffset(start, None))
-        return self._planned[1]
+        return dict(self._reader.latestOffset(start, None))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if self._planned is not None and end == self._planned[1] and start not in (end, self._planned[0]):
+        if self._too_early:
             raise UnsupportedOperationError(
-                "The query ended inside a micro-batch, and Spark has planned the one after it as if nothing had been "
-                "read: with Trigger.AvailableNow that is so before Spark 4.2. Delete the last file below offsets in "
-                "its checkpoint location, and start it once with a processing time.",
+                "A query that starts again cannot have spark.sql.streaming.triggerAvailableNowWrapper.enabled before "
+                "Spark 4.2: it would read all rows again. Set it to false. Nothing was read, and nothing is lost.",
                 operation="available-now",
             )
         self._start = end
