@@ -230,7 +230,7 @@ class _ReaderWithoutLimits(DataSourceStreamReader):
     Spark calls ``initialOffset`` when a query starts for the first time. When it starts again, it first calls
     ``partitions`` with the offset of the last micro-batch as both ends, and then with those of one that it repeats;
     after that once for each micro-batch. Its wrapper for ``Trigger.AvailableNow`` calls ``latestOffset`` before, and
-    takes what that returns for the end of the next micro-batch: of a query that starts again that is a plan of all rows.
+    takes what that returns for the end of the next micro-batch: of a query that starts again, a plan of all rows.
     """
 
     def __init__(self, reader: Any) -> None:
