@@ -28,6 +28,6 @@ def test_a_failure_is_an_event_with_its_place_and_no_traceback(tmp_path: Path) -
         assert "this row is bad" in event["msg"]  # one line, though the error has two
         assert event["context"] == {"query": "numbers", "slot": "0", "stage": "0", "subtask": "0"}
     assert any("is complete, after" in text for text in texts)
-    assert sum("All subtasks are running" in text for text in texts) == 2
+    assert any("All subtasks are running" in text for text in texts)  # twice, unless the first failure is quicker
     assert any("The run is over" in text for text in texts)
     assert "Traceback" not in done.stderr
