@@ -65,16 +65,18 @@ FEATURES: dict[str, Feature] = {
     "arrow-udf": Feature((4, 1), "arrow_udf", "PySpark does not have the decorator. Use pandas_udf."),
     "repartition-by-id": Feature((4, 1), "repartitionById", "PySpark does not have the method."),
     "corr-of-constants": Feature(
-        (4, 1), "corr of columns of which one has a single value", "Spark fails with DIVIDE_BY_ZERO in ANSI mode."
+        (4, 3),
+        "corr and regr_slope of columns of which one has a single value",
+        "Spark fails with DIVIDE_BY_ZERO in ANSI mode, or gives what rounding leaves.",
     ),
     "join-in-update-mode": Feature(
-        (4, 1),
+        (4, 2),
         "An inner join of two streams in the output mode update",
         "Spark refuses it, and so do continuous queries.",
     ),
     "zstandard": Feature((4, 1), "Reading CSV, JSON and text of .zst files with Spark's own formats", "Spark fails."),
     "orc-instants": Feature(
-        (4, 1),
+        (4, 2),
         "Inferring the type of ORC's instants with Spark's own format",
         "Spark fails. headgate.files reads them.",
     ),
