@@ -106,7 +106,7 @@ def test_without_read_limits_a_micro_batch_begins_where_the_last_one_ended() -> 
 
 
 @pytest.mark.usefixtures("on_oldest")
-def test_a_plan_that_was_made_before_spark_said_where_it_was_is_refused() -> None:
+def test_a_plan_made_before_spark_reports_where_it_was_is_refused() -> None:
     """It would be of all rows: so Spark's wrapper for Trigger.AvailableNow asks. At a first start the plan is right."""
     counter = Counter()
     counter.there = 5
