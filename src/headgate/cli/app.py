@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from headgate.errors import (
     CorruptStateError,
     HeadgateError,
+    OptionError,
     SinkUnavailableError,
     SourceUnavailableError,
     StoredStateError,
@@ -62,6 +63,8 @@ def exit_code_of(error: HeadgateError) -> int:
         cause = error.__cause__
         is_answer = isinstance(cause, FileNotFoundError | PermissionError) or type(cause).__name__ == "ClientError"
         return USAGE if cause is None or is_answer else UNREACHABLE
+    if isinstance(error, OptionError) and "NETWORK_CONNECTION" in error.message:  # a store that did not answer
+        return UNREACHABLE
     return USAGE
 
 

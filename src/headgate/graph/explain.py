@@ -16,6 +16,8 @@ from headgate.operators.operator import KeyedOperator, Operator
 from headgate.operators.project import Project
 from headgate.source import Boundedness
 
+_LONGEST_NAME = 60
+
 
 def explained(graph: StageGraph) -> str:
     """Return a text of several lines, for people to read.
@@ -32,6 +34,17 @@ def explained(graph: StageGraph) -> str:
       sink: window struct<...>, user string, total int64
     """
     return "\n".join(line for stage in graph.stages for line in _stage(graph, stage))
+
+
+def function_names(graph: StageGraph) -> dict[str, str]:
+    """Return by uid what operators are called whose function a user knows: not filters and selected columns."""
+    named: dict[str, str] = {}
+    for stage in graph.stages:
+        for node in stage.operators:
+            function = getattr(node.operator, "function", None)
+            if isinstance(function, str) and not isinstance(node.operator, Filter | Project):
+                named[node.uid] = function if len(function) <= _LONGEST_NAME else f"{function[:_LONGEST_NAME]}…"
+    return named
 
 
 def _stage(graph: StageGraph, stage: Stage) -> Iterator[str]:

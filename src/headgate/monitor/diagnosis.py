@@ -205,9 +205,15 @@ def _full_subtasks(snapshot: Snapshot) -> Iterator[Why]:
     for each in full[:1]:
         share = _percent(each.busy or 0)
         top = sorted(each.operators.items(), key=lambda item: -item[1])[:3]
-        most = ", ".join(f"`{uid}` {_percent(part)} %" for uid, part in top)
+        names = _names(snapshot)
+        most = ", ".join(f"`{names[uid]}` {_percent(part)} %" for uid, part in top)
         text = f"slot {each.slot} is busy {share} % in stage {each.stage}" + (f": {most}" if most else "")
         yield _why("warning", text, "slot", stage=each.stage, subtask=each.subtask, slot=each.slot)
+
+
+def _names(snapshot: Snapshot) -> dict[str, str]:
+    """Return what to call each operator, by uid."""
+    return {each.uid: each.name for each in snapshot.operators}
 
 
 def _skew(snapshot: Snapshot, operator: OperatorView) -> str:
@@ -276,7 +282,7 @@ def _slow_stage(snapshot: Snapshot, text: str, stage: StageView) -> Why:
     text += f", where slot {busiest.slot} is busy {_percent(busiest.busy or 0.0)} %"
     uid = max(busiest.operators, key=lambda each: busiest.operators[each], default=None)
     if uid is not None and busiest.operators[uid] >= 0.5 * (busiest.busy or 0.0):
-        text += f", most of it in `{uid}`"
+        text += f", most of it in `{_names(snapshot)[uid]}`"
     else:
         uid = None
     return _why("warning", text, "operator", uid=uid, stage=stage.stage, subtask=busiest.subtask, slot=busiest.slot)

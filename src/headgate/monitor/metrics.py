@@ -86,10 +86,11 @@ def query_label(snapshot: Snapshot) -> str:
 def labelled(snapshots: Iterable[Snapshot]) -> list[tuple[str, Snapshot]]:
     """Return the snapshots with the values of their label ``query``, each of which occurs once.
 
-    Of queries with one name the one that began last counts: one that has ended is still shown for a while.
+    Of queries with one name the one that runs counts, or else the one that began last.
     """
     by_label: dict[str, Snapshot] = {}
-    for snapshot in sorted(snapshots, key=lambda each: int(each["startedMs"])):
+    over = ("ended", "failed")
+    for snapshot in sorted(snapshots, key=lambda each: (each["state"] not in over, int(each["startedMs"]))):
         by_label[query_label(snapshot)] = snapshot
     return list(by_label.items())
 

@@ -13,6 +13,8 @@ RECENT_CHECKPOINTS = 50
 """How many checkpoints are kept, as many as a page can show."""
 RECENT_RESTARTS = 20
 """How many restarts are kept."""
+SAME_RESTART_MS = 5_000
+"""So soon after a lost slot the end of Spark's job is that of the same process, in milliseconds."""
 COMMIT_WINDOW_MS = 60_000
 """Over how long the share of time that commits take is taken, in milliseconds."""
 
@@ -106,7 +108,14 @@ class RecentEvents:
         self.checkpoints.append(event)
 
     def restart(self, event: RestartEvent) -> None:
-        """Take note of a restart."""
+        """Take note of a restart.
+
+        Spark's job ends with a process that died, a moment after its slot was found lost: that is one restart.
+        """
+        last = self.recent_restarts[-1] if self.recent_restarts else None
+        follows = last is not None and last.kind == "slot" and event.at_ms - last.at_ms <= SAME_RESTART_MS
+        if event.kind == "job" and follows:
+            return
         self.restarts += event.kind != "rescale"
         self.recent_restarts.append(event)
 

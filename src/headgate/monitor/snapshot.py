@@ -100,6 +100,8 @@ class QueryShape(msgspec.Struct, frozen=True, kw_only=True):
         When this process started it, in milliseconds since 1970-01-01 UTC.
     spark_version, headgate_version
         What runs it.
+    names
+        By uid what to call operators that call functions; others are called by their uid.
     """
 
     stages: tuple[StageShape, ...]
@@ -107,6 +109,7 @@ class QueryShape(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int
     spark_version: str
     headgate_version: str
+    names: Mapping[str, str] = {}
 
 
 class StageView(_Part, frozen=True, kw_only=True):
@@ -389,7 +392,7 @@ def snapshot_of(
         parallelism=0 if status is None else len(status.slots),
         max_parallelism=shape.max_parallelism,
         stages=[_stage(each, subtasks) for each in shape.stages],
-        operators=_operators(subtasks),
+        operators=_operators(subtasks, shape.names),
         subtasks=subtasks,
         slots=[] if status is None else list(status.slots),
         sources=list(_sources(identity, status, reporter, measured, times)),
@@ -459,7 +462,7 @@ def _stage(shape: StageShape, subtasks: list[SubtaskView]) -> StageView:
     )
 
 
-def _operators(subtasks: list[SubtaskView]) -> list[OperatorView]:
+def _operators(subtasks: list[SubtaskView], names: Mapping[str, str]) -> list[OperatorView]:
     """Return each operator where it is busiest, the busiest first."""
     busiest: dict[tuple[int, str], OperatorView] = {}
     for each in subtasks:
@@ -467,7 +470,7 @@ def _operators(subtasks: list[SubtaskView]) -> list[OperatorView]:
             known = busiest.get((each.stage, uid))
             if known is None or share > known.busy:
                 busiest[each.stage, uid] = OperatorView(
-                    uid=uid, name=uid, stage=each.stage, busy=share, subtask=each.subtask
+                    uid=uid, name=names.get(uid, uid), stage=each.stage, busy=share, subtask=each.subtask
                 )
     return sorted(busiest.values(), key=lambda each: (-each.busy, each.stage, each.uid))
 

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.expressions.expressions import Bound, Column
-from headgate.graph.explain import explained
+from headgate.graph.explain import explained, function_names
 from headgate.graph.plan import PlanNode, stage_graph, watermarked
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
@@ -81,3 +81,9 @@ def test_columns_by_place_are_shown_by_name() -> None:
     node = source(TIMED)
     columns = [Column(Bound(1, "n")), Column(Bound(1, "n"), "m")]
     assert "  numbers.1.select: n, n AS m" in explained(stage_graph(node.then(Project(TIMED, columns, "UTC"))))
+
+
+def test_operators_are_called_by_the_functions_that_they_call() -> None:
+    node = source(TIMED).named("rides").then(MapInArrow(print, TIMED))
+    node = node.then(Filter(TIMED, Column(call(">", Bound(1, "n"), 4)), "UTC"))
+    assert function_names(stage_graph(node)) == {"rides.1.map-in-arrow": "print"}

@@ -58,6 +58,10 @@ class TestPrometheus:
         assert text.count(b'headgate_parallelism{query="rides"}') == 1
         assert b'headgate_parallelism{query="rides"} 2.0' in text
 
+    def test_of_two_queries_of_one_name_the_one_that_runs_counts(self) -> None:
+        ended = snapshot(startedMs=3, parallelism=1, state="failed")
+        assert scraped(ended, snapshot(startedMs=2)).get_sample_value("headgate_parallelism", {"query": "rides"}) == 2
+
     def test_what_a_connector_registers(self) -> None:
         of = scraped(snapshot()).get_sample_value
         assert of("headgate_connector_fetch_latency_ms", {"query": "rides", "source": "kafka"}) == 4

@@ -60,3 +60,13 @@ def test_a_rescale_is_kept_and_is_no_restart() -> None:
     events.restart(RestartEvent(at_ms=1, kind="subtask", cause="ValueError: 7.", stage=0, subtask=1))
     events.restart(RestartEvent(at_ms=2, kind="rescale", cause="The parallelism was 2 and is 1."))
     assert (events.restarts, len(events.recent_restarts)) == (1, 2)
+
+
+def test_the_end_of_the_job_right_after_a_lost_slot_is_the_same_restart() -> None:
+    events = RecentEvents(started_ms=0)
+    events.restart(RestartEvent(at_ms=1_000, kind="slot", cause="slot 3 is lost", slot=3))
+    events.restart(RestartEvent(at_ms=2_300, kind="job", cause="Python worker exited unexpectedly"))
+    assert events.restarts == 1
+    assert [each.cause for each in events.recent_restarts] == ["slot 3 is lost"]
+    events.restart(RestartEvent(at_ms=60_000, kind="job", cause="the executor is gone"))
+    assert events.restarts == 2

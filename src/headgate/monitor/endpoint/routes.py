@@ -186,7 +186,7 @@ def handle(request: Request, site: Site) -> Response | Events:
             "host that the option dashboard.host names.",
         )
     path = request.path
-    if path.startswith("/api/queries"):
+    if path == "/api/queries" or path.startswith("/api/queries/"):
         return _api(request, site)
     if path == "/metrics":
         answer = _metrics(request, site)

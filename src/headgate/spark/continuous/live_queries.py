@@ -46,6 +46,12 @@ def enter(location: str, query: LiveQuery) -> None:
                 "Stop that one first, or give this one a location of its own.",
                 option="checkpointLocation", value=location,
             )  # fmt: skip
+        if query.name is not None and any(each.name == query.name for each in _by_location.values()):
+            raise OptionError(
+                f"A query named {query.name!r} runs already in this program, and metrics, logs and commands could not "
+                "distinguish them. Stop that one first, or give this one another queryName.",
+                option="queryName", value=query.name,
+            )  # fmt: skip
         _by_location[location] = query
 
 

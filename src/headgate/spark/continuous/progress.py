@@ -26,6 +26,7 @@ from headgate.coordinator.job.job_events import (
 )
 from headgate.coordinator.job.job_status import JobStatus
 from headgate.driver.enumerator_thread import EnumeratorMeasured
+from headgate.graph.explain import function_names
 from headgate.graph.stage_graph import SINK_UID, QueryDefinition
 from headgate.monitor.diagnosis import why
 from headgate.monitor.history import History
@@ -80,6 +81,7 @@ class QueryProgress:
             started_ms=started_ms,
             spark_version=pyspark.__version__,
             headgate_version=__version__,
+            names=function_names(definition.graph),
         )
         self._lock = threading.Lock()
         # Guarded by _lock:

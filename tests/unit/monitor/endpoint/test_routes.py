@@ -88,6 +88,7 @@ def test_what_there_is_not(served: Served) -> None:
         404,
         {"error": "There is no query 'flights' in this driver; /api/queries lists those that there are."},
     )
+    assert served.answer("/api/queriesrides")[0] == 404
     assert served.answer("/api/queries/rides/logs")[0] == 404
     assert served.answer("/api/queries/rides/history/1")[0] == 404
 

@@ -55,6 +55,17 @@ def test_a_location_belongs_to_one_live_query(name: str | None, called: str) -> 
     live_queries.enter("here", query("three"))
 
 
+def test_a_name_belongs_to_one_live_query() -> None:
+    first = query("one", "rides")
+    live_queries.enter("here", first)
+    with pytest.raises(OptionError, match="A query named 'rides' runs already") as refused:
+        live_queries.enter("there", query("two", "rides"))
+    assert refused.value.facts["option"] == "queryName"
+    live_queries.enter("there", query("three"))
+    live_queries.leave("here", first)
+    live_queries.enter("here", query("two", "rides"))
+
+
 def test_who_sees_the_end_of_a_query_finds_its_location_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = SimpleNamespace(checkpoint_location=str(tmp_path), name="rides")
     ended = ContinuousQuery(cast(Any, None), cast(Any, definition))
