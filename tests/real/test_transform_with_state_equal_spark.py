@@ -201,7 +201,7 @@ def in_order(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: json.dumps(row[0]))
 
 
-@pytest.mark.spark_since("transform-with-state-rows")
+@pytest.mark.spark_since("transform-with-state-rows", "rows-in-states")
 def test_rows_and_event_time(rocksdb: SparkSession, tmp_path: Path) -> None:
     """Every state, both kinds of output, event timers, late rows and the initial state are those of Spark."""
     initial = rocksdb.createDataFrame([("a", 100), ("z", 7)], "user string, amount long")

@@ -109,6 +109,11 @@ FEATURES: dict[str, Feature] = {
         "udf that runs on Arrow unless useArrow=False is given",
         "Continuous queries need udf(..., useArrow=True), or spark.sql.execution.pythonUDF.arrow.enabled.",
     ),
+    "rows-in-states": Feature(
+        (4, 2),
+        "A Row in a struct of a processor's state, in micro-batches",
+        "Spark fails with a PicklingError.",
+    ),
     "variant-changes": Feature(
         (4, 3),
         "Changing a variant (variant_set, variant_insert, variant_delete, variant_strip_nulls and so on)",
