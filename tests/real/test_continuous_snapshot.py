@@ -79,10 +79,16 @@ def test_a_slow_second_stage_back_pressures_the_first_and_its_operator_is_named(
         return found[0] if found else None
 
     assert "% of the time for stage 1, where slot " in wait_until(reason, query)
-    made = query.snapshot()
-    assert [each["backPressured"] > 0.5 for each in made["stages"]] == [True, False]
-    known = [each for each in made["subtasks"] if each["busy"] is not None]
+
+    def reported() -> dict[str, Any] | None:
+        """Return a snapshot in which each of the four has figures: they come one after the other."""
+        made = query.snapshot()
+        return made if all(each["busy"] is not None and each["rowsIn"] for each in made["subtasks"]) else None
+
+    made = wait_until(reported, query)
+    known = made["subtasks"]
     assert len(known) == 4
+    assert [each["backPressured"] > 0.5 for each in made["stages"]] == [True, False]
     producers, consumers = ([each for each in known if each["stage"] == stage] for stage in (0, 1))
     assert all(each["rowsOut"] > 0 and each["bufferPoolUse"] > 0 for each in producers)
     assert all(each["rowsIn"] > 0 and each["queueBatches"] is None for each in consumers)

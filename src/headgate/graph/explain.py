@@ -5,6 +5,7 @@ Never: run or change anything.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from headgate.expressions.expressions import Bound, text_of
@@ -17,6 +18,8 @@ from headgate.operators.project import Project
 from headgate.source import Boundedness
 
 _LONGEST_NAME = 60
+_DERIVED = re.compile(r"\.\d+\.[a-z-]+$")
+"""A uid that is derived from the way from the source."""
 
 
 def explained(graph: StageGraph) -> str:
@@ -37,12 +40,17 @@ def explained(graph: StageGraph) -> str:
 
 
 def function_names(graph: StageGraph) -> dict[str, str]:
-    """Return by uid what operators are called whose function a user knows: not filters and selected columns."""
+    """Return by uid what operators are called whose function a user knows: not filters and selected columns.
+
+    One whose uid is an alias of the user's is called by that.
+    """
     named: dict[str, str] = {}
     for stage in graph.stages:
         for node in stage.operators:
             function = getattr(node.operator, "function", None)
-            if isinstance(function, str) and not isinstance(node.operator, Filter | Project):
+            if not isinstance(function, str) or isinstance(node.operator, Filter | Project):
+                continue
+            if _DERIVED.search(node.uid):
                 named[node.uid] = function if len(function) <= _LONGEST_NAME else f"{function[:_LONGEST_NAME]}…"
     return named
 

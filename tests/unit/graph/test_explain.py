@@ -86,4 +86,5 @@ def test_columns_by_place_are_shown_by_name() -> None:
 def test_operators_are_called_by_the_functions_that_they_call() -> None:
     node = source(TIMED).named("rides").then(MapInArrow(print, TIMED))
     node = node.then(Filter(TIMED, Column(call(">", Bound(1, "n"), 4)), "UTC"))
+    node = node.then(MapInArrow(print, TIMED)).named("own")
     assert function_names(stage_graph(node)) == {"rides.1.map-in-arrow": "print"}
