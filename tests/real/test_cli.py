@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
+from headgate.monitor.endpoint import of_process
 from local.kinesis import SECRET_KEY, Stream
 from local.ports import free_ports
 from local.topics import Message, create_topic, produce
@@ -213,10 +214,16 @@ def test_a_savepoint_is_copied_to_s3_and_started_from(spark: SparkSession, aws: 
     assert {sum(many) for many in whole.values() if len(many) == 4} == {500}, "no row lost or twice: 5000 a second"
 
 
-def test_a_running_query_is_asked_and_mended(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An endpoint of this test's queries alone: that of the process may be open, and its file elsewhere."""
     monkeypatch.setenv("HEADGATE_HOME", str(tmp_path / "home"))
+    of_process.close()
+    yield
+    of_process.close()
+
+
+def test_a_running_query_is_asked_and_mended(spark: SparkSession, tmp_path: Path, own_endpoint: None) -> None:
     writer = written(windows(rate(spark)), checkpointLocation=str(tmp_path / "checkpoints"), slots="threads")
     query = writer.queryName("rides-asked").start()
     wait_until(lambda: query.table().num_rows > 0, query)

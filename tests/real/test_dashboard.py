@@ -286,7 +286,8 @@ def test_spark_s_ui_links_to_the_dashboard(
     context: Any = spark.sparkContext
     jobs = context._jsc.sc().statusStore().jobsList(None)
     listed = [jobs.apply(number) for number in range(jobs.size())]
-    (ours,) = [each for each in listed if query.runId in str(each.description().getOrElse(None) or "")]
+    described = [each for each in listed if each.description().isDefined()]
+    (ours,) = [each for each in described if query.runId in each.description().get()]
     shown = str(context._jvm.org.apache.spark.ui.UIUtils.makeDescription(ours.description().get(), "", False))
     link = address.removeprefix("http:")
     assert f'<a href="{link}#query={query.id}">{address}</a>' in shown

@@ -66,7 +66,7 @@ def endpoints_folder() -> Path:
 
 
 class _Metrics:
-    """The metrics of all served queries that run, for Prometheus; its library is imported when somebody asks."""
+    """The metrics of all queries that are served, for Prometheus; its library is imported when somebody asks."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -75,8 +75,7 @@ class _Metrics:
     def _collector(self) -> Collector:
         from headgate.monitor.prometheus import QueryCollector
 
-        entries = self._registry.entries
-        return QueryCollector(lambda: [entry.snapshot() for entry in entries() if entry.query is not None])
+        return QueryCollector(lambda: [entry.snapshot() for entry in self._registry.entries()])
 
     def __call__(self, accept: str) -> tuple[bytes, str]:
         from headgate.monitor.prometheus import exposition
