@@ -49,6 +49,13 @@ def describe(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def log_event(logger: logging.Logger, level: int, query: str, text: str, **where: Any) -> None:
+    """Log an event in the life of a query as one line, whatever a cause in it has."""
+    if logger.isEnabledFor(level):
+        context = {"query": query, **where}
+        logger.log(level, "query %s: %s", query, " ".join(text.split()), extra={"context": context}, stacklevel=2)
+
+
 class TextFormatter(logging.Formatter):
     """Formats a record as one line, with its context before the message."""
 

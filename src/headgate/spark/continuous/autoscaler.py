@@ -29,7 +29,7 @@ from headgate.coordinator.autoscaler.autoscaler import (
 from headgate.coordinator.autoscaler.figures import figures_of
 from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from headgate.errors import HeadgateError
-from headgate.event_log import describe
+from headgate.event_log import describe, log_event
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.source import Boundedness
 
@@ -87,7 +87,6 @@ class QueryAutoscaler:
         is_changing: Callable[[], bool],
     ) -> None:
         self._query, self._name, self._options = query, name, options
-        self._context = {"context": {"query": name}}
         self._bounded_by_splits, self._most_slots = bounded_by_splits, most_slots
         self._rescale, self._is_changing = rescale, is_changing
         # On the thread only:
@@ -137,8 +136,8 @@ class QueryAutoscaler:
             except Exception as error:
                 before, self._trouble = self._trouble, describe(error)
                 if self._trouble != before and self._query.isActive and not self._closed.is_set():
-                    text = "query %s: the autoscaler could not look at it: %s"
-                    _log.warning(text, self._name, self._trouble, extra=self._context)
+                    text = f"the autoscaler could not look at it: {self._trouble}"
+                    log_event(_log, logging.WARNING, self._name, text)
 
     def _handle(self, event: Event) -> list[Action]:
         actions = self._machine.handle(event, time.time_ns() // 1_000_000)
@@ -163,8 +162,7 @@ class QueryAutoscaler:
         made = shown.decision
         level = logging.WARNING if shown.is_trouble else logging.INFO
         parallelism = f"{made.to}" if made.to == made.before else f"{made.before} to {made.to}"
-        text = "query %s: autoscaler: parallelism %s: %s"
-        _log.log(level, text, self._name, parallelism, made.reason, extra=self._context)
+        log_event(_log, level, self._name, f"autoscaler: parallelism {parallelism}: {made.reason}")
 
     def _outcome_of(self, order: Rescale) -> Event:
         try:

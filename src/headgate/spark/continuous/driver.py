@@ -43,7 +43,7 @@ from headgate.driver.alignment_hub import HUB, Membership
 from headgate.driver.enumerator_thread import EnumeratorThread
 from headgate.driver.slot_threads import SlotThreads
 from headgate.errors import HeadgateError, InternalError, OptionError, SinkError, StoredStateError
-from headgate.event_log import describe, set_thread_context
+from headgate.event_log import describe, log_event, set_thread_context
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.error_reports import error_of, report_of
@@ -442,8 +442,7 @@ class QueryDriver:
 
     def _log(self, level: str, text: str, **where: Any) -> None:
         """Log an event in the life of the query. Any thread."""
-        context, text = {"query": self._name, **where}, " ".join(text.split())  # a line, whatever a cause has
-        _log.log(getattr(logging, level.upper()), "query %s: %s", self._name, text, extra={"context": context})
+        log_event(_log, getattr(logging, level.upper()), self._name, text, **where)
 
     def _answer(self, request_id: int, checkpoint_id: int | None, reason: str) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartO
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.driver.job_plans import job_plan
 from headgate.errors import HeadgateError, OptionError, StoredStateError
-from headgate.event_log import OPTION, configure
+from headgate.event_log import OPTION, configure, log_event
 from headgate.graph.query_options import autoscaler_options, restart_options
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.monitor.endpoint import of_process
@@ -122,6 +122,11 @@ class ContinuousQuery:
     def name(self) -> str | None:
         """The name given by ``queryName``; None: none was given."""
         return self._definition.name
+
+    @property
+    def _shown_name(self) -> str:
+        """What logs and Spark's UI call it."""
+        return self.name or self._id[:8]
 
     @property
     def isActive(self) -> bool:
@@ -406,7 +411,7 @@ class ContinuousQuery:
             return
         self._autoscaler = QueryAutoscaler(
             self,
-            self.name or self._id[:8],
+            self._shown_name,
             options,
             splits_bound(definition),
             partial(most_slots, self._spark, definition),
@@ -441,10 +446,10 @@ class ContinuousQuery:
             on_progress=progress.take,
         )
         came_from = "no checkpoint" if restored is None else f"checkpoint {restored.checkpoint_id}"
-        _log.info(
-            "query %s: Run %d begins from %s, with %d slots; checkpoints are at %s.",
-            definition.name or self._id[:8], ownership.run, came_from, definition.parallelism, self._location,
-            extra={"context": {"query": definition.name or self._id[:8]}},
+        log_event(
+            _log, logging.INFO, self._shown_name,
+            f"Run {ownership.run} begins from {came_from}, with {definition.parallelism} slots; checkpoints are at "
+            f"{self._location}.",
         )  # fmt: skip
         driver.start()
         with self._state_changed:
@@ -462,9 +467,7 @@ class ContinuousQuery:
             return
         self._endpoint = of_process.serve(self, options["dashboard.host"], options["dashboard.port"])
         if self._endpoint is not None:
-            name = self.name or self._id[:8]
-            context = {"context": {"query": name}}
-            _log.info("query %s: Its dashboard is at %s", name, self._endpoint.url, extra=context)
+            log_event(_log, logging.INFO, self._shown_name, f"Its dashboard is at {self._endpoint.url}")
 
     def _newest(self) -> Manifest | None:
         newest = self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
@@ -512,7 +515,7 @@ class ContinuousQuery:
             port=transport.port,
             options=_job_options(self._definition),
             description=job_description(
-                self.name or self._id[:8], self._id, self._run_id, None if endpoint is None else endpoint.url
+                self._shown_name, self._id, self._run_id, None if endpoint is None else endpoint.url
             ),
         )
 
