@@ -137,6 +137,7 @@ def test_state_of_windows_and_what_was_emitted_are_all_rows_that_were_read(spark
     assert not groups[0] & groups[1], "what was emitted is not there any more"
 
 
+@pytest.mark.spark_since("transform-with-state-rows")
 def test_state_variables_of_a_processor(spark: SparkSession, tmp_path: Path) -> None:
     frame = numbers(spark, rate=5000).selectExpr("value % 10 AS k", "value AS n").groupBy("k")
     frame = frame.transformWithState(Counting(), OUTPUT, "Append", "None")

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxFiles, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
 from headgate.connectors.datagen import DatagenSource
@@ -33,9 +32,13 @@ from headgate.source import (
     SplitReader,
 )
 from headgate.source.simple import SimpleSource
+from headgate.spark.compatibility import supports
 from headgate.spark.datasource import StreamReader
 from headgate.spark.registration import data_source_for
 from headgate.testing import VirtualClock
+
+if supports("read-limits"):
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxFiles, ReadMaxRows
 
 COLUMNS = StructType([StructField("n", LongType())])
 ROWS = pa.schema([("n", pa.int64())])
@@ -63,6 +66,7 @@ def planned(reader: StreamReader, limit: ReadLimit) -> int:
 # -- 2: what does not fit into an offset -------------------------------------------------------------------------
 
 
+@pytest.mark.spark_since("read-limits")
 def test_a_batch_holds_a_thousand_files_unless_there_is_a_place_for_more(tmp_path: Path) -> None:
     """The plan stands in the offset, which must stay small where ``stateLocation`` is not set."""
     options = folder_of(tmp_path, 1001)
@@ -132,7 +136,7 @@ def test_finding_our_formats_loads_nothing_but_spark_and_the_standard_library() 
     """A shim that fails to import, for want of some client, would hide every format there is."""
     program = """
 import sys
-import pyspark.sql.datasource, pyspark.sql.streaming.datasource
+import pyspark.sql.datasource, pyspark.sql.streaming
 before = set(sys.modules)
 from importlib import import_module
 names = ["pyspark_headgate_" + name for name in ("datagen", "files", "kafka", "kinesis")]
@@ -177,12 +181,15 @@ def test_making_and_sending_readers_calls_nothing_of_the_source() -> None:
     for _ in range(3):
         assert stream.initialOffset() == INITIAL
         assert source.streamReader(COLUMNS).initialOffset() == INITIAL
-    assert stream.getDefaultReadLimit() == ReadAllAvailable()
+    arguments: tuple[Any, ...] = ()
+    if supports("read-limits"):
+        assert stream.getDefaultReadLimit() == ReadAllAvailable()
+        arguments = (stream.initialOffset(), ReadAllAvailable())
     stream.stop()
     with pytest.raises(UserFunctionError, match="the system is down"):
         batch.partitions()
     with pytest.raises(UserFunctionError, match="the system is down"):
-        stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+        stream.latestOffset(*arguments)
 
 
 @pytest.mark.parametrize("options", [{}, {"path": "x", "fileFormat": "csv", "hedaer": "true"}])
@@ -276,7 +283,7 @@ def test_a_later_batch_that_does_not_fit_is_an_error_and_never_reaches_spark(bad
 
 # -- 10: one built-in limit at a time ----------------------------------------------------------------------------
 
-HANDED_BACK = [ReadMaxFiles(10_000), ReadMaxBytes(10**9), ReadMaxRows(10**9)]
+HANDED_BACK = [ReadMaxFiles(10_000), ReadMaxBytes(10**9), ReadMaxRows(10**9)] if supports("read-limits") else []
 
 
 @pytest.mark.parametrize(
@@ -290,6 +297,7 @@ HANDED_BACK = [ReadMaxFiles(10_000), ReadMaxBytes(10**9), ReadMaxRows(10**9)]
     ids=["files", "bytes", "rows", "rows alone"],
 )
 @pytest.mark.parametrize("available_now", [False, True], ids=["running", "available now"])
+@pytest.mark.spark_since("read-limits")
 def test_the_smallest_of_all_limits_counts_whichever_spark_hands_back(
     limits: dict[str, str], files: int, available_now: bool, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_json_has_the_fields_of_sparks_structured_logs(stream: io.StringIO) -> N
     assert failure["exception"]["stacktrace"][-1]["method"] == "test_json_has_the_fields_of_sparks_structured_logs"
 
 
+@pytest.mark.spark_since("log-context")
 def test_pysparks_own_formatter_finds_the_context(stream: io.StringIO) -> None:
     from pyspark.logger.logger import JSONFormatter
 

@@ -80,6 +80,11 @@ FEATURES: dict[str, Feature] = {
         "Inferring the type of ORC's instants with Spark's own format",
         "Spark fails. headgate.files reads them.",
     ),
+    "log-context": Feature(
+        (4, 1),
+        "The query, slot and subtask of an event in JSON that PySpark's own formatter makes",
+        "It leaves them out. headgate's own, log.structuredLogging.enabled, has them.",
+    ),
     "time-type": Feature((4, 1), "The type time, and current_time", "Spark does not have the type."),
     "read-limits": Feature(
         (4, 2),
