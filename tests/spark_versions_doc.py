@@ -10,8 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from headgate.spark.compatibility import FEATURES, NEWEST, OLDEST
+from headgate.spark.compatibility import FEATURES
+from headgate.versions import NEWEST_SPARK, OLDEST_SPARK
 
+OLDEST, NEWEST = (".".join(map(str, each)) for each in (OLDEST_SPARK, NEWEST_SPARK))
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs/spark-versions.md"
 
@@ -20,8 +22,8 @@ OPENING = f"""# Versions of Spark
 `./run docs` makes this page of `headgate.spark.compatibility` and of the tests' marks: do not edit it. A test fails
 when it is out of date.
 
-Headgate runs on PySpark {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, with Java 17 or 21. Its other documents
-describe Spark {NEWEST[0]}.{NEWEST[1]}. Asking an older version for what it cannot do is an error that names the first
+Headgate runs on PySpark {OLDEST} to {NEWEST}, with Java 17 or 21. Its other documents
+describe Spark {NEWEST}. Asking an older version for what it cannot do is an error that names the first
 version that can, unless the last column says otherwise.
 
 | since Spark | feature | what it is | before |

@@ -13,6 +13,9 @@ import msgspec
 from headgate.errors import DeploymentError
 
 __version__ = "0.5.0"
+OLDEST_SPARK = (4, 0)
+NEWEST_SPARK = (4, 3)
+"""The versions of Spark that the tests run on, from the first to the last."""
 
 
 class Versions(msgspec.Struct, frozen=True):

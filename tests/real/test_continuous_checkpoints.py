@@ -289,6 +289,14 @@ def test_a_start_in_another_process_takes_a_location_over(spark: SparkSession, p
 def test_a_savepoint_that_is_not_there(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     with pytest.raises(StoredStateError, match=r"There is no savepoint in .*nowhere"):
         place.writer(numbers(spark)).start(fromSavepoint=str(tmp_path / "nowhere"))
+    with pytest.raises(OptionError, match="The option 'fromSavepoint' is 'nope://x/1'"):
+        place.writer(numbers(spark)).start(fromSavepoint="nope://x/1")
+    query = place.writer(numbers(spark)).start()
+    for call in (query.savepoint, query.stop):
+        with pytest.raises(OptionError, match="The option 'savepoint' is 'nope://x/1'"):
+            call("nope://x/1")
+    assert query.isActive
+    query.stop()
 
 
 def test_a_query_that_has_ended_takes_no_checkpoint(spark: SparkSession, place: Place) -> None:

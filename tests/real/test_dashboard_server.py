@@ -233,11 +233,13 @@ def test_all_queries_of_a_process_have_one_endpoint(no_endpoint: None, caplog: p
     rides, flights = RecordedQuery("rides"), RecordedQuery("flights")
     one, same = of_process.serve(rides, "127.0.0.1", 0), of_process.serve(flights, "127.0.0.1", 0)
     assert one is not None and one is same
+    assert of_process.serve(RecordedQuery("by default"), "127.0.0.1", 4050, asked=False) is one
+    assert not caplog.text
     assert of_process.serve(RecordedQuery("more"), "127.0.0.1", 4051) is one
     assert "where that of the process's first query is, not at 127.0.0.1:4051" in caplog.text
     of_process.leave(rides)
     _, _, listed = ask(one, "/api/queries")
-    assert [each["name"] for each in json.loads(listed)] == ["more", "flights", "rides"]
+    assert [each["name"] for each in json.loads(listed)] == ["more", "by default", "flights", "rides"]
 
 
 def test_an_address_of_another_machine_is_a_warning_not_a_failure(

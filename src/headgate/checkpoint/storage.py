@@ -82,11 +82,13 @@ class CheckpointStorage:
         A folder, as a path or a URI that pyarrow opens. It need not exist.
     store
         The files under it, where the caller has opened them.
+    option
+        What the user calls the location, for errors.
     """
 
-    def __init__(self, location: str, store: FileStore | None = None) -> None:
+    def __init__(self, location: str, store: FileStore | None = None, *, option: str = "checkpointLocation") -> None:
         self.location = location
-        self.store = store or open_store(location)
+        self.store = store or open_store(location, option)
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._named: dict[int, frozenset[str]] = {}  # the files that manifests name, by checkpoint

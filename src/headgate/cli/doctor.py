@@ -24,7 +24,7 @@ from typing import Literal
 import typer
 
 from headgate.cli.app import BAD, AsJson, bytes_text, epilog, time_text, write_json, write_lines
-from headgate.versions import __version__
+from headgate.versions import NEWEST_SPARK, OLDEST_SPARK, __version__
 
 EXAMPLES = epilog(
     """
@@ -132,8 +132,14 @@ def _spark(_: dict[str, str]) -> Iterator[Finding]:
     if version == "-":
         fix = "pip install pyspark, the version that your cluster has."
         yield Finding("PySpark", "problem", "not installed", fix)
-    elif version.split(".")[0] != "4":
+        return
+    oldest, newest = (".".join(map(str, each)) for each in (OLDEST_SPARK, NEWEST_SPARK))
+    release = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    if version.split(".")[0] != "4":
         yield Finding("PySpark", "problem", f"{version}; Headgate needs PySpark 4", "pip install 'pyspark>=4,<5'")
+    elif not OLDEST_SPARK <= release <= NEWEST_SPARK:
+        fix = f"Headgate is tested with Spark {oldest} to {newest}: take one of those if something fails."
+        yield Finding("PySpark", "warning", version, fix)
     else:
         yield Finding("PySpark", "ok", version)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import typer
+
 from headgate.cli.app import RefusedError, UnreachableError
 from headgate.errors import HeadgateError, OptionError
 
@@ -97,7 +99,7 @@ def endpoints() -> list[Endpoint]:
 
 
 def queries() -> list[RunningQuery]:
-    """Return all running queries.
+    """Return all running queries; a driver process that does not answer is named on standard error.
 
     Raises
     ------
@@ -119,6 +121,8 @@ def queries() -> list[RunningQuery]:
         )
     if errors and not found:
         raise errors[0]
+    for each in errors:
+        typer.echo(f"warning: {each.message}", err=True)
     return found
 
 

@@ -32,7 +32,8 @@ app = command_group(
     """,
 )
 Query = Annotated[
-    str | None, typer.Argument(help="Its name, its id or the beginning of that; not needed if only one runs.")
+    str | None,
+    typer.Argument(metavar="QUERY", help="Its name, its id or the beginning of that; not needed if only one runs."),
 ]
 
 

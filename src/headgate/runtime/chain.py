@@ -225,10 +225,10 @@ class StageChain:
         longest_trial_ms = min(LONGEST_TRIAL_MS, definition.options["task.stuck.timeout"] / 4)
         self._slices = {
             uid: SliceController(longest_trial_ms=longest_trial_ms)
-            for uid in (*self._operators, *self._outputs, SINK_UID)
+            for uid in (*self._operators, *self._outputs, *([SINK_UID] if self._stage.has_sink else []))
         }
         self._after = {uid: {each: self._fed_by(each) for each in self._feeds[uid]} for uid in self._stage.inputs}
-        self._figures = {uid: OperatorFigures() for uid in (*self._operators, *self._outputs, SINK_UID)}
+        self._figures = {uid: OperatorFigures() for uid in self._slices}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
         self._opened: list[Operator] = []

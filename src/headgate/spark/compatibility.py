@@ -47,10 +47,6 @@ class Feature(NamedTuple):
     before: str
 
 
-OLDEST = (4, 0)
-NEWEST = (4, 3)
-"""The versions that the tests run on, from the first to the last."""
-
 FEATURES: dict[str, Feature] = {
     "stream-arrow-writer": Feature(
         (4, 1),

@@ -45,6 +45,11 @@ def test_what_needs_no_state_imports_neither_arrow_nor_spark(tmp_path: Path, mon
     assert imported("query", "list") == "3 []"
 
 
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "headgate", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"headgate {__version__}\n"
+
+
 def test_no_command_imports_spark(tmp_path: Path) -> None:
     location = stored_query(tmp_path)
     for arguments in (

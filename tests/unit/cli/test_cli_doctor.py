@@ -61,6 +61,15 @@ def test_the_python_of_workers_is_this_one(tmp_path: Path) -> None:
     assert unset.state == "problem" and str(other) in unset.text, "without it Spark starts python3"
 
 
+@pytest.mark.parametrize(
+    ("version", "state"), [("3.5.4", "problem"), ("4.0.5", "ok"), ("4.3.0.dev1", "ok"), ("4.9.0", "warning")]
+)
+def test_spark_by_its_version(monkeypatch: pytest.MonkeyPatch, version: str, state: str) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    finding = found("PySpark")
+    assert finding.state == state and version in finding.text and bool(finding.fix) == (state != "ok")
+
+
 def test_another_spark_in_spark_home(tmp_path: Path) -> None:
     assert found("SPARK_HOME").state == "ok"
     assert "has no jars" in found("SPARK_HOME", SPARK_HOME=str(tmp_path)).text

@@ -95,6 +95,14 @@ def test_queries_are_listed_with_where_they_are(served: Served) -> None:
     assert "rides" in run("query", "list").output
 
 
+def test_an_endpoint_that_does_not_answer_is_named_beside_those_that_do(served: Served, home: Path) -> None:
+    silent = Served(home)
+    silent.close()
+    result = run("query", "list", "--json")
+    assert [each["url"] for each in json.loads(result.stdout)] == [served.url]
+    assert result.exit_code == 0 and silent.url in result.stderr
+
+
 def test_the_status_says_why(served: Served) -> None:
     assert run_json("query", "status") == SNAPSHOT
     text = run("query", "status", "rides").output

@@ -8,6 +8,7 @@ from typing import Any
 from headgate.connectors.kafka.split import SPLIT_SERIALIZER, KafkaSplit
 from headgate.coordinator.job.job_status import JobStatus, SlotInfo, SourceInfo
 from headgate.coordinator.job.scheduler import SubtaskStatus
+from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.monitor.diagnosis import why
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
 from headgate.monitor.recent_events import CheckpointEvent, RecentEvents, RestartEvent
@@ -56,7 +57,10 @@ SHAPE = QueryShape(
 def status(state: str = "running", parallelism: int = 2, **fields: Any) -> JobStatus:
     return JobStatus(
         state=state,
-        slots=tuple(SlotInfo(slot, "registered", 1, "host-a", 100 + slot, "0") for slot in range(parallelism)),
+        slots=tuple(
+            SlotInfo(slot, "registered", 3 << ATTEMPT_BITS | 1, "host-a", 100 + slot, "0")
+            for slot in range(parallelism)
+        ),
         subtasks=tuple(
             SubtaskStatus(SubtaskId(stage, slot), "running", 1) for stage in range(2) for slot in range(parallelism)
         ),
@@ -127,6 +131,7 @@ def test_it_is_json_and_has_the_keys_that_others_read() -> None:
         "lateRows", "helperJvm", "autoscaler",
     ]  # fmt: skip
     assert (made["timestamp"], made["parallelism"]) == ("2025-11-21T21:20:00.000Z", 2)
+    assert [each["attempt"] for each in made["slots"]] == [1, 1], "as Spark counts them, though it is the third job"
 
 
 def test_rates_and_shares_are_of_the_last_seconds() -> None:

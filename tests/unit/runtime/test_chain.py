@@ -412,6 +412,11 @@ def test_figures() -> None:
     assert (figures.operators["numbers.1.filter"].rows_in, figures.operators["numbers.1.filter"].rows_out) == (3, 2)
 
 
+def test_a_stage_without_a_sink_has_no_figures_of_one() -> None:
+    chain, _ = chain_of(source().then(Exchange(NUMBERS, "rebalance")).named("exchange"), stage=0)
+    assert "sink" not in chain.figures().busy_ms and "sink" not in chain.figures().rows_out
+
+
 def test_a_watermark_arrives_after_the_rows_before_it() -> None:
     chain, sink = chain_of(source())
     chain.input("numbers").on_active()

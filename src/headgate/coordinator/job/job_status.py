@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.coordinator.job.scheduler import SubtaskStatus
+from headgate.coordinator.slots.slots import ATTEMPT_BITS
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -18,7 +19,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
-    """A slot for people: ``state`` as in `slots`, and what its newest attempt reported of itself."""
+    """A slot: ``state`` as in `slots`, and what its newest attempt reported of itself."""
 
     slot: int
     state: str
@@ -26,6 +27,12 @@ class SlotInfo(msgspec.Struct, frozen=True):
     host: str
     pid: int
     executor: str
+
+    @property
+    def shown(self) -> SlotInfo:
+        """The same for people: ``attempt`` is the number that Spark shows, from 0 in each job."""
+        attempt = None if self.attempt is None else self.attempt % (1 << ATTEMPT_BITS)
+        return msgspec.structs.replace(self, attempt=attempt)
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

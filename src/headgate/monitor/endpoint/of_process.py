@@ -128,7 +128,7 @@ _lock = threading.Lock()
 _endpoint: Endpoint | None = None  # guarded by _lock
 
 
-def serve(query: ServedQuery, host: str, port: int) -> Endpoint | None:
+def serve(query: ServedQuery, host: str, port: int, *, asked: bool = True) -> Endpoint | None:
     """Serve a query at this process's endpoint, and return that; None: it could not be opened.
 
     Parameters
@@ -136,7 +136,9 @@ def serve(query: ServedQuery, host: str, port: int) -> Endpoint | None:
     query
         What to serve, until `leave`.
     host, port
-        Where the endpoint listens. It is where the first query of the process asked for it: others' wishes are logged.
+        Where the endpoint listens. It is where the first query of the process asked for it.
+    asked
+        Whether the user named host or port: what is not heeded then is logged.
     """
     global _endpoint
     with _lock:
@@ -146,7 +148,7 @@ def serve(query: ServedQuery, host: str, port: int) -> Endpoint | None:
             except (TransportError, OSError) as failed:
                 _log.warning("there is no dashboard of the query %s: %s", query.name or query.id, failed)
                 return None
-        elif (_endpoint.host, _endpoint.asked_port) != (host, port):
+        elif asked and (_endpoint.host, _endpoint.asked_port) != (host, port):
             _log.warning(
                 "the dashboard of the query %s is at %s, where that of the process's first query is, not at %s:%d",
                 query.name or query.id, _endpoint.url, host, port,

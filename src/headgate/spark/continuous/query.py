@@ -25,6 +25,7 @@ from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job.job_plan import JobOptions
+from headgate.coordinator.job.job_status import JobStatus
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.driver.job_plans import job_plan
@@ -465,7 +466,8 @@ class ContinuousQuery:
         options = self._definition.options
         if self._endpoint is not None or not options["dashboard.enabled"]:
             return
-        self._endpoint = of_process.serve(self, options["dashboard.host"], options["dashboard.port"])
+        asked = options.is_set("dashboard.host") or options.is_set("dashboard.port")
+        self._endpoint = of_process.serve(self, options["dashboard.host"], options["dashboard.port"], asked=asked)
         if self._endpoint is not None:
             log_event(_log, logging.INFO, self._shown_name, f"Its dashboard is at {self._endpoint.url}")
 
@@ -473,7 +475,7 @@ class ContinuousQuery:
         newest = self._storage.load_newest(fall_back=bool(self._definition.options["ignoreCorruptCheckpoints"]))
         if self._definition.from_savepoint is None:
             return newest
-        savepoint = CheckpointStorage(self._definition.from_savepoint).load_savepoint()
+        savepoint = CheckpointStorage(self._definition.from_savepoint, option="fromSavepoint").load_savepoint()
         is_older = newest is None or (
             newest.query_id == savepoint.query_id
             and (newest.run, newest.checkpoint_id) < (savepoint.run, savepoint.checkpoint_id)
@@ -600,7 +602,7 @@ class ContinuousQuery:
 
 def _check_empty(folder: str) -> None:
     """Refuse a folder that holds a savepoint already, before anything of the query stops for it."""
-    if CheckpointStorage(folder).holds_savepoint():
+    if CheckpointStorage(folder, option="savepoint").holds_savepoint():
         raise StoredStateError(
             f"There is a savepoint already in {folder!r}, which is never overwritten. Give another folder, or delete "
             "what is in this one.",
@@ -654,6 +656,7 @@ def _restart_options(definition: QueryDefinition) -> RestartOptions:
     return msgspec.structs.replace(restart, reset_backoff_threshold_ms=threshold_ms)
 
 
-def _plain(status: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(status)
+def _plain(status: JobStatus) -> dict[str, Any]:
+    shown = msgspec.structs.replace(status, slots=tuple(each.shown for each in status.slots))
+    plain: dict[str, Any] = msgspec.to_builtins(shown)
     return plain
