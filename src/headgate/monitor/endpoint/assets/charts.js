@@ -135,7 +135,7 @@ export class Watermarks {
       });
       attr(line, "d", d);
     });
-    const tags = [slow && ["slow", slow], fast && ["fast", fast]].filter(Boolean);
+    const tags = [slow && ["slow", slow], fast && fast.value > slow.value && ["fast", fast]].filter(Boolean);
     sync(this.tags, tags, ([kind]) => kind, ([kind]) => svg(`text.tag.${kind}`, { "text-anchor": "end" }), (tag, [kind, each]) => {
       attr(tag, "x", room - right - 3);
       attr(tag, "y", kind === "slow" ? Math.min(high - bottom - 5, y(each.value) + 16).toFixed(1) : Math.max(top + 9, y(each.value) - 7).toFixed(1));

@@ -39,7 +39,8 @@ export function duration(ms) {
   if (minutes < 60) return `${sign}${minutes} min ${String(Math.floor(seconds % 60)).padStart(2, "0")} s`;
   const hours = Math.floor(minutes / 60);
   if (hours < 48) return `${sign}${hours} h ${String(minutes % 60).padStart(2, "0")} min`;
-  return `${sign}${whole(Math.floor(hours / 24))} d ${hours % 24} h`;
+  const days = Math.floor(hours / 24);
+  return `${sign}${whole(days)} d${days < 100 ? ` ${hours % 24} h` : ""}`;
 }
 
 /** The same, in whole seconds: for what counts on in front of the reader. */

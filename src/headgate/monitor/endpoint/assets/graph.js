@@ -89,13 +89,12 @@ function lines(node) {
   }
   const { stage, name, rowsInPerSecond, rowsOutPerSecond } = node.stage;
   const rates = [[rowsInPerSecond, "in"], [rowsOutPerSecond, "out"]].filter(([rate]) => rate != null).map(([rate, way], index) => `${short(rate)} ${index ? "" : "rows/s "}${way}`);
-  const [first, ...others] = times(node.stage);
-  const wide = room > 205;
+  const [busy, pressed, idle] = times(node.stage);
   return [
     ["title", fit(`${stage}  ${(name || "stage").replaceAll(" -> ", ", ")}`, room, 7.4)],
     ["big", fit(rates.join(", "), room)],
-    ["soft", [first, ...(wide ? others.slice(0, 1) : [])].filter(Boolean).join(", ") || "no figures yet"],
-    ["soft", fit(others.slice(wide ? 1 : 0).join(", "), room)],
+    ["soft", fit([busy, idle].filter(Boolean).join(", "), room) || "no figures yet"],
+    ["soft", fit(pressed ?? "", room)],
   ];
 }
 
