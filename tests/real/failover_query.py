@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from running_queries import happens
 
 import headgate
 from headgate.spark.continuous.query import ContinuousQuery
@@ -82,15 +83,6 @@ class Stamp:
             yield pa.record_batch({"split": batch["split"], "n": batch["n"]} | stamps)
 
 
-def happens(path: Path) -> bool:
-    """Return whether the file was there, and take it away."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
 class Running:
     """A query of two slots over `Numbers` into memory, and what the scenarios look at."""
 
@@ -145,9 +137,10 @@ class Running:
         """Return the process of a slot."""
         return int(self.query.status["slots"][slot]["pid"])
 
-    def attempt(self, slot: int) -> int:
-        """Return the attempt of a slot that counts."""
-        return int(self.query.status["slots"][slot]["attempt"])
+    def attempt(self, slot: int) -> tuple[int, int]:
+        """Return the job and the attempt of a slot that counts."""
+        status = self.query.status["slots"][slot]
+        return status["job"], status["attempt"]
 
     def executions(self) -> list[int]:
         """Return how often each subtask was deployed."""

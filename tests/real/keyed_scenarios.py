@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from running_queries import happens
 
 import headgate
 from headgate.checkpoint.manifest import Manifest
@@ -62,15 +63,6 @@ class Slowly:
                 time.sleep(self.row_ms / 1000 * batch.num_rows)
             pids = pa.array([os.getpid()] * batch.num_rows, pa.int64())
             yield pa.RecordBatch.from_arrays([batch["n"], pids], names=["n", "pid"])
-
-
-def happens(path: Path) -> bool:
-    """Return whether the file was there, and take it away."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def numbers(spark: SparkSession, rows: int) -> DataFrame:

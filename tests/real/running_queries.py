@@ -64,6 +64,15 @@ def held_numbers(spark: SparkSession, may_end: Path, *, rows: int) -> DataFrame:
     return spark.read.format(Held.name).option("mayEnd", str(may_end)).option("rows", rows).load()
 
 
+def happens(path: Path) -> bool:
+    """Return whether a file was there, and take it away: of several subtasks that look one finds it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def wait_until(condition: Callable[[], Any], query: headgate.ContinuousQuery | None = None) -> Any:
     """Wait for a condition and return its value; raise the query's error if it ends before."""
     deadline = time.monotonic() + PATIENCE_S

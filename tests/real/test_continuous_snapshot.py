@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import headgate
 from tests.real.aligned_rows import DRIFT_S, AlignedRows, Rows, most, settle
-from tests.real.running_queries import is_running, numbers, stop_all, wait_until, written
+from tests.real.running_queries import happens, is_running, numbers, stop_all, wait_until, written
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -42,8 +42,7 @@ class RaisesOnce:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if self.path.exists():
-                self.path.unlink()
+            if happens(self.path):
                 raise ValueError("a row that I do not like")
             yield batch
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import headgate
 from headgate.errors import UnsupportedOperationError
-from tests.real.running_queries import PATIENCE_S, is_running, stop_all, wait_until
+from tests.real.running_queries import PATIENCE_S, happens, is_running, stop_all, wait_until
 from tests.real.test_continuous_dataframe import finished, generated, in_order
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -175,8 +175,7 @@ def test_rows_under_way_are_joined_once_through_kills_and_rescales(
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if (tmp_path / "raise").exists():
-                (tmp_path / "raise").unlink()
+            if happens(tmp_path / "raise"):
                 raise RuntimeError("once")
             if not (tmp_path / "hurry").exists():
                 time.sleep(0.002 * batch.num_rows)

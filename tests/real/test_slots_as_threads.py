@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.streaming import StatefulProcessor
-from running_queries import PATIENCE_S, held_numbers, read_values, wait_until, written
+from running_queries import PATIENCE_S, happens, held_numbers, read_values, wait_until, written
 
 import headgate
 from tests.spark_java import SparkJava
@@ -78,18 +78,11 @@ class Moody:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             type(self).calls += 1
-            if self._happens("raises"):
+            if happens(self.folder / "raises"):
                 raise ValueError("a number that I do not like")
-            if self._happens("waits"):
+            if happens(self.folder / "waits"):
                 wait_until((self.folder / "waited enough").exists)
             yield pa.record_batch({"value": pa.array([each + self.added for each in batch["value"].to_pylist()])})
-
-    def _happens(self, name: str) -> bool:
-        try:
-            (self.folder / name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
 
 
 def start(
@@ -132,7 +125,7 @@ def test_a_function_that_hangs(spark: SparkSession, tmp_path: Path) -> None:
     query = start(spark, tmp_path, 4000, "threads", **{"task.stuck.timeout": "3 seconds"})
     wait_until(lambda: query.status["rowsOut"], query)
     (tmp_path / "waits").touch()
-    wait_until(lambda: min(slot["attempt"] for slot in query.status["slots"]) >= 1 << 16, query)
+    wait_until(lambda: min(slot["job"] for slot in query.status["slots"]) >= 1, query)
     wait_until(lambda: query.status["message"] == "running", query)
     assert_ends_with_all_rows(spark, query, tmp_path, 4000)
     assert slot_jobs(spark, query) == []

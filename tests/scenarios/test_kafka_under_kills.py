@@ -209,8 +209,9 @@ def test_a_stream_whose_workers_are_killed_writes_each_value_once(
         return sink.trigger(availableNow=True).start()
 
     query = start(20)
-    # The other one: of a worker that Spark had asked for, and that has not registered yet.
-    with pytest.raises(StreamingQueryException, match=r"Python worker|SocketAuthHelper\.authToServer"):
+    # The other two: of a worker that Spark had asked for, and that has not registered yet, or was not even there.
+    gone = r"Python worker|SocketAuthHelper\.authToServer|PythonWorkerFactory\.createWorker"
+    with pytest.raises(StreamingQueryException, match=gone):
         while query.isActive:
             for process in workers(spark, imported) if (tmp_path / "checkpoint" / "offsets" / "1").exists() else ():
                 with contextlib.suppress(ProcessLookupError):

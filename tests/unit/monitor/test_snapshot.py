@@ -131,7 +131,7 @@ def test_it_is_json_and_has_the_keys_that_others_read() -> None:
         "lateRows", "helperJvm", "autoscaler",
     ]  # fmt: skip
     assert (made["timestamp"], made["parallelism"]) == ("2025-11-21T21:20:00.000Z", 2)
-    assert [each["attempt"] for each in made["slots"]] == [1, 1], "as Spark counts them, though it is the third job"
+    assert [(each["job"], each["attempt"]) for each in made["slots"]] == [(3, 1), (3, 1)]
 
 
 def test_rates_and_shares_are_of_the_last_seconds() -> None:

@@ -27,12 +27,15 @@ class SlotInfo(msgspec.Struct, frozen=True):
     host: str
     pid: int
     executor: str
+    job: int | None = None
 
     @property
     def shown(self) -> SlotInfo:
-        """The same for people: ``attempt`` is the number that Spark shows, from 0 in each job."""
-        attempt = None if self.attempt is None else self.attempt % (1 << ATTEMPT_BITS)
-        return msgspec.structs.replace(self, attempt=attempt)
+        """The same for people: ``attempt`` is Spark's number of it in the ``job``, of which there may be several."""
+        if self.attempt is None:
+            return self
+        job, attempt = divmod(self.attempt, 1 << ATTEMPT_BITS)
+        return msgspec.structs.replace(self, attempt=attempt, job=job)
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
