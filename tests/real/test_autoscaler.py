@@ -45,15 +45,9 @@ def nothing_runs_on() -> Iterator[None]:
     stop_all()
 
 
-def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def slow(batches: Iterator[pa.RecordBatch], row_s: float = ROW_S) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        time.sleep(ROW_S * batch.num_rows)
-        yield batch
-
-
-def slower(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        time.sleep(SLOWER * ROW_S * batch.num_rows)
+        time.sleep(row_s * batch.num_rows)
         yield batch
 
 
@@ -122,7 +116,7 @@ def test_parallelism_follows_a_load_that_doubles_and_halves(
     spark: SparkSession, kafka: Broker, topic_name: str
 ) -> None:
     create_topic(kafka.plain, topic_name, 8)
-    frame = read(spark, kafka, topic_name).mapInArrow(slower, "value long")
+    frame = read(spark, kafka, topic_name).mapInArrow(lambda batches: slow(batches, SLOWER * ROW_S), "value long")
     bounds = {"parallelism.min": "1", "parallelism.max": "4"}
     query = written(frame, parallelism=1, slots="threads", **SOON, **bounds).start()
     with Load(kafka, topic_name).of(25) as load:

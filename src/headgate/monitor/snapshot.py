@@ -394,7 +394,7 @@ def snapshot_of(
         stages=[_stage(each, subtasks) for each in shape.stages],
         operators=_operators(subtasks, shape.names),
         subtasks=subtasks,
-        slots=[] if status is None else [each.shown for each in status.slots],
+        slots=[] if status is None else list(status.slots),
         sources=list(_sources(identity, status, reporter, measured, times)),
         alignment_groups=_groups(identity, figures, times),
         watermark_ms=known_time_ms(figures.watermark_ms()),

@@ -8,7 +8,6 @@ from typing import Any
 from headgate.connectors.kafka.split import SPLIT_SERIALIZER, KafkaSplit
 from headgate.coordinator.job.job_status import JobStatus, SlotInfo, SourceInfo
 from headgate.coordinator.job.scheduler import SubtaskStatus
-from headgate.coordinator.slots.slots import ATTEMPT_BITS
 from headgate.monitor.diagnosis import why
 from headgate.monitor.progress import CheckpointStatistics, ProgressReporter, QueryIdentity
 from headgate.monitor.recent_events import CheckpointEvent, RecentEvents, RestartEvent
@@ -57,10 +56,7 @@ SHAPE = QueryShape(
 def status(state: str = "running", parallelism: int = 2, **fields: Any) -> JobStatus:
     return JobStatus(
         state=state,
-        slots=tuple(
-            SlotInfo(slot, "registered", 3 << ATTEMPT_BITS | 1, "host-a", 100 + slot, "0")
-            for slot in range(parallelism)
-        ),
+        slots=tuple(SlotInfo(slot, "registered", 3, 1, "host-a", 100 + slot, "0") for slot in range(parallelism)),
         subtasks=tuple(
             SubtaskStatus(SubtaskId(stage, slot), "running", 1) for stage in range(2) for slot in range(parallelism)
         ),
@@ -379,7 +375,7 @@ def test_a_query_that_restarts_over_and_over_says_why_first() -> None:
 
 
 def test_slots_that_do_not_come_are_named() -> None:
-    absent = SlotInfo(1, "expected", None, "", 0, "")
+    absent = SlotInfo(1, "expected", None, None, "", 0, "")
     waiting = status(state="starting")
     made = JobStatus(**{**_fields(waiting), "slots": (waiting.slots[0], absent)})
     assert Query().why(made)[0] == "The query starts and waits for slots that have not come: 1."

@@ -636,7 +636,8 @@ class JobMaster:
     def _slot_info(self, status: slt.SlotStatus) -> SlotInfo:
         stream = self._slots.current(status.slot)
         about = msg.RegisterSlot(host="") if stream is None else stream.about
-        return SlotInfo(status.slot, status.state, status.attempt, about.host, about.pid, about.executor)
+        job_number, attempt = (None, None) if status.attempt is None else slt.job_and_attempt(status.attempt)
+        return SlotInfo(status.slot, status.state, job_number, attempt, about.host, about.pid, about.executor)
 
 
 def _restart(action: sch.ReportFailure) -> job.ShowRestart:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import msgspec
 
 from headgate.coordinator.job.scheduler import SubtaskStatus
-from headgate.coordinator.slots.slots import ATTEMPT_BITS
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -19,23 +18,18 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
-    """A slot: ``state`` as in `slots`, and what its newest attempt reported of itself."""
+    """A slot for people: ``state`` as in `slots`, and what its newest attempt reported of itself.
+
+    ``attempt`` is Spark's number of that in the ``job``, of which there may be several.
+    """
 
     slot: int
     state: str
+    job: int | None
     attempt: int | None
     host: str
     pid: int
     executor: str
-    job: int | None = None
-
-    @property
-    def shown(self) -> SlotInfo:
-        """The same for people: ``attempt`` is Spark's number of it in the ``job``, of which there may be several."""
-        if self.attempt is None:
-            return self
-        job, attempt = divmod(self.attempt, 1 << ATTEMPT_BITS)
-        return msgspec.structs.replace(self, attempt=attempt, job=job)
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

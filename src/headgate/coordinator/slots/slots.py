@@ -17,6 +17,18 @@ from headgate.machine import SAME, Machine, Maybe, Row
 ATTEMPT_BITS = 16
 """An attempt of a slot is ``submission << ATTEMPT_BITS | attempt number of Spark's task``."""
 
+
+def job_and_attempt(attempt: int) -> tuple[int, int]:
+    """Return of an attempt which submission of the job it belongs to, and Spark's number of it there.
+
+    Examples
+    --------
+    >>> job_and_attempt(3 << ATTEMPT_BITS | 1)
+    (3, 1)
+    """
+    return divmod(attempt, 1 << ATTEMPT_BITS)
+
+
 # What happened.
 
 

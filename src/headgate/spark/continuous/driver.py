@@ -37,6 +37,7 @@ from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobOptions, JobPlan
+from headgate.coordinator.slots.slots import job_and_attempt
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.write_ahead_log import WriteAheadLog
 from headgate.driver.alignment_hub import HUB, Membership
@@ -275,9 +276,9 @@ class QueryDriver:
         if not (lost or came) or self._stopping or not self._definition.sink.publishes_on_slots:
             return
         status = self._master.status()
-        if isinstance(event, jm.SlotMessageReceived):
-            known = status.slots[event.envelope.slot].attempt
-            came = known is not None and event.envelope.attempt > known  # else it only connects again
+        if isinstance(event, jm.SlotMessageReceived):  # one that is not newer only connects again
+            known = status.slots[event.envelope.slot]
+            came = known.attempt is not None and job_and_attempt(event.envelope.attempt) > (known.job, known.attempt)
         if (lost or came) and self._error is None and status.state == "ending":
             self._error = SinkError(
                 f"A slot of the query {self._name!r} died after the last checkpoint, before the sink had published all "

@@ -25,7 +25,6 @@ from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job.job_plan import JobOptions
-from headgate.coordinator.job.job_status import JobStatus
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.driver.job_plans import job_plan
@@ -656,7 +655,6 @@ def _restart_options(definition: QueryDefinition) -> RestartOptions:
     return msgspec.structs.replace(restart, reset_backoff_threshold_ms=threshold_ms)
 
 
-def _plain(status: JobStatus) -> dict[str, Any]:
-    shown = msgspec.structs.replace(status, slots=tuple(each.shown for each in status.slots))
-    plain: dict[str, Any] = msgspec.to_builtins(shown)
+def _plain(status: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(status)
     return plain
