@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
     "headgate", "headgate.source", "headgate.source.simple", "headgate.readers", "headgate.assigners", "headgate.sink",
-    "headgate.errors", "headgate.testing",
+    "headgate.errors", "headgate.testing", "headgate.testing.conformance",
 )  # fmt: skip
 """The modules that programs and connectors import: each is a page of the reference."""
 _CODE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)

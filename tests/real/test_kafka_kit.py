@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from headgate.connectors.kafka import split_reader
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.testing import ALL_CHECKS
+from headgate.testing.conformance import conformance_test
 from local.kafka import Broker
 from local.topics import Message, create_topic, produce
 
@@ -21,9 +19,13 @@ def three(kafka: Broker) -> str:
     return topic
 
 
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
-def test_kafka_keeps(check: Callable[..., None], kafka: Broker, three: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_FIRST_ROWS", "MOST_ROWS"):  # few records a fetch, so that there are many places to restore at
+@pytest.fixture(autouse=True)
+def few_records_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be many places to restore at."""
+    for name in ("_FIRST_ROWS", "MOST_ROWS"):
         monkeypatch.setattr(split_reader, name, 4)
-    options = {"kafka.bootstrap.servers": kafka.plain, "subscribe": three}
-    check(lambda: KafkaSource(options), schema=KafkaSource(options).schema())
+
+
+test_kafka_keeps = conformance_test(
+    lambda kafka, three: KafkaSource({"kafka.bootstrap.servers": kafka.plain, "subscribe": three})
+)

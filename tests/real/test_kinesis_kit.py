@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pyarrow as pa
 import pytest
 
@@ -11,7 +9,8 @@ from headgate.connectors.kinesis.source import KinesisSource
 from headgate.microbatch.planner import plan_batch
 from headgate.microbatch.task import read_splits
 from headgate.source import Boundedness
-from headgate.testing import ALL_CHECKS, SourceHarness, assert_same_rows
+from headgate.testing import SourceHarness, assert_same_rows
+from headgate.testing.conformance import conformance_test
 from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer, Stream
 
 SCHEMA = pa.schema({"shardId": pa.string(), "data": pa.binary()})
@@ -47,9 +46,7 @@ def resharded(aws: MotoServer) -> Stream:
     return stream
 
 
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
-def test_kinesis_keeps(check: Callable[..., None], aws: MotoServer, resharded: Stream) -> None:
-    check(lambda: SmallCalls(options(aws, resharded.name)), schema=SCHEMA)
+test_kinesis_keeps = conformance_test(lambda aws, resharded: SmallCalls(options(aws, resharded.name)), schema=SCHEMA)
 
 
 def test_all_of_a_resharded_stream_is_read(aws: MotoServer, resharded: Stream) -> None:

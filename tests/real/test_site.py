@@ -61,7 +61,8 @@ def test_the_navigation_is_that_of_the_index() -> None:
         ("headgate.readers", ["SequentialReader", "MultithreadedReader"]),
         ("headgate.sink", ["Sink", "SinkCommitter.commit"]),
         ("headgate.errors", ["HeadgateError", "DataLossError"]),
-        ("headgate.testing", ["check_source", "SourceHarness"]),
+        ("headgate.testing", ["SourceHarness"]),
+        ("headgate.testing.conformance", ["check", "conformance_test", "Report.require"]),
     ],
 )
 def test_the_reference_has_the_public_names(site: Path, module: str, names: list[str]) -> None:

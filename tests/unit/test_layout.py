@@ -45,8 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "source", "sink", "assigners", "protocol", "operators", "task", "checkpoint", "coordinator", "graph",
         "transport", "runtime", "driver", "connectors",
     },
-    "testing": {"source", "readers", "connectors", "task"},
-    "cli": {"source", "connectors", "protocol", "operators", "checkpoint", "coordinator", "microbatch"},
+    "testing": {"source", "readers", "connectors", "formats", "task"},
+    "cli": {"source", "connectors", "formats", "protocol", "operators", "checkpoint", "coordinator", "microbatch"},
 }  # fmt: skip
 COMPATIBILITY = ["spark", "compatibility"]
 """What the versions of Spark call what: whoever may import PySpark may import it."""

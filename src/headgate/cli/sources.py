@@ -158,7 +158,7 @@ def _steps(source: Source[Any, Any], ddl: str | None, found: dict[str, Any]) -> 
 
 
 def _columns(source: Source[Any, Any], ddl: str | None) -> pa.Schema:
-    from headgate.cli.ddl import parsed_schema
+    from headgate.formats.ddl import parsed_schema
 
     schema = source.schema() if ddl is None else ddl
     return parsed_schema(schema) if isinstance(schema, str) else schema

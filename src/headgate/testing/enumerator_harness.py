@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.errors import ConnectorContractError
+from headgate.formats.ddl import parsed_schema
 from headgate.source.enumerator import Boundedness, SplitEnumeratorContext
 from headgate.source.events import ReaderInfo, SourceEvent
 from headgate.source.source import Source
@@ -116,7 +117,7 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
     source
         Makes the enumerator.
     schema
-        The columns that are read; None: what ``source.schema()`` says, if that is an Arrow schema.
+        The columns that are read; None: what ``source.schema()`` says.
     boundedness
         How the source is read.
     parallelism
@@ -331,13 +332,10 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
 
 
 def arrow_schema(source: Source[Any, Any], schema: pa.Schema | None) -> pa.Schema:
-    """Return the columns that a harness reads."""
+    """Return the columns that a harness reads: those given, or else those that the source names."""
     if schema is None:
-        schema = source.schema()
-    assert isinstance(schema, pa.Schema), (
-        f"{source.name} describes its columns as text ({schema!r}), which only Spark can read. Give the harness the "
-        "Arrow schema as schema=."
-    )
+        named = source.schema()
+        schema = parsed_schema(named) if isinstance(named, str) else named
     return schema
 
 

@@ -55,7 +55,7 @@ class SourceHarness(Generic[SplitT, StateT]):
     source
         What to run.
     schema
-        The columns that are read; None: what ``source.schema()`` says, if that is an Arrow schema.
+        The columns that are read; None: what ``source.schema()`` says.
     boundedness, parallelism
         How it is read, and by how many readers.
     snapshot

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.cli.ddl import parsed_schema
 from headgate.errors import OptionError
+from headgate.formats.ddl import parsed_schema
 from tests.unit.cli.stored_query import run, run_json
 
 OWN = """

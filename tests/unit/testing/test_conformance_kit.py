@@ -1,91 +1,46 @@
-"""The kit passes a correct source, and each of its checks finds the bug that it is for."""
+"""The kit finds nothing in a sound source, and each planted bug by the name of the promise that it breaks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from countable_source import SCHEMA, Numbers
+from planted_bugs import BUGS, Numbers, numbers
 
-import headgate.testing
 from headgate.connectors.datagen import DatagenSource
-from headgate.errors import ConnectorContractError, SourceError
+from headgate.errors import OptionError, SourceError
 from headgate.source import Boundedness
-from headgate.testing import (
-    ALL_CHECKS,
-    ReaderHarness,
-    check_a_failed_readers_splits_are_read_again,
-    check_close_is_quick,
-    check_nobody_assigns_to_a_reader_that_is_gone,
-    check_parallel_readers_read_the_same_rows,
-    check_pausing,
-    check_planned_ranges,
-    check_positions_of_rows,
-    check_restore_at_every_step,
-    check_rows_and_splits_repeat,
-    check_source,
-    check_source_can_be_sent_to_readers,
-    check_splits_finished_before_a_restore_can_come_back,
-    check_threads,
+from headgate.testing import ReaderHarness
+from headgate.testing.conformance import PROMISES, Promise, check, conformance_test
+
+test_a_sound_source_passes = pytest.mark.parametrize("count", [0, 1, 20])(
+    conformance_test(lambda count: numbers(count=str(count)))
+)
+test_generated_data_passes = conformance_test(
+    lambda: DatagenSource({"numRows": "50", "numPartitions": "3", "rowsPerSecond": "1000"})
 )
 
-Check = Callable[..., None]
 
-
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("count", [0, 1, 20])
-def test_a_correct_source_passes(check: Check, count: int) -> None:
-    check(lambda: Numbers({"count": str(count)}))
-
-
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
-def test_generated_data_passes(check: Check) -> None:
-    schema = pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("value", pa.int64())])
-    check(
-        lambda: DatagenSource({"numRows": "50", "numPartitions": "3", "rowsPerSecond": "1000"}),
-        schema=schema,
-    )
-
-
-@pytest.mark.parametrize(
-    ("check", "bug", "error"),
-    [
-        (check_rows_and_splits_repeat, "split ids differ", AssertionError),
-        (check_rows_and_splits_repeat, "other rows each time", AssertionError),
-        (check_rows_and_splits_repeat, "another schema in the second batch", AssertionError),
-        (check_rows_and_splits_repeat, "assigns a split twice", ConnectorContractError),
-        (check_source_can_be_sent_to_readers, "cannot be pickled", TypeError),
-        (check_threads, "work touches the enumerator", AssertionError),
-        (check_parallel_readers_read_the_same_rows, "other rows each time", AssertionError),
-        (check_restore_at_every_step, "position of the last row", AssertionError),
-        (check_restore_at_every_step, "enumerator forgets what is pending", AssertionError),
-        (check_restore_at_every_step, "reader forgets a split", AssertionError),
-        (check_restore_at_every_step, "never ends after a restore", AssertionError),
-        (check_restore_at_every_step, "assigns to a reader that is not there", ConnectorContractError),
-        (check_a_failed_readers_splits_are_read_again, "drops what comes back", AssertionError),
-        (check_nobody_assigns_to_a_reader_that_is_gone, "answers readers that are gone", ConnectorContractError),
-        (check_splits_finished_before_a_restore_can_come_back, "takes back only what it assigned", AssertionError),
-        (check_pausing, "pausing does nothing", AssertionError),
-        (check_pausing, "a pause drops the rest of a batch", AssertionError),
-        (check_positions_of_rows, "position of a row is one off", AssertionError),
-        (check_close_is_quick, "close blocks", AssertionError),
-        (check_planned_ranges, "ranges overlap", AssertionError),
-        (check_planned_ranges, "other rows each time", AssertionError),
-        (check_planned_ranges, "plans nothing", AssertionError),
-    ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_a_check_finds_the_bug_that_it_is_for(
-    check: Check, bug: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_found_by_the_promise_that_it_breaks(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "pausing does nothing":
-        monkeypatch.setattr("headgate.testing.kit._LATE_S", 30)  # it ends with the first rows that come
+        monkeypatch.setattr("headgate.testing.conformance.pausing.LATE_S", 30)  # it ends with the first rows that come
     if bug == "close blocks":
-        monkeypatch.setattr("headgate.testing.kit._CLOSE_S", 0.2)  # of five times the quickest counts
-    with pytest.raises(error):
-        check(lambda: Numbers({"bug": bug}))
+        monkeypatch.setattr("headgate.testing.conformance.clients.CLOSE_S", 0.2)  # of five times the quickest counts
+    report = check(lambda: numbers(bug=bug), only=[BUGS[bug]])
+    assert [each.promise.name for each in report.broken] == [BUGS[bug]]
+    with pytest.raises(AssertionError, match=f"BROKEN  {BUGS[bug]}"):
+        report.require()
+
+
+def test_every_promise_has_a_bug() -> None:
+    assert {promise.name for promise in PROMISES} == set(BUGS.values())
 
 
 def test_close_is_as_quick_as_it_is_when_nobody_else_holds_the_machine_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,27 +52,98 @@ def test_close_is_as_quick_as_it_is_when_nobody_else_holds_the_machine_up(monkey
         reader.close_s = times_s.pop(0)
 
     monkeypatch.setattr(ReaderHarness, "close", timed)
-    check_close_is_quick(lambda: Numbers({}))
+    check(lambda: numbers(), only=["close-is-quick"]).require()
     assert not times_s, "once is enough where it was quick"
 
 
-def test_check_source_runs_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_source(lambda: Numbers({}), schema=SCHEMA)
-    monkeypatch.setattr("headgate.testing.kit._LATE_S", 30)
-    with pytest.raises(AssertionError):
-        check_source(lambda: Numbers({"bug": "pausing does nothing"}))
+class Refusing(Numbers):
+    """Its planner raises."""
+
+    def plan_ranges(self, splits: object, limits: object, now_ms: int) -> list[Any]:  # type: ignore[override]
+        raise SourceError("the planner is broken")
 
 
-def test_every_check_is_public_and_in_the_list() -> None:
-    public = {name for name in headgate.testing.__all__ if name.startswith("check_")}
+def test_a_report_says_what_was_promised_done_and_seen_and_where() -> None:
+    report = check(lambda: Refusing({}), only=["reads-repeat", "plans-can-be-replayed"])
+    line = inspect.getsourcelines(Refusing.plan_ranges)[1] + 1
+    assert str(report) == (
+        "numbers: 2 promises checked: 1 broken, 1 kept.\n"
+        "\n"
+        "BROKEN  plans-can-be-replayed\n"
+        "  promised  A planned range gives the same rows whenever it is read; all ranges together give those of the\n"
+        "            source.\n"
+        "  done      Plan without limits until nothing is left, and read each plan twice.\n"
+        "  seen      SourceError: the planner is broken\n"
+        f"  at        {__file__}:{line} in plan_ranges\n"
+        '  contract  docs/full-source.md, "Optional abilities"\n'
+        "\n"
+        "KEPT  reads-repeat"
+    )
+    assert not report.kept
+    with pytest.raises(AssertionError, match="the planner is broken") as raised:
+        report.require()
+    assert isinstance(raised.value.__cause__, SourceError)
+    kept, broken = json.loads(json.dumps(report.to_json()))["results"]
+    assert (kept["verdict"], kept["seen"], kept["traceback"]) == ("kept", None, None)
+    assert broken["promise"]["name"] == "plans-can-be-replayed" and "in plan_ranges" in broken["traceback"]
 
-    assert {check.__name__ for check in ALL_CHECKS} == public - {"check_source"}
+
+def test_a_call_that_does_not_return_breaks_the_promise_and_is_named() -> None:
+    gone = threading.Event()
+
+    class Hanging(Numbers):
+        def plan_ranges(self, splits: object, limits: object, now_ms: int) -> list[Any]:  # type: ignore[override]
+            gone.wait()
+            return []
+
+    (result,) = check(lambda: Hanging({}), only=["plans-can-be-replayed"], timeout_s=2).results
+    gone.set()
+    assert result.verdict == "broken"
+    assert result.seen is not None and "did not end within 2 s" in result.seen and "in plan_ranges" in result.seen
 
 
-def test_an_error_of_the_source_passes_through() -> None:
-    class Broken(Numbers):
-        def plan_ranges(self, splits: object, limits: object, now_ms: int) -> list[object]:  # type: ignore[override]
-            raise SourceError("the planner is broken")
+def test_what_does_not_apply_says_why() -> None:
+    class Whole(Numbers):
+        plan_ranges = None  # type: ignore[assignment]
 
-    with pytest.raises(SourceError, match="the planner is broken"):
-        check_planned_ranges(lambda: Broken({}))
+    report = check(lambda: Whole({}), only=["plans-can-be-replayed"])
+    assert report.kept and "plans-can-be-replayed: the source has no plan_ranges" in str(report)
+
+
+def test_a_name_that_no_promise_has_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"no promise 'restores'.*restore-at-every-step"):
+        check(lambda: numbers(), only=["restores"])
+
+
+def test_fixtures_are_those_that_the_factory_names() -> None:
+    test = conformance_test(lambda path, tmp_path, count=3: numbers(), only=["reads-repeat"])
+    assert list(inspect.signature(test).parameters) == ["promise", "path", "tmp_path"]
+    test(promise=next(each for each in PROMISES if each.name == "reads-repeat"), path=1, tmp_path=2)
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.name)
+def test_a_promise_is_written_in_sentences(promise: Promise) -> None:
+    assert promise.sentence.endswith(".") and promise.how.endswith(".")
+    assert promise.contract.startswith(("docs/", "FLIP-"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "output"),
+    [
+        (["planted_bugs:numbers", "--only", "reads-repeat"], 0, "KEPT  reads-repeat"),
+        (["planted_bugs:forgetful", "--only", "restore-at-every-step"], 1, "BROKEN  restore-at-every-step"),
+        (["planted_bugs:forgetful", "--only", "restore-at-every-step", "--json"], 1, '"verdict": "broken"'),
+        (["planted_bugs:nothing"], 2, "has no attribute 'nothing'"),
+        (["--list"], 0, "restore-at-every-step\n  A checkpoint"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_script(arguments: list[str], code: int, output: str) -> None:
+    """Also where pytest is not installed."""
+    without_pytest = "import sys, runpy; sys.modules['pytest'] = None; sys.argv[0] = 'conformance'; " + (
+        "sys.path.insert(0, '.'); runpy.run_module('headgate.testing.conformance', run_name='__main__')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", without_pytest, *arguments], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert (ran.returncode, output in ran.stdout + ran.stderr) == (code, True), ran.stdout + ran.stderr

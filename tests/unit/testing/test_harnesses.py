@@ -8,7 +8,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from countable_source import SCHEMA, Numbers, Range, RangeReader
+from planted_bugs import SCHEMA, Numbers, Range, RangeReader
 
 from headgate.connectors.simple import adapt
 from headgate.errors import ConnectorContractError, SourceUnavailableError
@@ -156,7 +156,7 @@ def test_a_snapshot_with_a_split_that_a_reader_holds_is_refused() -> None:
 
 
 def test_a_split_reader_is_driven_fetch_by_fetch() -> None:
-    with SplitReaderHarness(RangeReader("")) as harness:
+    with SplitReaderHarness(RangeReader()) as harness:
         harness.add_splits(Range(split_id="a", position=1, stop=5))
         harness.fetch()
         assert harness.rows() == [{"n": 1}, {"n": 2}, {"n": 3}]
@@ -174,7 +174,7 @@ def test_a_split_reader_that_fetches_what_is_paused_is_found() -> None:
 
 
 def test_a_paused_split_reader_goes_on_when_resumed() -> None:
-    with SplitReaderHarness(RangeReader(""), timeout_ms=1) as harness:
+    with SplitReaderHarness(RangeReader(), timeout_ms=1) as harness:
         harness.add_splits(Range(split_id="a", position=1, stop=5))
         harness.pause("a")
         assert harness.fetch() == []
@@ -242,7 +242,7 @@ def test_a_source_that_does_not_go_on_is_reported() -> None:
 
 def test_a_call_by_a_second_thread_is_found() -> None:
     rule = ThreadRule("reader")
-    reader = assert_single_threaded(RangeReader(""), rule=rule)
+    reader = assert_single_threaded(RangeReader(), rule=rule)
     reader.handle_splits_changes([])
     errors: list[BaseException] = []
 

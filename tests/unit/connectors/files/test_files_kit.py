@@ -5,7 +5,8 @@ from files_cases import CASES, SCHEMA, csv_bytes, table, write
 
 from headgate.connectors.files.source import FilesSource
 from headgate.source import Boundedness
-from headgate.testing import ALL_CHECKS, SourceHarness, assert_same_rows
+from headgate.testing import SourceHarness, assert_same_rows
+from headgate.testing.conformance import conformance_test
 
 
 class SmallBlocks(FilesSource):
@@ -14,11 +15,14 @@ class SmallBlocks(FilesSource):
     block_bytes = 64
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
-def test_every_format_keeps(check, case, tmp_path):
-    options, _ = write(tmp_path, case, files=2, rows=20)
-    check(lambda: SmallBlocks({**options, "splitSize": "100"}), schema=SCHEMA)
+@pytest.fixture
+def written(tmp_path, case):
+    return write(tmp_path, case, files=2, rows=20)[0]
+
+
+test_every_format_keeps = pytest.mark.parametrize("case", CASES)(
+    conformance_test(lambda written: SmallBlocks({**written, "splitSize": "100"}), schema=SCHEMA)
+)
 
 
 @pytest.mark.parametrize("case", CASES)

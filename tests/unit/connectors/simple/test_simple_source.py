@@ -23,14 +23,8 @@ from headgate.errors import (
 from headgate.source import Boundedness, PlanLimits
 from headgate.source.simple import SimpleSource
 from headgate.source.watermark import MIN_WATERMARK_MS
-from headgate.testing import (
-    ALL_CHECKS,
-    EnumeratorHarness,
-    SourceHarness,
-    SplitReaderHarness,
-    VirtualClock,
-    assert_same_rows,
-)
+from headgate.testing import EnumeratorHarness, SourceHarness, SplitReaderHarness, VirtualClock, assert_same_rows
+from headgate.testing.conformance import conformance_test, simple
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 SCHEMA = pa.schema([("split", pa.string()), ("n", pa.int64())])
@@ -99,10 +93,9 @@ def reader(made: SimpleSourceAdapter, clock: VirtualClock) -> SplitReaderHarness
     return SplitReaderHarness(SimpleSplitReader("pages", lambda: made._user_source(SCHEMA), 1000, clock), timeout_ms=0)
 
 
-@pytest.mark.parametrize("user_class", CLASSES)
-@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.__name__)
-def test_simple_sources_keep_the_promises_of_the_contract(check, user_class: type[Pages]) -> None:
-    check(lambda: adapt(user_class)({"pollInterval": "1 ms"}), schema=SCHEMA)
+test_simple_sources_keep_the_promises_of_the_contract = pytest.mark.parametrize("user_class", CLASSES)(
+    conformance_test(lambda user_class: simple(user_class, {"pollInterval": "1 ms"}))
+)
 
 
 # -- discovery ---------------------------------------------------------------------------------------------------

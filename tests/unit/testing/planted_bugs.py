@@ -1,4 +1,7 @@
-"""A small, complete and correct source of numbers; and the same with one of many bugs, each named."""
+"""A small, complete and sound source of numbers; and the same with one of many bugs, each named.
+
+`BUGS` says which promise each of them breaks. A bug may break others, too.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,32 @@ from headgate.source.options import integer, text
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
+BUGS = {
+    "split ids differ": "reads-repeat",
+    "other rows each time": "reads-repeat",
+    "another schema in the second batch": "reads-repeat",
+    "assigns a split twice": "reads-repeat",
+    "cannot be pickled": "source-can-be-pickled",
+    "a second reader reads a split's last row too": "parallel-readers-read-the-same",
+    "work touches the enumerator": "one-thread",
+    "position of the last row": "restore-at-every-step",
+    "enumerator forgets what is pending": "restore-at-every-step",
+    "reader forgets a split": "restore-at-every-step",
+    "never ends after a restore": "restore-at-every-step",
+    "assigns to a reader that is not there": "restore-at-every-step",
+    "drops what comes back": "failed-readers-give-back",
+    "answers readers that are gone": "readers-that-are-gone-get-nothing",
+    "takes back only what it assigned": "finished-splits-can-come-back",
+    "pausing does nothing": "paused-splits-are-silent",
+    "a pause drops the rest of a batch": "paused-splits-are-silent",
+    "position of a row is one off": "rows-have-positions",
+    "ranges overlap": "plans-can-be-replayed",
+    "plans nothing": "plans-can-be-replayed",
+    "close blocks": "close-is-quick",
+}
+"""For each bug the promise by whose name the kit finds it."""
+
+
 class Range(Split, frozen=True, kw_only=True):
     position: int
     stop: int
@@ -43,8 +72,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeReader(SplitReader[Range]):
-    def __init__(self, bug: str) -> None:
+    def __init__(self, bug: str = "", subtask: int = 0) -> None:
         self.bug = bug
+        self.subtask = subtask
         self.splits: deque[Range] = deque()
         self.paused: set[str] = set()
         self.woken = threading.Event()
@@ -68,6 +98,8 @@ class RangeReader(SplitReader[Range]):
         rows = list(range(split.position, after))
         if self.bug == "other rows each time":
             rows[0] = time.monotonic_ns()
+        if self.subtask and self.bug == "a second reader reads a split's last row too":
+            rows.append(rows[-1])
         shown = after - 1 if self.bug == "position of the last row" else after
         self.splits.append(msgspec.structs.replace(split, position=after))
         self.batches += 1
@@ -218,7 +250,7 @@ class Numbers(Source[Range, State]):
         return RangeEnumerator(self, context, state)
 
     def create_reader(self, context: SourceReaderContext) -> SourceReader[Range]:
-        reader = RangeSourceReader(lambda: RangeReader(self.bug), context)
+        reader = RangeSourceReader(lambda: RangeReader(self.bug, context.subtask), context)
         reader.bug = self.bug
         return reader
 
@@ -236,3 +268,13 @@ class Numbers(Source[Range, State]):
                 rest=None if stop == split.stop else msgspec.structs.replace(split, position=after),
             )
         ]
+
+
+def numbers(**options: str) -> Numbers:
+    """Return a source with these options; a sound one without ``bug``."""
+    return Numbers(options)
+
+
+def forgetful() -> Numbers:
+    """Return a source for the script to find a bug in."""
+    return numbers(bug="reader forgets a split")

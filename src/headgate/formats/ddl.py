@@ -83,5 +83,5 @@ def _parts(text: str) -> list[str]:
 def _error(part: str, text: str) -> OptionError:
     return OptionError(
         f"The schema {text!r} is not understood at {part!r}. Write it as Spark does, like 'user string, at timestamp'.",
-        option="--schema", value=text,
+        option="schema", value=text,
     )  # fmt: skip
