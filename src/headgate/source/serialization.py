@@ -59,7 +59,7 @@ class VersionedSerializer(Generic[T]):
         self.value_type = value_type
         self.version = version
         self.what = what
-        self._upgrades = dict(upgrades or {})
+        self.upgrades = dict(upgrades or {})
         self._is_known = False
 
     def to_json(self, value: T) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class VersionedSerializer(Generic[T]):
         fields = dict(data)
         found = version = fields.pop(_VERSION_KEY)
         while version != self.version:
-            upgrade = self._upgrades.get(version)
+            upgrade = self.upgrades.get(version)
             if upgrade is None:
                 raise UnsupportedVersionError(
                     f"{self.what} has version {found}, this Headgate reads up to {self.version}. "

@@ -90,8 +90,9 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
         A plan waits until it has so many rows, but not longer than this since the plan before, in milliseconds. The
         planner sees to it; a source need not.
     before_event_time_ms
-        A range ends before the first row with this event time or a later one, in milliseconds. Only set for sources
-        that are `SupportsEventTimeSeek`. A split whose next row is not before it has no range.
+        A range ends before the first row with this event time or a later one, in milliseconds, as far as
+        `SupportsEventTimeSeek.next_event_times` knows: of a Parquet row group, its lowest. Only set for such sources. A
+        split whose next row is not before it has no range.
     """
 
     max_rows: int | None = None

@@ -45,11 +45,17 @@ class AsyncCall:
         self.period_ms = period_ms
         self._outcome: tuple[Any, Exception | None] | None = None
 
-    def run_work(self) -> None:
-        """Run the slow part, on a thread of its own; its outcome is kept for `run_handler`."""
+    def run_work(self, timeout_s: float | None = None) -> bool:
+        """Run the slow part, on a thread of its own; its outcome is kept for `run_handler`.
+
+        Returns
+        -------
+        Whether it ended within ``timeout_s``; None waits for as long as it takes.
+        """
         thread = threading.Thread(target=self._run, name="headgate-harness-work", daemon=True)
         thread.start()
-        thread.join()
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
     def fail(self, error: Exception) -> None:
         """Let the slow part have failed with ``error``, instead of running it."""
@@ -284,6 +290,10 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         both = held.intersection(inside)
         assert not both, f"splits are in the enumerator's state though readers hold them: {sorted(both)}"
         return data
+
+    def state(self) -> StateT:
+        """Return the state of a `snapshot`."""
+        return self.source.state_serializer.deserialize(self.snapshot())  # type: ignore[no-any-return]
 
     def metrics(self) -> dict[str, float]:
         """Return what the enumerator counts and measures now, by name."""

@@ -6,7 +6,7 @@ Never: use the real time for anything but giving up: a fetcher that has nothing 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -66,6 +66,9 @@ class ReaderHarness(Generic[SplitT]):
     most_rows
         How many rows each call of `ReaderOutput.rows_allowed` lets through at most; None: all. So splits stop in the
         middle of batches, as alignment stops them.
+    asks
+        Whether a ready-made reader's splits become idle only when they were asked for rows in vain, as in a task; else
+        all of them count as asked at any time.
 
     Attributes
     ----------
@@ -85,6 +88,8 @@ class ReaderHarness(Generic[SplitT]):
         What it sent to the enumerator.
     metric_group
         What the reader registers its metrics with; `metrics` and `pending_records` collect them.
+    source_paused
+        Whether alignment paused the whole reader: `poll` leaves it alone.
     fetched
         What the split readers of a ready-made reader fetched, whether it was emitted or not.
     """
@@ -100,6 +105,7 @@ class ReaderHarness(Generic[SplitT]):
         clock: VirtualClock | None = None,
         timeout_s: float = 30.0,
         most_rows: int | None = None,
+        asks: bool = False,
     ) -> None:
         self.clock = clock or VirtualClock()
         self.schema = schema
@@ -110,7 +116,12 @@ class ReaderHarness(Generic[SplitT]):
         self.events: list[SourceEvent] = []
         self.splits: set[str] = set()
         self.finished: list[str] = []
-        self.output = _Output(schema, strategy, self, self.clock())
+        self.source_paused = False
+        self._due: list[tuple[Collection[str], Collection[str]]] = []
+        self._asks = asks
+        self.output = _Output(
+            schema, strategy, self, self.clock(), control=self, asked_ms=self._asked_ms, asked_by_others=asks
+        )
         self.output.on_released = self._on_released
         self.output.most_rows = most_rows
         self.fetched: list[FetchedBatch[SplitT]] = []
@@ -144,8 +155,13 @@ class ReaderHarness(Generic[SplitT]):
         self.add_splits(*(self._split_serializer.deserialize(each) for each in state))
 
     def poll(self) -> InputStatus:
-        """Poll once, without waiting."""
+        """Poll once, without waiting, after what alignment decided is carried out."""
         self.output.advance_time(self.clock())
+        due, self._due = self._due, []
+        for to_pause, to_resume in due:
+            self.reader.pause_or_resume_splits(to_pause, to_resume)
+        if self.source_paused:
+            return InputStatus.NOTHING_AVAILABLE
         status = self.reader.poll_next(self.output)
         if status is InputStatus.END_OF_INPUT:
             assert not self.splits, f"the reader says that it is done, but has not finished {sorted(self.splits)}"
@@ -188,6 +204,10 @@ class ReaderHarness(Generic[SplitT]):
         """Pause and resume splits by id."""
         self.reader.pause_or_resume_splits(to_pause, to_resume)
         self.output.pause_or_resume_splits(to_pause, to_resume)
+
+    def announce(self, others_ms: int) -> None:
+        """Say how far the slowest of the alignment group is, this reader left aside, in milliseconds."""
+        self.output.announce(others_ms, others_ms)
 
     def rows(self, split_id: str | None = None) -> list[dict[str, Any]]:
         """Return the rows emitted so far, of one split or of all."""
@@ -248,6 +268,24 @@ class ReaderHarness(Generic[SplitT]):
     def on_active(self) -> None:
         """Record that it ended."""
         self.idle = False
+
+    # What alignment decides.
+
+    def on_pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
+        """Carry it out before the next poll: the reader may be in the midst of one."""
+        self._due.append((splits_to_pause, splits_to_resume))
+
+    def on_source_paused(self, paused: bool) -> None:
+        """Poll no more, or again."""
+        self.source_paused = paused
+
+    def on_report(self, watermark_ms: int | None, slowest: str) -> None:
+        """Ignore it: the test is the group."""
+
+    def _asked_ms(self, now_ms: int) -> Mapping[str, int]:
+        if self._asks and isinstance(self.reader, SourceReaderBase):
+            return self.reader.asked_until_ms(now_ms)
+        return dict.fromkeys(self.output.split_ids(), now_ms)
 
     def _on_released(self, split_id: str) -> None:
         self.splits.discard(split_id)

@@ -108,6 +108,7 @@ class SourceHarness(Generic[SplitT, StateT]):
         )
         self.readers = [self._new_reader(subtask) for subtask in range(parallelism)]
         self._ended = [False] * parallelism
+        self._asked = [0] * parallelism  # how many requests of each reader the enumerator has seen
         self._last = snapshot or SourceSnapshot(b"", ())
         self._since: list[dict[str, SplitT]] = [{} for _ in range(parallelism)]
         self.enumerator.start()
@@ -131,8 +132,7 @@ class SourceHarness(Generic[SplitT, StateT]):
         """
         give_up_at = time.monotonic() + self._timeout_s
         while not all(self._ended):
-            if self._deliver() or self.poll() or self.enumerator.run_due_calls():
-                self._deliver()
+            if self.try_step():
                 return True
             if any(reader.splits for reader in self.readers) and self._wait():
                 assert time.monotonic() < give_up_at, self._stuck("no row came")
@@ -142,6 +142,17 @@ class SourceHarness(Generic[SplitT, StateT]):
                 return True
             assert not self._bounded and time.monotonic() < give_up_at, self._stuck("the enumerator has no work")
         return False
+
+    def try_step(self) -> bool:
+        """Do one visible thing that neither waits nor needs the clock to move; return whether there was one."""
+        done = self._deliver() or self.poll() or self.enumerator.run_due_calls() > 0
+        delivered = self._deliver()
+        return done or delivered
+
+    @property
+    def ended(self) -> bool:
+        """Whether all readers have ended."""
+        return all(self._ended)
 
     def poll(self) -> bool:
         """Poll the readers in turn, without waiting, until one of them did something; return whether one did."""
@@ -209,6 +220,7 @@ class SourceHarness(Generic[SplitT, StateT]):
         again = {split.split_id for split in (*lost, *map(self.source.split_serializer.deserialize, restored))}
         self._finished = [split_id for split_id in self._finished if split_id not in again]
         self._ended[subtask] = False
+        self._asked[subtask] = 0
         self.enumerator.fail_reader(subtask, lost)
         self.readers[subtask] = self._new_reader(subtask)
         self._register(subtask, restored)
@@ -264,7 +276,7 @@ class SourceHarness(Generic[SplitT, StateT]):
 
     def _poll_one(self, subtask: int) -> bool:
         reader = self.readers[subtask]
-        before, requests, finished = reader.progress, reader.requests, len(reader.finished)
+        before, finished = reader.progress, len(reader.finished)
         status = reader.poll()
         self._ended[subtask] = status is InputStatus.END_OF_INPUT
         for split_id in reader.finished[finished:]:
@@ -272,7 +284,8 @@ class SourceHarness(Generic[SplitT, StateT]):
             self._finished.append(split_id)
         while reader.events:
             self.enumerator.enumerator.handle_source_event(subtask, reader.events.pop(0))
-        if reader.requests > requests:
+        if reader.requests > self._asked[subtask]:  # in its start, perhaps
+            self._asked[subtask] = reader.requests
             self.enumerator.request_split(subtask)
         return self._ended[subtask] or reader.progress != before
 
