@@ -8,13 +8,14 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from planted_bugs import SCHEMA, Numbers, Range, RangeReader
+from planted_bugs import EVENTS, SCHEMA, Events, Lasting, Numbers, Range, RangeReader
 
 from headgate.connectors.simple import adapt
 from headgate.errors import ConnectorContractError, SourceUnavailableError
-from headgate.source import Boundedness, InputStatus
+from headgate.source import Boundedness, InputStatus, WatermarkAlignment, WatermarkStrategy
 from headgate.source.simple import SimpleSource
 from headgate.testing import (
+    AsyncCall,
     EnumeratorHarness,
     ReaderHarness,
     SourceHarness,
@@ -24,6 +25,7 @@ from headgate.testing import (
     assert_same_rows,
     assert_single_threaded,
 )
+from tests.waiting import wait_until
 
 
 def test_a_virtual_clock_moves_only_when_asked() -> None:
@@ -334,3 +336,36 @@ def test_an_unbounded_read_finds_new_splits_by_the_virtual_clock() -> None:
         assert clock() >= 3_600_000
         assert_same_rows(harness.rows(), [{"n": n} for n in (0, 1, 2)] * 2)
         assert sorted(split for reader in harness.readers for split in reader.splits) == ["a", "b"]
+
+
+def test_alignment_pauses_a_reader_that_is_ahead() -> None:
+    """A single split with its whole reader, several by themselves."""
+    source = Events({})
+    strategy = WatermarkStrategy(event_time_column="at", alignment=WatermarkAlignment(group="g", max_drift_ms=0))
+    splits = [Lasting(split_id=f"from-{begin}", position=begin, stop=begin + 7) for begin in (0, 7)]
+    with ReaderHarness(source.create_reader, source.split_serializer, EVENTS, strategy=strategy) as harness:
+        harness.announce(4_000)
+        harness.add_splits(splits[0])
+        wait_until(lambda: harness.poll() is not None and harness.source_paused)
+        assert harness.poll() is InputStatus.NOTHING_AVAILABLE
+        assert [row["n"] for row in harness.rows()] == [0, 1, 2, 3, 4]
+        harness.add_splits(splits[1])
+        assert not harness.source_paused
+        harness.announce(9_000)
+        wait_until(lambda: harness.poll() is not None and len(harness.rows()) == 10)
+        assert sorted(row["n"] for row in harness.rows()) == [*range(10)]
+
+
+def test_a_source_is_run_without_waiting() -> None:
+    with SourceHarness(Numbers({"count": "3"})) as harness:
+        while not harness.ended:
+            harness.try_step()
+        assert harness.row_count == 3 and not harness.try_step()
+
+
+def test_work_that_does_not_end_is_left_alone() -> None:
+    ends = threading.Event()
+    call = AsyncCall(ends.wait, lambda result, error: None, 0, None)
+    assert not call.run_work(0.01)
+    ends.set()
+    assert call.run_work()

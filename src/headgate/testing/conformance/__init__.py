@@ -21,9 +21,11 @@ alphabet: 2 promises checked: 2 kept.
 <BLANKLINE>
 KEPT  reads-repeat, restore-at-every-step
 
-In a test module, as a test for each promise::
+In a test module, as a test for each promise. Some promises need a function that adds rows, and one that makes the
+system unavailable; parameters of all these functions are fixtures::
 
     test_alphabet = conformance_test(lambda: simple(Alphabet))
+    test_journal = conformance_test(lambda path: JournalSource({"path": path}), add_rows=lambda path: append(path, 3))
 
 In a shell, where ``make_source`` of a module makes the source::
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,17 @@ from headgate.connectors.simple import adapt
 from headgate.errors import OptionError
 from headgate.source.simple import SimpleSource
 from headgate.source.source import Source
-from headgate.testing.conformance import clients, pausing, planning, reading, recovery
+from headgate.testing.conformance import (
+    blocking,
+    clients,
+    discovery,
+    event_time,
+    fetching,
+    pausing,
+    planning,
+    reading,
+    recovery,
+)  # fmt: skip
 from headgate.testing.conformance.report import Promise, Report, Result
 from headgate.testing.conformance.subject import Check, DoesNotApply, MakeSource, Subject
 
@@ -26,7 +37,11 @@ CHECKS: tuple[Check, ...] = (
     *reading.CHECKS,
     *recovery.CHECKS,
     *pausing.CHECKS,
+    *event_time.CHECKS,
     *planning.CHECKS,
+    *discovery.CHECKS,
+    *blocking.CHECKS,
+    *fetching.CHECKS,
     *clients.CHECKS,
 )
 PROMISES: tuple[Promise, ...] = tuple(each.promise for each in CHECKS)
@@ -39,6 +54,8 @@ def check(
     make_source: MakeSource,
     *,
     schema: pa.Schema | None = None,
+    add_rows: Callable[[], object] | None = None,
+    unavailable: Callable[[], AbstractContextManager[object]] | None = None,
     only: Collection[str] = (),
     timeout_s: float = _TIMEOUT_S,
 ) -> Report:
@@ -53,6 +70,10 @@ def check(
         threads, one at a time.
     schema
         The columns to read; None: what the source says.
+    add_rows
+        Adds rows to what the source reads. Without it, promises that need new rows do not apply.
+    unavailable
+        Returns a context manager within which the system that is read from fails or hangs. Likewise.
     only
         The names of the promises to check; empty: all.
     timeout_s
@@ -74,7 +95,7 @@ def check(
             f"There is no promise {unknown[0]!r}. The promises are {', '.join(each.name for each in PROMISES)}.",
             option="only", value=unknown[0],
         )  # fmt: skip
-    subject = Subject(make_source, schema)
+    subject = Subject(make_source, schema, add_rows=add_rows, unavailable=unavailable)
     return Report(source=make_source().name, results=[_result(each, subject, timeout_s) for each in chosen])
 
 
@@ -115,8 +136,10 @@ def _result(each: Check, subject: Subject, timeout_s: float) -> Result:
 def _run(each: Check, subject: Subject, outcome: Future[None]) -> None:
     try:
         each.run(subject)
-    except BaseException as error:
+    except Exception as error:
         outcome.set_exception(error)
+    except BaseException as error:  # which would end who asks for the outcome
+        outcome.set_exception(AssertionError(f"{type(error).__name__} was raised: {error}"))
     else:
         outcome.set_result(None)
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from concurrent.futures import wait
 
+from headgate.errors import UnsupportedOperationError
+from headgate.readers import SequentialReader
 from headgate.source.enumerator import Boundedness
-from headgate.testing.conformance.subject import DoesNotApply, Subject, promise, try_to_pause
+from headgate.testing.conformance.subject import DoesNotApply, Subject, promise, ready_made, try_to_pause
 from headgate.testing.rows import assert_same_rows
+from headgate.testing.split_reader_harness import SplitReaderHarness
 
 _SPLITS_TO_PAUSE = 8
 _BATCHES_WITH_POSITIONS = 8
+_FETCHES = 20
 LATE_S = 0.05
 """How long a paused split is watched, in seconds of real time."""
 
@@ -92,4 +96,43 @@ def rows_have_positions(subject: Subject) -> None:
                 assert_same_rows(reader.rows()[: len(rows) - count], rows[count:], f"rows from the position {where}")
 
 
-CHECKS = (paused_splits_are_silent, rows_have_positions)
+@promise(
+    name="fetches-pass-over-paused-splits",
+    sentence="A split reader fetches nothing of a paused split, while others go on; once resumed, it reads on.",
+    how="Pause the largest of two splits after a fetch, fetch the other, resume, and fetch both to their ends.",
+    contract="FLIP-217, Proposed Changes",
+)
+def fetches_pass_over_paused_splits(subject: Subject) -> None:
+    """Pause a split of a split reader."""
+    subject.needs(Boundedness.BOUNDED)
+    rows = subject.split_rows
+    splits = sorted(
+        (split for split in subject.splits() if rows[split.split_id]), key=lambda split: -len(rows[split.split_id])
+    )
+    if len(splits) < 2:
+        raise DoesNotApply("there are not two splits with rows")
+    first, second = splits[:2]
+    reader = ready_made(subject.reader().reader)
+    with SplitReaderHarness(reader.split_reader_factory(), timeout_ms=200) as harness:
+        harness.add_splits(*([first] if isinstance(reader, SequentialReader) else [first, second]))
+        for _ in range(_FETCHES):
+            if harness.fetch():
+                break
+        if first.split_id in harness.finished or second.split_id in harness.finished:
+            raise DoesNotApply("a split is read in one fetch: there is no middle to pause it in")
+        try:
+            harness.pause(first.split_id)
+        except UnsupportedOperationError:
+            raise DoesNotApply("the split reader does not implement pause_or_resume_splits") from None
+        if isinstance(reader, SequentialReader):
+            harness.add_splits(second)
+        for _ in range(_FETCHES):
+            if second.split_id not in harness.finished:
+                harness.fetch()
+        harness.resume(first.split_id)
+        harness.fetch_all()
+        assert_same_rows(harness.rows(), rows[first.split_id] + rows[second.split_id], "rows of two splits, one paused")
+    reader.close()
+
+
+CHECKS = (paused_splits_are_silent, fetches_pass_over_paused_splits, rows_have_positions)

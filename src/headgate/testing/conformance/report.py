@@ -144,12 +144,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join(parts)
 
 
+def is_the_authors(filename: str) -> bool:
+    """Return whether a file is part of a connector or of its client: not of the kit, the readers, or Python."""
+    return "site-packages" in filename or not filename.startswith(_NOT_THE_AUTHORS)
+
+
 def _line_that_raised(error: BaseException) -> str | None:
     """Return the innermost line outside of the kit and of the ready-made readers, in what raised it first."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        if "site-packages" in frame.filename or not frame.filename.startswith(_NOT_THE_AUTHORS):
+        if is_the_authors(frame.filename):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return None
