@@ -73,6 +73,11 @@ class MotoServer:
             self._process.wait()
         self._process = None
 
+    def send(self, number: signal.Signals) -> None:
+        """Stop it where it is (SIGSTOP), or let it go on."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def client(self, service: str) -> Any:
         """Return the client of boto3 for a service, made when it is first asked for."""
         if service not in self._clients:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from pyspark.sql import SparkSession
 from headgate.connectors.files.source import FilesSource
 from headgate.errors import OptionError, SourceUnavailableError
 from headgate.testing import SourceHarness
-from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer
+from headgate.testing.conformance import conformance_test
+from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer, running_moto
 
 ARROW_SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string()})
 SCHEMA = "id bigint, name string"
@@ -28,6 +31,7 @@ class Bucket:
 
     def __init__(self, server: MotoServer) -> None:
         self.name = f"rides-{uuid.uuid4().hex[:8]}"
+        self.server = server
         self.endpoint = server.url
         self.s3 = server.client("s3")
         self.s3.create_bucket(Bucket=self.name)
@@ -133,3 +137,42 @@ def test_spark_reads_a_batch_and_a_stream_that_goes_on(spark: SparkSession, buck
     files = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file() and path.suffix != ".crc"]
     text = "".join(path.read_text() for path in files)
     assert "in/c.csv" in text and SECRET_KEY not in text and ACCESS_KEY not in text
+
+
+class SmallBlocks(FilesSource):
+    """Makes many batches of small files."""
+
+    block_bytes = 64
+
+
+@contextmanager
+def frozen(server: MotoServer) -> Iterator[None]:
+    """Let a server stand still."""
+    server.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.send(signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def freezable() -> Iterator[Bucket]:
+    """Return a bucket of a server that only these tests stop."""
+    with running_moto() as server:
+        bucket = Bucket(server)
+        for number in range(4):
+            bucket.put_csv(f"rides/{number}.csv", range(number * 100, number * 100 + 60))
+        yield bucket
+
+
+test_s3_keeps = conformance_test(
+    lambda freezable: SmallBlocks({"fileFormat": "csv", "path": freezable.path("rides"), "splitSize": "300"}),
+    schema=ARROW_SCHEMA,
+    unavailable=lambda freezable: frozen(freezable.server),
+    only=[
+        "making-it-does-nothing",
+        "enumerator-does-not-block",
+        "reader-does-not-block",
+        "unavailability-loses-nothing",
+    ],
+)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pyarrow as pa
 import pytest
 
@@ -11,9 +15,11 @@ from headgate.microbatch.task import read_splits
 from headgate.source import Boundedness
 from headgate.testing import SourceHarness, assert_same_rows
 from headgate.testing.conformance import conformance_test
-from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, MotoServer, Stream
+from local.kinesis import ACCESS_KEY, REGION, SECRET_KEY, FaultyProxy, MotoServer, Stream
+from tests.waiting import wait_until
 
 SCHEMA = pa.schema({"shardId": pa.string(), "data": pa.binary()})
+WITH_TIMES = SCHEMA.append(pa.field("approximateArrivalTimestamp", pa.timestamp("us", "UTC")))
 
 
 class SmallCalls(KinesisSource):
@@ -37,16 +43,78 @@ def options(server: MotoServer, name: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def resharded(aws: MotoServer) -> Stream:
     """Return a stream of 30 records whose first shard was split, and one half merged with the second."""
-    stream = Stream(aws, "kit-resharded", 2)
+    return resharded_stream(aws, "kit-resharded")
+
+
+@pytest.fixture(scope="module")
+def growing(aws: MotoServer) -> Stream:
+    """Return another one, to which records are added."""
+    return resharded_stream(aws, "kit-growing")
+
+
+def resharded_stream(aws: MotoServer, name: str) -> Stream:
+    stream = Stream(aws, name, 2)
     stream.put(range(12))
     stream.split(0)
+    second = int(time.time())
+    wait_until(lambda: int(time.time()) > second)  # records are dated in seconds
     stream.put(range(12, 20))
     stream.merge(3, 1)
     stream.put(range(20, 30))
     return stream
 
 
-test_kinesis_keeps = conformance_test(lambda aws, resharded: SmallCalls(options(aws, resharded.name)), schema=SCHEMA)
+test_kinesis_keeps = conformance_test(
+    lambda aws, growing: SmallCalls({**options(aws, growing.name), "startingPosition": "earliest"}),
+    schema=WITH_TIMES,
+    add_rows=lambda growing: growing.put(range(30, 35)),
+)
+
+
+@pytest.fixture(scope="module")
+def open_shards(aws: MotoServer) -> Stream:
+    """Return a stream whose shards do not end."""
+    stream = Stream(aws, "kit-open", 2)
+    stream.put(range(10))
+    return stream
+
+
+test_open_shards_keep = conformance_test(
+    lambda aws, open_shards: SmallCalls({**options(aws, open_shards.name), "startingPosition": "earliest"}),
+    schema=WITH_TIMES,
+    only=["silent-splits-become-idle", "fetch-keeps-its-time-out", "fetch-returns-when-woken", "idle-readers-sleep"],
+)
+
+
+@pytest.fixture
+def proxy(aws: MotoServer) -> Iterator[FaultyProxy]:
+    made = FaultyProxy(aws)
+    yield made
+    made.close()
+
+
+@contextmanager
+def faulty(proxy: FaultyProxy, fault: str) -> Iterator[None]:
+    """Let every call fail, or hang."""
+    for operation in ("ListShards", "GetShardIterator", "GetRecords", "DescribeStreamSummary"):
+        if fault == "drops":
+            proxy.drop(operation, 10_000)
+        else:
+            proxy.slow(operation, 3, 10_000)
+    try:
+        yield
+    finally:
+        proxy.forgive()
+
+
+test_kinesis_keeps_while_it_does_not_answer = pytest.mark.parametrize("fault", ["drops", "hangs"])(
+    conformance_test(
+        lambda aws, resharded, proxy: SmallCalls({**options(aws, resharded.name), "endpointUrl": proxy.url}),
+        schema=SCHEMA,
+        unavailable=lambda proxy, fault: faulty(proxy, fault),
+        only=["enumerator-does-not-block", "unavailability-loses-nothing"],
+    )
+)
 
 
 def test_all_of_a_resharded_stream_is_read(aws: MotoServer, resharded: Stream) -> None:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from headgate.testing.conformance import PROMISES
+
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -23,6 +25,18 @@ _journal = ModuleType("journal")
 sys.modules["journal"] = _journal  # the other page imports it, and sources are pickled by their module
 _run("full-source.md", vars(_journal))
 _run("testing-connectors.md", globals())
+
+
+def test_every_promise_stands_in_the_table() -> None:
+    text = (_DOCS / "testing-connectors.md").read_text()
+    table = text.partition("### The promises")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == [promise.name for promise in PROMISES]
+
+
+def test_the_promises_that_the_way_to_a_full_source_names_exist() -> None:
+    section = (_DOCS / "own-source.md").read_text().partition("## From twenty lines")[2]
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section))
+    assert len(named) > 10 and named <= {promise.name for promise in PROMISES}
 
 
 def test_the_tests_of_the_page_are_collected() -> None:

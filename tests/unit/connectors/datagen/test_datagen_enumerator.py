@@ -31,9 +31,14 @@ test_generated_data_keeps_the_promises_of_the_contract = conformance_test(
             "partitionSkew": "1",
             "rowsPerSecond": "1000",
             "fields.name.null-rate": "0.2",
+            "eventTimeColumn": "timestamp",
         }
     ),
     schema=SCHEMA,
+)
+test_endless_data_keeps_the_promises_of_waiting = conformance_test(
+    lambda: DatagenSource({"rowsPerSecond": "1"}),
+    only=["fetch-keeps-its-time-out", "fetch-returns-when-woken", "idle-readers-sleep"],
 )
 
 

@@ -1,5 +1,6 @@
 """The adapter of a `SimpleSource`: discovery, reading, stops for micro-batches, and the promises of the contract."""
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,6 +96,51 @@ def reader(made: SimpleSourceAdapter, clock: VirtualClock) -> SplitReaderHarness
 
 test_simple_sources_keep_the_promises_of_the_contract = pytest.mark.parametrize("user_class", CLASSES)(
     conformance_test(lambda user_class: simple(user_class, {"pollInterval": "1 ms"}))
+)
+
+
+class Ticks(SimpleSource):
+    """Ten pages of a second each in two splits; it grows, and need not answer."""
+
+    name = "ticks"
+    schema = "at timestamp, n bigint"
+    pages = 10
+    answers = True
+
+    def splits(self):
+        if not self.answers:
+            raise ConnectionError("no answer")
+        return ["even", "odd"]
+
+    def read(self, split_id, position):
+        for number in range(position or 0, self.pages):
+            if not self.answers:
+                raise ConnectionError("no answer")
+            numbers = [2 * number + (split_id == "odd")]
+            at = pa.array([each * 1_000_000 for each in numbers], pa.timestamp("us", "UTC"))
+            yield pa.record_batch({"at": at, "n": numbers}), number + 1
+
+    @classmethod
+    def grow(cls):
+        cls.pages += 3
+
+    @classmethod
+    @contextmanager
+    def silence(cls):
+        cls.answers = False
+        yield
+        cls.answers = True
+
+
+@pytest.fixture
+def ticks():
+    return type("Ticks", (Ticks,), {"pages": 10})
+
+
+test_a_growing_simple_source_keeps_the_promises_of_the_contract = conformance_test(
+    lambda ticks: simple(ticks, {"pollInterval": "1 ms"}),
+    add_rows=lambda ticks: ticks.grow(),
+    unavailable=lambda ticks: ticks.silence(),
 )
 
 
