@@ -164,6 +164,8 @@ def test_what_does_not_apply_says_why() -> None:
 
     report = check(lambda: Whole({}), only=["plans-can-be-replayed"])
     assert report.kept and "plans-can-be-replayed: the source has no plan_ranges" in str(report)
+    assert str(report).startswith("numbers: 1 promises checked: 1 does not apply.")
+    assert "2 do not apply." in str(check(lambda: Whole({}), only=["plans-can-be-replayed", "plans-keep-limits"]))
 
 
 def test_a_name_that_no_promise_has_is_an_error() -> None:

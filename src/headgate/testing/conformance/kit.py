@@ -29,7 +29,7 @@ from headgate.testing.conformance import (
     planning,
     reading,
     recovery,
-)  # fmt: skip
+)
 from headgate.testing.conformance.report import Promise, Report, Result
 from headgate.testing.conformance.subject import Check, DoesNotApply, MakeSource, Subject
 

@@ -133,6 +133,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for each in self.results:
             of_verdict[each.verdict].append(each)
         counts = [f"{len(results)} {verdict}" for verdict, results in of_verdict.items() if results]
+        if len(of_verdict["does not apply"]) > 1:
+            counts[-1] = f"{len(of_verdict['does not apply'])} do not apply"
         parts = [f"{self.source}: {len(self.results)} promises checked: {', '.join(counts)}."]
         parts += map(str, of_verdict["broken"])
         if of_verdict["kept"]:
