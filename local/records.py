@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.connectors.kafka.records import Records
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 
 
 def records_of(

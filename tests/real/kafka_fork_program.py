@@ -14,7 +14,7 @@ from typing import Any, cast
 from headgate.connectors.kafka import consumer_pool
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.records import Wanted
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 
 ROWS = 50
 SETTINGS: dict[str, str | int | bool] = {"enable.partition.eof": True, "auto.offset.reset": "error"}

@@ -18,7 +18,7 @@ from headgate.connectors.kafka.bulk import BulkConsumer
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.plain import PlainConsumer
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 from local.kafka import Broker
 from local.topics import Message, create_topic, produce
 

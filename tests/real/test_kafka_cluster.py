@@ -25,7 +25,8 @@ from headgate.connectors.kafka.consumer_pool import close_idle
 from headgate.connectors.kafka.options import OPTION_SPECS
 from headgate.connectors.kafka.positions import EndingPositions, StartingPositions
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, OptionError, SourceError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
 from headgate.source.options import Options

@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.testing import ReaderHarness
 from local.kafka import Broker
 from local.topics import Message, create_topic, produce

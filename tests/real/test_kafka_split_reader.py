@@ -13,8 +13,9 @@ from confluent_kafka import Producer
 from headgate.connectors.kafka import consumer_pool, split_reader
 from headgate.connectors.kafka.columns import KafkaColumns
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, SourceUnavailableError
 from headgate.testing import SplitReaderHarness
 from local.kafka import Broker

@@ -17,7 +17,7 @@ from headgate.checkpoint import checkpoint_events as checkpoints
 from headgate.checkpoint.coordinator import CheckpointCoordinator
 from headgate.connectors.files.enumerator import FilesEnumerator, FilesState
 from headgate.connectors.files.split import FileSplit
-from headgate.connectors.kafka.enumerator import Discover, KafkaEnumerator
+from headgate.connectors.kafka.enumerator import KafkaEnumerator
 from headgate.connectors.kafka.split import KafkaSplit, KafkaState
 from headgate.connectors.kinesis.enumerator import KinesisEnumerator
 from headgate.connectors.kinesis.shards import ShardTable
@@ -66,7 +66,7 @@ class ResolvesAgain(KafkaEnumerator):
     """FLINK-38453: the state has splits without positions: they are resolved a second time when it is restored."""
 
     def __init__(
-        self, context: Any, discover: Discover, subscription: Any, assigner: Any, interval_ms: Any, state: Any
+        self, context: Any, discover: Any, subscription: Any, assigner: Any, interval_ms: Any, state: Any
     ) -> None:
         if state is not None:
             resolved = {each.split_id: each for each in discover(frozenset(), True)}

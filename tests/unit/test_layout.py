@@ -25,8 +25,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sink": {"protocol"},
     "readers": {"source"},
     "assigners": {"source"},
+    "enumerators": {"source", "assigners"},
     "formats": {"source"},
-    "connectors": {"source", "sink", "readers", "assigners", "formats", "protocol", "expressions"},
+    "connectors": {"source", "sink", "readers", "assigners", "enumerators", "formats", "protocol", "expressions"},
     "expressions": {"formats"},
     "catalyst": set(),
     "operators": {"source", "expressions", "protocol", "catalyst"},
@@ -42,8 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "microbatch": {"source", "expressions", "task"},
     "monitor": {"source", "protocol", "coordinator"},  # of that the status, which is made for people
     "simulation": {
-        "source", "sink", "assigners", "protocol", "operators", "task", "checkpoint", "coordinator", "graph",
-        "transport", "runtime", "driver", "connectors",
+        "source", "sink", "assigners", "enumerators", "protocol", "operators", "task", "checkpoint", "coordinator",
+        "graph", "transport", "runtime", "driver", "connectors",
     },
     "testing": {"source", "readers", "connectors", "formats", "task"},
     "cli": {"source", "connectors", "formats", "protocol", "operators", "checkpoint", "coordinator", "microbatch"},

@@ -30,7 +30,7 @@ from headgate.connectors.files.seen_files import SeenFiles, file_hashes
 from headgate.connectors.files.split import FileSplit, split_id_of
 from headgate.connectors.kafka import split as kafka
 from headgate.connectors.kafka.enumerator import KafkaEnumerator
-from headgate.connectors.kafka.split import KafkaSplit, KafkaState, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit, KafkaState
 from headgate.connectors.kafka.subscription import Subscription
 from headgate.connectors.kinesis import split as kinesis
 from headgate.connectors.kinesis.api import Shard
@@ -41,6 +41,7 @@ from headgate.connectors.kinesis.split import KinesisSplit, KinesisState, after
 from headgate.connectors.simple import split as simple
 from headgate.connectors.simple.enumerator import SimpleEnumerator
 from headgate.connectors.simple.split import SimpleSplit, SimpleState
+from headgate.enumerators.partition import TopicPartition
 from headgate.simulation.topic import PIECE_ROWS, SCHEMA, Kind, Topic, TopicSplit
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
 from headgate.source.events import SourceEvent

@@ -40,7 +40,7 @@ from numba.extending import intrinsic
 
 from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, Pace, client_log
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import SourceError
 
 OLDEST, NEWEST = 0x02080000, 0x03000000

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from headgate.connectors.kafka.client_calls import GRACE_S, CallOverdueError, call_within
 from headgate.connectors.kafka.client_config import ClientConfig
-from headgate.connectors.kafka.split import TopicPartition
 from headgate.connectors.kafka.subscription import TopicInfo
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import SourceError, SourceUnavailableError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 
 # Numbers of librdkafka (negative) and Kafka.
 PARTITION_EOF = -191

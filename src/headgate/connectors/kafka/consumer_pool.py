@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from headgate.connectors.kafka.consumer import KafkaConsumer
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 
 if TYPE_CHECKING:
     from headgate.connectors.kafka.client_config import ClientConfig

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from headgate.connectors.kafka.client_config import GROUP_ID_PREFIX
 from headgate.connectors.kafka.client_properties import REFUSED
-from headgate.connectors.kafka.split import TopicPartition
 from headgate.connectors.kafka.subscription import compiled
+from headgate.enumerators.partition import TopicPartition
 from headgate.source.options import Options, OptionSpec, boolean, choice, duration_ms, integer, size_bytes, text
 
 SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, Pace, client_log
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 
 _SLICE_S = 0.1
 """A consume that blocks looks this often whether it was woken up, in seconds."""

@@ -14,7 +14,7 @@ from typing import Protocol, TypedDict
 
 import msgspec
 
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, OptionError
 from headgate.source.enumerator import Boundedness
 from headgate.source.options import Options

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError
 from headgate.source.source import PlannedRange
 

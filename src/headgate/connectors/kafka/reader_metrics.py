@@ -24,7 +24,8 @@ from functools import partial
 
 from headgate.connectors.kafka.consumer import KafkaConsumer
 from headgate.connectors.kafka.records import Records
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.source.metrics import CURRENT_FETCH_EVENT_TIME_LAG, NUM_BYTES_IN, PENDING_RECORDS, MetricGroup
 
 _LOOK_S = 1.0

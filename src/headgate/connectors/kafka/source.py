@@ -28,17 +28,12 @@ from headgate.connectors.kafka.positions import EndingPositions, StartingPositio
 from headgate.connectors.kafka.ranges import Available, lag, plan_ranges, readable
 from headgate.connectors.kafka.reader import KafkaReader
 from headgate.connectors.kafka.reader_metrics import ReaderMetrics
-from headgate.connectors.kafka.split import (
-    SPLIT_SERIALIZER,
-    STATE_SERIALIZER,
-    KafkaSplit,
-    KafkaState,
-    TopicPartition,
-)
+from headgate.connectors.kafka.split import SPLIT_SERIALIZER, STATE_SERIALIZER, KafkaSplit, KafkaState
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.connectors.kafka.subscription import Subscription
 from headgate.connectors.kafka.tasks import group
 from headgate.connectors.kafka.values import JSON_OPTIONS
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import OptionError, SourceUnavailableError
 from headgate.readers import ReaderOptions
 from headgate.source import (

@@ -9,31 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
+from headgate.enumerators.partition import PartitionSplit, PartitionsState
 from headgate.source.serialization import VersionedSerializer
-from headgate.source.split import Remaining, Split
+from headgate.source.split import Remaining
 
 
-class TopicPartition(msgspec.Struct, frozen=True, order=True):
-    """A partition of a topic.
-
-    Parameters
-    ----------
-    topic
-        The topic's name.
-    partition
-        The partition's number, from 0.
-    """
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
-
-
-class KafkaSplit(Split, frozen=True, kw_only=True, omit_defaults=True):
+class KafkaSplit(PartitionSplit, frozen=True, kw_only=True, omit_defaults=True):
     """A partition from ``position`` on, or up to a stop.
 
     The id of a whole partition is ``topic-partition``; pieces of one (a batch read cut by ``minPartitions``) have
@@ -52,48 +33,17 @@ class KafkaSplit(Split, frozen=True, kw_only=True, omit_defaults=True):
         predecessor; None: the broker reports none.
     """
 
-    topic: str
-    partition: int
     position: int
     stop: int | None = None
     topic_id: str | None = None
-
-    @property
-    def topic_partition(self) -> TopicPartition:
-        """The partition that is read."""
-        return TopicPartition(self.topic, self.partition)
 
     def remaining(self) -> Remaining:
         """Return the offsets left: at least as many as there are records."""
         return Remaining(rows=None if self.stop is None else max(0, self.stop - self.position))
 
 
-class KafkaState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the enumerator must know to go on.
-
-    Parameters
-    ----------
-    initial_discovery_finished
-        Whether the partitions that were there at the start are known. Before it, ``startingOffsets`` applies to what
-        is discovered; afterwards new partitions are read from the earliest record (FLIP-537).
-    unassigned
-        Splits discovered (at resolved positions), reported by readers or given back, and not assigned (again) yet.
-    assigned
-        The partitions that were assigned and are not known to be read to their end, by topic, so that they are not
-        discovered again: the number of each, and the reader that it was assigned to (None: not known).
-    parallelism
-        How many readers the splits were shared out among; None: they were not yet. With as many again, readers keep the
-        splits that they report, otherwise all splits are assigned afresh (FLIP-537, "Behaviour Changes").
-    owners
-        The reader of each unassigned split that has one already, by split id. These readers and those of ``assigned``
-        are void at another parallelism.
-    """
-
-    initial_discovery_finished: bool
-    unassigned: tuple[KafkaSplit, ...] = ()
-    assigned: dict[str, tuple[tuple[int, int | None], ...]] = msgspec.field(default_factory=dict)
-    parallelism: int | None = None
-    owners: dict[str, int] = msgspec.field(default_factory=dict)
+class KafkaState(PartitionsState[KafkaSplit], frozen=True, kw_only=True):
+    """What the enumerator must know to go on."""
 
 
 def _readers_not_known(state: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,8 @@ from headgate.connectors.kafka.consumer import (
 from headgate.connectors.kafka.consumer_pool import Decoder, Lease, acquire
 from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
 from headgate.source.split_reader import FetchedBatch, SplitReader

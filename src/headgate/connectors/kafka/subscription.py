@@ -15,7 +15,7 @@ from functools import cache
 
 import msgspec
 
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 from headgate.source.options import Options
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})

@@ -9,14 +9,9 @@ import pyarrow as pa
 from headgate.assigners import ASSIGNERS
 from headgate.connectors.kafka.enumerator import KafkaEnumerator
 from headgate.connectors.kafka.ranges import Available, lag, plan_ranges
-from headgate.connectors.kafka.split import (
-    SPLIT_SERIALIZER,
-    STATE_SERIALIZER,
-    KafkaSplit,
-    KafkaState,
-    TopicPartition,
-)
+from headgate.connectors.kafka.split import SPLIT_SERIALIZER, STATE_SERIALIZER, KafkaSplit, KafkaState
 from headgate.connectors.kafka.subscription import Subscription
+from headgate.enumerators.partition import TopicPartition
 from headgate.source import (
     Boundedness,
     PlanLimits,

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from headgate.connectors.kafka import enumerator as module
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators import topics as module
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, InvalidTransitionError, SourceUnavailableError
 from headgate.source.enumerator import Boundedness
 from headgate.source.watermark import MIN_WATERMARK_MS

@@ -13,7 +13,8 @@ from headgate.connectors.kafka.consumer import PARTITION_EOF, ClientEvent, Consu
 from headgate.connectors.kafka.event_times import FieldOfValues, NextRecord, TimeStamps, _Known, _Walk, range_ends
 from headgate.connectors.kafka.records import Records
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.source.watermark import MIN_WATERMARK_MS
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

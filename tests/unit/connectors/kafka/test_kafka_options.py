@@ -9,8 +9,8 @@ import pytest
 
 from headgate.connectors.kafka.client_properties import JAVA_NAMES, LIBRDKAFKA_NAMES, REFUSED
 from headgate.connectors.kafka.options import OPTION_SPECS, check
-from headgate.connectors.kafka.split import TopicPartition
 from headgate.connectors.kafka.subscription import Subscription, TopicInfo
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import OptionError
 from headgate.source.options import Options
 

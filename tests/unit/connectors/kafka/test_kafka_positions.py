@@ -21,7 +21,7 @@ from headgate.connectors.kafka.positions import (
     Timestamp,
     check_ranges,
 )
-from headgate.connectors.kafka.split import TopicPartition
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, OptionError
 from headgate.source import Boundedness
 from headgate.source.options import Options

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.connectors.kafka.ranges import Available, lag, plan_ranges, readable
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError
 from headgate.source import PlannedRange
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from headgate.connectors.kafka.consumer import HEADERS, KafkaConsumer
 from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.records import Records
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
+from headgate.enumerators.partition import TopicPartition
 from headgate.source import MetricGroup
 
 SOURCE = TopicPartition("rides", 3)

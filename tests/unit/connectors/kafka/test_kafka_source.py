@@ -11,8 +11,9 @@ import pytest
 
 from headgate.connectors.kafka.cluster import KafkaCluster
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.connectors.kafka.split import KafkaSplit, TopicPartition
+from headgate.connectors.kafka.split import KafkaSplit
 from headgate.connectors.kafka.subscription import TopicInfo
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError
 from headgate.source import PlanLimits, SupportsEventTimeSeek
 
