@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 from spark_table import SESSION_TIME_ZONE, canonical, table_time_zone
 
 from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
-from headgate.connectors.kafka.values import JSON_OPTIONS
 from headgate.errors import BadDataError
+from headgate.formats.json_values import JSON_OPTIONS
 from headgate.source.options import Options, OptionSpec, boolean, text
 from headgate.spark.compatibility import from_arrow_schema, to_arrow_schema
 from local.records import records_of

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.values import JsonValues
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.json_values import JsonValues
 from headgate.formats.shared_options import PERMISSIVE
 
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -115,7 +115,7 @@ class KafkaColumns:
         arrays: list[pa.Array] = [None] * len(self._schema)
         kept = None
         if self._values is not None:
-            values, kept = self._values.decode(records)
+            values, kept = self._values.decode(records.values, records.where)
             if not values.num_rows:
                 return None, kept
             for index, array in zip(self._parsed, values.columns, strict=bool(self._parsed)):

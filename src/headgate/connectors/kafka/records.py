@@ -6,6 +6,7 @@ Never: hold a message object. The columns own their memory; librdkafka's is give
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,12 @@ class Records:
     timestamps_ms: npt.NDArray[np.int64] | None = None
     timestamp_types: npt.NDArray[np.int32] | None = None
     headers: pa.ListArray | None = None
+
+    def where(self, place: int) -> tuple[str, dict[str, Any]]:
+        """Say where the record with this number is, for an error about it, and the error's facts."""
+        source, offset = self.source, int(self.offsets[place])
+        name = f"at offset {offset} of partition {source.partition} of the topic {source.topic!r}"
+        return name, {"topic": source.topic, "partition": source.partition, "offset": offset}
 
     def slice(self, start: int, stop: int) -> Records:
         """Return the records numbered ``start`` to ``stop`` (not included), without a copy."""

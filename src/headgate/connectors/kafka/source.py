@@ -32,9 +32,9 @@ from headgate.connectors.kafka.split import SPLIT_SERIALIZER, STATE_SERIALIZER, 
 from headgate.connectors.kafka.split_reader import KafkaSplitReader
 from headgate.connectors.kafka.subscription import Subscription
 from headgate.connectors.kafka.tasks import group
-from headgate.connectors.kafka.values import JSON_OPTIONS
 from headgate.enumerators.partition import TopicPartition
 from headgate.errors import OptionError, SourceUnavailableError
+from headgate.formats.json_values import JSON_OPTIONS
 from headgate.readers import ReaderOptions
 from headgate.source import (
     Boundedness,

@@ -8,9 +8,9 @@ import pytest
 
 from headgate.connectors.kafka.columns import KafkaColumns, kafka_schema
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.values import JSON_OPTIONS
 from headgate.enumerators.partition import TopicPartition
 from headgate.errors import BadDataError, OptionError
+from headgate.formats.json_values import JSON_OPTIONS
 from headgate.source.options import Options, OptionSpec, boolean, text
 from local.records import records_of
 

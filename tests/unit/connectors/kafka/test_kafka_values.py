@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.connectors.kafka.values import JSON_OPTIONS, JsonValues
+from headgate.connectors.kafka.records import Records
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.json import OPTIONS
+from headgate.formats.json_values import JSON_OPTIONS, JsonValues
 from headgate.source.options import Options
 from local.records import records_of
 
@@ -31,8 +32,12 @@ def make(schema: pa.Schema = SCHEMA, **raw: str) -> JsonValues:
     return JsonValues(schema, Options.parse("headgate.kafka", JSON_OPTIONS, raw), "UTC")
 
 
+def decode(reader: JsonValues, records: Records) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+    return reader.decode(records.values, records.where)
+
+
 def rows(values: list[bytes | None], schema: pa.Schema = SCHEMA, **raw: str) -> list[dict]:
-    batch, kept = make(schema, **raw).decode(records_of(values))
+    batch, kept = decode(make(schema, **raw), records_of(values))
     batch.validate(full=True)
     assert batch.schema == schema
     assert batch.num_rows == (len(values) if kept is None else kept.true_count)
@@ -65,12 +70,12 @@ value_lists = (
 def test_any_cut_into_batches_gives_the_rows_one_by_one(values: list[bytes | None], data: st.DataObject) -> None:
     reader = make()
     records = records_of(values, first_offset=100)
-    alone = [reader.decode(records.slice(i, i + 1))[0].to_pylist()[0] for i in range(len(values))]
+    alone = [decode(reader, records.slice(i, i + 1))[0].to_pylist()[0] for i in range(len(values))]
     found = []
     start = 0
     while start < len(values):
         stop = start + data.draw(st.integers(1, len(values) - start))
-        batch, kept = reader.decode(records.slice(start, stop))
+        batch, kept = decode(reader, records.slice(start, stop))
         assert kept is None
         batch.validate(full=True)
         found += batch.to_pylist()
@@ -141,12 +146,12 @@ def test_one_bad_value_among_many_is_the_only_one_read_alone(monkeypatch: pytest
     parse = reader._format.parse_record
     monkeypatch.setattr(reader._format, "parse_record", lambda text: alone.append(text) or parse(text))
     values = [*[b'{"a":%d,"b":"x"}' % i for i in range(3000)], b"nonsense", None, b"[1]", *[b'{"a":7\n}'] * 3000]
-    batch, _ = reader.decode(records_of(values))
+    batch, _ = decode(reader, records_of(values))
     assert alone == [b"nonsense"]
     assert batch.column("a").to_pylist() == [*range(3000), None, None, None, *[7] * 3000]
     alone.clear()
     values[1500] = b"{nonsense}"
-    reader.decode(records_of(values))
+    decode(reader, records_of(values))
     assert b"{nonsense}" in alone
     assert len(alone) < 64
 
@@ -155,7 +160,7 @@ def test_the_error_of_failfast_says_where_the_value_is() -> None:
     with pytest.raises(
         BadDataError, match=r"offset 42 of partition 3 of the topic 'flights' is not a JSON.*'bad'"
     ) as caught:
-        make(mode="FAILFAST").decode(records_of([GOOD, GOOD, b"bad", b"worse"], first_offset=40))
+        decode(make(mode="FAILFAST"), records_of([GOOD, GOOD, b"bad", b"worse"], first_offset=40))
     assert caught.value.facts == {"topic": "flights", "partition": 3, "offset": 42}
 
 

@@ -1,6 +1,6 @@
-"""Parses the values of records, JSON with ``valueFormat`` ``json``, into typed columns: a row for each value.
+"""Parses the values of a system's records, JSON with ``valueFormat`` ``json``, into typed columns: a row for each value.
 
-Never: know the columns of Kafka's own, or parse a value alone that can be read in bulk with those beside it.
+Never: know the system or its own columns, or parse a value alone that can be read in bulk with those beside it.
 
 The values of a batch go to the fastest reader that takes them; what it leaves goes on to the next:
 
@@ -18,14 +18,13 @@ an array is malformed, as is a byte order mark; a byte that is not UTF-8 is repl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.connectors.kafka.records import Records
 from headgate.errors import BadDataError
 from headgate.formats.json import OPTIONS, JsonFormat
 from headgate.formats.shared_options import DROPMALFORMED, FAILFAST
@@ -53,6 +52,9 @@ _NEWLINE, _RETURN, _TAB, _SPACE, _OPEN, _CLOSE = b"\n\r\t {}"
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+
+Where = Callable[[int], tuple[str, dict[str, Any]]]
+"""Says where the value with this number is from ("at offset 3 of …"), and the facts of an error about it."""
 
 _Bytes = npt.NDArray[np.uint8]
 _Places = npt.NDArray[np.int64]
@@ -84,21 +86,21 @@ class JsonValues:
                 check_type(field.type, given, time_zone)
         self._mode: str = given["mode"]
 
-    def decode(self, records: Records) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+    def decode(self, values: pa.Array, where: Where) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
         """Return the rows of the values, and which records they are of; None: of all, one each.
 
         Parameters
         ----------
-        records
-            Records whose values were wanted as lines (`Wanted.lines`).
+        values
+            The values as binary, each with a line break after it (a null has one, too).
+        where
+            Tells where a value is from, for errors.
 
         Raises
         ------
         BadDataError
-            A value is malformed and ``mode`` is ``FAILFAST``; facts ``topic``, ``partition`` and ``offset``.
+            A value is malformed and ``mode`` is ``FAILFAST``; facts as of ``where``.
         """
-        values = records.values
-        assert values is not None
         count = len(values)
         ends = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + count + 1]
         lines = values.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0]) - 1).to_pybytes()
@@ -106,7 +108,7 @@ class JsonValues:
             batch = self._format.read_lines(lines)
             if batch is not None and batch.num_rows == count:
                 return batch, None
-        return _Mixed(self._format, self._mode, records, lines + b"\n", ends - ends[0]).decode()
+        return _Mixed(self._format, self._mode, where, lines + b"\n", ends - ends[0]).decode()
 
 
 class _Mixed:
@@ -116,12 +118,10 @@ class _Mixed:
     are null, unless they are in ``_dropped``.
     """
 
-    def __init__(
-        self, reader: JsonFormat, mode: str, records: Records, text: bytes, ends: npt.NDArray[np.int32]
-    ) -> None:
+    def __init__(self, reader: JsonFormat, mode: str, where: Where, text: bytes, ends: npt.NDArray[np.int32]) -> None:
         self._format = reader
         self._mode = mode
-        self._records = records
+        self._where = where
         self._text = text
         self._starts = ends[:-1].astype(np.int64)
         self._stops = ends[1:].astype(np.int64) - 1
@@ -208,13 +208,12 @@ class _Mixed:
         return found.take(pa.array(row_of, mask=row_of < 0)), kept
 
     def _malformed(self, place: int, raw: bytes, flaw: str) -> BadDataError:
-        source, offset = self._records.source, int(self._records.offsets[place])
+        name, facts = self._where(place)
         return BadDataError(
-            f"The value at offset {offset} of partition {source.partition} of the topic {source.topic!r} {flaw}: "
-            f"{raw[:80].decode('utf-8', 'replace')!r}. Set mode to PERMISSIVE (nulls in place of what is bad) or "
-            "DROPMALFORMED (without the record).",
-            topic=source.topic, partition=source.partition, offset=offset,
-        )  # fmt: skip
+            f"The value {name} {flaw}: {raw[:80].decode('utf-8', 'replace')!r}. Set mode to PERMISSIVE (nulls in place "
+            "of what is bad) or DROPMALFORMED (without the record).",
+            **facts,
+        )
 
 
 def _spaces_moved(text: bytes, starts: _Places, stops: _Places) -> _Bytes:
