@@ -1,4 +1,4 @@
-"""Parses the values of a system's records, JSON with ``valueFormat`` ``json``, into typed columns: a row for each value.
+"""Parses values of records that are JSON (``valueFormat`` ``json``) into typed columns: a row for each value.
 
 Never: know the system or its own columns, or parse a value alone that can be read in bulk with those beside it.
 
@@ -94,7 +94,7 @@ class JsonValues:
         values
             The values as binary, each with a line break after it (a null has one, too).
         where
-            Tells where a value is from, for errors.
+            Says where a value is from, for errors.
 
         Raises
         ------
