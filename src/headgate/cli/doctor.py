@@ -36,6 +36,7 @@ EXAMPLES = epilog(
 _EXTRAS = {
     "kafka": ("confluent_kafka", "numba"),
     "kinesis": ("boto3",),
+    "pulsar": ("pulsar",),
     "metrics": ("prometheus_client", "opentelemetry.sdk"),
 }
 _LEAST_FREE_BYTES = 1 << 30

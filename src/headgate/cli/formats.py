@@ -22,6 +22,7 @@ BUILT_IN = {
     "headgate.files": "headgate.connectors.files.source:FilesSource",
     "headgate.kafka": "headgate.connectors.kafka.source:KafkaSource",
     "headgate.kinesis": "headgate.connectors.kinesis.source:KinesisSource",
+    "headgate.pulsar": "headgate.connectors.pulsar.source:PulsarSource",
 }
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _DEFAULTS = {
     "headgate.kafka": {"kafka.default.api.timeout.ms": "10000"},
     "headgate.kinesis": {"requestTimeout": "10 seconds"},
+    "headgate.pulsar": {"pulsar.client.operationTimeoutMs": "10000"},
 }
 """Who waits at a terminal is not to wait for a minute."""
 _SHOWN_SPLITS = 20

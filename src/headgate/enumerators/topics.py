@@ -420,7 +420,7 @@ class TopicEnumerator(SplitEnumerator[SplitT, StateT]):
         partition.owner = partition.reporter = partition.known_to_checkpoint = None
         self._partitions[split.split_id] = partition
         if self._bounded:
-            heapq.heappush(self._pool, (-(split.remaining().rows or 0), split.topic_partition, split.split_id))
+            heapq.heappush(self._pool, (-_size(split), split.topic_partition, split.split_id))
 
     def _forget_answers(self, subtask: int) -> None:
         """Note that a reader was replaced: the new one has made no request and received no answer."""
@@ -497,3 +497,9 @@ def _never_reached(error: SourceUnavailableError) -> SourceUnavailableError:
         "partitions, a query waits for the brokers.",
         **{**error.facts, "final": True},
     )
+
+
+def _size(split: PartitionSplit) -> int:
+    """Return how much is left of a split: in rows, or else in bytes: a source knows it of all splits, or of none."""
+    left = split.remaining()
+    return left.rows if left.rows is not None else left.bytes or 0

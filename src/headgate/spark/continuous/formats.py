@@ -22,7 +22,7 @@ from headgate.spark.datasource import HeadgateDataSource, import_source, resolve
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_BUILT_IN = ("datagen", "files", "kafka", "kinesis")
+_BUILT_IN = ("datagen", "files", "kafka", "kinesis", "pulsar")
 
 
 class SourceFormat(msgspec.Struct, frozen=True):

@@ -1,0 +1,187 @@
+"""Asks the brokers' HTTP API (``admin.url``) what its binary one does not tell a client for Python.
+
+Never: wait longer than the client's time-out, or follow a redirection to anything but HTTP.
+
+Follows Pulsar 4.0, "Admin REST API" (``/admin/v2``).
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from headgate.connectors.pulsar.client import NAME, ClientConfig, token_of, user_and_password
+from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
+from headgate.connectors.pulsar.position import Position
+from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+
+_MOST_REDIRECTIONS = 5
+_PASSING = (408, 409, 412, 429)
+"""Answers that are others a moment later: a topic is being loaded, unloaded or made."""
+
+
+class PulsarAdmin:
+    """A client of the HTTP API; each call is a request of its own, on any thread.
+
+    Parameters
+    ----------
+    config
+        Where it is, and as whom it is asked.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        assert config.admin_url is not None
+        self._config = config
+        self._url = config.admin_url.rstrip("/")
+        properties = dict(config.admin)
+        self._opener = urllib.request.build_opener(
+            _NoRedirection(), urllib.request.HTTPSHandler(context=_tls(properties))
+        )
+        self._headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        token, named = token_of(properties), user_and_password(properties)
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        elif named is not None:
+            self._headers["Authorization"] = "Basic " + base64.b64encode(":".join(named).encode()).decode()
+
+    def partition_count(self, topic: str) -> int | None:
+        """Return how many partitions a topic has; 0: it exists and has none; None: it does not exist."""
+        found = self._ask("GET", f"/{_path(topic)}/partitions?checkAllowAutoCreation=false")
+        count = int(found["partitions"]) if found is not None else 0
+        if count:
+            return count
+        return 0 if self._ask("GET", f"/{_path(topic)}/internal-info") is not None else None
+
+    def topics(self, namespace: str) -> list[str] | None:
+        """Return the persistent topics of ``tenant/namespace``, partitions as topics of their own; None: no such."""
+        partitioned = self._ask("GET", f"/persistent/{namespace}/partitioned")
+        others = self._ask("GET", f"/persistent/{namespace}")
+        if partitioned is None or others is None:
+            return None
+        return [*partitioned, *(each for each in others if not _is_partition(each, partitioned))]
+
+    def ledgers(self, topic: str) -> Ledgers | None:
+        """Return the ledgers of a topic without partitions, or of one partition; None: it does not exist."""
+        found = self._ask("GET", f"/{_path(topic)}/internalStats")
+        return None if found is None else _ledgers(found)
+
+    def ledgers_of_partitions(self, topic: str) -> dict[int, Ledgers]:
+        """Return the ledgers of all partitions of a topic, by their number; without those that do not exist."""
+        found = self._ask("GET", f"/{_path(topic)}/partitioned-internalStats")
+        of = {} if found is None else found["partitions"]
+        return {int(name.rpartition("-")[2]): _ledgers(stats) for name, stats in of.items()}
+
+    def position_at(self, topic: str, time_ms: int) -> Position:
+        """Return the position before the first message that was published at a time or later.
+
+        Raises
+        ------
+        DataLossError
+            The topic does not exist any longer.
+        """
+        found = self._ask("GET", f"/{_path(topic)}/messageid/{time_ms}")
+        if found is None:
+            raise DataLossError(f"{NAME}: {topic} does not exist any longer.", source=NAME, path=topic)
+        return Position(found["ledgerId"], found["entryId"] - 1)
+
+    def schema(self, topic: str) -> dict[str, Any] | None:
+        """Return the newest schema of a topic: ``type`` and ``data``; None: it has none."""
+        found: dict[str, Any] | None = self._ask("GET", f"/schemas/{_path(topic).partition('/')[2]}/schema")
+        return found
+
+    def move_subscription(self, topic: str, subscription: str, position: Position) -> None:
+        """Make a durable subscription, or move one, so that the entry of ``position`` is the first one it holds."""
+        name = urllib.parse.quote(subscription, safe="")
+        place = {"ledgerId": position.ledger, "entryId": max(0, position.entry)}
+        try:
+            self._ask("PUT", f"/{_path(topic)}/subscription/{name}", place, conflict_ok=True)
+        finally:
+            self._ask("POST", f"/{_path(topic)}/subscription/{name}/resetcursor", place)
+
+    def _ask(self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False) -> Any:
+        """Return the answer, or None where there is no such thing."""
+        url = f"{self._url}/admin/v2{path}"
+        data = None if body is None else json.dumps(body).encode()
+        for _ in range(_MOST_REDIRECTIONS):
+            request = urllib.request.Request(url, data=data, method=method, headers=self._headers)
+            try:
+                with self._opener.open(request, timeout=self._config.timeout_ms / 1000) as answer:
+                    text = answer.read()
+                return json.loads(text) if text else {}
+            except urllib.error.HTTPError as error:
+                target = error.headers.get("Location", "")
+                if error.code in (301, 302, 307, 308) and target.startswith(("http://", "https://")):
+                    url = target
+                    continue
+                if error.code == 404:
+                    return None
+                if conflict_ok and error.code == 409:
+                    return {}
+                raise self._failed(error.code, error.read()) from None
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise SourceUnavailableError(
+                    f"{NAME}: {self._url} (admin.url) does not answer: {self._config.redact(str(error))}.",
+                    source=NAME, address=self._url,
+                ) from error  # fmt: skip
+        raise self._failed(508, b"redirected again and again")
+
+    def _failed(self, code: int, answer: bytes) -> SourceError:
+        try:
+            reason = str(json.loads(answer)["reason"])
+        except (ValueError, KeyError, TypeError):
+            reason = answer[:200].decode("utf-8", "replace").strip() or http.client.responses.get(code, "")
+        what = f"{NAME}: {self._url} (admin.url) answers {code}: {self._config.redact(reason)}."
+        if code in (401, 403):
+            return SourceError(
+                f"{what} Check pulsar.admin.authPluginClassName and pulsar.admin.authParams (else those of "
+                "pulsar.client are used), and what they may do.",
+                source=NAME, address=self._url,
+            )  # fmt: skip
+        if code >= 500 or code in _PASSING:
+            return SourceUnavailableError(what, source=NAME, address=self._url)
+        return SourceError(what, source=NAME, address=self._url)
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    """Leaves redirections to `PulsarAdmin`, as urllib repeats no request that has a body."""
+
+    def redirect_request(self, *of: Any, **more: Any) -> None:
+        """Follow none."""
+
+
+def _tls(properties: dict[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=properties.get("tlsTrustCertsFilePath"))
+    context.check_hostname = properties.get("tlsHostnameVerificationEnable") == "true"
+    if properties.get("tlsAllowInsecureConnection") == "true":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if "tlsCertificateFilePath" in properties:
+        context.load_cert_chain(properties["tlsCertificateFilePath"], properties.get("tlsKeyFilePath"))
+    return context
+
+
+def _path(topic: str) -> str:
+    """Return ``persistent://tenant/namespace/name`` as a part of an address."""
+    domain, _, rest = topic.partition("://")
+    tenant, namespace, name = rest.split("/", 2)
+    return "/".join((domain, tenant, namespace, urllib.parse.quote(name, safe="")))
+
+
+def _is_partition(topic: str, partitioned: list[str]) -> bool:
+    name, found, number = topic.rpartition("-partition-")
+    return bool(found) and number.isdecimal() and name in partitioned
+
+
+def _ledgers(stats: dict[str, Any]) -> Ledgers:
+    """Return what ``internalStats`` says; of the ledger that is written to, its list of ledgers knows no sizes."""
+    listed = [Ledger(each["ledgerId"], each["entries"], each["size"]) for each in stats["ledgers"]]
+    ledger, _, entry = str(stats.get("lastConfirmedEntry", "")).partition(":")
+    if listed and entry and int(ledger) == listed[-1].id:
+        open_bytes = int(stats.get("currentLedgerSize", 0))
+        listed[-1] = Ledger(listed[-1].id, int(entry) + 1, max(open_bytes, listed[-1].bytes))
+    return Ledgers(tuple(listed))

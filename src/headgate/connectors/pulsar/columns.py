@@ -1,0 +1,310 @@
+"""Makes record batches of messages: the columns of StreamNative's Spark connector.
+
+Never: ask a broker. What a value means is an argument: the topic's schema, or that there is none.
+
+Pulsar's client for Python has no call that returns the fields of many messages at once, so each is asked for its own,
+and only for those that a column needs; what the values hold is parsed in bulk. Follows Pulsar's ``Schema`` for how
+numbers are written (big endian).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.connectors.pulsar.client import NAME
+from headgate.connectors.pulsar.position import after_message
+from headgate.errors import BadDataError, OptionError
+from headgate.formats.json_values import JsonValues
+
+_PROPERTIES = pa.map_(pa.string(), pa.string())
+_TIME = pa.timestamp("us", "UTC")
+METADATA: dict[str, pa.DataType] = {
+    "__key": pa.binary(),
+    "__topic": pa.string(),
+    "__messageId": pa.binary(),
+    "__publishTime": _TIME,
+    "__eventTime": _TIME,
+    "__messageProperties": _PROPERTIES,
+}
+"""The columns that every message has beside its value."""
+
+_PRIMITIVES: dict[str, tuple[pa.DataType, str]] = {
+    "BOOLEAN": (pa.bool_(), ">i1"),
+    "INT8": (pa.int8(), ">i1"),
+    "INT16": (pa.int16(), ">i2"),
+    "INT32": (pa.int32(), ">i4"),
+    "INT64": (pa.int64(), ">i8"),
+    "FLOAT": (pa.float32(), ">f4"),
+    "DOUBLE": (pa.float64(), ">f8"),
+    "DATE": (pa.date32(), ">i8"),
+    "TIMESTAMP": (_TIME, ">i8"),
+    "INSTANT": (_TIME, ""),
+}
+_BYTES = ("NONE", "BYTES", "AUTO_CONSUME")
+_FIELDS: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+_DAY_MS = 86_400_000
+
+
+def value_fields(schema: Mapping[str, Any] | None, topic: str) -> list[pa.Field]:
+    """Return the columns of a topic's values by its schema.
+
+    Parameters
+    ----------
+    schema
+        What the brokers' HTTP API says: ``type`` and ``data``; None: the topic has none.
+    topic
+        For errors.
+
+    Raises
+    ------
+    OptionError
+        The values cannot be read by this schema.
+    """
+    kind = "NONE" if schema is None else str(schema["type"])
+    if kind in _BYTES:
+        return [pa.field("value", pa.binary())]
+    if kind == "STRING":
+        return [pa.field("value", pa.string())]
+    if kind in _PRIMITIVES and _PRIMITIVES[kind][1]:
+        return [pa.field("value", _PRIMITIVES[kind][0])]
+    if kind == "JSON":
+        assert schema is not None
+        record = _arrow_type(json.loads(schema["data"]), topic, {})
+        return list(record)
+    raise OptionError(
+        f"{NAME}: the values of {topic} have a schema of type {kind}, which is not read. Set valueFormat to binary to "
+        "have their bytes, and parse these.",
+        source=NAME, option="valueFormat", value="schema",
+    )  # fmt: skip
+
+
+def schema_of(fields: Sequence[pa.Field]) -> pa.Schema:
+    """Return all columns of a read whose values have these."""
+    return pa.schema([*fields, *METADATA.items()])
+
+
+class PulsarColumns:
+    """The columns of a read; one instance makes many batches, on one thread.
+
+    Parameters
+    ----------
+    schema
+        The columns to return: of `METADATA`, and ``value`` or fields of JSON values.
+    options
+        Parsed options of headgate.pulsar.
+    time_zone
+        The session's time zone, for timestamps in values that name none; None: UTC.
+
+    Raises
+    ------
+    OptionError
+        A column has a type that it cannot have, or an option of the values cannot be used.
+    """
+
+    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str | None) -> None:
+        self._schema = schema
+        self._own = [field.name if field.name in METADATA else None for field in schema]
+        for field in schema:
+            wanted = METADATA.get(field.name)
+            if wanted is not None and field.type != wanted:
+                raise OptionError(
+                    f"{NAME}: the column {field.name} is {field.type}, but it can only be {wanted}: give it that type, "
+                    "and cast the column afterwards.",
+                    option="schema", value=str(field.type), column=field.name,
+                )  # fmt: skip
+        fields = [field for field, own in zip(schema, self._own, strict=True) if own is None]
+        kind = value_format(options)
+        self._value: pa.Field | None = None
+        self._json: JsonValues | None = None
+        if kind == "json" or (kind == "schema" and [field.name for field in fields] not in ([], ["value"])):
+            if fields:
+                self._json = JsonValues(pa.schema(fields), options, time_zone or "UTC")
+        elif fields:
+            strange = [
+                field for field in fields if field.name != "value" or (kind == "binary" and field.type != pa.binary())
+            ]
+            if strange:
+                raise OptionError(
+                    f"{NAME} has no column {strange[0].name!r} of type {strange[0].type}. With valueFormat binary "
+                    f"there are: value BINARY, {', '.join(METADATA)}. Set valueFormat to json for fields of JSON.",
+                    option="schema", value=str(strange[0].type), column=strange[0].name,
+                )  # fmt: skip
+            self._value = fields[0]
+
+    def rows(self, topic: str, messages: Sequence[Any]) -> tuple[pa.RecordBatch | None, pa.BooleanArray | None]:
+        """Return the rows of messages of one topic, and which have one; None: all.
+
+        Raises
+        ------
+        BadDataError
+            A value is not what the schema says; facts ``path`` and ``message_id``.
+        """
+        if not messages:
+            return None, None
+        kept: pa.BooleanArray | None = None
+        parsed: dict[str, pa.Array] = {}
+        where = _Where(topic, messages)
+        if self._json is not None:
+            batch, kept = self._json.decode(_lines(messages), where)
+            parsed = dict(zip(batch.schema.names, batch.columns, strict=True))
+            if kept is not None and not kept.true_count:
+                return None, kept
+        elif self._value is not None:
+            parsed["value"] = _values(messages, self._value.type, where)
+        arrays = []
+        for field, own in zip(self._schema, self._own, strict=True):
+            if own is None:
+                arrays.append(parsed[field.name])
+            else:
+                array = _COLUMNS[own](topic, messages)
+                arrays.append(array if kept is None else array.filter(kept))
+        if not arrays:
+            count = len(messages) if kept is None else kept.true_count
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([]))), kept
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema), kept
+
+
+def value_format(options: Mapping[str, Any]) -> str:
+    """Return ``schema``, ``binary`` or ``json``."""
+    return "binary" if options["allowDifferentTopicSchemas"] else str(options["valueFormat"])
+
+
+class _Where:
+    """Says where a value is from."""
+
+    def __init__(self, topic: str, messages: Sequence[Any]) -> None:
+        self._topic = topic
+        self._messages = messages
+
+    def __call__(self, place: int) -> tuple[str, dict[str, Any]]:
+        position = str(after_message(self._messages[place].message_id().serialize()))
+        return f"of the message {position} of {self._topic}", {"path": self._topic, "message_id": position}
+
+
+def _lines(messages: Sequence[Any]) -> pa.BinaryArray:
+    """Return the values, each with a line break after it."""
+    values = [message.data() for message in messages]
+    ends = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value) + 1 for value in values], out=ends[1:])
+    values.append(b"")
+    text = b"\n".join(values)
+    nulls = [place for place, message in enumerate(messages) if not values[place] and message.has_null_value()]
+    valid = None
+    if nulls:
+        bits = np.ones(len(messages), np.bool_)
+        bits[nulls] = False
+        valid = pa.py_buffer(np.packbits(bits, bitorder="little").tobytes())
+    return pa.Array.from_buffers(
+        pa.binary(), len(messages), [valid, pa.py_buffer(ends), pa.py_buffer(text)], len(nulls)
+    )
+
+
+def _values(messages: Sequence[Any], kind: pa.DataType, where: _Where) -> pa.Array:
+    values: list[bytes | None] = [message.data() for message in messages]
+    for place, value in enumerate(values):
+        if not value and messages[place].has_null_value():
+            values[place] = None
+    if pa.types.is_binary(kind):
+        return pa.array(values, pa.binary())
+    if pa.types.is_string(kind):
+        return _text(values, where)
+    code = next((code for of, code in _PRIMITIVES.values() if of == kind and code), None)
+    if code is None:
+        raise OptionError(
+            f"{NAME}: the column value cannot be {kind}. It is what the topic's schema says; leave .schema() out.",
+            option="schema", value=str(kind), column="value",
+        )  # fmt: skip
+    return _numbers(values, kind, np.dtype(code), where)
+
+
+def _text(values: Sequence[bytes | None], where: _Where) -> pa.Array:
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        for place, value in enumerate(values):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError as error:
+                name, facts = where(place)
+                raise BadDataError(f"The value {name} is not text in UTF-8: {value!r:.80}.", **facts) from error
+        raise
+
+
+def _numbers(values: Sequence[bytes | None], kind: pa.DataType, code: np.dtype[Any], where: _Where) -> pa.Array:
+    for place, value in enumerate(values):
+        if value is not None and len(value) != code.itemsize:
+            name, facts = where(place)
+            raise BadDataError(f"The value {name} has {len(value)} bytes, not {code.itemsize}: {value!r:.80}.", **facts)
+    zero = bytes(code.itemsize)
+    found = np.frombuffer(b"".join([value or zero for value in values]), code).astype(code.newbyteorder("="))
+    nulls = np.array([value is None for value in values])
+    if pa.types.is_boolean(kind):
+        return pa.array(found != 0, mask=nulls)
+    if pa.types.is_date(kind):
+        return pa.array((found // _DAY_MS).astype(np.int32), pa.int32(), mask=nulls).cast(kind)
+    if pa.types.is_timestamp(kind):
+        return pa.array(found * 1000, pa.int64(), mask=nulls).cast(kind)
+    return pa.array(found, kind, mask=nulls)
+
+
+def _times(millis: Sequence[int], *, zero_is_null: bool) -> pa.Array:
+    found = np.fromiter(millis, np.int64, len(millis))
+    return pa.array(found * 1000, pa.int64(), mask=(found == 0) if zero_is_null else None).cast(_TIME)
+
+
+_COLUMNS: dict[str, Callable[[str, Sequence[Any]], pa.Array]] = {
+    "__key": lambda _, messages: pa.array(
+        [key.encode() if (key := each.partition_key()) else None for each in messages], pa.binary()
+    ),
+    "__topic": lambda topic, messages: pa.repeat(pa.scalar(topic), len(messages)),
+    "__messageId": lambda _, messages: pa.array([each.message_id().serialize() for each in messages], pa.binary()),
+    "__publishTime": lambda _, messages: _times([each.publish_timestamp() for each in messages], zero_is_null=False),
+    "__eventTime": lambda _, messages: _times([each.event_timestamp() for each in messages], zero_is_null=True),
+    "__messageProperties": lambda _, messages: pa.array(
+        [list(each.properties().items()) for each in messages], _PROPERTIES
+    ),
+}
+
+
+def _arrow_type(described: Any, topic: str, named: dict[str, pa.DataType]) -> pa.DataType:
+    """Return the type that an Avro schema describes: JSON schemas of Pulsar are written so."""
+    if isinstance(described, list):  # a union
+        others = [each for each in described if each != "null"]
+        if len(others) == 1:
+            return _arrow_type(others[0], topic, named)
+    elif isinstance(described, str):
+        found = _FIELDS.get(described) or named.get(described)
+        if found is not None:
+            return found
+    else:
+        match described.get("type"):
+            case "record":
+                fields = [(each["name"], _arrow_type(each["type"], topic, named)) for each in described["fields"]]
+                named[described["name"]] = pa.struct(fields)
+                return named[described["name"]]
+            case "array":
+                return pa.list_(pa.field("element", _arrow_type(described["items"], topic, named)))
+            case "map":
+                return pa.map_(pa.string(), _arrow_type(described["values"], topic, named))
+            case "enum":
+                return pa.string()
+            case other:
+                return _arrow_type(other, topic, named)
+    raise OptionError(
+        f"{NAME}: the schema of {topic} has a type that is not read: {described!r:.80}. Set valueFormat to json and "
+        'give the fields that you need: .schema("user string, amount double").',
+        source=NAME, option="valueFormat", value="schema",
+    )  # fmt: skip

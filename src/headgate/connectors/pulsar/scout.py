@@ -1,0 +1,112 @@
+"""Reads ahead on the driver to count messages, where a micro-batch may have only so many rows.
+
+Never: keep a message: only ids count. Nothing else in Pulsar says how many messages some entries have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headgate.connectors.pulsar.client import NAME, ClientConfig
+from headgate.connectors.pulsar.position import Position, after_message
+from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
+from headgate.errors import SourceUnavailableError
+
+_WAIT_MS = 100
+
+
+class Scout:
+    """Counts messages of partitions; one instance for a query, on the planner's thread.
+
+    Parameters
+    ----------
+    config
+        Makes the client.
+    arguments
+        Further arguments of `pulsar.Client.create_reader`.
+    timeout_ms
+        The longest wait for messages that must be there, in milliseconds.
+    """
+
+    def __init__(self, config: ClientConfig, arguments: dict[str, Any], timeout_ms: int) -> None:
+        self._config = config
+        self._client = config.connect()
+        self._arguments = arguments
+        self._timeout_ms = timeout_ms
+        self._readers: dict[str, tuple[Position | None, Any]] = {}
+
+    def within_rows(
+        self, splits: Sequence[PulsarSplit], ends: Mapping[str, Position], most: int
+    ) -> dict[str, Position]:
+        """Return ends that are so near that all ranges together have so many messages at most; one at least."""
+        for gone in self._readers.keys() - {split.split_id for split in splits}:
+            self._readers.pop(gone)[1].close()
+        nearer: dict[str, Position] = {}
+        waiting = [split for split in splits if split.split_id in ends]
+        left = most
+        for number, split in enumerate(waiting):
+            share = max(1, left // (len(waiting) - number)) if left > 0 else 0
+            if not share:
+                break
+            reached, count = self._count(split, ends[split.split_id], share)
+            nearer[split.split_id] = reached
+            left -= count
+        return nearer
+
+    def _count(self, split: PulsarSplit, end: Position, most: int) -> tuple[Position, int]:
+        """Return the position after so many messages, ``end`` at most, and how many these are."""
+        import pulsar
+
+        position, reader = self._readers.pop(split.split_id, (None, None))
+        if reader is not None and position != split.position:
+            reader.close()
+            reader = None
+        if reader is None:
+            reader = self._open(split)
+        raw, message, count = reader._reader, None, 0
+        deadline_s = time.monotonic() + self._timeout_ms / 1000
+        while count < most:
+            try:
+                message = raw.read_next(_WAIT_MS)
+            except pulsar.Timeout:
+                if not reader.has_message_available():
+                    break
+                if time.monotonic() > deadline_s:
+                    raise SourceUnavailableError(
+                        f"{NAME}: nothing of {split.name} came for {self._timeout_ms} ms (pollTimeoutMs), though it "
+                        f"has messages after {split.position}.",
+                        source=NAME, address=self._config.service_url,
+                    ) from None  # fmt: skip
+                continue
+            except pulsar.PulsarException as error:
+                raise self._config.error(error, f"read {split.name}") from None
+            count += 1
+            if count == most or message.message_id().ledger_id() >= end.ledger:
+                reached = after_message(message.message_id().serialize())
+                if reached >= end:
+                    if reached > end:  # of the next plan: the reader is ahead of it
+                        reader.close()
+                        return end, count - 1
+                    break
+        else:
+            assert message is not None
+            end = min(end, after_message(message.message_id().serialize()))
+        self._readers[split.split_id] = (end, reader)
+        return end, count
+
+    def _open(self, split: PulsarSplit) -> Any:
+        import pulsar
+
+        number = 0 if split.partition == NOT_PARTITIONED else split.partition
+        place = split.position
+        after = (
+            pulsar.MessageId.earliest
+            if place is None
+            else pulsar._pulsar.MessageId(number, place.ledger, place.entry, place.batch_index)
+        )
+        try:
+            return self._client.create_reader(split.name, after, **self._arguments)
+        except pulsar.PulsarException as error:
+            raise self._config.error(error, f"read {split.name}", split=split.split_id) from None

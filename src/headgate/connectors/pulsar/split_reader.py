@@ -1,0 +1,478 @@
+"""Reads partitions, each by a `pulsar.Reader` of its own, all with one client and on one thread.
+
+Never: block in Pulsar's client on the fetcher's thread, or poll partitions that are idle.
+
+A partition is *opened* on a thread beside (the brokers are asked whether its position is still there); then what its
+queue holds is *drained*. An empty queue of an unbounded read is *armed*: the client calls back with the next message.
+That of a bounded read is looked at again, as messages must be there; when nothing comes, the brokers are asked whether
+anything is left, which may not be if the last entries hold nothing for readers (ends of transactions).
+
+Where messages of two ledgers follow each other, the brokers are asked whether any between them were given up: see
+`ledgers`.
+
+Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.connectors.pulsar.admin import PulsarAdmin
+from headgate.connectors.pulsar.client import NAME, ClientConfig
+from headgate.connectors.pulsar.columns import PulsarColumns
+from headgate.connectors.pulsar.jobs import Jobs
+from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
+from headgate.connectors.pulsar.position import Position, after_message
+from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
+from headgate.errors import DataLossError, SourceUnavailableError
+from headgate.source.metrics import MetricGroup
+from headgate.source.split_reader import FetchedBatch, SplitReader
+
+logger = logging.getLogger(__name__)
+
+_OPENING_THREADS = 4
+_MOST_MESSAGES = 8192
+_BATCH_BYTES = 4 << 20
+"""About how large a batch is made, by the size of the one before."""
+_POLL_MS = 10
+"""How soon an empty queue of a bounded read is looked at again."""
+_LOOK_MS = 200
+"""After so much silence a bounded read asks whether anything is left, and again."""
+_IDLE_LOOK_MS = 30_000
+"""So often an idle partition's ledgers are looked at, so that it is known later that nothing of them was lost."""
+_RETRY_MS = 1000
+
+
+class _Opened(NamedTuple):
+    reader: Any
+    ledgers: Ledgers
+    position: Position | None
+
+
+class _Partition:
+    """What the split reader knows of one partition."""
+
+    def __init__(self, split: PulsarSplit, now_ms: int) -> None:
+        self.split = split
+        self.opening: Any = None  # the reader as soon as there is one, seen by the thread that opens it
+        self.reader: Any = None
+        self.ledgers = Ledgers(())  # when they were last looked at
+        self.messages: deque[Any] = deque()  # that came while nobody drained
+        self.is_armed = False
+        self.is_ready = False
+        self.is_looking = False
+        self.open_ms: int | None = None  # when it is opened again, after that failed
+        self.due_ms = 0  # not drained before
+        self.heard_ms = now_ms  # when the last message came, or the partition was opened
+        self.look_ms = 0  # when the brokers are asked next
+        self.most = 1000  # messages of a batch
+
+
+class PulsarSplitReader(SplitReader[PulsarSplit]):
+    """Reads the partitions it is given, in turn.
+
+    Parameters
+    ----------
+    config
+        Makes the client.
+    columns
+        Makes the batches.
+    fail_on_data_loss
+        Whether messages that are gone are an error; else a warning.
+    poll_timeout_ms
+        The longest wait for messages that must be there, in milliseconds.
+    reader_arguments
+        Further arguments of `pulsar.Client.create_reader`.
+    metric_group
+        Takes how many messages and bytes were received.
+    """
+
+    def __init__(
+        self, config: ClientConfig, columns: PulsarColumns, *, fail_on_data_loss: bool, poll_timeout_ms: int,
+        reader_arguments: dict[str, Any], metric_group: MetricGroup,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._columns = columns
+        self._fail_on_data_loss = fail_on_data_loss
+        self._poll_timeout_ms = poll_timeout_ms
+        self._reader_arguments = reader_arguments
+        self._received = metric_group.counter("receivedMessages")
+        self._admin = PulsarAdmin(config)
+        self._client: Any = None
+        self._jobs = Jobs(_OPENING_THREADS)
+        self._partitions: dict[str, _Partition] = {}
+        self._turns: deque[_Partition] = deque()
+        self._paused: set[str] = set()
+        self._found: list[FetchedBatch[PulsarSplit]] = []
+        self._trouble: str | None = None
+
+    def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[PulsarSplit]]:
+        """Drain the next partition that has messages, or wait for one.
+
+        Raises
+        ------
+        DataLossError
+            Messages that were to be read are gone, or their topic is, and ``failOnDataLoss`` is set.
+        SourceUnavailableError
+            Messages of a bounded read do not come within ``pollTimeoutMs``.
+        """
+        self._jobs.wait(0)
+        if not self._found and not self._is_any_ready(_now_ms()):
+            self._jobs.wait(self._patience_ms(timeout_ms))
+        found, self._found = self._found, []
+        now_ms = _now_ms()
+        for _ in range(len(self._turns)):
+            partition = self._turns[0]
+            self._turns.rotate(-1)
+            if self._may_drain(partition, now_ms):
+                batch = self._drain(partition, now_ms)
+                if batch is not None:
+                    found.append(batch)
+                    break
+        for partition in list(self._partitions.values()):
+            self._look_after(partition, now_ms)
+        return found
+
+    def handle_splits_changes(self, added: Sequence[PulsarSplit]) -> None:
+        """Take splits; their partitions are opened on threads beside."""
+        if self._client is None:
+            self._client = self._config.connect()
+        for split in added:
+            partition = _Partition(split, _now_ms())
+            self._partitions[split.split_id] = partition
+            self._turns.append(partition)
+            self._open(partition)
+
+    def pause_or_resume_splits(
+        self, splits_to_pause: Sequence[PulsarSplit], splits_to_resume: Sequence[PulsarSplit]
+    ) -> None:
+        """Leave paused partitions' messages in their queues: when these are full, the brokers send no more."""
+        self._paused.update(split.split_id for split in splits_to_pause if split.split_id in self._partitions)
+        for split in splits_to_resume:
+            self._paused.discard(split.split_id)
+            if split.split_id in self._partitions:
+                self._partitions[split.split_id].heard_ms = _now_ms()
+
+    def trouble(self) -> str | None:
+        """Return why partitions could not be opened or looked at last time."""
+        return self._trouble
+
+    def wake_up(self) -> None:
+        """End the wait of `fetch`."""
+        self._jobs.post(_nothing)
+
+    def close(self) -> None:
+        """Let go of the partitions without waiting for the brokers."""
+        self._jobs.close()
+        for partition in self._partitions.values():
+            _release(partition.opening)
+
+    # -- what is due ------------------------------------------------------------------------------------------------
+
+    def _may_drain(self, partition: _Partition, now_ms: int) -> bool:
+        is_open = partition.reader is not None and partition.split.split_id not in self._paused
+        return is_open and partition.is_ready and partition.due_ms <= now_ms
+
+    def _is_any_ready(self, now_ms: int) -> bool:
+        return any(self._may_drain(each, now_ms) for each in self._turns)
+
+    def _patience_ms(self, timeout_ms: int) -> int:
+        """Return how long to wait for an event: until the first partition is due."""
+        now_ms = _now_ms()
+        due = [each.due_ms for each in self._turns if each.is_ready and each.split.split_id not in self._paused]
+        due += [each.look_ms for each in self._turns if each.reader is not None and not each.is_looking]
+        due += [each.open_ms for each in self._turns if each.open_ms is not None]
+        return max(1, min([timeout_ms, *(each - now_ms for each in due)]))
+
+    def _look_after(self, partition: _Partition, now_ms: int) -> None:
+        """Ask the brokers about a partition of which nothing was heard, or open it again, if that is due."""
+        if partition.open_ms is not None and now_ms >= partition.open_ms:
+            partition.open_ms = None
+            self._open(partition)
+        if partition.reader is None or partition.is_looking or now_ms < partition.look_ms:
+            return
+        if partition.split.split_id in self._paused:
+            partition.look_ms = now_ms + _IDLE_LOOK_MS
+            return
+        bounded = partition.split.stop is not None
+        if now_ms - partition.heard_ms < (_LOOK_MS if bounded else _IDLE_LOOK_MS):
+            partition.look_ms = partition.heard_ms + (_LOOK_MS if bounded else _IDLE_LOOK_MS)
+            return
+        if bounded and now_ms - partition.heard_ms > self._poll_timeout_ms:
+            raise SourceUnavailableError(
+                f"{NAME}: nothing of {partition.split.name} came for {self._poll_timeout_ms} ms (pollTimeoutMs), "
+                f"though it is to be read up to {partition.split.stop}. {self._trouble or ''}",
+                source=NAME, address=self._config.service_url, split=partition.split.split_id,
+            )  # fmt: skip
+        partition.is_looking = True
+        reader, name = partition.reader, partition.split.name
+
+        def look() -> tuple[Ledgers | None, bool]:
+            ledgers = self._admin.ledgers(name)
+            return ledgers, not bounded or reader.has_message_available()
+
+        self._jobs.run(look, partial(self._on_looked, partition))
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def _open(self, partition: _Partition) -> None:
+        split = partition.split
+
+        def work() -> _Opened:
+            ledgers = self._admin.ledgers(split.name)
+            if ledgers is None:
+                raise _deleted(split)
+            position = split.position
+            if position is not None and is_lost(position, None, ledgers, ledgers):
+                self._lost(split, ledgers)
+                position = ledgers.beginning
+            opened = partition.opening = self._new_reader(split, position)
+            if self._jobs.closed:  # nobody will take it
+                _release(opened)
+            return _Opened(opened, ledgers, position)
+
+        self._jobs.run(work, partial(self._on_opened, partition))
+
+    def _new_reader(self, split: PulsarSplit, position: Position | None) -> Any:
+        import pulsar
+
+        number = 0 if split.partition == NOT_PARTITIONED else split.partition
+        after = (
+            pulsar.MessageId.earliest
+            if position is None
+            else pulsar._pulsar.MessageId(number, position.ledger, position.entry, position.batch_index)
+        )
+        try:
+            reader = self._client.create_reader(split.name, after, **self._reader_arguments)
+        except pulsar.PulsarException as error:
+            raise self._config.error(error, f"read {split.name}", split=split.split_id) from None
+        # What wraps it makes an object for each message, and knows no call that returns at once.
+        return reader._reader
+
+    def _on_opened(self, partition: _Partition, opened: _Opened | None, error: Exception | None) -> None:
+        if error is not None or opened is None:
+            assert error is not None
+            self._failed(partition, error)
+            return
+        self._trouble = None
+        partition.reader, partition.ledgers = opened.reader, opened.ledgers
+        partition.split = msgspec.structs.replace(partition.split, position=opened.position)
+        partition.is_ready = True
+        partition.heard_ms = _now_ms()
+
+    def _failed(self, partition: _Partition, error: Exception) -> None:
+        """Open a partition again after a while where that may help, else raise."""
+        split = partition.split
+        if isinstance(error, DataLossError) and not self._fail_on_data_loss:
+            logger.warning("%s It is not read any longer (failOnDataLoss is false).", error)
+            self._finish(partition)
+            return
+        waited = _now_ms() - partition.heard_ms
+        if not isinstance(error, SourceUnavailableError) or (split.stop is not None and waited > self._poll_timeout_ms):
+            raise error
+        self._trouble = str(error)
+        partition.open_ms = _now_ms() + _RETRY_MS
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def _drain(self, partition: _Partition, now_ms: int) -> FetchedBatch[PulsarSplit] | None:
+        """Return what there is of a partition, at most a batch; an empty queue is armed."""
+        messages = self._take(partition, now_ms)
+        if not messages:
+            return None
+        split = partition.split
+        after = after_message(messages[-1].message_id().serialize())
+        if not self._check_ledgers(partition, messages, after, now_ms):
+            return None
+        finished = False
+        if split.stop is not None and after >= split.stop:
+            finished = True
+            while messages and after > split.stop:
+                messages.pop()
+                if messages:
+                    after = after_message(messages[-1].message_id().serialize())
+            if not messages:
+                after = split.stop
+        partition.heard_ms = now_ms
+        batch, kept = self._columns.rows(split.name, messages)
+        self._received.inc(len(messages))
+        moved = msgspec.structs.replace(split, position=after, backlog_bytes=None)
+        partition.split = moved
+        if batch is not None and batch.num_rows:
+            partition.most = max(16, min(_MOST_MESSAGES, _BATCH_BYTES * len(messages) // max(1, batch.nbytes)))
+        if finished:
+            self._finish(partition, say=False)
+        return FetchedBatch(
+            split=moved,
+            batch=batch,
+            finished=finished,
+            position_at=None if batch is None else _positions(split, messages, kept),
+        )
+
+    def _take(self, partition: _Partition, now_ms: int) -> list[Any]:
+        import pulsar
+
+        messages = list(partition.messages)
+        partition.messages.clear()
+        if partition.is_armed:
+            partition.is_ready = False
+            return messages
+        receive, append = partition.reader.read_next, messages.append
+        try:
+            for _ in range(partition.most - len(messages)):
+                append(receive(0))
+        except pulsar.Timeout:
+            if partition.split.stop is None:
+                partition.is_ready = False
+                self._arm(partition)
+            else:
+                partition.due_ms = now_ms + _POLL_MS
+        except pulsar.PulsarException as error:
+            raise self._config.error(error, f"read {partition.split.name}", split=partition.split.split_id) from None
+        return messages
+
+    def _arm(self, partition: _Partition) -> None:
+        import pulsar
+
+        jobs = self._jobs
+        partition.is_armed = True
+
+        def received(result: Any, message: Any) -> None:  # on the client's thread
+            if result == pulsar.Result.Ok:
+                jobs.post(lambda: self._on_message(partition, message))
+
+        partition.reader.read_next_async(received)
+
+    def _on_message(self, partition: _Partition, message: Any) -> None:
+        partition.messages.append(message)
+        partition.is_armed, partition.is_ready = False, True
+
+    def _check_ledgers(self, partition: _Partition, messages: list[Any], after: Position, now_ms: int) -> bool:
+        """Raise where messages were lost; return False if that cannot be known now: they are kept until it can."""
+        position = partition.split.position
+        first_ledger = messages[0].message_id().ledger_id()
+        if (position is None or first_ledger == position.ledger) and first_ledger == after.ledger:
+            return True
+        try:
+            now = self._admin.ledgers(partition.split.name)
+        except SourceUnavailableError as error:
+            self._trouble = str(error)
+            partition.messages.extendleft(reversed(messages))
+            partition.is_ready, partition.due_ms = True, now_ms + _RETRY_MS
+            return False
+        if now is None:
+            now = Ledgers(())
+        ledger = None if position is None else position.ledger
+        previous: Any = None
+        for message in messages:
+            following = message.message_id().ledger_id()
+            if ledger is not None and following != ledger:
+                last = position if previous is None else after_message(previous.message_id().serialize())
+                assert last is not None
+                if is_lost(last, Position(following, -1), partition.ledgers, now):
+                    self._lost(msgspec.structs.replace(partition.split, position=last), now)
+            ledger, previous = following, message
+        partition.ledgers = now
+        return True
+
+    def _on_looked(
+        self, partition: _Partition, looked: tuple[Ledgers | None, bool] | None, error: Exception | None
+    ) -> None:
+        partition.is_looking = False
+        partition.look_ms = _now_ms() + (_LOOK_MS if partition.split.stop is not None else _IDLE_LOOK_MS)
+        if partition.split.split_id not in self._partitions:
+            return
+        if error is not None or looked is None:
+            self._trouble = str(error)
+            return
+        ledgers, is_more = looked
+        self._trouble = None
+        split = partition.split
+        if ledgers is None:
+            self._failed(partition, _deleted(split))
+            return
+        if split.position is not None and is_lost(split.position, None, partition.ledgers, ledgers):
+            self._lost(split, ledgers)
+        elif split.position is not None and split.stop is None and not partition.messages:
+            end = ledgers.end
+            is_read = not ledgers.has_entries_after(split.position) and split.position.ledger in ledgers
+            if end is not None and is_read and end > split.position:
+                # Ledgers that were read may be given up: the position is then in one that is there.
+                partition.split = msgspec.structs.replace(split, position=end)
+                self._found.append(FetchedBatch(split=partition.split))
+        partition.ledgers = ledgers
+        if not is_more and split.stop is not None:
+            # Everything up to the stop was received; what is in the queue is drained before this is believed.
+            batch = self._drain(partition, _now_ms())
+            if batch is not None:
+                self._found.append(batch)
+            if partition.split.split_id in self._partitions and batch is None and not partition.messages:
+                self._finish(partition)
+
+    def _finish(self, partition: _Partition, *, say: bool = True) -> None:
+        split_id = partition.split.split_id
+        del self._partitions[split_id]
+        self._turns.remove(partition)
+        self._paused.discard(split_id)
+        _release(partition.reader)
+        if say:
+            self._found.append(FetchedBatch(split=partition.split, finished=True))
+
+    def _lost(self, split: PulsarSplit, ledgers: Ledgers) -> None:
+        message = (
+            f"{NAME}: messages of {split.name} after {split.position} are gone, or may be: their ledger was deleted "
+            f"(what is there begins at {ledgers.beginning}). The topic was trimmed by its retention, or deleted and "
+            "made again."
+        )
+        if self._fail_on_data_loss:
+            raise DataLossError(
+                f"{message} Set predefinedSubscription so that Pulsar keeps what was not read, or failOnDataLoss to "
+                "false to go on with what is there.",
+                source=NAME, path=split.name, split=split.split_id, position=str(split.position),
+                available=str(ledgers.beginning),
+            )  # fmt: skip
+        logger.warning("%s Reading goes on with what is there (failOnDataLoss is false).", message)
+
+
+def _positions(
+    split: PulsarSplit, messages: Sequence[Any], kept: pa.BooleanArray | None
+) -> Callable[[int], PulsarSplit]:
+    """Return what returns the split after the first rows of a batch."""
+
+    def position_at(count: int) -> PulsarSplit:
+        if count == 0:
+            return split
+        place = count - 1 if kept is None else pc.indices_nonzero(kept)[count - 1].as_py()
+        after = after_message(messages[place].message_id().serialize())
+        return msgspec.structs.replace(split, position=after, backlog_bytes=None)
+
+    return position_at
+
+
+def _release(reader: Any) -> None:
+    if reader is not None:
+        reader.close_async(lambda _: None)
+
+
+def _deleted(split: PulsarSplit) -> DataLossError:
+    return DataLossError(
+        f"{NAME}: the topic {split.name} was deleted, and what was not read of it (after {split.position}) with it.",
+        source=NAME, path=split.name, split=split.split_id,
+    )  # fmt: skip
+
+
+def _nothing() -> None:
+    """Only wake the fetcher."""
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
