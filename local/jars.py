@@ -20,6 +20,8 @@ _HERE = Path(__file__).resolve().parent
 CACHE = _HERE.parent / ".cache"
 
 
+_MEGABYTES = {"pulsar-broker": 150}
+"""What Maven fetches for a POM, where it is much more than for the others."""
 SPARK_KAFKA = {(4, 0): "4.0.3", (4, 1): "4.1.2"}
 """The version of Spark's Kafka source for older versions of Spark."""
 
@@ -78,7 +80,11 @@ def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
 def _fetch(pom: Path, folder: Path, options: Sequence[str] = ()) -> None:
     if shutil.which("mvn") is None:
         raise SystemExit("Maven is missing. Please type: apt-get install -y maven   (or: brew install maven)")
-    print(f"run: fetching the jars of {pom.name} by Maven (the first time: about 50 MB)", file=sys.stderr, flush=True)
+    megabytes = _MEGABYTES.get(pom.name.partition(".")[0], 50)
+    print(
+        f"run: fetching the jars of {pom.name} by Maven (the first time: about {megabytes} MB)",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
     command = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime",
                f"-DoutputDirectory={folder}", *options]  # fmt: skip
     began = time.monotonic()

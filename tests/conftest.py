@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from local.kafka import Certificates
     from local.kinesis import FaultyProxy, MotoServer
-    from tests.shared_broker import Addresses
+    from tests.shared_broker import Addresses, PulsarAddresses
 
 # Without these a worker takes the first python3 on the PATH, which has no pyarrow.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -190,6 +190,20 @@ def kafka(of_all_workers: Path) -> Iterator[Addresses]:
     from tests.shared_broker import shared_broker
 
     with shared_broker(of_all_workers) as addresses:
+        yield addresses
+
+
+@pytest.fixture(scope="session")
+def pulsar(of_all_workers: Path) -> Iterator[PulsarAddresses]:
+    """Return the Pulsar broker that all tests share, with TLS and without tokens, which drops nothing that is repeated.
+
+    Topics whose producers' repeated messages are dropped: in ``public/once``.
+    """
+    from local.pulsar_topics import create_namespace
+    from tests.shared_broker import shared_pulsar
+
+    with shared_pulsar(of_all_workers) as addresses:
+        create_namespace(addresses, "once", deduplication=True)
         yield addresses
 
 

@@ -1,4 +1,6 @@
-"""One Kafka broker for all processes of a test run, in a process of its own: ``python -m tests.shared_broker FOLDER``.
+"""One Kafka and one Pulsar broker for all processes of a test run, each in a process of its own.
+
+``python -m tests.shared_broker kafka FOLDER`` is that process.
 
 Who uses it holds a shared lock on a file, and it ends when it gets that lock for itself alone. So the last user ends
 it, whoever that is, and a user that is killed is none any more: its lock goes with it.
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from local.kafka import Certificates, running_broker
+from local.pulsar import running_pulsar
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +37,16 @@ class Addresses:
     sasl_tls: str
 
 
+@dataclasses.dataclass(frozen=True)
+class PulsarAddresses:
+    """Likewise for Pulsar, by the names that `local.pulsar.PulsarBroker` gives them."""
+
+    service_url: str
+    admin_url: str
+    tls_service_url: str
+    tls_admin_url: str
+
+
 def certificates_of(folder: Path) -> Certificates:
     """Return the certificates in a folder of the run's, made by whoever comes first."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,8 +57,22 @@ def certificates_of(folder: Path) -> Certificates:
 
 
 @contextlib.contextmanager
-def shared_broker(folder: Path) -> Iterator[Addresses]:
-    """Use the broker of a folder, started by whoever comes first."""
+def shared_broker(run: Path) -> Iterator[Addresses]:
+    """Use the Kafka broker of a run's folder, started by whoever comes first."""
+    with _shared("kafka", run) as addresses:
+        yield Addresses(**addresses)
+
+
+@contextlib.contextmanager
+def shared_pulsar(run: Path) -> Iterator[PulsarAddresses]:
+    """Use the Pulsar broker of a run's folder, started by whoever comes first."""
+    with _shared("pulsar", run) as addresses:
+        yield PulsarAddresses(**addresses)
+
+
+@contextlib.contextmanager
+def _shared(kind: str, run: Path) -> Iterator[dict[str, str]]:
+    folder = run / kind
     folder.mkdir(parents=True, exist_ok=True)
     addresses, failed = folder / "addresses.json", folder / "failed"
     with (folder / "users").open("a") as users:
@@ -54,15 +81,17 @@ def shared_broker(folder: Path) -> Iterator[Addresses]:
             fcntl.flock(users, fcntl.LOCK_SH)
             if not addresses.exists():
                 # No child of this process: others may use it for longer.
-                subprocess.run([sys.executable, "-m", "tests.shared_broker", str(folder)], cwd=ROOT, check=True)
+                subprocess.run([sys.executable, "-m", "tests.shared_broker", kind, str(run)], cwd=ROOT, check=True)
                 wait_until(lambda: addresses.exists() or failed.exists(), START_S)
                 assert addresses.exists(), f"the broker did not start:\n{failed.read_text()}"
-        yield Addresses(**json.loads(addresses.read_text()))
+        yield json.loads(addresses.read_text())
 
 
 def main() -> None:
-    """Run the broker of a folder until nobody uses it, in the background."""
-    folder = Path(sys.argv[1])
+    """Run the broker of a run's folder until nobody uses it, in the background."""
+    kind, run = sys.argv[1], Path(sys.argv[2])
+    folder = run / kind
+    start, shape = {"kafka": (running_broker, Addresses), "pulsar": (running_pulsar, PulsarAddresses)}[kind]
     if os.fork():
         return
     os.setsid()
@@ -70,10 +99,10 @@ def main() -> None:
         for number, file in enumerate((nothing, log, log)):
             os.dup2(file.fileno(), number)
     try:
-        with (folder / "users").open("a") as users, running_broker(
-            folder / "broker", certificates=certificates_of(folder)
+        with (folder / "users").open("a") as users, start(
+            folder / "broker", certificates=certificates_of(run)
         ) as broker:  # fmt: skip
-            addresses = {each.name: getattr(broker, each.name) for each in dataclasses.fields(Addresses)}
+            addresses = {each.name: getattr(broker, each.name) for each in dataclasses.fields(shape)}
             (folder / "addresses.new").write_text(json.dumps(addresses))
             (folder / "addresses.new").rename(folder / "addresses.json")
             fcntl.flock(users, fcntl.LOCK_EX)

@@ -1,7 +1,8 @@
-"""The commands of ./run that need nothing installed, help and an unknown one; and the broker that it starts."""
+"""The commands of ./run that need nothing installed, help and an unknown one; and the brokers that it starts."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -36,7 +38,7 @@ def test_help_names_every_command(arguments: tuple[str, ...], tmp_path: Path) ->
     assert done.stderr == ""
     commands = {line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  " != line[1:3]}
     assert commands == {
-        "demo", "test", "bench", "simulate", "fuzz", "conformance", "docs", "wheel", "kafka", "shell", "help",
+        "demo", "test", "bench", "simulate", "fuzz", "conformance", "docs", "wheel", "kafka", "pulsar", "shell", "help",
     }  # fmt: skip
 
 
@@ -65,6 +67,28 @@ def test_kafka_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
         assert f"Kafka listens on 127.0.0.1:{port}" in process.stdout.readline()
         (broker,) = psutil.Process(process.pid).children()
         assert AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=60).brokers
+        process.send_signal(signal.SIGINT)
+        assert process.wait(90) == 0
+        assert not broker.is_running()
+    finally:
+        process.kill()
+
+
+def test_pulsar_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
+    """What ``./run pulsar`` starts once everything is set up."""
+    port, web_port = free_ports(2)
+    command = [sys.executable, "-m", "local.pulsar", "--port", str(port), "--web-port", str(web_port)]
+    process = subprocess.Popen(
+        [*command, "--folder", str(tmp_path)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert f"Pulsar listens on pulsar://127.0.0.1:{port}, its admin API on http://127.0.0.1:{web_port};" in said
+        (broker,) = psutil.Process(process.pid).children()
+        with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/admin/v2/namespaces/public") as answer:
+            assert "public/default" in json.load(answer)
         process.send_signal(signal.SIGINT)
         assert process.wait(90) == 0
         assert not broker.is_running()
