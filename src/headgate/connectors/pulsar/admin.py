@@ -56,7 +56,7 @@ class PulsarAdmin:
         count = int(found["partitions"]) if found is not None else 0
         if count:
             return count
-        return 0 if self._ask("GET", f"/{_path(topic)}/internal-info") is not None else None
+        return None if self.ledgers(topic) is None else 0
 
     def topics(self, namespace: str) -> list[str] | None:
         """Return the persistent topics of ``tenant/namespace``, partitions as topics of their own; None: no such."""

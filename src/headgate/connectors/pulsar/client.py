@@ -211,7 +211,9 @@ _CLOSE_S = 2.0
 def _close_all() -> None:
     """Close this process' clients: their threads must not outlive the interpreter. Does not wait long for brokers."""
     closing = [
-        threading.Thread(target=client.close, daemon=True) for (pid, _), client in _clients.items() if pid == os.getpid()
+        threading.Thread(target=client.close, daemon=True)
+        for (pid, _), client in _clients.items()
+        if pid == os.getpid()
     ]
     for each in closing:
         each.start()

@@ -126,8 +126,7 @@ class Discovery:
             end = self._resolved(each, self._ends, of, "endingOffsets", is_end=True)
             stop = None if end is None else of.last_entry(end)
             if stop is not None and (position is None or position < stop) and of.has_entries_after(position):
-                rest = of.bytes_after(position) - of.bytes_after(stop)
-                found.append(_split(each, position, stop, max(1, rest)))
+                found.append(_split(each, position, stop, of.bytes_between(position, stop)))
         return found
 
     def _ledgers(self, partitions: Sequence[TopicPartition]) -> dict[int, Ledgers]:

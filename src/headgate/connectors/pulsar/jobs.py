@@ -52,15 +52,17 @@ class Jobs:
         """Leave an event for the owner's thread, from any other; it ends `wait`."""
         self._events.put(event)
 
-    def wait(self, timeout_ms: int) -> None:
-        """Handle all events that are there; if there are none, wait for one."""
+    def wait(self, timeout_ms: int) -> int:
+        """Handle all events that are there; if there are none, wait for one. Return how many there were."""
+        count = 0
         try:
             event = self._events.get(timeout=timeout_ms / 1000) if timeout_ms > 0 else self._events.get_nowait()
             while True:
+                count += 1
                 event()
                 event = self._events.get_nowait()
         except queue.Empty:
-            return
+            return count
 
     def close(self) -> None:
         """Let the threads end, without waiting for them."""

@@ -57,6 +57,10 @@ class Ledgers(msgspec.Struct, frozen=True):
         """Return about how many bytes follow a position: entries of a ledger are taken to be of one size."""
         return round(sum(_size(each) * _after(each, position) for each in self.ledgers))
 
+    def bytes_between(self, position: Position | None, end: Position) -> int:
+        """Return about how many bytes are between two positions: at least one, as there is an entry."""
+        return max(1, self.bytes_after(position) - self.bytes_after(end))
+
     def advance(self, position: Position | None, most_bytes: int) -> Position | None:
         """Return the last position with about so many bytes before it at most: one entry further at least.
 

@@ -35,26 +35,28 @@ def ends_now(splits: Sequence[PulsarSplit], ledgers: Mapping[str, Ledgers]) -> d
 def within_bytes(
     splits: Sequence[PulsarSplit], ends: Mapping[str, Position], ledgers: Mapping[str, Ledgers], most: int
 ) -> dict[str, Position]:
-    """Return ends that are so near that all ranges together have about so many bytes at most, each one entry at least.
+    """Return ends that are so near that all ranges together have about so many bytes at most; at least one range.
 
-    What one partition does not need is for those after it, which have the most to read.
+    Partitions have even shares, and what one does not need is for those after it. One whose next entry is larger than
+    what is left has no range: the caller begins with another split each time.
     """
-    by_size = sorted(
-        (split for split in splits if split.split_id in ends),
-        key=lambda split: ledgers[split.split_id].bytes_after(split.position),
-    )
+    waiting = [split for split in splits if split.split_id in ends]
     nearer: dict[str, Position] = {}
     left = most
-    for number, split in enumerate(by_size):
-        of = ledgers[split.split_id]
-        reached = of.advance(split.position, max(1, left // (len(by_size) - number)))
-        end = ends[split.split_id]
-        nearer[split.split_id] = end if reached is None else min(end, reached)
-        left -= of.bytes_after(split.position) - of.bytes_after(nearer[split.split_id])
+    for number, split in enumerate(waiting):
+        of, end = ledgers[split.split_id], ends[split.split_id]
+        reached = of.advance(split.position, max(1, left // (len(waiting) - number)))
+        end = end if reached is None else min(end, reached)
+        size = of.bytes_between(split.position, end)
+        if size <= left or not nearer:
+            nearer[split.split_id] = end
+            left -= size
     return nearer
 
 
-def planned(splits: Sequence[PulsarSplit], ends: Mapping[str, Position]) -> list[PlannedRange[PulsarSplit]]:
+def planned(
+    splits: Sequence[PulsarSplit], ends: Mapping[str, Position], ledgers: Mapping[str, Ledgers]
+) -> list[PlannedRange[PulsarSplit]]:
     """Return the ranges up to these ends, in the order of the splits."""
     ranges: list[PlannedRange[PulsarSplit]] = []
     for split in splits:
@@ -64,5 +66,6 @@ def planned(splits: Sequence[PulsarSplit], ends: Mapping[str, Position]) -> list
                 ranges.append(PlannedRange(split=split))
             continue
         rest = None if split.stop is not None and end >= split.stop else msgspec.structs.replace(split, position=end)
-        ranges.append(PlannedRange(split=msgspec.structs.replace(split, stop=end), rest=rest))
+        size = ledgers[split.split_id].bytes_between(split.position, end)
+        ranges.append(PlannedRange(split=msgspec.structs.replace(split, stop=end, backlog_bytes=size), rest=rest))
     return ranges

@@ -79,6 +79,10 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         check(self.options)
+        if value_format(self.options) == "binary":
+            for spec in JSON_OPTIONS:
+                if self.options.is_set(spec.name):
+                    raise self.options.error(spec.name, "is for values that are parsed: set valueFormat to json.")
         self._config = ClientConfig.of(self.options)
         self._subscription = Subscription.of(self.options)
         self._reader_arguments = reader_arguments(self.options)
@@ -86,6 +90,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._ledgers: dict[str, Ledgers] = {}
         self._asked_ms = self._moved_ms = -_SUBSCRIPTION_AGAIN_MS
         self._scout: Scout | None = None
+        self._turn = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_scout": None, "_ledgers": {}}
@@ -179,14 +184,16 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         """
         ledgers = self._look(splits, now_ms)
         self._keep(splits, now_ms)
-        readable = [split for split in splits if split.split_id in ledgers]
-        ends = ends_now(readable, ledgers)
+        ends = ends_now(splits, ledgers)
+        # Who is first differs from plan to plan: what is left over for the last ones may be too little.
+        self._turn += 1
+        turned = [*splits[self._turn % len(splits) :], *splits[: self._turn % len(splits)]] if splits else []
         if limits.max_bytes is not None:
-            ends = within_bytes(readable, ends, ledgers, limits.max_bytes)
+            ends = within_bytes(turned, ends, ledgers, limits.max_bytes)
         if limits.max_rows is not None and ends:
             self._scout = self._scout or Scout(self._config, self._reader_arguments, self.options["pollTimeoutMs"])
-            ends = self._scout.within_rows(readable, ends, limits.max_rows)
-        return planned(readable, ends)
+            ends = self._scout.within_rows(turned, ends, limits.max_rows)
+        return planned(splits, ends, ledgers)
 
     def lag(self, splits: Sequence[PulsarSplit], now_ms: int) -> Mapping[str, int]:
         """Return how many entries, each a message or a batch of them, are not read yet. Blocks."""

@@ -125,8 +125,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         SourceUnavailableError
             Messages of a bounded read do not come within ``pollTimeoutMs``.
         """
-        self._jobs.wait(0)
-        if not self._found and not self._is_any_ready(_now_ms()):
+        # What is there already may be a call of `wake_up`: then nothing is waited for.
+        if not self._jobs.wait(0) and not self._found and not self._is_any_ready(_now_ms()):
             self._jobs.wait(self._patience_ms(timeout_ms))
         found, self._found = self._found, []
         now_ms = _now_ms()

@@ -1,0 +1,482 @@
+"""The source of headgate.pulsar on a real broker, without Spark: every promise, and what Pulsar's own client reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.connectors.pulsar.source import PulsarSource
+from headgate.errors import BadDataError, DataLossError, OptionError, SourceError, SourceUnavailableError
+from headgate.source import Boundedness, PlanLimits
+from headgate.testing import ReaderHarness, SourceHarness
+from headgate.testing.conformance import conformance_test
+from local.kafka import Certificates
+from local.pulsar import PulsarBroker, running_pulsar
+from local.pulsar_topics import (
+    Message,
+    add_partitions,
+    ask,
+    create_topic,
+    delete_topic,
+    produce,
+    read_topic,
+    trim,
+    unload,
+    upload_schema,
+)
+from tests.shared_broker import PulsarAddresses
+
+SCHEMA = pa.schema({"value": pa.binary(), "__messageId": pa.binary(), "__eventTime": pa.timestamp("us", "UTC")})
+
+
+def source(broker: Any, topic: str, **more: str) -> PulsarSource:
+    where = {"service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic}
+    return PulsarSource({name: value for name, value in {**where, **more}.items() if value})
+
+
+def messages(count: int, first: int = 0, **more: Any) -> list[Message]:
+    return [
+        Message(b"%d" % number, key=f"k{number}" if number % 3 else None, event_time_ms=number * 1000 or None,
+                properties={"n": str(number)} if number % 2 else {}, **more)
+        for number in range(first, first + count)
+    ]  # fmt: skip
+
+
+def read(each: PulsarSource, schema: pa.Schema | None = None, **more: Any) -> list[dict[str, Any]]:
+    with SourceHarness(each, schema=schema, **more) as harness:
+        harness.run_to_end()
+        return harness.rows()
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return sorted(int(row["value"]) for row in rows)
+
+
+@pytest.fixture
+def three_partitions(pulsar: PulsarAddresses, topic_name: str) -> str:
+    """Return a topic with batches, without batches, and with ledgers that follow each other."""
+    create_topic(pulsar, topic_name, 3)
+    produce(pulsar, topic_name, messages(10, partition=0), batch=4)
+    produce(pulsar, topic_name, messages(6, 10, partition=1), batch=1)
+    produce(pulsar, topic_name, messages(5, 16, partition=2), batch=3)
+    unload(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(5, 21, partition=2), batch=3)
+    return topic_name
+
+
+@contextmanager
+def frozen(broker: PulsarBroker) -> Iterator[None]:
+    broker.freeze()
+    try:
+        yield
+    finally:
+        broker.thaw()
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[PulsarBroker]:
+    """Return a broker that a test may stop."""
+    with running_pulsar() as broker:
+        yield broker
+
+
+test_pulsar_keeps = conformance_test(
+    lambda pulsar, three_partitions: source(pulsar, three_partitions, startingOffsets="earliest"),
+    schema=SCHEMA,
+    add_rows=lambda pulsar, three_partitions: produce(pulsar, three_partitions, messages(5, 26, partition=1)),
+)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_it_reads_what_the_client_reads(pulsar: PulsarAddresses, three_partitions: str, parallelism: int) -> None:
+    """Every column of every message, beside `pulsar.Reader`."""
+    expected = {
+        each.message_id().serialize(): {
+            "value": each.data(),
+            "__key": each.partition_key().encode() or None,
+            "__topic": each.topic_name(),
+            "__publishTime": each.publish_timestamp(),
+            "__eventTime": each.event_timestamp() or None,
+            "__messageProperties": each.properties(),
+        }
+        for each in read_topic(pulsar, three_partitions)
+    }
+    assert len(expected) == 26
+    found = {}
+    for row in read(source(pulsar, three_partitions), parallelism=parallelism):
+        times = {name: row[name] and round(row[name].timestamp() * 1000) for name in ("__publishTime", "__eventTime")}
+        properties = {"__messageProperties": dict(row["__messageProperties"])}
+        message_id = row.pop("__messageId")
+        found[message_id] = row | times | properties
+    assert found == expected
+
+
+def test_only_the_columns_that_are_asked_for(pulsar: PulsarAddresses, three_partitions: str) -> None:
+    rows = read(source(pulsar, three_partitions), pa.schema({"__topic": pa.string()}))
+    assert {len(row) for row in rows} == {1}
+    assert len(rows) == 26
+    with SourceHarness(source(pulsar, three_partitions), schema=pa.schema([])) as harness:
+        harness.run_to_end()
+        assert harness.row_count == 26, "rows without columns are counted"
+
+
+# -- where it starts and ends -----------------------------------------------------------------------------------------
+
+
+def by_topic(topic: str, start: Any) -> str:
+    return json.dumps({topic: start})
+
+
+def test_starting_and_ending_message_ids_are_read(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    ids = [each.serialize() for each in produce(pulsar, topic_name, messages(12), batch=5)]
+    for first, last in ((0, 11), (3, 8), (5, 5), (4, 10), (11, 11)):
+        starts, ends = by_topic(topic_name, list(ids[first])), by_topic(topic_name, list(ids[last]))
+        rows = read(source(pulsar, topic_name, startingOffsets=starts, endingOffsets=ends))
+        assert numbers(rows) == list(range(first, last + 1))
+
+
+def test_starting_and_ending_times_of_publication(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(7), batch=1)
+    times = [each.publish_timestamp() for each in read_topic(pulsar, topic_name)]
+    middle = times[3]
+    expected = [number for number, time in enumerate(times) if time >= middle]
+    assert numbers(read(source(pulsar, topic_name, startingTime=str(middle)))) == expected
+    assert numbers(read(source(pulsar, topic_name, endingTime=str(middle)))) == sorted(set(range(7)) - set(expected))
+    assert numbers(read(source(pulsar, topic_name, startingOffsets=str(middle)))) == expected
+
+
+def test_a_stream_starts_with_what_comes_later(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name, 2)
+    produce(pulsar, topic_name, messages(10))
+    with SourceHarness(source(pulsar, topic_name), boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+        harness.enumerator.run_due_calls()
+        produce(pulsar, topic_name, messages(10, 10))
+        harness.run_until_rows(10)
+        assert numbers(harness.rows()) == list(range(10, 20))
+
+
+def test_new_partitions_and_topics_are_found_and_read_whole(pulsar: PulsarAddresses, topic_name: str) -> None:
+    for number in (0, 1):
+        create_topic(pulsar, f"{topic_name}-{number}", number)
+    each = source(pulsar, "", topicsPattern=f"{topic_name}-.*", startingOffsets="earliest")
+    produce(pulsar, f"{topic_name}-0", messages(5))
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, parallelism=2) as harness:
+        harness.run_until_rows(5)
+        add_partitions(pulsar, f"{topic_name}-1", 3)
+        create_topic(pulsar, f"{topic_name}-2")
+        create_topic(pulsar, f"other-{topic_name}-2")
+        produce(pulsar, f"{topic_name}-1", messages(5, 5, partition=2))
+        produce(pulsar, f"{topic_name}-2", messages(5, 10))
+        produce(pulsar, f"other-{topic_name}-2", messages(5, 100))
+        harness.run_until_rows(15)
+        assert numbers(harness.rows()) == list(range(15))
+
+
+def test_topics_that_are_not_there(pulsar: PulsarAddresses, topic_name: str) -> None:
+    with pytest.raises(OptionError, match=r"does not exist. Create it, or correct the option"):
+        read(source(pulsar, topic_name), SCHEMA)
+    assert read(source(pulsar, "", topicsPattern=f"{topic_name}.*"), SCHEMA) == []
+    with pytest.raises(OptionError, match=r"the namespace public/nowhere does not exist"):
+        read(source(pulsar, "", topicsPattern="public/nowhere/.*"), SCHEMA)
+    create_topic(pulsar, topic_name)
+    starts = by_topic("some-other-topic", "earliest")
+    with pytest.raises(OptionError, match=r"names persistent://public/default/some-other-topic, which is not read"):
+        read(source(pulsar, topic_name, startingOffsets=starts), SCHEMA)
+
+
+# -- what is gone ------------------------------------------------------------------------------------------------------
+
+
+def in_the_middle(broker: Any, topic: str, **more: str) -> tuple[PulsarSource, Any]:
+    """Return a source whose first ledger was read, but for a message, and its snapshot."""
+    create_topic(broker, topic)
+    produce(broker, topic, messages(6), batch=1)
+    each = source(broker, topic, startingOffsets="earliest", **more)
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, most_rows=5) as harness:
+        harness.run_until_rows(5)
+        assert harness.row_count == 5
+        return each, harness.snapshot()
+
+
+def trimmed(broker: Any, topic: str) -> None:
+    trim(broker, topic)
+    produce(broker, topic, messages(3, 6), batch=1)
+
+
+def made_again(broker: Any, topic: str) -> None:
+    delete_topic(broker, topic)
+    create_topic(broker, topic)
+    produce(broker, topic, messages(3, 6), batch=1)
+
+
+GONE = pytest.mark.parametrize("lose", [trimmed, made_again])
+
+
+@GONE
+def test_messages_that_are_gone_are_an_error(
+    pulsar: PulsarAddresses, topic_name: str, lose: Callable[[Any, str], None]
+) -> None:
+    each, snapshot = in_the_middle(pulsar, topic_name)
+    lose(pulsar, topic_name)
+    with (
+        pytest.raises(DataLossError, match=r"after \d+:4 are gone, or may be.*predefinedSubscription") as raised,
+        SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, snapshot=snapshot) as harness,
+    ):
+        harness.run_until_rows(1)
+    assert raised.value.split == f"persistent://public/default/{topic_name}"  # type: ignore[attr-defined]
+
+
+@GONE
+def test_or_a_warning_and_reading_goes_on(
+    pulsar: PulsarAddresses, topic_name: str, lose: Callable[[Any, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    each, snapshot = in_the_middle(pulsar, topic_name, failOnDataLoss="false")
+    lose(pulsar, topic_name)
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, snapshot=snapshot) as harness:
+        harness.run_until_rows(3)
+        assert numbers(harness.rows()) == [6, 7, 8]
+    assert "are gone, or may be" in caplog.text
+
+
+def test_a_topic_that_was_deleted_is_an_error(pulsar: PulsarAddresses, topic_name: str) -> None:
+    each, snapshot = in_the_middle(pulsar, topic_name)
+    delete_topic(pulsar, topic_name)
+    with (
+        pytest.raises(DataLossError, match=r"was deleted, and what was not read of it"),
+        SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, snapshot=snapshot) as harness,
+    ):
+        harness.run_until_rows(1)
+
+
+@GONE
+def test_messages_that_go_while_it_reads_are_an_error(
+    pulsar: PulsarAddresses, topic_name: str, lose: Callable[[Any, str], None]
+) -> None:
+    """The queue of the client is full: the brokers move its cursor on without a word."""
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(6), batch=1)
+    each = source(pulsar, topic_name, startingOffsets="earliest", **{"pulsar.reader.receiverQueueSize": "1"})
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, most_rows=1) as harness:
+        harness.run_until_rows(2)
+        lose(pulsar, topic_name)
+        with pytest.raises(DataLossError, match=r"are gone, or may be"):
+            harness.run_until_rows(9)
+
+
+def test_a_start_that_is_gone_is_an_error(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    ids = produce(pulsar, topic_name, messages(6), batch=1)
+    trimmed(pulsar, topic_name)
+    starts = by_topic(topic_name, list(ids[2].serialize()))
+    with pytest.raises(DataLossError, match=r"startingOffsets for .* is not there any longer"):
+        read(source(pulsar, topic_name, startingOffsets=starts))
+    assert numbers(read(source(pulsar, topic_name, startingOffsets=starts, failOnDataLoss="false"))) == [6, 7, 8]
+
+
+def test_a_subscription_keeps_what_was_not_read(pulsar: PulsarAddresses, topic_name: str) -> None:
+    each, snapshot = in_the_middle(pulsar, topic_name, predefinedSubscription="ferry")
+    unload(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(3, 6), batch=1)
+    ask(pulsar, "POST", f"persistent/public/default/{topic_name}/trim")
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, snapshot=snapshot) as harness:
+        harness.run_until_rows(4)
+        assert numbers(harness.rows()) == [5, 6, 7, 8]
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_values_as_typed_columns(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    values = [b'{"id": 1, "name": "a"}', b'{"id": 2}', b"bad", b"", b'{"name": "x\\ny", "id": 3, "more": []}']
+    produce(pulsar, topic_name, [Message(value) for value in values])
+    schema = pa.schema({"name": pa.string(), "id": pa.int64(), "__topic": pa.string()})
+    rows = read(source(pulsar, topic_name, valueFormat="json"), schema)
+    assert [(row["id"], row["name"]) for row in rows] == [(1, "a"), (2, None), (None, None), (None, None), (3, "x\ny")]
+    assert len(read(source(pulsar, topic_name, valueFormat="json", mode="DROPMALFORMED"), schema)) == 4
+    with pytest.raises(BadDataError, match=r"of the message \d+:0:2 of persistent://public/default/.* FAILFAST|bad"):
+        read(source(pulsar, topic_name, valueFormat="json", mode="FAILFAST"), schema)
+    with pytest.raises(OptionError, match=r"the values' fields must be given"):
+        source(pulsar, topic_name, valueFormat="json").schema()
+
+
+RECORD = {
+    "type": "record", "name": "Ride",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "driver", "type": ["null", {"type": "record", "name": "Driver", "fields": [
+            {"name": "name", "type": "string"}, {"name": "stars", "type": {"type": "array", "items": "int"}}]}]},
+    ],
+}  # fmt: skip
+
+
+def test_a_json_schema_gives_the_fields(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    upload_schema(pulsar, topic_name, "JSON", RECORD)
+    produce(
+        pulsar, topic_name, [Message(b'{"id": 7, "driver": {"name": "n", "stars": [5, 4]}}'), Message(b'{"id": 8}')]
+    )
+    rows = read(source(pulsar, topic_name))
+    assert [(row["id"], row["driver"]) for row in rows] == [(7, {"name": "n", "stars": [5, 4]}), (8, None)]
+    assert numbers([{"value": row["id"]} for row in rows]) == [7, 8]
+    raw = read(source(pulsar, topic_name, allowDifferentTopicSchemas="true"))
+    assert raw[1]["value"] == b'{"id": 8}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        ("STRING", "ü".encode(), "ü"),
+        ("BOOLEAN", b"\1", True),
+        ("INT8", b"\xff", -1),
+        ("INT16", b"\xff\xfe", -2),
+        ("INT32", b"\0\0\1\0", 256),
+        ("INT64", b"\xff" * 8, -1),
+        ("FLOAT", b"\x3f\xc0\0\0", 1.5),
+        ("DOUBLE", b"\xbf\xf8\0\0\0\0\0\0", -1.5),
+        ("BYTES", b"\0\1", b"\0\1"),
+    ],
+)
+def test_primitive_schemas(pulsar: PulsarAddresses, topic_name: str, kind: str, data: bytes, expected: Any) -> None:
+    create_topic(pulsar, topic_name)
+    upload_schema(pulsar, topic_name, kind, "")
+    produce(pulsar, topic_name, [Message(data)])
+    assert [row["value"] for row in read(source(pulsar, topic_name))] == [expected]
+
+
+def test_values_that_are_not_what_the_schema_says(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    upload_schema(pulsar, topic_name, "INT32", "")
+    produce(pulsar, topic_name, [Message(b"\0\0\0\1"), Message(b"no number")])
+    with pytest.raises(BadDataError, match=r"of the message \d+:0.* has 9 bytes, not 4"):
+        read(source(pulsar, topic_name))
+
+
+def test_topics_of_different_schemas(pulsar: PulsarAddresses, topic_name: str) -> None:
+    for number, kind in enumerate(("INT32", "STRING")):
+        create_topic(pulsar, f"{topic_name}-{number}")
+        upload_schema(pulsar, f"{topic_name}-{number}", kind, "")
+    both = f"{topic_name}-0,{topic_name}-1"
+    with pytest.raises(OptionError, match=r"have different schemas. Set allowDifferentTopicSchemas to true"):
+        source(pulsar, "", topics=both).schema()
+    assert (
+        source(pulsar, "", topics=both, allowDifferentTopicSchemas="true").schema().field("value").type == pa.binary()
+    )
+
+
+def test_a_schema_that_is_not_read(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    upload_schema(pulsar, topic_name, "AVRO", RECORD)
+    with pytest.raises(OptionError, match=r"a schema of type AVRO, which is not read. Set valueFormat to binary"):
+        source(pulsar, topic_name).schema()
+
+
+# -- micro-batches' plans ----------------------------------------------------------------------------------------------
+
+
+def test_plans_have_as_many_rows_as_allowed(pulsar: PulsarAddresses, three_partitions: str) -> None:
+    each = source(pulsar, three_partitions)
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+        harness.enumerator.run_due_calls()
+        splits = [
+            split.__class__(split_id=split.split_id, topic=split.topic, partition=split.partition)
+            for split in harness.enumerator.assigned[0].values()
+        ]
+    counts = []
+    while True:
+        planned = each.plan_ranges(splits, PlanLimits(max_rows=5), 0)
+        if not planned:
+            break
+        rows = 0
+        for one in planned:
+            found = source(pulsar, three_partitions)
+            with ReaderHarness(found.create_reader, found.split_serializer, SCHEMA) as reader:
+                reader.add_splits(one.split)
+                rows += len(reader.run_to_end())
+        counts.append(rows)
+        rests = {one.split.split_id: one.rest for one in planned}
+        splits = [rests.get(split.split_id) or split for split in splits]
+    assert sum(counts) == 26
+    assert max(counts) <= 5
+    lag = each.lag(splits, 1000)
+    assert lag == {"entriesBehindLatest": 0, "maxEntriesBehindLatest": 0}
+
+
+# -- brokers that do not answer, TLS, tokens ---------------------------------------------------------------------------
+
+
+def test_an_address_where_nobody_answers(pulsar: PulsarAddresses, topic_name: str) -> None:
+    lost = source(pulsar, topic_name, **{"admin.url": "http://127.0.0.1:9"})
+    with pytest.raises(SourceUnavailableError, match=r"http://127.0.0.1:9 \(admin.url\) does not answer"):
+        read(lost, SCHEMA)
+
+
+def test_messages_that_do_not_come(pulsar: PulsarAddresses, three_partitions: str) -> None:
+    lost = source(
+        pulsar, three_partitions,
+        **{"service.url": "pulsar://127.0.0.1:9", "pollTimeoutMs": "1500", "pulsar.client.operationTimeoutMs": "1000"},
+    )  # fmt: skip
+    with pytest.raises(SourceUnavailableError, match=r"pulsar://127.0.0.1:9 did not let this client read"):
+        read(lost, SCHEMA)
+
+
+def test_it_goes_on_after_the_broker_was_killed(own_broker: PulsarBroker, topic_name: str) -> None:
+    create_topic(own_broker, topic_name, 2)
+    produce(own_broker, topic_name, messages(10))
+    each = source(own_broker, topic_name, startingOffsets="earliest")
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, timeout_s=120) as harness:
+        harness.run_until_rows(10)
+        own_broker.kill()
+        own_broker.start()
+        produce(own_broker, topic_name, messages(10, 10))
+        harness.run_until_rows(20)
+        assert numbers(harness.rows()) == list(range(20))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PulsarBroker, Certificates]]:
+    certificates = Certificates.make(tmp_path_factory.mktemp("pulsar"))
+    with running_pulsar(certificates=certificates, tokens=True) as broker:
+        yield broker, certificates
+
+
+def login(broker: PulsarBroker, token: str) -> dict[str, str]:
+    return {
+        "pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+        "pulsar.client.authParams": f"token:{token}",
+    }
+
+
+def test_tokens_and_tls(secured: tuple[PulsarBroker, Certificates], topic_name: str, tmp_path: Path) -> None:
+    with_tokens, certificates = secured
+    token = with_tokens.token()
+    create_topic(with_tokens, topic_name, token=token)
+    produce(with_tokens, topic_name, messages(5), token=token)
+    assert numbers(read(source(with_tokens, topic_name, **login(with_tokens, token)))) == list(range(5))
+    held = tmp_path / "token"
+    held.write_text(token + "\n")
+    in_a_file = login(with_tokens, token) | {"pulsar.client.authParams": f"file://{held}"}
+    assert len(read(source(with_tokens, topic_name, **in_a_file))) == 5
+    over_tls = login(with_tokens, token) | {
+        "service.url": with_tokens.tls_service_url,
+        "admin.url": with_tokens.tls_admin_url,
+        "pulsar.client.tlsTrustCertsFilePath": str(certificates.ca),
+    }
+    assert len(read(source(with_tokens, topic_name, **over_tls))) == 5
+
+
+def test_wrong_tokens_are_named_but_not_shown(secured: tuple[PulsarBroker, Certificates], topic_name: str) -> None:
+    with_tokens, _ = secured
+    create_topic(with_tokens, topic_name, token=with_tokens.token())
+    wrong = with_tokens.token(secret=b"another secret of thirty-two bytes!!")
+    with pytest.raises(SourceError, match=r"Check pulsar.admin.authPluginClassName") as raised:
+        read(source(with_tokens, topic_name, **login(with_tokens, wrong)), SCHEMA)
+    assert wrong not in str(raised.value)
