@@ -1,4 +1,4 @@
-"""Asks the brokers' HTTP API (``admin.url``) what its binary one does not tell a client for Python.
+"""Asks the brokers' HTTP API (``admin.url``) what Pulsar's client for Python cannot ask.
 
 Never: wait longer than the client's time-out, or follow a redirection to anything but HTTP.
 

@@ -198,8 +198,8 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
     def lag(self, splits: Sequence[PulsarSplit], now_ms: int) -> Mapping[str, int]:
         """Return how many entries, each a message or a batch of them, are not read yet. Blocks."""
         ledgers = self._look(splits, now_ms)
-        behind = [of.entries_after(split.position) for split in splits if (of := ledgers.get(split.split_id))]
-        return {"entriesBehindLatest": sum(behind), "maxEntriesBehindLatest": max(behind, default=0)}
+        left = [of.entries_after(split.position) for split in splits if (of := ledgers.get(split.split_id))]
+        return {"entriesBehindLatest": sum(left), "maxEntriesBehindLatest": max(left, default=0)}
 
     def _enumerator(self, context: SplitEnumeratorContext[PulsarSplit], state: PulsarState | None) -> PulsarEnumerator:
         require_client_library()

@@ -71,7 +71,7 @@ def test_a_real_client_writes_what_is_parsed() -> None:
 
 def test_positions_are_in_the_order_of_messages() -> None:
     places = [Position(5, -1), Position(5, 0, 0), Position(5, 0, 3), Position(5, 0), Position(5, 1), Position(9, -1)]
-    assert sorted(places[::-1]) == places
+    assert sorted(places) == places
     assert [str(each) for each in places[:4]] == ["5:-1", "5:0:0", "5:0:3", "5:0"]
 
 

@@ -1,0 +1,219 @@
+"""headgate.pulsar from Spark on a real broker: batches, micro-batches, continuous queries under kills and rescales."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+import headgate
+from local.pulsar import running_pulsar
+from local.pulsar_topics import Message, create_topic, produce, read_topic
+from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until, written
+from tests.shared_broker import PulsarAddresses
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
+
+KILLS = 10
+FOR_EVER = {"restart-strategy.attempts": "infinite", "restart-strategy.max-backoff": "200 ms"}
+COLUMNS = ["value", "__key", "__topic", "__messageId", "__publishTime", "__eventTime", "__messageProperties"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_on() -> Iterator[None]:
+    yield
+    stop_all()
+
+
+def options(broker: Any, topic: str, **more: Any) -> dict[str, Any]:
+    return {"service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic, **more}
+
+
+def send(broker: Any, topic: str, numbers: range, partitions: int = 2) -> None:
+    produce(broker, topic, [Message(b"%d" % number, partition=number % partitions) for number in numbers], batch=7)
+
+
+def values(frame: DataFrame) -> list[int]:
+    return sorted(int(bytes(row.value)) for row in frame.select("value").collect())
+
+
+def test_a_batch_has_what_pulsar_s_client_reads(spark: SparkSession, pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name, 2)
+    send(pulsar, topic_name, range(40))
+    frame = spark.read.format("headgate.pulsar").options(**options(pulsar, topic_name)).load()
+    assert frame.columns == COLUMNS
+    found = {bytes(row.__messageId): (bytes(row.value), row.__topic) for row in map(Row, frame.collect())}
+    assert found == {
+        each.message_id().serialize(): (each.data(), each.topic_name()) for each in read_topic(pulsar, topic_name)
+    }
+    some = spark.read.format("headgate.pulsar").options(**options(pulsar, topic_name)).schema("__topic string").load()
+    assert sorted(row[0][-1] for row in some.collect()) == ["0"] * 20 + ["1"] * 20
+
+
+class Row:
+    """A row whose columns begin with two underscores, which Python would change in a class's name."""
+
+    def __init__(self, row: Any) -> None:
+        self._row = row
+
+    def __getattr__(self, name: str) -> Any:
+        return self._row[name.removeprefix("_Row")]
+
+
+def rows_of(batches: dict[int, list[int]]) -> list[int]:
+    return sorted(row for of_batch in batches.values() for row in of_batch)
+
+
+def run(spark: SparkSession, folder: Path, **chosen: Any) -> dict[int, list[int]]:
+    """Read what is there now, in as many micro-batches as it takes; return the rows of each."""
+    batches: dict[int, list[int]] = {}
+    frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
+
+    def keep(rows: DataFrame, number: int) -> None:
+        batches[number] = values(rows)
+
+    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder))
+    query.trigger(availableNow=True).start().awaitTermination()
+    return batches
+
+
+LIMITED = pytest.mark.spark_since("read-limits")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param({"maxBytesPerTrigger": "400"}, marks=LIMITED),
+        pytest.param({"maxRowsPerTrigger": "9"}, marks=LIMITED),
+        {},
+    ],
+    ids=str,
+)
+def test_micro_batches_have_each_message_once(
+    spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path, limit: dict[str, str]
+) -> None:
+    create_topic(pulsar, topic_name, 2)
+    send(pulsar, topic_name, range(60))
+    chosen = options(pulsar, topic_name, startingOffsets="earliest", predefinedSubscription="ferry", **limit)
+    batches = run(spark, tmp_path, **chosen)
+    assert rows_of(batches) == list(range(60))
+    if limit:
+        assert len(batches) > 2
+    if "maxRowsPerTrigger" in limit:
+        assert max(map(len, batches.values())) <= 9
+    send(pulsar, topic_name, range(60, 90))
+    assert rows_of(run(spark, tmp_path, **chosen)) == list(range(60, 90))
+
+
+def committed(folder: Path) -> list[int]:
+    """Return what Spark would read in a folder, without Spark, whose cores the query has."""
+    logs = [each for each in (folder / "_spark_metadata").glob("*") if each.name[0] != "."]
+    entries = [json.loads(line) for log in logs for line in log.read_text().splitlines()[1:]]
+    files = {entry["path"].removeprefix("file:") for entry in entries}
+    return sorted(value for file in files for value in pq.read_table(file)["value"].to_pylist())
+
+
+def test_json_values_in_a_stream(spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, [Message(b'{"value": %d, "at": "2026-01-01T00:00:00Z"}' % each) for each in range(9)])
+    chosen = options(pulsar, topic_name, startingOffsets="earliest", valueFormat="json")
+    reader = spark.readStream.format("headgate.pulsar").options(**chosen).schema("value long, at timestamp")
+    query = written(reader.load().select("value"), "parquet", path=str(tmp_path / "rows"), publishInterval="0 seconds")
+    running = query.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    wait_until(lambda: committed(tmp_path / "rows") == list(range(9)), running)
+
+
+class Copy:
+    """Copies numbers from a topic of three partitions to files, exactly once."""
+
+    def __init__(self, spark: SparkSession, broker: Any, topic: str, folder: Path) -> None:
+        self.spark, self.broker, self.topic, self.folder = spark, broker, topic, folder
+        create_topic(broker, topic, 3)
+        self.sent = 0
+
+    def start(self, parallelism: int = 2) -> headgate.ContinuousQuery:
+        chosen = options(self.broker, self.topic, startingOffsets="earliest", predefinedSubscription="ferry")
+        frame = self.spark.readStream.format("headgate.pulsar").options(**chosen).load()
+        numbers = frame.selectExpr("CAST(CAST(value AS STRING) AS LONG) AS value")
+        writer = written(
+            numbers,
+            "parquet",
+            parallelism,
+            interval="200 ms",
+            path=str(self.folder / "rows"),
+            publishInterval="0 seconds",
+        )
+        return writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
+
+    def send(self, count: int) -> None:
+        send(self.broker, self.topic, range(self.sent, self.sent + count), 3)
+        self.sent += count
+
+    def is_copied(self) -> bool:
+        return len(committed(self.folder / "rows")) >= self.sent
+
+    def check(self) -> None:
+        assert committed(self.folder / "rows") == list(range(self.sent))
+
+
+def test_a_continuous_query_under_kills_of_its_workers(
+    spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path
+) -> None:
+    copy = Copy(spark, pulsar, topic_name, tmp_path)
+    query = copy.start()
+    for number in range(KILLS):
+        copy.send(30)
+        wait_until(lambda: is_running(query), query)
+        killed = query.status["slots"][number % 2]["pid"]
+        os.kill(killed, signal.SIGKILL)
+        copy.send(30)
+        wait_until(lambda: not is_running(query) or query.status["slots"][number % 2]["pid"] != killed, query)  # noqa: B023
+    wait_until(copy.is_copied, query)
+    copy.check()
+
+
+def test_rescales_and_restarts_keep_readers(
+    spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path
+) -> None:
+    """The same owner after a restart (FLIP-537); each message once whatever the parallelism."""
+    copy = Copy(spark, pulsar, topic_name, tmp_path)
+    copy.send(60)
+    query = copy.start(2)
+    wait_until(copy.is_copied, query)
+    query.stop()
+    before = owners(newest(tmp_path / "checkpoint"))
+    assert len(before) == 3
+    copy.send(60)
+    query = copy.start(2)
+    wait_until(copy.is_copied, query)
+    assert owners(newest(tmp_path / "checkpoint")) == before
+    for parallelism in (1, 2):
+        query.rescale(parallelism)
+        copy.send(60)
+        wait_until(copy.is_copied, query)
+    copy.check()
+
+
+def test_a_continuous_query_under_kills_of_the_broker(spark: SparkSession, topic_name: str, tmp_path: Path) -> None:
+    with running_pulsar() as broker:
+        copy = Copy(spark, broker, topic_name, tmp_path)
+        copy.send(30)
+        query = copy.start()
+        wait_until(copy.is_copied, query)
+        for _ in range(KILLS):
+            copy.send(30)
+            broker.kill()
+            broker.start()
+            copy.send(30)
+        wait_until(copy.is_copied, query)
+        copy.check()
+        query.stop()
