@@ -144,15 +144,9 @@ class Copy:
         chosen = options(self.broker, self.topic, startingOffsets="earliest", predefinedSubscription="ferry")
         frame = self.spark.readStream.format("headgate.pulsar").options(**chosen).load()
         numbers = frame.selectExpr("CAST(CAST(value AS STRING) AS LONG) AS value")
-        writer = written(
-            numbers,
-            "parquet",
-            parallelism,
-            interval="200 ms",
-            path=str(self.folder / "rows"),
-            publishInterval="0 seconds",
-        )
-        return writer.option("checkpointLocation", str(self.folder / "checkpoint")).start()
+        writer = written(numbers, "parquet", parallelism, interval="200 ms", **FOR_EVER)
+        out = {"path": str(self.folder / "rows"), "publishInterval": "0 seconds"}
+        return writer.options(**out).option("checkpointLocation", str(self.folder / "checkpoint")).start()
 
     def send(self, count: int) -> None:
         send(self.broker, self.topic, range(self.sent, self.sent + count), 3)

@@ -43,6 +43,8 @@ _OPENING_THREADS = 4
 _MOST_MESSAGES = 8192
 _BATCH_BYTES = 4 << 20
 """About how large a batch is made, by the size of the one before."""
+_QUEUE_MESSAGES, _PARTITION_MESSAGES = 20_000, 5000
+"""How many messages the client holds for all partitions of a reader, and for one, unless the user says how many."""
 _POLL_MS = 10
 """How soon an empty queue of a bounded read is looked at again."""
 _LOOK_MS = 200
@@ -251,8 +253,10 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             if position is None
             else pulsar._pulsar.MessageId(number, position.ledger, position.entry, position.batch_index)
         )
+        share = max(100, min(_PARTITION_MESSAGES, _QUEUE_MESSAGES // max(1, len(self._partitions))))
+        arguments = {"receiver_queue_size": share} | self._reader_arguments
         try:
-            reader = self._client.create_reader(split.name, after, **self._reader_arguments)
+            reader = self._client.create_reader(split.name, after, **arguments)
         except pulsar.PulsarException as error:
             raise self._config.error(error, f"read {split.name}", split=split.split_id) from None
         # What wraps it makes an object for each message, and knows no call that returns at once.
