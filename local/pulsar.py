@@ -230,7 +230,7 @@ class PulsarBroker:
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
         # A broker that failed goes on for long: other threads than the one that failed live.
-        while time.monotonic() < deadline and self.process.poll() is None and _FAILED not in self._said():
+        while time.monotonic() < deadline and self.process.poll() is None and _FAILED not in self._printed():
             with contextlib.suppress(OSError, json.JSONDecodeError):
                 # Not another one that got the port first:
                 ours = self._cluster in json.loads(self._asked("clusters"))
@@ -238,10 +238,10 @@ class PulsarBroker:
                     self._asked("brokers/health?topicVersion=V2")
                     return
             time.sleep(0.1)
-        said = self._said()
+        printed = self._printed()
         self.kill()
         # What failed comes before its causes, each with many calls.
-        why = "\n".join(line for line in said.splitlines() if "\tat " not in line)[-3000:]
+        why = "\n".join(line for line in printed.splitlines() if "\tat " not in line)[-3000:]
         raise RuntimeError(f"The Pulsar broker in {self.folder} does not answer:\n{why}")
 
     def _said(self) -> str:

@@ -35,7 +35,7 @@ class Broker(Protocol):
 class Message:
     """One message to produce; the names are Pulsar's.
 
-    ``partition`` None: Pulsar chooses, by the key or in turns. ``sequence_id``: from 1, as 0 is none.
+    ``partition`` None: Pulsar chooses, by the key or in turns. ``sequence_id``: from 1; the client takes 0 for none.
     """
 
     value: bytes

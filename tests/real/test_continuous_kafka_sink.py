@@ -21,12 +21,13 @@ from headgate.connectors.kafka import client_calls
 from headgate.connectors.kafka.sink import publisher as kafka_publisher
 from headgate.connectors.kafka.sink import transactions
 from headgate.connectors.kafka.sink.sink import make_kafka_sink
-from headgate.connectors.kafka.sink.staging import RowsEncoder, StagingFolder, folder_of
+from headgate.connectors.kafka.sink.staging import STAGED_SCHEMA
 from headgate.connectors.kafka.sink.transactions import TransactionalWriter
 from headgate.errors import CorruptStateError, HeadgateError, OptionError, SinkError, SinkUnavailableError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState
 from headgate.sink import SinkWriter
+from headgate.sink.staging import RowsEncoder, StagingFolder, folder_of
 from local.kafka import running_broker
 from local.topics import create_topic, read_topic, wait_for_transactions
 
@@ -537,9 +538,10 @@ def test_rows_are_staged_on_an_object_store(aws: MotoServer) -> None:
     s3 = aws.client("s3")
     s3.create_bucket(Bucket=bucket)
     folder = StagingFolder(
-        f"s3://{ACCESS_KEY}:{SECRET_KEY}@{bucket}/checkpoints/rides?region={REGION}&endpoint_override={aws.url}"
+        f"s3://{ACCESS_KEY}:{SECRET_KEY}@{bucket}/checkpoints/rides?region={REGION}&endpoint_override={aws.url}",
+        "headgate.kafka",
     )
-    encoder = RowsEncoder()
+    encoder = RowsEncoder(STAGED_SCHEMA)
     file = folder.write(f"{folder_of('n')}/0.arrow", encoder.take())
     assert [each["Key"] for each in s3.list_objects_v2(Bucket=bucket)["Contents"]] == [
         "checkpoints/rides/staged/n/0.arrow"

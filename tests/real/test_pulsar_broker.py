@@ -99,7 +99,7 @@ def test_a_frozen_one_goes_on() -> None:
         assert len(produce(broker, "thawed", [Message(b"x")])) == 1
 
 
-def test_why_it_does_not_start_is_said(tmp_path: Path) -> None:
+def test_the_error_names_why_it_does_not_start(tmp_path: Path) -> None:
     with running_pulsar() as other:
         taken = int(other.service_url.rpartition(":")[2])
         with (

@@ -84,8 +84,8 @@ def test_pulsar_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert f"Pulsar listens on pulsar://127.0.0.1:{port}, its admin API on http://127.0.0.1:{web_port};" in said
+        line = process.stdout.readline()
+        assert f"Pulsar listens on pulsar://127.0.0.1:{port}, its admin API on http://127.0.0.1:{web_port};" in line
         (broker,) = psutil.Process(process.pid).children()
         with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/admin/v2/namespaces/public") as answer:
             assert "public/default" in json.load(answer)

@@ -22,7 +22,7 @@ ANYWHERE = {"errors", "event_log", "futures", "machine", "pickling", "private_fi
 MAY_IMPORT: dict[str, set[str]] = {
     "source": set(),
     "protocol": {"source"},  # of that what a connector measured
-    "sink": {"protocol"},
+    "sink": {"protocol", "source", "formats"},
     "readers": {"source"},
     "assigners": {"source"},
     "enumerators": {"source", "assigners"},
@@ -71,7 +71,7 @@ PURE = (
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
     "monitor/growing_lag.py", "monitor/recent_events.py", "monitor/history.py", "monitor/snapshot.py",
     "monitor/diagnosis.py", "monitor/endpoint/routes.py",
-    "connectors/kafka/sink/publication_retries.py", "microbatch/alignment/votes.py",
+    "sink/publication_retries.py", "microbatch/alignment/votes.py",
     "microbatch/alignment/group_membership.py", "microbatch/alignment/messages.py", "microbatch/watermark_options.py",
 )  # fmt: skip
 

@@ -20,20 +20,12 @@ from headgate.connectors.kafka.client_config import require_client_library
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter, check_rows
 from headgate.connectors.kafka.sink.publisher import StagedPublisher
-from headgate.connectors.kafka.sink.staging import (
-    ITEM_SERIALIZER,
-    InlineRows,
-    RowsEncoder,
-    RowsFile,
-    StagedPiece,
-    StagingFolder,
-    folder_of,
-    staged,
-)
+from headgate.connectors.kafka.sink.staging import IF_GONE, ITEM_SERIALIZER, STAGED_SCHEMA, staged
 from headgate.errors import OptionError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState, OperatorState
 from headgate.sink import Sink, SinkWriter
+from headgate.sink.staging import InlineRows, RowsEncoder, RowsFile, StagedPiece, StagingFolder, folder_of
 from headgate.sink.writer_thread import WriterThread
 
 _LINGER_MS = 1
@@ -114,7 +106,7 @@ def _staging_folder(context: OperatorContext) -> StagingFolder:
             f"{NAME}: guarantee exactly-once stages rows with checkpoints: set the option 'checkpointLocation'.",
             option="checkpointLocation", value=location,
         )  # fmt: skip
-    return StagingFolder(location)
+    return StagingFolder(location, NAME, IF_GONE)
 
 
 class AtLeastOnceWriter(SinkWriter):
@@ -207,7 +199,7 @@ class ExactlyOnceWriter(SinkWriter):
         self._publisher = publisher
         self._thread = WriterThread(f"headgate-kafka-stager-{context.subtask}", limit_bytes=_QUEUE_BYTES)
         # On the thread only:
-        self._encoder = RowsEncoder()
+        self._encoder = RowsEncoder(STAGED_SCHEMA)
         self._pieces: list[tuple[int, InlineRows | RowsFile]] = []  # since the last barrier, by number
         self._next_number = 0
 

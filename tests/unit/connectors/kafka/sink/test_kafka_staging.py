@@ -8,19 +8,9 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.kafka.sink.options import KafkaSink
-from headgate.connectors.kafka.sink.staging import (
-    ITEM_SERIALIZER,
-    STAGED_SCHEMA,
-    InlineRows,
-    RowsEncoder,
-    RowsFile,
-    StagedItem,
-    StagedPiece,
-    StagingFolder,
-    staged,
-    staged_sink,
-)
+from headgate.connectors.kafka.sink.staging import ITEM_SERIALIZER, STAGED_SCHEMA, staged, staged_sink
 from headgate.errors import CorruptStateError, OptionError
+from headgate.sink.staging import InlineRows, RowsEncoder, RowsFile, StagedItem, StagedPiece, StagingFolder
 
 ITEM = StagedItem(
     name="headgate-2f6c-sink-3-0-1",
@@ -72,7 +62,7 @@ def test_the_topic_of_all_rows_is_not_staged_with_each() -> None:
 
 
 def test_pieces_come_back_from_memory_and_from_files(tmp_path: Path) -> None:
-    folder, encoder = StagingFolder(f"file://{tmp_path}"), RowsEncoder()
+    folder, encoder = StagingFolder(f"file://{tmp_path}", "headgate.kafka"), RowsEncoder(STAGED_SCHEMA)
     batch = staged(
         KafkaSink.of(SETTINGS | {"topic": "t"}, pa.schema({"value": pa.string()})),
         pa.record_batch({"value": ["x"] * 3}),
@@ -93,7 +83,7 @@ def test_pieces_come_back_from_memory_and_from_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
-    folder = StagingFolder(str(tmp_path))
+    folder = StagingFolder(str(tmp_path), "headgate.kafka")
     file = folder.write("staged/n/0.arrow", b"0123456789")
     assert [each.name for each in tmp_path.rglob("*.*")] == ["0.arrow"], "no partial file is left"
     (tmp_path / "staged/n/0.arrow").write_bytes(b"01234")
@@ -103,4 +93,4 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
 
 def test_a_location_that_nobody_opens_is_an_option_error() -> None:
     with pytest.raises(OptionError, match="no file system for nfs"):
-        StagingFolder("nfs://host/folder")
+        StagingFolder("nfs://host/folder", "headgate.kafka")

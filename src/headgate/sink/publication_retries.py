@@ -1,4 +1,4 @@
-"""Decides when a failed attempt to publish a checkpoint's rows to Kafka is repeated, and when the sink gives up.
+"""Decides when a failed attempt to publish a checkpoint's rows is repeated, and when the sink gives up.
 
 Never: read a clock, start or wait for anything: `publisher` makes the attempts.
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.connectors.kafka.sink import publication_retries as publication
-from headgate.connectors.kafka.sink.publication_retries import (
+from headgate.errors import InvalidTransitionError
+from headgate.sink import publication_retries as publication
+from headgate.sink.publication_retries import (
     AGAIN_MS,
     AttemptFailed,
     AttemptSucceeded,
@@ -18,7 +19,6 @@ from headgate.connectors.kafka.sink.publication_retries import (
     TimePassed,
     WorkOrdered,
 )
-from headgate.errors import InvalidTransitionError
 from tests.machines import Later, explore
 
 LIMIT_MS = 10_000
