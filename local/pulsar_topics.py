@@ -146,7 +146,10 @@ def unload(broker: Broker, topic: str) -> None:
 
 
 def trim(broker: Broker, topic: str) -> None:
-    """Let a topic, or a partition of one, forget all that it has now, but for what a subscription still needs."""
+    """Let a topic, or a partition of one, forget all that it has now, but for what a subscription still needs.
+
+    The broker needs ``topic_policies``, as the one that tests share has.
+    """
     ask(broker, "POST", f"{_path(topic)}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
     for each in _single(broker, topic):
         unload(broker, each)
@@ -189,7 +192,7 @@ def upload_schema(broker: Broker, topic: str, kind: str, definition: object) -> 
 
 
 def set_deduplication(broker: Broker, topic: str, enabled: bool) -> None:
-    """Let the broker drop what producers of a topic repeat, or not; return when it does so."""
+    """Let a broker with ``topic_policies`` drop what producers of a topic repeat, or not; return when it does so."""
     ask(broker, "POST", f"{_path(topic)}/deduplicationEnabled", enabled)
     wanted = "Enabled" if enabled else "Disabled"
     for each in _single(broker, topic):

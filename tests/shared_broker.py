@@ -17,6 +17,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from local.kafka import Certificates, running_broker
@@ -91,7 +92,10 @@ def main() -> None:
     """Run the broker of a run's folder until nobody uses it, in the background."""
     kind, run = sys.argv[1], Path(sys.argv[2])
     folder = run / kind
-    start, shape = {"kafka": (running_broker, Addresses), "pulsar": (running_pulsar, PulsarAddresses)}[kind]
+    start, shape = {
+        "kafka": (running_broker, Addresses),
+        "pulsar": (partial(running_pulsar, topic_policies=True), PulsarAddresses),
+    }[kind]
     if os.fork():
         return
     os.setsid()

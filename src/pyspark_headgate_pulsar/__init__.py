@@ -1,8 +1,7 @@
 """Lets Spark find the format ``headgate.pulsar`` automatically: it looks for top-level modules named ``pyspark_*``."""
 
-from headgate.spark.datasource import HeadgateDataSource
+from headgate.spark.pulsar_sink import PulsarDataSource
 
 
-class DefaultSource(HeadgateDataSource):
-    format_name = "headgate.pulsar"
-    source_class = "headgate.connectors.pulsar.source:PulsarSource"
+class DefaultSource(PulsarDataSource):
+    pass

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.kafka import client_calls
-from headgate.connectors.kafka.sink import publisher as kafka_publisher
 from headgate.connectors.kafka.sink import transactions
 from headgate.connectors.kafka.sink.sink import make_kafka_sink
 from headgate.connectors.kafka.sink.staging import STAGED_SCHEMA
@@ -27,6 +26,7 @@ from headgate.errors import CorruptStateError, HeadgateError, OptionError, SinkE
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState
 from headgate.sink import SinkWriter
+from headgate.sink import publisher as publisher_module
 from headgate.sink.staging import RowsEncoder, StagingFolder, folder_of
 from local.kafka import running_broker
 from local.topics import create_topic, read_topic, wait_for_transactions
@@ -505,7 +505,7 @@ def test_a_broker_killed_in_the_publication_costs_no_row(
     """librdkafka hangs in a call after such a kill, whatever time-out it was given: a new producer goes on."""
     if kills == 2:  # a call that is slow on a busy machine costs an attempt, and the wait for one that hangs is short
         monkeypatch.setattr(client_calls, "GRACE_S", 1.0)
-        monkeypatch.setattr(kafka_publisher, "_PATIENCE_S", 2.0)
+        monkeypatch.setattr(publisher_module, "_PATIENCE_S", 2.0)
     random = Random(kills)
     with running_broker(tmp_path / "broker") as broker:
         query = Query(broker, create_topic(broker.plain, topic_name), tmp_path / "query")

@@ -186,11 +186,24 @@ class StagingFolder:
             )  # fmt: skip
         return data
 
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return the bytes of a file that `write` wrote; None: there is none. Blocks."""
+        try:
+            with self._files.open_input_stream(posixpath.join(self._root, path)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
     def delete(self, rows: InlineRows | RowsFile) -> None:
         """Delete the file of a piece that nobody needs; what cannot be deleted stays."""
         if isinstance(rows, RowsFile):
             with contextlib.suppress(OSError):
                 self._files.delete_file(posixpath.join(self._root, rows.path))
+
+    def delete_tree(self, path: str) -> None:
+        """Delete a folder with all that is in it; what cannot be deleted stays."""
+        with contextlib.suppress(OSError):
+            self._files.delete_dir(posixpath.join(self._root, path))
 
     def delete_folder(self, path: str) -> None:
         """Delete a folder if it is empty; an object store has none."""

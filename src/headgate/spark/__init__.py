@@ -2,6 +2,7 @@
 
 datasource.py     what Spark calls: the data source, its batch reader, its stream reader
 kafka_sink.py     the Kafka sink of batches and micro-batches
+pulsar_sink.py    the Pulsar sink of batches and micro-batches
 registration.py   `headgate.register`, for sources of one's own
 continuous/       `headgate.continuous`: writer, query, driver, and the Spark job whose tasks are slots
 

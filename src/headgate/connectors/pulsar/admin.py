@@ -95,6 +95,11 @@ class PulsarAdmin:
         found: dict[str, Any] | None = self._ask("GET", f"/schemas/{_path(topic).partition('/')[2]}/schema")
         return found
 
+    def deduplication(self, topic: str) -> str | None:
+        """Return whether a topic without partitions, or one partition, drops what producers repeat: ``Enabled``."""
+        found = self._ask("GET", f"/{_path(topic)}/stats")
+        return None if found is None else str(found.get("deduplicationStatus"))
+
     def move_subscription(self, topic: str, subscription: str, position: Position) -> None:
         """Make a durable subscription, or move one, so that the entry of ``position`` is the first one it holds."""
         name = urllib.parse.quote(subscription, safe="")

@@ -128,10 +128,18 @@ class ClientConfig:
             if key not in _clients:
                 if not _clients:
                     atexit.register(_close_all)
-                _clients[key] = self._new_client()
+                _clients[key] = self.new_client()
             return _clients[key]
 
-    def _new_client(self) -> pulsar.Client:
+    def new_client(self) -> pulsar.Client:
+        """Return a client of its own, which whoever asked for it closes; it connects when it is first used.
+
+        Raises
+        ------
+        DeploymentError, OptionError
+            As `connect`.
+        """
+        require_client_library()
         import pulsar
 
         given = dict(self.client)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_FORMATS = ("parquet", "json", "csv")
-BUILT_IN = ("console", "csv", "headgate.kafka", "json", "kafka", "memory", "noop", "parquet")
+BUILT_IN = ("console", "csv", "headgate.kafka", "headgate.pulsar", "json", "kafka", "memory", "noop", "parquet")
 
 
 def make_sink(
@@ -58,6 +58,10 @@ def make_sink(
             from headgate.connectors.kafka.sink.sink import make_kafka_sink
 
             return make_kafka_sink(options, schema)
+        case "headgate.pulsar":
+            from headgate.connectors.pulsar.sink.sink import make_pulsar_sink
+
+            return make_pulsar_sink(options, schema)
         case "console":
             from headgate.connectors.debug.console import ConsoleSink
 

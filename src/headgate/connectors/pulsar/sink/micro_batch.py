@@ -1,0 +1,161 @@
+"""Writes the rows of Spark's batches and micro-batches: at least once in the tasks; exactly once from the driver.
+
+Never: import pyspark, or report rows as written that the brokers have not acknowledged.
+
+Exactly once, the life of a micro-batch:
+
+1. Its tasks stage their rows beside the checkpoint, each attempt in files of its own.
+2. Spark commits it with the files of one attempt of each task. A manifest that names them is written, once: a replay
+   of the batch, whatever its tasks or the order of their rows, finds that one, and goes by it.
+3. What the manifest names is sent by producers that have the query's name, with sequence ids that follow from the
+   number of the batch. Whoever does so again sends the same, which brokers drop.
+4. The next batch deletes it all: Spark begins that one only when this one is committed for good.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from headgate.connectors.pulsar.sink.options import PulsarSink
+from headgate.connectors.pulsar.sink.producer import MessageWriter
+from headgate.connectors.pulsar.sink.publisher import first_sequence_id
+from headgate.connectors.pulsar.sink.rows import ROWS_SCHEMA, Router, parts
+from headgate.connectors.pulsar.sink.sink import staging_folder
+from headgate.sink.staging import RowsEncoder, RowsFile, StagingFolder, folder_of
+from headgate.source.serialization import VersionedSerializer
+
+_PIECE_BYTES = 8 * 1024 * 1024
+
+
+class StagedTask(msgspec.Struct, frozen=True):
+    """What one attempt of a task staged.
+
+    Parameters
+    ----------
+    task
+        The task's number in its batch.
+    files
+        In the order of their rows.
+    """
+
+    task: int
+    files: tuple[RowsFile, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a micro-batch publishes: the files of its tasks, in the order of those."""
+
+    tasks: tuple[StagedTask, ...]
+
+
+MANIFEST_SERIALIZER: VersionedSerializer[Manifest] = VersionedSerializer(
+    Manifest, version=1, what="the manifest of a micro-batch of headgate.pulsar's sink"
+)
+
+
+def write_batches(sink: PulsarSink, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write all rows of a task, at least once.
+
+    Raises
+    ------
+    SinkError
+        Not all rows were written; some may be.
+    """
+    writer: MessageWriter | None = None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            if writer is None:
+                writer = MessageWriter(sink)
+                router = Router(sink, writer.partitions)
+            writer.write(router.route(parts(sink, batch)))
+        if writer is not None:
+            writer.flush()
+    finally:
+        if writer is not None:
+            writer.abandon()
+
+
+def stage_batches(sink: PulsarSink, query: str, epoch: int, task: int, batches: Iterable[pa.RecordBatch]) -> StagedTask:
+    """Stage all rows of an attempt of a task, which are durable when this returns.
+
+    Raises
+    ------
+    SinkError
+        A row cannot be written to Pulsar.
+    """
+    folder, attempt = _folder(sink), uuid.uuid4().hex
+    files: list[RowsFile] = []
+    encoder = RowsEncoder(ROWS_SCHEMA)
+
+    def cut() -> None:
+        path = f"{_path(query, epoch)}/{task}-{attempt}-{len(files)}.arrow"
+        files.append(folder.write(path, encoder.take()))
+
+    with MessageWriter(sink) as lookups:
+        router = Router(sink, lookups.partitions)
+        for batch in batches:
+            if batch.num_rows:
+                encoder.add(router.route(parts(sink, batch)))
+            if encoder.size_bytes >= _PIECE_BYTES:
+                cut()
+    if encoder.rows:
+        cut()
+    return StagedTask(task, tuple(files))
+
+
+def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[StagedTask]) -> None:
+    """Publish a micro-batch, or what an earlier attempt to commit it began to publish. On the driver.
+
+    Raises
+    ------
+    SinkError
+        Not all rows were written; another attempt writes the rest of them, and none twice.
+    StoredStateError
+        What was staged is gone or damaged.
+    """
+    folder = _folder(sink)
+    path = f"{_path(query, epoch)}/manifest.json"
+    stored = folder.read_bytes(path)
+    if stored is None:
+        manifest = Manifest(tuple(sorted(staged, key=lambda each: each.task)))
+        folder.write(path, MANIFEST_SERIALIZER.serialize(manifest))
+    else:
+        manifest = MANIFEST_SERIALIZER.deserialize(stored)
+    files = [file for each in manifest.tasks for file in each.files]
+    if files:
+        sequence_id = first_sequence_id(epoch)
+        with MessageWriter(sink, name_of(query)) as writer:
+            for file in files:
+                for batch in folder.read(file):
+                    writer.write(batch, sequence_id)
+                    sequence_id += batch.num_rows
+            writer.flush()
+    if epoch > 0:
+        folder.delete_tree(_path(query, epoch - 1))
+
+
+def discard_staged(sink: PulsarSink, staged: Sequence[StagedTask]) -> None:
+    """Delete what tasks staged for a batch that failed; what cannot be deleted stays until the next batch."""
+    folder = _folder(sink)
+    for each in staged:
+        for file in each.files:
+            folder.delete(file)
+
+
+def name_of(query: str) -> str:
+    """Return the name of a query's producers."""
+    return f"headgate-{query}"
+
+
+def _path(query: str, epoch: int) -> str:
+    return f"{folder_of(name_of(query))}/{epoch}"
+
+
+def _folder(sink: PulsarSink) -> StagingFolder:
+    return staging_folder({"checkpointLocation": sink.checkpoint_location or ""})

@@ -1,0 +1,96 @@
+"""Publishes staged rows once their checkpoint is complete, by producers of one name with sequence ids.
+
+Never: send rows in other batches, or with other sequence ids, than in an attempt before.
+
+`headgate.sink.publisher` has the life of a piece. Wherever a crash falls, whoever is given the item sends all of it
+again: brokers drop what they have. They know a name's highest sequence id for as long as
+``brokerDeduplicationProducerInactivityTimeoutMinutes`` says (6 hours): a query that was killed in the middle of a
+publication, and is started later than that, repeats the rows of one checkpoint at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.connectors.pulsar.client import NAME
+from headgate.connectors.pulsar.sink.options import PulsarSink
+from headgate.connectors.pulsar.sink.producer import DEFAULT_SEND_TIMEOUT_MS, MessageWriter
+from headgate.errors import HeadgateError
+from headgate.sink.publisher import Publisher
+from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder
+from headgate.source.serialization import VersionedSerializer
+
+ITEM_SERIALIZER: VersionedSerializer[StagedItem] = VersionedSerializer(
+    StagedItem, version=1, what="staged rows of headgate.pulsar's sink"
+)
+_ROWS_BITS = 32
+
+
+def first_sequence_id(number: int) -> int:
+    """Return the sequence id of the first row of a piece, or of a batch, by its number. It is never 0.
+
+    The client takes 0 for none.
+    """
+    return (number << _ROWS_BITS) + 1
+
+
+class PulsarPublisher(Publisher):
+    """Publishes by producers with sequence ids. All public methods may be called by any thread.
+
+    Parameters
+    ----------
+    sink
+        What is written and where to.
+    folder
+        Where staged files lie.
+    name
+        The name that the writer stages under.
+    inherited
+        Items of the checkpoint that is restored.
+    stages
+        Whether there will be rows beside the inherited ones.
+    """
+
+    def __init__(
+        self, sink: PulsarSink, folder: StagingFolder, name: str, inherited: Sequence[StagedItem], *, stages: bool
+    ) -> None:
+        self._sink = sink
+        self._writer: MessageWriter | None = None  # on the thread, and after its end
+        sends_ms = dict(sink.producer).get("send_timeout_millis", DEFAULT_SEND_TIMEOUT_MS)
+        super().__init__(
+            sink=NAME, address=sink.client.service_url, limit_ms=2 * (sink.client.timeout_ms + sends_ms),
+            folder=folder, name=name, topic=sink.topic, serializer=ITEM_SERIALIZER, inherited=inherited, stages=stages,
+        )  # fmt: skip
+
+    def open(self) -> None:
+        """Do nothing: the name is new, and producers are made when there are rows for their topics."""
+
+    def publish(self, item: StagedItem, pieces: Sequence[StagedPiece], *, is_own: bool) -> None:
+        """Send all rows of the pieces, some of them again perhaps, and wait until the brokers have them."""
+        if not is_own:
+            with MessageWriter(self._sink, item.name) as writer:
+                self._send(writer, pieces)
+            return
+        if self._writer is None:
+            self._writer = MessageWriter(self._sink, item.name)
+        self._send(self._writer, pieces)
+
+    def discard(self) -> None:
+        """Give up the own producers."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.abandon()
+
+    def is_passing(self, error: BaseException, *, is_first: bool) -> bool:
+        """Return whether another attempt may succeed after one that failed so."""
+        return isinstance(error, HeadgateError) and error.retryable
+
+    def _send(self, writer: MessageWriter, pieces: Sequence[StagedPiece]) -> None:
+        for piece in pieces:
+            sequence_id = first_sequence_id(piece.number)
+            for batch in self._folder.read(piece.rows):
+                writer.write(batch, sequence_id)
+                sequence_id += batch.num_rows
+                self.progressed()
+            writer.flush()  # the next piece begins with a batch, whichever pieces are sent again
+            self.progressed()
