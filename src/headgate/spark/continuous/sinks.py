@@ -62,18 +62,8 @@ def make_sink(
             from headgate.connectors.pulsar.sink.sink import make_pulsar_sink
 
             return make_pulsar_sink(options, schema)
-        case "console":
-            from headgate.connectors.debug.console import ConsoleSink
-
-            return ConsoleSink(options)
-        case "memory":
-            from headgate.connectors.debug.memory import MemorySink
-
-            return MemorySink(options, schema)
-        case "noop":
-            from headgate.connectors.debug.noop import NoopSink
-
-            return NoopSink(options)
+        case "console" | "memory" | "noop" as debugging:
+            return _debugging_sink(debugging, options, schema)
     if spark is not None:
         from headgate.spark.continuous.python_data_source import make_python_sink
 
@@ -83,3 +73,19 @@ def make_sink(
         "registered with Spark.",
         option="format", value=name,
     )  # fmt: skip
+
+
+def _debugging_sink(name: str, options: Mapping[str, str], schema: pa.Schema) -> Sink:
+    match name:
+        case "console":
+            from headgate.connectors.debug.console import ConsoleSink
+
+            return ConsoleSink(options)
+        case "memory":
+            from headgate.connectors.debug.memory import MemorySink
+
+            return MemorySink(options, schema)
+        case _:
+            from headgate.connectors.debug.noop import NoopSink
+
+            return NoopSink(options)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.sink.options import PulsarSink
-from headgate.errors import HeadgateError, SinkError, SinkUnavailableError
+from headgate.errors import HeadgateError, SinkError, SinkUnavailableError, SourceUnavailableError
 
 if TYPE_CHECKING:
     import pulsar
@@ -249,7 +249,7 @@ def require_deduplication(admin: PulsarAdmin, topic: str) -> None:
         try:
             status = admin.deduplication(topic)
         except HeadgateError as error:
-            kind = SinkUnavailableError if error.retryable else SinkError
+            kind = SinkUnavailableError if isinstance(error, SourceUnavailableError) else SinkError
             raise kind(str(error), sink=NAME, topic=topic) from error
         if status == "Enabled":
             return

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.producer import DEFAULT_SEND_TIMEOUT_MS, MessageWriter
-from headgate.errors import HeadgateError
+from headgate.errors import SinkUnavailableError
 from headgate.sink.publisher import Publisher
 from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder
 from headgate.source.serialization import VersionedSerializer
@@ -55,7 +55,6 @@ class PulsarPublisher(Publisher):
         self, sink: PulsarSink, folder: StagingFolder, name: str, inherited: Sequence[StagedItem], *, stages: bool
     ) -> None:
         self._sink = sink
-        self._writer: MessageWriter | None = None  # on the thread, and after its end
         sends_ms = dict(sink.producer).get("send_timeout_millis", DEFAULT_SEND_TIMEOUT_MS)
         super().__init__(
             sink=NAME, address=sink.client.service_url, limit_ms=2 * (sink.client.timeout_ms + sends_ms),
@@ -66,24 +65,20 @@ class PulsarPublisher(Publisher):
         """Do nothing: the name is new, and producers are made when there are rows for their topics."""
 
     def publish(self, item: StagedItem, pieces: Sequence[StagedPiece], *, is_own: bool) -> None:
-        """Send all rows of the pieces, some of them again perhaps, and wait until the brokers have them."""
-        if not is_own:
-            with MessageWriter(self._sink, item.name) as writer:
-                self._send(writer, pieces)
-            return
-        if self._writer is None:
-            self._writer = MessageWriter(self._sink, item.name)
-        self._send(self._writer, pieces)
+        """Send all rows of the pieces, some of them again perhaps, and wait until the brokers have them.
+
+        The producers are closed then: brokers let no second one of a name in, and a slot that lives on unknown to
+        anybody would shut out who was given the item.
+        """
+        with MessageWriter(self._sink, item.name) as writer:
+            self._send(writer, pieces)
 
     def discard(self) -> None:
-        """Give up the own producers."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.abandon()
+        """Do nothing: an attempt leaves nothing that lives."""
 
     def is_passing(self, error: BaseException, *, is_first: bool) -> bool:
         """Return whether another attempt may succeed after one that failed so."""
-        return isinstance(error, HeadgateError) and error.retryable
+        return isinstance(error, SinkUnavailableError)
 
     def _send(self, writer: MessageWriter, pieces: Sequence[StagedPiece]) -> None:
         for piece in pieces:
