@@ -14,10 +14,9 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.rows import java_hash
 from headgate.connectors.pulsar.sink.sink import make_pulsar_sink
-from headgate.errors import CorruptStateError, OptionError, SinkError, SinkUnavailableError
+from headgate.errors import CorruptStateError, SinkError, SinkUnavailableError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState
 from headgate.sink import SinkWriter
@@ -142,14 +141,6 @@ def test_all_parts_of_a_message_arrive(query: Query, pulsar: PulsarAddresses, to
     assert [int(each.topic_name().rpartition("-")[2]) for each in (first, second)] == [
         java_hash(key) % 3 for key in ("k1", "schlüssel")
     ]
-
-
-@pytest.mark.parametrize(
-    ("key", "hash_code"),
-    [("", 0), ("a", 97), ("hello", 99162322), ("schlüssel", 180015919), ("polygenelubricants", -2147483648)],
-)
-def test_the_hash_of_a_key_is_java_s(key: str, hash_code: int) -> None:
-    assert java_hash(key) == hash_code & 0x7FFFFFFF
 
 
 def test_rows_that_are_large_and_small_arrive_and_one_that_is_too_large_is_an_error(query: Query) -> None:
@@ -352,24 +343,6 @@ def test_a_token_that_may_not_produce_is_refused_and_not_shown(
         snapshot([writer], 1)
         assert values(broker, topic_name, broker.token()) == ["b"]
         query.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "schema", "error"),
-    [
-        ({}, SCHEMA, "Set the option 'topic', or add a column '__topic'"),
-        ({"topic": "t"}, pa.schema({"id": pa.int64()}), r"no column 'value' \(id\).*to_json\(struct\(id\)\) AS value"),
-        ({"topic": "t"}, pa.schema({"value": pa.int64()}), "'value' must be a string or binary, not int64"),
-        ({"topic": "t", "guarantee": "exactly-once"}, SCHEMA, "'admin.url' must be set with guarantee exactly-once"),
-        ({"topic": "non-persistent://public/default/t"}, SCHEMA, "a persistent topic"),
-        ({"topic": "t", "pulsar.producer.sendTimeout": "1"}, SCHEMA, "These have: sendTimeoutMs, compressionType"),
-        ({"topic": "t", "pulsar.producer.compressionType": "lz5"}, SCHEMA, "NONE, LZ4"),
-        ({"topic": "t", "pulsar.producer.producerName": "me"}, SCHEMA, "each task has its own"),
-    ],
-)
-def test_options_and_columns_are_checked(options: dict[str, str], schema: pa.Schema, error: str) -> None:
-    with pytest.raises(OptionError, match=error):
-        PulsarSink.of({"service.url": "pulsar://127.0.0.1:9"} | options, schema)
 
 
 @pytest.mark.parametrize("compression", ["none", "LZ4", "ZLIB", "ZSTD", "SNAPPY"])

@@ -293,6 +293,11 @@ _REFUSED = {
 def _error(kind: str, text: str, config: ClientConfig, doing: str, topic: str | None) -> SinkError:
     where = "" if topic is None else f" of {topic}" if doing.startswith("look") else f" to {topic}"
     what = f"{NAME}: {config.service_url} did not let this client {doing}{where}: {text}."
+    if kind == "ProducerBusy":
+        return SinkUnavailableError(
+            f"{what} An earlier run of this query is connected, or was cut off: brokers notice that within a minute.",
+            sink=NAME, topic=topic, address=config.service_url,
+        )  # fmt: skip
     if kind in _REFUSED:
         return SinkError(f"{what} {_REFUSED[kind]}", sink=NAME, topic=topic)
     return SinkUnavailableError(
