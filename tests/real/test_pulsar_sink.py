@@ -272,6 +272,24 @@ def test_a_broker_killed_in_the_publication_costs_no_row(tmp_path: Path, topic_n
         query.close()
 
 
+def test_a_broker_that_hangs_in_the_publication_costs_no_row(tmp_path: Path, topic_name: str) -> None:
+    with running_pulsar(tmp_path / "broker", deduplication=True) as broker:
+        query = Query(broker, create_topic(broker, topic_name, 2), tmp_path / "query")
+        short = {"pulsar.client.operationTimeoutMs": "2000", "pulsar.producer.sendTimeoutMs": "2000"}
+        (writer,) = query.start(1, **short)
+        texts = [f"{n:06}" for n in range(40_000)]
+        writer.write(rows(*texts))
+        snapshot([writer], 1)
+        writer.notify_checkpoint_complete(1)
+        time.sleep(0.1)
+        broker.freeze()
+        time.sleep(3)
+        broker.thaw()
+        published([writer])
+        assert values(broker, query.topic) == texts
+        query.close()
+
+
 def test_staged_rows_of_an_exactly_once_run_are_published_by_an_at_least_once_one(query: Query) -> None:
     (writer,) = query.start(1)
     writer.write(rows("a"))
@@ -322,7 +340,7 @@ def test_a_terminated_topic_is_not_tried_again(query: Query) -> None:
 def test_a_token_that_may_not_produce_is_refused_and_not_shown(
     tmp_path: Path, certificates: Certificates, topic_name: str
 ) -> None:
-    with running_pulsar(tmp_path / "broker", tokens=True, certificates=certificates) as broker:
+    with running_pulsar(tmp_path / "broker", tokens=True, deduplication=True, certificates=certificates) as broker:
         create_topic(broker, topic_name, token=broker.token())
         login = {
             "service.url": broker.tls_service_url, "admin.url": broker.tls_admin_url,
@@ -342,6 +360,13 @@ def test_a_token_that_may_not_produce_is_refused_and_not_shown(
         writer.write(rows("b"))
         snapshot([writer], 1)
         assert values(broker, topic_name, broker.token()) == ["b"]
+        once_too = login | {"pulsar.client.authParams": f"token:{token}", "guarantee": "exactly-once"}
+        (writer,) = query.start(1, **once_too)
+        writer.write(rows("c"))
+        (item,) = snapshot([writer], 1)
+        assert token.encode() not in item
+        complete([writer], 1)
+        assert values(broker, topic_name, broker.token()) == ["b", "c"]
         query.close()
 
 
