@@ -58,11 +58,13 @@ def connect(address: str, **settings: Any) -> None:
 
 
 def test_messages_and_deduplication_survive_kills(tmp_path: Path) -> None:
-    numbers = [Message(b"%d" % each, str(each % 3), each % 3, each + 1, {"n": str(each)}) for each in range(3000)]
+    numbers = [Message(b"%d" % each, str(each % 3), each % 3, each + 1, {"n": str(each)}) for each in range(2000)]
     with running_pulsar(tmp_path, deduplication=True) as broker:
+        broker.freeze()
+        broker.thaw()
         create_topic(broker, "kept", 3)
         create_topic(broker, "once")
-        for start in (0, 1000, 2000):
+        for start in (0, 1000):
             produce(broker, "kept", numbers[start : start + 1000], batch=100)
             sent = [Message(b"%d" % each, sequence_id=each + 1) for each in range(start + 1000)]
             produce(broker, "once", sent, batch=1, producer_name="again-and-again")
@@ -71,7 +73,7 @@ def test_messages_and_deduplication_survive_kills(tmp_path: Path) -> None:
         kept = [(m.data(), m.partition_key(), m.event_timestamp(), m.properties()) for m in read_topic(broker, "kept")]
         wanted = sorted(numbers, key=lambda each: each.partition or 0)
         assert kept == [(each.value, each.key, each.event_time_ms, each.properties) for each in wanted]
-        assert [int(message.data()) for message in read_topic(broker, "once")] == list(range(3000))
+        assert [int(message.data()) for message in read_topic(broker, "once")] == list(range(2000))
 
 
 def test_it_stays_on_loopback_and_two_at_once_do_not_collide() -> None:
@@ -92,21 +94,12 @@ def test_it_stays_on_loopback_and_two_at_once_do_not_collide() -> None:
     assert [broker.process for broker in brokers] == [None, None]
 
 
-def test_a_frozen_one_goes_on() -> None:
-    with running_pulsar() as broker:
-        broker.freeze()
-        broker.thaw()
-        assert len(produce(broker, "thawed", [Message(b"x")])) == 1
-
-
-def test_the_error_names_why_it_does_not_start(tmp_path: Path) -> None:
-    with running_pulsar() as other:
-        taken = int(other.service_url.rpartition(":")[2])
-        with (
-            pytest.raises(RuntimeError, match=f"(?s)does not answer.*Address already in use.*{taken}|{taken}.*in use"),
-            running_pulsar(tmp_path, taken),
-        ):
-            pass
+def test_the_error_names_why_it_does_not_start(tmp_path: Path, pulsar: PulsarAddresses) -> None:
+    taken = int(pulsar.service_url.rpartition(":")[2])
+    broker = PulsarBroker(tmp_path, taken)
+    with pytest.raises(RuntimeError, match=r"(?s)does not answer.*Address already in use"):
+        broker.start()
+    assert broker.process is None
 
 
 def test_tls(pulsar: PulsarAddresses, certificates: Certificates) -> None:

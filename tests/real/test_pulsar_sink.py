@@ -183,8 +183,13 @@ def test_what_was_published_is_dropped_when_it_is_published_again(query: Query) 
     for subtask, writer in enumerate(writers):
         writer.write(rows(*texts[subtask::3]))
     items = snapshot(writers, 1)
+    kept = query.folder.parent / f"{query.folder.name}-kept"
+    shutil.copytree(query.folder, kept)
     complete(writers, 1)
     for parallelism in (1, 2):
+        shutil.copytree(kept, query.folder, dirs_exist_ok=True)
+        for mark in query.folder.rglob("published.json"):
+            mark.unlink()  # the crash was before it was there
         writers = query.start(parallelism, items)
         published(writers)
     assert values(query.broker, query.topic) == texts
@@ -198,6 +203,8 @@ def test_partitions_that_are_added_meanwhile_move_no_row(query: Query) -> None:
     writer.write(pa.record_batch({"value": texts, "__key": texts}, schema))
     items = snapshot([writer], 1)
     complete([writer], 1)
+    for mark in query.folder.rglob("published.json"):
+        mark.unlink()
     add_partitions(query.broker, query.topic, 7)
     published(query.start(1, items))
     assert values(query.broker, query.topic) == texts
@@ -243,7 +250,8 @@ def test_a_publication_that_was_cut_off_is_completed(query: Query, tmp_path: Pat
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
             time.sleep(random.uniform(0.05, 0.3))
             process.kill()
-        shutil.copytree(kept, query.folder / "staged", dirs_exist_ok=True)  # should it have come to the end
+        shutil.rmtree(query.folder / "staged")
+        shutil.copytree(kept, query.folder / "staged")  # should it have come to the end
         cut_off += 0 < len(values(query.broker, query.topic)) < len(texts)
     assert cut_off
     published(query.start(1, [item]))
@@ -308,8 +316,25 @@ def test_large_staged_rows_are_files_that_are_deleted(query: Query) -> None:
     staged = list(query.folder.rglob("*.arrow"))
     complete([writer], 1)
     assert staged and list(query.folder.rglob("*.arrow")) == []
-    with pytest.raises(CorruptStateError, match=r"are gone.*brokerDeduplicationProducerInactivityTimeoutMinutes"):
+    published(query.start(2, items))  # they were published, which nobody knew when the state was taken
+    assert len(values(query.broker, query.topic)) == 150_000
+    (mark,) = query.folder.rglob("published.json")
+    mark.unlink()
+    with pytest.raises(CorruptStateError, match=r"are gone, and nobody knows that they were published"):
         published(query.start(1, items))
+
+
+def test_two_that_publish_the_same_at_once_leave_each_row_once(query: Query) -> None:
+    """A slot that was taken for dead goes on: brokers let one of them in after the other."""
+    random = Random(1)
+    texts = [f"{n:05}{random.randbytes(20).hex()}" for n in range(20_000)]  # they are in a file
+    (writer,) = query.start(1)
+    writer.write(rows(*texts))
+    items = snapshot([writer], 1)
+    writer.notify_checkpoint_complete(1)
+    others = [query.start(1, items)[0] for _ in range(2)]
+    published([writer, *others])
+    assert values(query.broker, query.topic) == texts
 
 
 # What is refused.

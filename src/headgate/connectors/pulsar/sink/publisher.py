@@ -2,28 +2,45 @@
 
 Never: send rows in other batches, or with other sequence ids, than in an attempt before.
 
-`headgate.sink.publisher` has the life of a piece. Wherever a crash falls, whoever is given the item sends all of it
-again: brokers drop what they have. They know a name's highest sequence id for as long as
-``brokerDeduplicationProducerInactivityTimeoutMinutes`` says (6 hours): a query that was killed in the middle of a
-publication, and is started later than that, repeats the rows of one checkpoint at most.
+`headgate.sink.publisher` has the life of a piece. It is sent, then a mark beside the staged files says so, then its
+file goes. Wherever a crash falls:
+
+- before the mark: whoever is given the item sends all of it again, and brokers drop what they have. They know a name's
+  highest sequence id for as long as ``brokerDeduplicationProducerInactivityTimeoutMinutes`` says (6 hours);
+- after it: whoever is given the item finds the mark and sends nothing.
+
+Marks stay: an older checkpoint may be restored at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.producer import DEFAULT_SEND_TIMEOUT_MS, MessageWriter
-from headgate.errors import SinkUnavailableError
+from headgate.errors import CorruptStateError, SinkUnavailableError
 from headgate.sink.publisher import Publisher
-from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder
+from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder, folder_of
 from headgate.source.serialization import VersionedSerializer
 
 ITEM_SERIALIZER: VersionedSerializer[StagedItem] = VersionedSerializer(
     StagedItem, version=1, what="staged rows of headgate.pulsar's sink"
 )
 _ROWS_BITS = 32
+
+
+class PublishedMark(msgspec.Struct, frozen=True):
+    """Says that the pieces of a name are published up to a number."""
+
+    number: int
+
+
+MARK_SERIALIZER: VersionedSerializer[PublishedMark] = VersionedSerializer(
+    PublishedMark, version=1, what="the mark of published rows of headgate.pulsar's sink"
+)
 
 
 def first_sequence_id(number: int) -> int:
@@ -70,8 +87,22 @@ class PulsarPublisher(Publisher):
         The producers are closed then: brokers let no second one of a name in, and a slot that lives on unknown to
         anybody would shut out who was given the item.
         """
-        with MessageWriter(self._sink, item.name) as writer:
-            self._send(writer, pieces)
+        lacking = self._lacking(item, pieces) if not is_own else pieces  # nobody else marked the own ones
+        if not lacking:
+            return
+        try:
+            with MessageWriter(self._sink, item.name) as writer:
+                self._send(writer, lacking)
+        except CorruptStateError:
+            if self._lacking(item, lacking):
+                raise
+            return  # somebody who was taken for dead has published them meanwhile, and deleted the files
+        self._folder.write(_mark(item.name), MARK_SERIALIZER.serialize(PublishedMark(lacking[-1].number)))
+
+    def _lacking(self, item: StagedItem, pieces: Sequence[StagedPiece]) -> Sequence[StagedPiece]:
+        stored = self._folder.read_bytes(_mark(item.name))
+        done = -1 if stored is None else MARK_SERIALIZER.deserialize(stored).number
+        return [piece for piece in pieces if piece.number > done]
 
     def discard(self) -> None:
         """Do nothing: an attempt leaves nothing that lives."""
@@ -89,3 +120,7 @@ class PulsarPublisher(Publisher):
                 self.progressed()
             writer.flush()  # the next piece begins with a batch, whichever pieces are sent again
             self.progressed()
+
+
+def _mark(name: str) -> str:
+    return f"{folder_of(name)}/published.json"

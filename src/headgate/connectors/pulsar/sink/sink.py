@@ -36,11 +36,6 @@ _INLINE_BYTES = 64 * 1024
 """Up to here a checkpoint's last piece is in its state."""
 _CLOSE_S = 5.0
 """The longest that `close` waits for each thing, in seconds."""
-IF_GONE = (
-    "If the checkpoint is older than the brokers' brokerDeduplicationProducerInactivityTimeoutMinutes, they probably "
-    "were. "
-)
-"""What to write of staged rows that are gone."""
 
 
 def make_pulsar_sink(options: Mapping[str, str], schema: pa.Schema) -> ContinuousPulsarSink:
@@ -122,7 +117,7 @@ def staging_folder(options: Mapping[str, str]) -> StagingFolder:
             f"{NAME}: guarantee exactly-once stages rows with checkpoints: set the option 'checkpointLocation'.",
             option="checkpointLocation", value=location,
         )  # fmt: skip
-    return StagingFolder(location, NAME, IF_GONE)
+    return StagingFolder(location, NAME)
 
 
 class AtLeastOnceWriter(SinkWriter):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from headgate.connectors.pulsar.sink.micro_batch import MANIFEST_SERIALIZER, Manifest, StagedTask
-from headgate.connectors.pulsar.sink.publisher import ITEM_SERIALIZER, first_sequence_id
+from headgate.connectors.pulsar.sink.publisher import (
+    ITEM_SERIALIZER,
+    MARK_SERIALIZER,
+    PublishedMark,
+    first_sequence_id,
+)
 from headgate.sink.staging import InlineRows, RowsFile, StagedItem, StagedPiece
 
 ITEM = StagedItem(
@@ -26,6 +31,9 @@ def test_bytes_of_version_1_are_read_and_written(repository: Path) -> None:
     golden = (repository / "tests/golden/pulsar-micro-batch-v1.json").read_bytes().strip()
     assert MANIFEST_SERIALIZER.deserialize(golden) == MANIFEST
     assert MANIFEST_SERIALIZER.serialize(MANIFEST) == golden
+    golden = (repository / "tests/golden/pulsar-published-mark-v1.json").read_bytes().strip()
+    assert MARK_SERIALIZER.deserialize(golden) == PublishedMark(5)
+    assert MARK_SERIALIZER.serialize(PublishedMark(5)) == golden
 
 
 def test_sequence_ids_rise_with_pieces_and_none_is_0() -> None:
