@@ -38,7 +38,8 @@ def test_help_names_every_command(arguments: tuple[str, ...], tmp_path: Path) ->
     assert done.stderr == ""
     commands = {line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  " != line[1:3]}
     assert commands == {
-        "demo", "test", "bench", "simulate", "fuzz", "conformance", "docs", "wheel", "kafka", "pulsar", "shell", "help",
+        "demo", "test", "bench", "simulate", "fuzz", "conformance", "docs", "wheel", "new-source", "kafka", "pulsar",
+        "shell", "help",
     }  # fmt: skip
 
 

@@ -1,4 +1,8 @@
-"""The source that docs/full-source.md builds, and the tests of it in docs/testing-connectors.md, which run here."""
+"""The source that docs/full-source.md builds, and the tests of it in docs/testing-connectors.md, which run here.
+
+Of docs/own-source.md: what it shows of ``headgate sources new``, and the promises that it names. Its broken promise is
+in tests/real/test_own_connector.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
+from headgate.cli.new_source import package_files
 from headgate.testing.conformance import PROMISES
+from tests.unit.cli.stored_query import run
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,3 +49,11 @@ def test_the_promises_that_the_way_to_a_full_source_names_exist() -> None:
 
 def test_the_tests_of_the_page_are_collected() -> None:
     assert {"test_the_journal_keeps", "test_splits_of_a_failed_reader_wait_for_it"} <= globals().keys()
+
+
+def test_the_page_shows_what_the_command_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (_DOCS / "own-source.md").read_text()
+    assert f"```text\n$ headgate sources new weather\n{run('sources', 'new', 'weather').output}```\n" in page
+    (line,) = re.findall(r"^```python\n(test_promise = .*\n)```$", page, re.MULTILINE)
+    assert line in package_files("weather")[Path("tests/test_weather.py")]

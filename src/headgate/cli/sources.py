@@ -24,6 +24,7 @@ from headgate.cli.app import (
     write_lines,
     write_table,
 )
+from headgate.cli.new_source import EXAMPLES, new
 from headgate.errors import HeadgateError, OptionError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -42,14 +43,14 @@ _READ_SPLITS = 100
 """So many splits are looked at for a row."""
 
 app = command_group(
-    "Check that a source can be read.",
-    "headgate sources check headgate.kafka -o kafka.bootstrap.servers=localhost:9092 -o subscribe=rides",
+    "Check that a source can be read, or make a connector of your own.",
+    """
+    headgate sources check headgate.kafka -o kafka.bootstrap.servers=localhost:9092 -o subscribe=rides
+
+    headgate sources new weather
+    """,
 )
-
-
-@app.callback()
-def _group() -> None:
-    """Check that a source can be read."""
+app.command("new", epilog=epilog(EXAMPLES))(new)
 
 
 @app.command(
