@@ -58,7 +58,7 @@ def navigation() -> list[Any]:
             path = (index.parent / link).resolve()
             name = path.relative_to(ROOT).as_posix()
             below = [each.relative_to(ROOT).as_posix() for each in linked(path) if each.parent == path.parent]
-            pages.append({"Decisions": [name, *below]} if path.name == "README.md" else name)
+            pages.append({"Decisions": [name, *below]} if below and path.name == "README.md" else name)
         nav.append({title: pages})
     nav.append({"Reference": [f"docs/reference/{module}.md" for module in MODULES]})
     return nav

@@ -106,10 +106,12 @@ def test_ci_sets_up_from_nothing_and_runs_the_tests() -> None:
     assert "maven.repo.local" in script
 
 
-def set_up_with(tmp_path: Path, pip: str) -> subprocess.CompletedProcess[str]:
-    """Run ./run in a folder of its own, whose Python is a script that makes environments with another such script."""
+def set_up_with(
+    tmp_path: Path, pip: str, *arguments: str, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ./run of a project of its own, whose Python is a script that makes environments with another such script."""
     project = tmp_path / "project"
-    project.mkdir(exist_ok=True)
+    (project / "src").mkdir(parents=True, exist_ok=True)
     for name in ("run", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, project)
     python = tmp_path / "python"
@@ -121,8 +123,8 @@ chmod +x "$4/bin/python"
 """)
     python.chmod(0o755)
     return subprocess.run(
-        [project / "run", "test", "--version"],
-        cwd=project,
+        [project / "run", *(arguments or ("test", "--version"))],
+        cwd=folder or project,
         env=os.environ | {"PYTHON": str(python)},
         capture_output=True,
         text=True,
@@ -145,6 +147,16 @@ def test_a_set_up_that_failed_says_why_and_the_next_one_begins_afresh(tmp_path: 
 def test_a_long_step_of_the_set_up_shows_that_it_lives(tmp_path: Path) -> None:
     done = set_up_with(tmp_path, 'echo "Collecting $8"; [ "$8" != setuptools ] || sleep 6')
     assert re.search(r"run:   [5-9]\d* s: Collecting setuptools", done.stderr)
+
+
+def test_a_new_source_is_made_where_the_command_was_typed(tmp_path: Path) -> None:
+    done = set_up_with(tmp_path, "exit 0", "new-source", "weather", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "made weather:" in done.stdout
+    assert (tmp_path / "weather" / "src" / "pyspark_weather" / "__init__.py").exists()
+    again = set_up_with(tmp_path, "exit 0", "new-source", "weather", folder=tmp_path)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "weather exists already" in again.stderr
 
 
 def test_constraints_pin_everything_and_name_no_registry() -> None:
