@@ -63,6 +63,26 @@ def plans_can_be_replayed(subject: Subject) -> None:
 
 
 @promise(
+    name="plans-survive-new-rows",
+    sentence="A planned range gives the same rows also when more has come since it was planned.",
+    how="Plan ranges without limits and with max_rows=1, read them, add rows, and read them again.",
+    contract='docs/full-source.md, "Optional abilities"',
+)
+def plans_survive_new_rows(subject: Subject) -> None:
+    """Add rows between the plan and its reading."""
+    subject.needs(Boundedness.BOUNDED)
+    _planning(subject.make_source())
+    subject.can_add_rows()
+    plans = [[each.split for each in _plan(subject, limits)] for limits in (PlanLimits(), PlanLimits(max_rows=1))]
+    subject.does("Plan ranges, and read them.")
+    before = [subject.read_splits(planned) for planned in plans]
+    subject.add_rows()
+    subject.does("Read planned ranges again, after rows were added.")
+    for planned, rows in zip(plans, before):
+        assert_same_rows(subject.read_splits(planned), rows, f"rows of {planned}")
+
+
+@promise(
     name="plans-keep-limits",
     sentence="All ranges of a plan together keep within each limit; one range alone may exceed it, if there is no "
     "smaller one.",
@@ -194,4 +214,10 @@ def task_groups_read_everything(subject: Subject) -> None:
     assert_same_rows(rows, subject.rows, "rows of all groups")
 
 
-CHECKS = (plans_can_be_replayed, plans_keep_limits, plans_stop_at_an_event_time, task_groups_read_everything)
+CHECKS = (
+    plans_can_be_replayed,
+    plans_survive_new_rows,
+    plans_keep_limits,
+    plans_stop_at_an_event_time,
+    task_groups_read_everything,
+)

@@ -1,5 +1,6 @@
 """The adapter of a `SimpleSource`: discovery, reading, stops for micro-batches, and the promises of the contract."""
 
+import itertools
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ from headgate.source import Boundedness, PlanLimits
 from headgate.source.simple import SimpleSource
 from headgate.source.watermark import MIN_WATERMARK_MS
 from headgate.testing import EnumeratorHarness, SourceHarness, SplitReaderHarness, VirtualClock, assert_same_rows
-from headgate.testing.conformance import conformance_test, simple
+from headgate.testing.conformance import check, conformance_test, simple
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 SCHEMA = pa.schema([("split", pa.string()), ("n", pa.int64())])
@@ -142,6 +143,24 @@ test_a_growing_simple_source_keeps_the_promises_of_the_contract = conformance_te
     add_rows=lambda ticks: ticks.grow(),
     unavailable=lambda ticks: ticks.silence(),
 )
+
+
+class GrowingBatches(Ticks):
+    """Its batches are of up to four pages: the last one ends elsewhere when there is more."""
+
+    def read(self, split_id, position):
+        while (first := position or 0) < self.pages:
+            position = min(first + 4, self.pages)
+            batches = [batch for batch, _ in itertools.islice(super().read(split_id, first), position - first)]
+            yield pa.Table.from_batches(batches).combine_chunks().to_batches()[0], position
+
+
+def test_batches_that_end_elsewhere_when_there_is_more_break_a_promise() -> None:
+    growing = type("Growing", (GrowingBatches,), {"pages": 10})
+    promises = ["plans-can-be-replayed", "plans-survive-new-rows", "new-rows-are-found"]
+    report = check(lambda: simple(growing, {"pollInterval": "1 ms"}), add_rows=growing.grow, only=promises)
+    assert [each.promise.name for each in report.broken] == ["plans-survive-new-rows"], str(report)
+    assert "before the position 10 that was there when the read was planned" in str(report)
 
 
 # -- discovery ---------------------------------------------------------------------------------------------------
