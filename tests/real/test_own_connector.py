@@ -64,5 +64,10 @@ def test_the_broken_promise_that_the_page_shows() -> None:
         module.write_text(begin + read, encoding="utf-8")
         done = run_pytest(package, package / "src", *shlex.split(command))
     shown = done.stdout.replace(f"{package}/", "")
-    assert " ".join(report.split()) in " ".join(shown.split()), shown
+    assert words_of(report) in words_of(shown), shown
     assert "1 failed, 1 passed" in shown, "a read from beginning to end shows nothing"
+
+
+def words_of(text: str) -> str:
+    """Return a text in one line; without which restore it was that failed: fetchers' threads decide."""
+    return re.sub(r"After \d+ restores, (.*?) with \d+ readers", r"After some restores, \1", " ".join(text.split()))
