@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headgate.cli.app import write_lines
+from headgate.cli.app import AsJson, write_json, write_lines
 from headgate.errors import OptionError
 
 if TYPE_CHECKING:
@@ -44,11 +44,15 @@ def new(
     folder: Annotated[
         Path | None, typer.Option(help="The folder to make; by default one called NAME in this one.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make the package of a connector: a source that works, its tests, and what lets Spark find it."""
     check_name(name)
     made = Path(name) if folder is None else folder
     written = write_package(name, made)
+    if as_json:
+        write_json({"name": name, "folder": str(made), "files": [path.as_posix() for path in written]})
+        return
     write_lines(
         f"made {made}:",
         *(f"  {path.as_posix()}" for path in written),

@@ -22,6 +22,7 @@ COMMANDS = [
     "savepoint copy",
     *(f"query {name}" for name in ("list", "status", "checkpoint", "savepoint", "rescale", "stop")),
     "sources check",
+    "sources new",
     "doctor",
 ]
 PROGRAM = """
@@ -43,6 +44,7 @@ def test_what_needs_no_state_imports_neither_arrow_nor_spark(tmp_path: Path, mon
     monkeypatch.setenv("HEADGATE_HOME", str(tmp_path))
     assert imported("--version") == "0 []"
     assert imported("query", "list") == "3 []"
+    assert imported("sources", "new", "weather", "--folder", tmp_path / "weather") == "0 []"
 
 
 def test_it_runs_as_a_module() -> None:

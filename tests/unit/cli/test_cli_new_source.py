@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.stored_query import run
+from tests.unit.cli.stored_query import run, run_json
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "own_connector"
 LEFT_BY_PYTHON = ("__pycache__", ".pytest_cache")
@@ -42,6 +42,12 @@ def test_it_lists_what_it_made_and_what_comes_next() -> None:
     assert made == "made connectors/first:"
     assert {line.strip() for line in lines[: lines.index("Next:")]} == set(files_of(EXAMPLE))
     assert "  cd connectors/first" in lines and "  pytest" in lines
+
+
+def test_the_same_as_json() -> None:
+    found = run_json("sources", "new", "own_connector", "--folder", "connectors/first")
+    assert (found["name"], found["folder"]) == ("own_connector", "connectors/first")
+    assert set(found["files"]) == set(files_of(EXAMPLE))
 
 
 def test_another_name_is_in_everything() -> None:
