@@ -126,6 +126,6 @@ def run(arguments: argparse.Namespace) -> None:
         spark.stop()
     report(
         "pulsar", results, memory,
-        f"{rows:,} JSON messages of about 90 bytes in {PARTITIONS} partitions, batches of 1,000, lz4; local[2], broker beside "
-        "it." + (QUICK_NOTE if arguments.quick else ""),
+        f"{rows:,} JSON messages in {PARTITIONS} partitions, batches of 1,000, lz4; local[2], the broker beside it."
+        + (QUICK_NOTE if arguments.quick else ""),
     )  # fmt: skip

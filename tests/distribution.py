@@ -41,6 +41,8 @@ LONGEST = (
     "tests/real/test_kafka_security.py",
     "tests/real/test_continuous_failover.py::test_without_retries_of_tasks",
     "tests/real/test_kafka_sink.py",
+    "tests/real/test_pulsar_stream.py",
+    "tests/real/test_pulsar_source.py",
     "tests/real/test_pulsar_broker.py",
     "tests/real/test_pulsar_sink.py",
     "tests/real/test_pulsar_sink_on_spark.py",

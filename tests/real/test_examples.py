@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from local.kafka import Broker
+from tests.shared_broker import PulsarAddresses
 from tests.spark_java import SparkJava
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +120,13 @@ def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_pat
     assert "has 120 large rides" in shown
 
 
+def test_the_program_of_pulsar(run: Run, pulsar: PulsarAddresses, topic_name: str) -> None:
+    shown = run("pulsar_windows.py", pulsar.service_url, pulsar.admin_url, topic_name)
+    total = sum(n % 50 for n in range(100))
+    windows = [line for line in shown.splitlines() if " rides " in line]
+    assert windows == [f"00:00:{second:02}  100 rides  {total}" for second in range(0, 60, 10)]
+
+
 def test_continuous_windows(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
     """Suspended and resumed with twice the slots, each window holds its rides once."""
     shown = run("continuous_windows.py", kafka.plain, topic_name, tmp_path / "out")
@@ -220,7 +228,7 @@ def test_the_notebook(java: SparkJava, tmp_path: Path, monkeypatch: pytest.Monke
     assert "image/png" in shown[-1]
 
 
-APART = ("flights_", "kafka_", "continuous_", "event_time_", "quiet_users")
+APART = ("flights_", "kafka_", "pulsar_", "continuous_", "event_time_", "quiet_users")
 
 
 NEEDS = {

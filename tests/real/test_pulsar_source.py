@@ -70,8 +70,16 @@ def three_partitions(pulsar: PulsarAddresses, topic_name: str) -> str:
     return topic_name
 
 
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[PulsarBroker]:
+    """Return a broker that a test may stop."""
+    with running_pulsar() as broker:
+        yield broker
+
+
 @contextmanager
 def frozen(broker: PulsarBroker) -> Iterator[None]:
+    """Stop a broker where it is, for as long as the block runs."""
     broker.freeze()
     try:
         yield
@@ -79,12 +87,21 @@ def frozen(broker: PulsarBroker) -> Iterator[None]:
         broker.thaw()
 
 
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[PulsarBroker]:
-    """Return a broker that a test may stop."""
-    with running_pulsar() as broker:
-        yield broker
+@pytest.fixture
+def on_its_own(own_broker: PulsarBroker, topic_name: str) -> str:
+    create_topic(own_broker, topic_name, 2)
+    produce(own_broker, topic_name, messages(20), batch=3)
+    return topic_name
 
+
+test_pulsar_keeps_while_its_broker_stands_still = conformance_test(
+    lambda own_broker, on_its_own: source(
+        own_broker, on_its_own, startingOffsets="earliest", **{"pulsar.client.operationTimeoutMs": "2000"}
+    ),
+    schema=SCHEMA,
+    unavailable=lambda own_broker: frozen(own_broker),
+    only=("unavailability-loses-nothing", "close-is-quick", "hanging-fetch-holds-up-nothing"),
+)
 
 test_pulsar_keeps = conformance_test(
     lambda pulsar, three_partitions: source(pulsar, three_partitions, startingOffsets="earliest"),

@@ -71,6 +71,7 @@ PURE = (
     "monitor/event_times.py", "monitor/figures.py", "monitor/progress.py", "monitor/late_publications.py",
     "monitor/growing_lag.py", "monitor/recent_events.py", "monitor/history.py", "monitor/snapshot.py",
     "monitor/diagnosis.py", "monitor/endpoint/routes.py",
+    "connectors/pulsar/position.py", "connectors/pulsar/ledgers.py", "connectors/pulsar/planning.py",
     "sink/publication_retries.py", "microbatch/alignment/votes.py",
     "microbatch/alignment/group_membership.py", "microbatch/alignment/messages.py", "microbatch/watermark_options.py",
 )  # fmt: skip

@@ -251,7 +251,7 @@ def end_of(options: Options, *, bounded: bool) -> Offsets:
     if not bounded:
         for name in ("endingOffsets", "endingTime"):
             if options.is_set(name):
-                raise options.error(name, "is for batches only: a stream has no end.")
+                raise options.error(name, "is for reads with an end: micro-batches have none.")
     if options["endingTime"] is not None:
         return Start(time_ms=options["endingTime"])
     chosen: Offsets = options["endingOffsets"] or Start(word="latest")
