@@ -6,6 +6,7 @@ Never: keep a message: only ids count. Nothing else in Pulsar says how many mess
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
 from headgate.errors import SourceUnavailableError
 
 _WAIT_MS = 100
+
+
+def _close_all(readers: dict[str, tuple[Position | None, Any]]) -> None:
+    for _, reader in readers.values():
+        reader._reader.close_async(lambda _: None)
 
 
 class Scout:
@@ -36,6 +42,7 @@ class Scout:
         self._arguments = arguments
         self._timeout_ms = timeout_ms
         self._readers: dict[str, tuple[Position | None, Any]] = {}
+        weakref.finalize(self, _close_all, self._readers)  # a source is never closed
 
     def within_rows(
         self, splits: Sequence[PulsarSplit], ends: Mapping[str, Position], most: int
