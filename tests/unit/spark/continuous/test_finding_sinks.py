@@ -16,6 +16,7 @@ NEEDED = {
     "parquet": {"path": "/x"}, "json": {"path": "/x"}, "csv": {"path": "/x"},
     "kafka": {"kafka.bootstrap.servers": "nobody:1", "topic": "t"},
     "headgate.kafka": {"kafka.bootstrap.servers": "nobody:1", "topic": "t"},
+    "headgate.pulsar": {"service.url": "pulsar://nobody:1", "topic": "t"},
 }  # fmt: skip
 
 
@@ -34,8 +35,9 @@ def test_what_is_not_asked_for_is_not_imported() -> None:
     program = (
         "import sys, pyarrow as pa; from headgate.spark.continuous.sinks import make_sink; "
         "make_sink('noop', {}, pa.schema([])); "
-        "print([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'confluent_kafka')"
-        " or m.startswith(('headgate.connectors.files', 'headgate.connectors.kafka', 'headgate.connectors.debug.',"
+        "print([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'confluent_kafka', 'pulsar')"
+        " or m.startswith(('headgate.connectors.files', 'headgate.connectors.kafka', 'headgate.connectors.pulsar',"
+        " 'headgate.connectors.debug.',"
         " 'headgate.spark.continuous.python_data_source')) and m != 'headgate.connectors.debug.noop'])"
     )
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
