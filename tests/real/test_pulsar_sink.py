@@ -352,6 +352,20 @@ def test_a_topic_that_drops_nothing_is_refused_and_the_remedy_named(query: Query
     assert values(query.broker, topic_name) == []
 
 
+def test_a_topic_that_is_missing_is_named_where_brokers_make_none(tmp_path: Path) -> None:
+    with running_pulsar(deduplication=True, settings={"allowAutoTopicCreation": "false"}) as broker:
+        query = Query(broker, "missing", tmp_path)
+        for guarantee in ("at-least-once", "exactly-once"):
+            (writer,) = query.start(1, guarantee=guarantee)
+            writer.write(rows("a"))
+            with pytest.raises(
+                SinkError, match="public/default/missing.* Create the topic, or correct its name"
+            ) as caught:
+                snapshot([writer], 1)
+            assert not caught.value.retryable
+        query.close()
+
+
 def test_a_terminated_topic_is_not_tried_again(query: Query) -> None:
     (writer,) = query.start(1)
     terminate(query.broker, query.topic)
