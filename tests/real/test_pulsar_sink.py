@@ -359,7 +359,7 @@ def test_a_topic_that_is_missing_is_named_where_brokers_make_none(tmp_path: Path
             (writer,) = query.start(1, guarantee=guarantee)
             writer.write(rows("a"))
             with pytest.raises(
-                SinkError, match="public/default/missing.* Create the topic, or correct its name"
+                SinkError, match=r"public/default/missing.* Create the topic, or correct its name"
             ) as caught:
                 snapshot([writer], 1)
             assert not caught.value.retryable
