@@ -163,7 +163,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             publish_batch(self._sink, staged[0].query, batchId, [each.task for each in staged])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Delete what was staged, unless a commit began with it: what it wrote down a replay goes by."""
+        """Do nothing: what was staged goes with the commit of the next batch; a replay may need its manifest."""
 
 
 def _query_epoch_and_task() -> tuple[str, int, int]:

@@ -140,14 +140,6 @@ def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[Sta
         folder.delete_tree(_path(query, epoch - 1))
 
 
-def discard_staged(sink: PulsarSink, staged: Sequence[StagedTask]) -> None:
-    """Delete what tasks staged for a batch that failed; what cannot be deleted stays until the next batch."""
-    folder = _folder(sink)
-    for each in staged:
-        for file in each.files:
-            folder.delete(file)
-
-
 def name_of(query: str) -> str:
     """Return the name of a query's producers."""
     return f"headgate-{query}"
