@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
+from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, String
 
 from headgate.connectors.pulsar.source import PulsarSource
 from headgate.errors import BadDataError, DataLossError, OptionError, SourceError, SourceUnavailableError
@@ -22,8 +25,10 @@ from local.pulsar_topics import (
     Message,
     add_partitions,
     ask,
+    client_of,
     create_topic,
     delete_topic,
+    full_name,
     produce,
     read_topic,
     trim,
@@ -391,9 +396,65 @@ def test_topics_of_different_schemas(pulsar: PulsarAddresses, topic_name: str) -
 
 def test_a_schema_that_is_not_read(pulsar: PulsarAddresses, topic_name: str) -> None:
     create_topic(pulsar, topic_name)
-    upload_schema(pulsar, topic_name, "AVRO", RECORD)
-    with pytest.raises(OptionError, match=r"a schema of type AVRO, which is not read. Set valueFormat to binary"):
+    upload_schema(pulsar, topic_name, "AVRO", {**RECORD, "fields": [{"name": "id", "type": ["int", "string"]}]})
+    with pytest.raises(OptionError, match=r"has a type that is not read: .*Set valueFormat to binary"):
         source(pulsar, topic_name).schema()
+
+
+class Ride(Record):  # type: ignore[misc]
+    """What a producer of Pulsar's own client writes."""
+
+    id = Long(required=True)
+    driver = String()
+    stars = Array(Integer())
+
+
+class LaterRide(Record):  # type: ignore[misc]
+    """The same a version later."""
+
+    id = Long(required=True)
+    tip = Double(required_default=True)
+    driver = String()
+    stars = Array(Integer())
+
+
+LaterRide.__name__ = "Ride"  # of Avro's record
+
+
+def test_avro_values_by_the_schema_of_each_message(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name, 1)
+    with client_of(pulsar) as client:
+        for ride in (Ride(id=1, driver="n", stars=[5, 4]), LaterRide(id=2, driver=None, stars=[], tip=2.5)):
+            producer = client.create_producer(full_name(topic_name), schema=AvroSchema(type(ride)))
+            producer.send(ride)
+    rows = read(source(pulsar, topic_name))
+    own = [
+        {name: row[name] for name in ("id", "driver", "stars", "tip")} for row in sorted(rows, key=lambda r: r["id"])
+    ]
+    assert own == [
+        {"id": 1, "driver": "n", "stars": [5, 4], "tip": None},
+        {"id": 2, "driver": None, "stars": [], "tip": 2.5},
+    ]
+    some = read(source(pulsar, topic_name), pa.schema({"driver": pa.string(), "__topic": pa.string()}))
+    assert {row["driver"] for row in some} == {"n", None}
+    raw = read(source(pulsar, topic_name), pa.schema({"value": pa.binary()}))
+    assert raw[0]["value"] == fastavro_bytes(1, "n", [5, 4])
+    produce(pulsar, topic_name, [Message(b"\xff", partition=0)])
+    with pytest.raises(BadDataError, match=r"of the message \d+:\d+ of .* is not what its Avro schema says"):
+        read(source(pulsar, topic_name))
+
+
+def fastavro_bytes(ride_id: int, driver: str, stars: list[int]) -> bytes:
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, Ride.schema(), {"id": ride_id, "driver": driver, "stars": stars})
+    return written.getvalue()
+
+
+def test_a_column_that_values_without_a_schema_do_not_have(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(2))
+    with pytest.raises(OptionError, match=r"no column 'user' of type string.*Set valueFormat to json"):
+        read(source(pulsar, topic_name), pa.schema({"user": pa.string()}))
 
 
 # -- micro-batches' plans ----------------------------------------------------------------------------------------------

@@ -90,9 +90,10 @@ class PulsarAdmin:
             raise DataLossError(f"{NAME}: {topic} does not exist any longer.", source=NAME, path=topic)
         return Position(found["ledgerId"], found["entryId"] - 1)
 
-    def schema(self, topic: str) -> dict[str, Any] | None:
-        """Return the newest schema of a topic: ``type`` and ``data``; None: it has none."""
-        found: dict[str, Any] | None = self._ask("GET", f"/schemas/{_path(topic).partition('/')[2]}/schema")
+    def schema(self, topic: str, version: int | None = None) -> dict[str, Any] | None:
+        """Return a schema of a topic, the newest without a version: ``type`` and ``data``; None: it has none."""
+        which = "schema" if version is None else f"schema/{version}"
+        found: dict[str, Any] | None = self._ask("GET", f"/schemas/{_path(topic).partition('/')[2]}/{which}")
         return found
 
     def deduplication(self, topic: str) -> str | None:

@@ -9,7 +9,6 @@ numbers are written (big endian).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.position import after_message
+from headgate.connectors.pulsar.schemas import AvroValues, TopicSchemas, record_fields
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.json_values import JsonValues
 
@@ -46,15 +46,7 @@ _PRIMITIVES: dict[str, tuple[pa.DataType, str]] = {
     "INSTANT": (_TIME, ""),
 }
 _BYTES = ("NONE", "BYTES", "AUTO_CONSUME")
-_FIELDS: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "bytes": pa.binary(),
-}
+_RECORDS = ("JSON", "AVRO")
 _DAY_MS = 86_400_000
 
 
@@ -80,10 +72,9 @@ def value_fields(schema: Mapping[str, Any] | None, topic: str) -> list[pa.Field]
         return [pa.field("value", pa.string())]
     if kind in _PRIMITIVES and _PRIMITIVES[kind][1]:
         return [pa.field("value", _PRIMITIVES[kind][0])]
-    if kind == "JSON":
+    if kind in _RECORDS:
         assert schema is not None
-        record = _arrow_type(json.loads(schema["data"]), topic, {})
-        return list(record)
+        return record_fields(schema["data"], topic, avro=kind == "AVRO")
     raise OptionError(
         f"{NAME}: the values of {topic} have a schema of type {kind}, which is not read. Set valueFormat to binary to "
         "have their bytes, and parse these.",
@@ -107,6 +98,8 @@ class PulsarColumns:
         Parsed options of headgate.pulsar.
     time_zone
         The session's time zone, for timestamps in values that name none; None: UTC.
+    schemas
+        The topics' schemas, asked where ``valueFormat`` is ``schema``.
 
     Raises
     ------
@@ -114,7 +107,9 @@ class PulsarColumns:
         A column has a type that it cannot have, or an option of the values cannot be used.
     """
 
-    def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str | None) -> None:
+    def __init__(
+        self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str | None, schemas: TopicSchemas
+    ) -> None:
         self._schema = schema
         self._own = [field.name if field.name in METADATA else None for field in schema]
         for field in schema:
@@ -125,27 +120,29 @@ class PulsarColumns:
                     "and cast the column afterwards.",
                     option="schema", value=str(field.type), column=field.name,
                 )  # fmt: skip
-        fields = [field for field, own in zip(schema, self._own, strict=True) if own is None]
-        kind = value_format(options)
-        self._value: pa.Field | None = None
-        self._json: JsonValues | None = None
-        if kind == "json" or (kind == "schema" and [field.name for field in fields] not in ([], ["value"])):
-            if fields:
-                self._json = JsonValues(pa.schema(fields), options, time_zone or "UTC")
-        elif fields:
-            strange = [
-                field for field in fields if field.name != "value" or (kind == "binary" and field.type != pa.binary())
-            ]
-            if strange:
-                raise OptionError(
-                    f"{NAME} has no column {strange[0].name!r} of type {strange[0].type}. With valueFormat binary "
-                    f"there are: value BINARY, {', '.join(METADATA)}. Set valueFormat to json for fields of JSON.",
-                    option="schema", value=str(strange[0].type), column=strange[0].name,
-                )  # fmt: skip
-            self._value = fields[0]
+        self._fields = [field for field, own in zip(schema, self._own, strict=True) if own is None]
+        self._format = value_format(options)
+        self._schemas = schemas
+        self._options, self._time_zone = options, time_zone or "UTC"
+        self._decoders: dict[str, JsonValues | AvroValues | None] = {}
+        if self._format == "binary":
+            for field in self._fields:
+                if field.name != "value" or field.type != pa.binary():
+                    raise self._no_column(field)
+        if self._format == "json" and self._fields:
+            self._json()  # whether its options can be used
 
-    def rows(self, topic: str, messages: Sequence[Any]) -> tuple[pa.RecordBatch | None, pa.BooleanArray | None]:
-        """Return the rows of messages of one topic, and which have one; None: all.
+    def rows(
+        self, topic: str, messages: Sequence[Any], of: str
+    ) -> tuple[pa.RecordBatch | None, pa.BooleanArray | None]:
+        """Return the rows of messages of one topic, and which have one; None: all. May ask for its schema.
+
+        Parameters
+        ----------
+        topic, messages
+            A topic, or one partition of it, and messages of it.
+        of
+            The whole topic.
 
         Raises
         ------
@@ -157,13 +154,19 @@ class PulsarColumns:
         kept: pa.BooleanArray | None = None
         parsed: dict[str, pa.Array] = {}
         where = _Where(topic, messages)
-        if self._json is not None:
-            batch, kept = self._json.decode(_lines(messages), where)
+        if of not in self._decoders:
+            self._decoders[of] = self._decoder(of)
+        decoder = self._decoders[of]
+        if isinstance(decoder, JsonValues):
+            batch, kept = decoder.decode(_lines(messages), where)
             parsed = dict(zip(batch.schema.names, batch.columns, strict=True))
             if kept is not None and not kept.true_count:
                 return None, kept
-        elif self._value is not None:
-            parsed["value"] = _values(messages, self._value.type, where)
+        elif decoder is not None:
+            batch = decoder.decode(messages, where)
+            parsed = dict(zip(batch.schema.names, batch.columns, strict=True))
+        elif self._fields:
+            parsed["value"] = _values(messages, self._fields[0].type, where)
         arrays = []
         for field, own in zip(self._schema, self._own, strict=True):
             if own is None:
@@ -175,6 +178,33 @@ class PulsarColumns:
             count = len(messages) if kept is None else kept.true_count
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([]))), kept
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), kept
+
+    def _decoder(self, topic: str) -> JsonValues | AvroValues | None:
+        """Return what decodes the values of a topic; None: they are the column ``value``, or are not wanted."""
+        if not self._fields or self._format == "binary":
+            return None
+        if self._format == "json":
+            return self._json()
+        is_bytes = [(field.name, field.type) for field in self._fields] == [("value", pa.binary())]
+        kind = self._schemas.kind(topic)
+        if kind in _RECORDS and not is_bytes:
+            if kind == "JSON":
+                return self._json()
+            return AvroValues(pa.schema(self._fields), self._schemas, topic)
+        for field in self._fields:
+            if field.name != "value":
+                raise self._no_column(field)
+        return None
+
+    def _json(self) -> JsonValues:
+        return JsonValues(pa.schema(self._fields), self._options, self._time_zone)
+
+    def _no_column(self, field: pa.Field) -> OptionError:
+        return OptionError(
+            f"{NAME} has no column {field.name!r} of type {field.type}: values are not JSON or Avro by their topic's "
+            f"schema. There are: value, {', '.join(METADATA)}. Set valueFormat to json if the values are JSON.",
+            option="schema", value=str(field.type), column=field.name,
+        )  # fmt: skip
 
 
 def value_format(options: Mapping[str, Any]) -> str:
@@ -277,34 +307,3 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Any]], pa.Array]] = {
         [list(each.properties().items()) for each in messages], _PROPERTIES
     ),
 }
-
-
-def _arrow_type(described: Any, topic: str, named: dict[str, pa.DataType]) -> pa.DataType:
-    """Return the type that an Avro schema describes: JSON schemas of Pulsar are written so."""
-    if isinstance(described, list):  # a union
-        others = [each for each in described if each != "null"]
-        if len(others) == 1:
-            return _arrow_type(others[0], topic, named)
-    elif isinstance(described, str):
-        found = _FIELDS.get(described) or named.get(described)
-        if found is not None:
-            return found
-    else:
-        match described.get("type"):
-            case "record":
-                fields = [(each["name"], _arrow_type(each["type"], topic, named)) for each in described["fields"]]
-                named[described["name"]] = pa.struct(fields)
-                return named[described["name"]]
-            case "array":
-                return pa.list_(pa.field("element", _arrow_type(described["items"], topic, named)))
-            case "map":
-                return pa.map_(pa.string(), _arrow_type(described["values"], topic, named))
-            case "enum":
-                return pa.string()
-            case other:
-                return _arrow_type(other, topic, named)
-    raise OptionError(
-        f"{NAME}: the schema of {topic} has a type that is not read: {described!r:.80}. Set valueFormat to json and "
-        'give the fields that you need: .schema("user string, amount double").',
-        source=NAME, option="valueFormat", value="schema",
-    )  # fmt: skip

@@ -24,6 +24,7 @@ from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
 from headgate.connectors.pulsar.options import OPTION_SPECS, check, end_of, reader_arguments, start_of
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
 from headgate.connectors.pulsar.reader import PulsarReader, move_subscription
+from headgate.connectors.pulsar.schemas import TopicSchemas
 from headgate.connectors.pulsar.scout import Scout
 from headgate.connectors.pulsar.split import (
     NOT_PARTITIONED,
@@ -160,7 +161,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         split_reader = partial(
             PulsarSplitReader,
             self._config,
-            PulsarColumns(context.schema, self.options, context.time_zone),
+            PulsarColumns(context.schema, self.options, context.time_zone, TopicSchemas(PulsarAdmin(self._config))),
             fail_on_data_loss=self.options["failOnDataLoss"],
             poll_timeout_ms=self.options["pollTimeoutMs"],
             reader_arguments=self._reader_arguments,

@@ -307,7 +307,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             if not messages:
                 after = split.stop
         partition.heard_ms = now_ms
-        batch, kept = self._columns.rows(split.name, messages)
+        batch, kept = self._columns.rows(split.name, messages, split.topic)
         self._received.inc(len(messages))
         moved = msgspec.structs.replace(split, position=after, backlog_bytes=None)
         partition.split = moved
