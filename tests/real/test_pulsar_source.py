@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,11 @@ import pyarrow as pa
 import pytest
 from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, String
 
+from headgate.connectors.pulsar.admin import PulsarAdmin
+from headgate.connectors.pulsar.client import ClientConfig
+from headgate.connectors.pulsar.position import after_message
 from headgate.connectors.pulsar.source import PulsarSource
+from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
 from headgate.errors import BadDataError, DataLossError, OptionError, SourceError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
 from headgate.testing import ReaderHarness, SourceHarness
@@ -29,6 +34,7 @@ from local.pulsar_topics import (
     create_topic,
     delete_topic,
     full_name,
+    ledgers,
     produce,
     read_topic,
     trim,
@@ -210,6 +216,10 @@ def test_topics_that_are_not_there(pulsar: PulsarAddresses, topic_name: str) -> 
         read(source(pulsar, "", topicsPattern="public/nowhere/.*"), SCHEMA)
     create_topic(pulsar, topic_name)
     starts = by_topic("some-other-topic", "earliest")
+    both = f"{topic_name}-two,{topic_name}-two-partition-0"
+    create_topic(pulsar, f"{topic_name}-two", 1)
+    with pytest.raises(OptionError, match=r"two-partition-0 would be read twice"):
+        read(source(pulsar, "", topics=both), SCHEMA)
     with pytest.raises(OptionError, match=r"names persistent://public/default/some-other-topic, which is not read"):
         read(source(pulsar, topic_name, startingOffsets=starts), SCHEMA)
 
@@ -303,6 +313,98 @@ def test_a_start_that_is_gone_is_an_error(pulsar: PulsarAddresses, topic_name: s
     assert numbers(read(source(pulsar, topic_name, startingOffsets=starts, failOnDataLoss="false"))) == [6, 7, 8]
 
 
+def unloaded(broker: Any, topic: str) -> None:
+    """Let the broker load a topic anew, whereby it discards a ledger that has no entries."""
+    for _ in range(2):
+        unload(broker, topic)
+        read_topic(broker, topic)
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+@pytest.mark.parametrize("first", [0, 4], ids=["empty", "not empty"])
+def test_nothing_is_lost_with_a_ledger_that_had_no_entries(
+    pulsar: PulsarAddresses, topic_name: str, start: str, first: int
+) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(first), batch=1)
+    unloaded(pulsar, topic_name)
+    each = source(pulsar, topic_name, startingOffsets=start)
+    there = first if start == "earliest" else 0
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+        harness.enumerator.run_due_calls()
+        harness.run_until_rows(there)
+        snapshot = harness.snapshot()
+    unloaded(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(3, first), batch=1)
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, snapshot=snapshot) as harness:
+        harness.run_until_rows(3)
+        assert numbers(harness.rows()) == list(range(first, first + 3))
+
+
+def test_a_plan_knows_that_a_ledger_that_is_gone_was_read(pulsar: PulsarAddresses, topic_name: str) -> None:
+    """Tasks do not: so their range begins in the ledger that follows."""
+    create_topic(pulsar, topic_name)
+    ids = produce(pulsar, topic_name, messages(4), batch=1)
+    each = source(pulsar, topic_name)
+    name = f"persistent://public/default/{topic_name}"
+    at = PulsarSplit(split_id=name, topic=name, partition=-1, position=after_message(ids[-1].serialize()))
+    unload(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(1, 4), batch=1)
+    ((first),) = each.plan_ranges([at], PlanLimits(), 0)
+    assert first.rest is not None
+    produce(pulsar, topic_name, messages(1, 5), batch=1)
+    ask(pulsar, "PUT", f"persistent/public/default/{topic_name}/subscription/ferry", place_of(first.rest))
+    ask(pulsar, "POST", f"persistent/public/default/{topic_name}/trim")
+    while first.rest.position.ledger != ledgers(pulsar, topic_name)[0]:
+        time.sleep(0.05)
+    (again,) = each.plan_ranges([at], PlanLimits(), 1000)
+    assert read_range(pulsar, topic_name, again.split) == [4, 5]
+
+
+def place_of(split: Any) -> dict[str, int]:
+    return {"ledgerId": split.position.ledger, "entryId": 0}
+
+
+def read_range(broker: Any, topic: str, split: Any) -> list[int]:
+    found = source(broker, topic)
+    with ReaderHarness(found.create_reader, found.split_serializer, SCHEMA) as reader:
+        reader.add_splits(split)
+        return numbers(reader.run_to_end())
+
+
+def test_a_partition_that_is_not_there_yet_is_waited_for(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    found = source(pulsar, topic_name)
+    name = f"persistent://public/default/{topic_name}-partition-0"
+    split = PulsarSplit(split_id=name, topic=name, partition=NOT_PARTITIONED)
+    with ReaderHarness(found.create_reader, found.split_serializer, SCHEMA) as reader:
+        reader.add_splits(split)
+        asked = time.monotonic() + 1
+        while time.monotonic() < asked:
+            reader.poll()
+        create_topic(pulsar, f"{topic_name}-partition-0")
+        produce(pulsar, f"{topic_name}-partition-0", messages(1))
+        while not reader.rows():
+            reader.step()
+
+
+def test_an_end_that_is_gone_is_before_what_is_there(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    ids = produce(pulsar, topic_name, messages(3), batch=1)
+    trimmed(pulsar, topic_name)
+    ends = by_topic(topic_name, list(ids[1].serialize()))
+    assert read(source(pulsar, topic_name, endingOffsets=ends), SCHEMA) == []
+
+
+def test_discovery_while_partitions_move(pulsar: PulsarAddresses, topic_name: str) -> None:
+    """Brokers leave out partitions that they are just loading."""
+    create_topic(pulsar, topic_name, 6)
+    produce(pulsar, topic_name, [Message(b"%d" % number, partition=number) for number in range(6)])
+    for number in range(8):
+        unload(pulsar, f"{topic_name}-partition-{number % 6}")
+        assert numbers(read(source(pulsar, topic_name))) == list(range(6))
+
+
 def test_a_subscription_keeps_what_was_not_read(pulsar: PulsarAddresses, topic_name: str) -> None:
     each, snapshot = in_the_middle(pulsar, topic_name, predefinedSubscription="ferry")
     unload(pulsar, topic_name)
@@ -380,6 +482,14 @@ def test_values_that_are_not_what_the_schema_says(pulsar: PulsarAddresses, topic
     produce(pulsar, topic_name, [Message(b"\0\0\0\1"), Message(b"no number")])
     with pytest.raises(BadDataError, match=r"of the message \d+:0.* has 9 bytes, not 4"):
         read(source(pulsar, topic_name))
+
+
+def test_a_record_whose_only_field_is_called_value(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    record = {"type": "record", "name": "Ride", "fields": [{"name": "value", "type": "string"}]}
+    upload_schema(pulsar, topic_name, "JSON", record)
+    produce(pulsar, topic_name, [Message(b'{"value": "abc"}')])
+    assert [row["value"] for row in read(source(pulsar, topic_name))] == ["abc"]
 
 
 def test_topics_of_different_schemas(pulsar: PulsarAddresses, topic_name: str) -> None:
@@ -549,6 +659,22 @@ def test_tokens_and_tls(secured: tuple[PulsarBroker, Certificates], topic_name: 
         "pulsar.client.tlsTrustCertsFilePath": str(certificates.ca),
     }
     assert len(read(source(with_tokens, topic_name, **over_tls))) == 5
+
+
+def test_a_token_in_a_file_may_be_renewed(
+    secured: tuple[PulsarBroker, Certificates], topic_name: str, tmp_path: Path
+) -> None:
+    broker, _ = secured
+    create_topic(broker, topic_name, token=broker.token())
+    held = tmp_path / "token"
+    held.write_text("one\ntwo")
+    options = login(broker, "") | {"pulsar.client.authParams": f"file://{held}"}
+    admin = PulsarAdmin(ClientConfig.of(source(broker, topic_name, **options).options))
+    with pytest.raises(SourceError, match=r"has a line break") as raised:
+        admin.partition_count(f"persistent://public/default/{topic_name}")
+    assert "two" not in str(raised.value)
+    held.write_text(broker.token())
+    assert admin.partition_count(f"persistent://public/default/{topic_name}") == 0
 
 
 def test_wrong_tokens_are_named_but_not_shown(secured: tuple[PulsarBroker, Certificates], topic_name: str) -> None:

@@ -14,12 +14,13 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Collection
 from typing import Any
 
 from headgate.connectors.pulsar.client import NAME, ClientConfig, token_of, user_and_password
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.position import Position
-from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+from headgate.errors import DataLossError, SourceError, SourceUnavailableError, UnsupportedOperationError
 
 _MOST_REDIRECTIONS = 5
 _PASSING = (408, 409, 412, 429)
@@ -43,12 +44,7 @@ class PulsarAdmin:
         self._opener = urllib.request.build_opener(
             _NoRedirection(), urllib.request.HTTPSHandler(context=_tls(properties))
         )
-        self._headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        token, named = token_of(properties), user_and_password(properties)
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
-        elif named is not None:
-            self._headers["Authorization"] = "Basic " + base64.b64encode(":".join(named).encode()).decode()
+        self._properties = properties
 
     def partition_count(self, topic: str) -> int | None:
         """Return how many partitions a topic has; 0: it exists and has none; None: it does not exist."""
@@ -71,11 +67,37 @@ class PulsarAdmin:
         found = self._ask("GET", f"/{_path(topic)}/internalStats")
         return None if found is None else _ledgers(found)
 
-    def ledgers_of_partitions(self, topic: str) -> dict[int, Ledgers]:
-        """Return the ledgers of all partitions of a topic, by their number; without those that do not exist."""
+    def ledgers_of_partitions(self, topic: str, numbers: Collection[int]) -> dict[int, Ledgers]:
+        """Return the ledgers of these partitions of a topic, by their number; without those that do not exist."""
         found = self._ask("GET", f"/{_path(topic)}/partitioned-internalStats")
-        of = {} if found is None else found["partitions"]
-        return {int(name.rpartition("-")[2]): _ledgers(stats) for name, stats in of.items()}
+        of = {} if found is None else found.get("partitions", {})
+        ledgers = {int(name.rpartition("-")[2]): _ledgers(stats) for name, stats in of.items()}
+        # A partition that another broker is just taking over is left out without a word.
+        for number in set(numbers) - ledgers.keys():
+            alone = self.ledgers(f"{topic}-partition-{number}")
+            if alone is not None:
+                ledgers[number] = alone
+        return ledgers
+
+    def before_open_transactions(self, topic: str) -> Position | None:
+        """Return the position up to which readers are given entries, while transactions are open; None: none is.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The brokers have no transactions.
+        """
+        where = _path(topic).partition("/")[2]
+        try:
+            found = self._ask("GET", f"/transactions/transactionBufferStats/{where}", version="v3")
+        except SourceUnavailableError as error:
+            if "transactionCoordinatorEnabled" in str(error):
+                raise UnsupportedOperationError(str(error), operation="transactions") from None
+            raise
+        if found is None or not found.get("ongoingTxnSize"):
+            return None
+        ledger, _, entry = found["maxReadPosition"].partition(":")
+        return Position(int(ledger), int(entry))
 
     def position_at(self, topic: str, time_ms: int) -> Position:
         """Return the position before the first message that was published at a time or later.
@@ -110,32 +132,44 @@ class PulsarAdmin:
         finally:
             self._ask("POST", f"/{_path(topic)}/subscription/{name}/resetcursor", place)
 
-    def _ask(self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False) -> Any:
+    def _ask(self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False, version: str = "v2") -> Any:
         """Return the answer, or None where there is no such thing."""
-        url = f"{self._url}/admin/v2{path}"
+        url = f"{self._url}/admin/{version}{path}"
         data = None if body is None else json.dumps(body).encode()
+        headers = self._headers()
         for _ in range(_MOST_REDIRECTIONS):
-            request = urllib.request.Request(url, data=data, method=method, headers=self._headers)
+            request = urllib.request.Request(url, data=data, method=method, headers=headers)
             try:
                 with self._opener.open(request, timeout=self._config.timeout_ms / 1000) as answer:
                     text = answer.read()
                 return json.loads(text) if text else {}
             except urllib.error.HTTPError as error:
                 target = error.headers.get("Location", "")
-                if error.code in (301, 302, 307, 308) and target.startswith(("http://", "https://")):
+                allowed = ("https://",) if url.startswith("https://") else ("http://", "https://")
+                if error.code in (301, 302, 307, 308) and target.startswith(allowed):
                     url = target
                     continue
                 if error.code == 404:
                     return None
                 if conflict_ok and error.code == 409:
                     return {}
-                raise self._failed(error.code, error.read()) from None
+                raise self._failed(error.code, _body(error)) from None
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise SourceUnavailableError(
                     f"{NAME}: {self._url} (admin.url) does not answer: {self._config.redact(str(error))}.",
                     source=NAME, address=self._url,
-                ) from error  # fmt: skip
+                ) from None  # fmt: skip
         raise self._failed(508, b"redirected again and again")
+
+    def _headers(self) -> dict[str, str]:
+        """Return the headers of a request; a token in a file may have been renewed since the last one."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        token, named = token_of(self._properties), user_and_password(self._properties)
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        elif named is not None:
+            headers["Authorization"] = "Basic " + base64.b64encode(":".join(named).encode()).decode()
+        return headers
 
     def _failed(self, code: int, answer: bytes) -> SourceError:
         try:
@@ -152,6 +186,13 @@ class PulsarAdmin:
         if code >= 500 or code in _PASSING:
             return SourceUnavailableError(what, source=NAME, address=self._url)
         return SourceError(what, source=NAME, address=self._url)
+
+
+def _body(error: urllib.error.HTTPError) -> bytes:
+    try:
+        return error.read()
+    except (OSError, http.client.HTTPException):
+        return b""
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):

@@ -8,6 +8,7 @@ Follows StreamNative's Spark connector, whose ``pulsar.client.*`` and ``pulsar.a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import difflib
 import json
 import os
@@ -251,9 +252,19 @@ def token_of(properties: Mapping[str, str]) -> str | None:
     given = properties.get("authParams", "")
     for before in ("file://", "file:"):
         if given.startswith(before):
-            with open(given.removeprefix(before), encoding="utf-8") as file:
-                return file.read().strip()
-    return given.removeprefix("token:")
+            path = given.removeprefix(before)
+            try:
+                with open(path, encoding="utf-8") as file:
+                    return _one_line(file.read().strip())
+            except OSError as error:
+                raise SourceError(f"{NAME}: the token's file {path} cannot be read: {error}.", source=NAME) from error
+    return _one_line(given.removeprefix("token:"))
+
+
+def _one_line(token: str) -> str:
+    if not token.isprintable():
+        raise SourceError(f"{NAME}: the token has a line break or another control character in it.", source=NAME)
+    return token
 
 
 def user_and_password(properties: Mapping[str, str]) -> tuple[str, str] | None:
@@ -295,6 +306,9 @@ def _secrets(properties: Mapping[str, str]) -> list[str]:
     """Return the texts that nobody may see, the longest first."""
     given = properties.get("authParams", "")
     found = {given, given.removeprefix("token:")} if _kind(properties) != "tls" else set()
+    if given.startswith("file:"):
+        with contextlib.suppress(SourceError):
+            found = {token_of(properties) or ""}
     try:
         parsed = json.loads(given) if given.startswith("{") else {}
     except ValueError:

@@ -154,8 +154,7 @@ class PulsarColumns:
         kept: pa.BooleanArray | None = None
         parsed: dict[str, pa.Array] = {}
         where = _Where(topic, messages)
-        if of not in self._decoders:
-            self._decoders[of] = self._decoder(of)
+        self.look_at(of)
         decoder = self._decoders[of]
         if isinstance(decoder, JsonValues):
             batch, kept = decoder.decode(_lines(messages), where)
@@ -178,6 +177,19 @@ class PulsarColumns:
             count = len(messages) if kept is None else kept.true_count
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([]))), kept
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), kept
+
+    def look_at(self, topic: str) -> None:
+        """Find out how a topic's values are decoded. Blocks; any thread may call it before there are messages.
+
+        Raises
+        ------
+        OptionError
+            They have not the columns that are asked for.
+        SourceUnavailableError
+            The brokers do not answer.
+        """
+        if topic not in self._decoders:
+            self._decoders[topic] = self._decoder(topic)
 
     def _decoder(self, topic: str) -> JsonValues | AvroValues | None:
         """Return what decodes the values of a topic; None: they are the column ``value``, or are not wanted."""

@@ -102,6 +102,13 @@ class Discovery:
 
     def _check_names(self, topics: Mapping[str, int]) -> None:
         """Raise for offsets of what is not read: probably a typing error, which would read all or nothing."""
+        ids = [topic_name(TopicPartition(topic, n)) for topic, count in topics.items() for n in range(count)]
+        twice = sorted(set(ids) & {topic for topic, count in topics.items() if not count})
+        if twice:
+            raise OptionError(
+                f"{NAME}: {', '.join(twice)} would be read twice, with its topic and by its own name. Leave one.",
+                source=NAME, option="topics", value=twice,
+            )  # fmt: skip
         for option, given in (("startingOffsets", self._starts), ("endingOffsets", self._ends)):
             if isinstance(given, dict):
                 there = set(topics)
@@ -132,7 +139,7 @@ class Discovery:
     def _ledgers(self, partitions: Sequence[TopicPartition]) -> dict[int, Ledgers]:
         topic = partitions[0].topic
         if partitions[0].partition != NOT_PARTITIONED:
-            return self._admin.ledgers_of_partitions(topic)
+            return self._admin.ledgers_of_partitions(topic, [each.partition for each in partitions])
         of = self._admin.ledgers(topic)
         return {} if of is None else {NOT_PARTITIONED: of}
 
@@ -156,7 +163,7 @@ class Discovery:
                     "at 'earliest', or set failOnDataLoss to false to start with the first message that is there.",
                     source=NAME, path=name, wanted=str(start.position), available=str(ledgers.beginning),
                 )  # fmt: skip
-            return ledgers.end if is_end else ledgers.beginning
+            return start.position if is_end else ledgers.beginning
         return start.position
 
 

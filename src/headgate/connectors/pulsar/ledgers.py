@@ -4,8 +4,9 @@ Never: ask a broker: what there is, is an argument.
 
 Pulsar gives messages up in whole ledgers, the oldest first, when their retention is over and every subscription has
 acknowledged them; a reader is then moved on without a word. Ledgers' ids rise, over a whole cluster: those of a topic
-that was deleted and made again are others. So nothing was lost while the ledger that was read last is still there, and
-otherwise only if it is known to have been read to its end and the next message is of the ledger that followed it.
+that was deleted and made again are others. So nothing was lost while the ledger that was read last, or an older one, is
+still there, and otherwise only if it is known to have been read to its end and the next message is of the ledger that
+followed it. Ledgers without entries are discarded whenever a topic is loaded anew.
 """
 
 from __future__ import annotations
@@ -35,15 +36,23 @@ class Ledgers(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> Position | None:
-        """The position after all that is there; None: not even a ledger is."""
-        if not self.ledgers:
-            return None
-        return Position(self.ledgers[-1].id, self.ledgers[-1].entries - 1)
+        """The position after the last entry that is there; None: there is none."""
+        there = [each for each in self.ledgers if each.entries]
+        return Position(there[-1].id, there[-1].entries - 1) if there else None
 
     @property
     def beginning(self) -> Position | None:
-        """The position before all that is there."""
-        return Position(self.ledgers[0].id, -1) if self.ledgers else None
+        """The position before the first entry that is there; None: there is none.
+
+        Never in a ledger without entries: Pulsar discards these when a topic is loaded anew.
+        """
+        return next((Position(each.id, -1) for each in self.ledgers if each.entries), None)
+
+    @property
+    def entry_bytes(self) -> int:
+        """About how many bytes an entry has; a kilobyte if there is none."""
+        entries = sum(each.entries for each in self.ledgers)
+        return max(1, sum(each.bytes for each in self.ledgers) // entries) if entries else 1024
 
     def has_entries_after(self, position: Position | None) -> bool:
         """Return whether anything can be read from a position on (None: the beginning)."""
@@ -107,16 +116,20 @@ def is_lost(last: Position, following: Position | None, known: Ledgers, now: Led
     now
         The ledgers after ``following`` came.
     """
-    if (following is not None and following.ledger == last.ledger) or last.ledger in now:
+    if following is not None and following.ledger == last.ledger:
+        return False
+    if any(each.id <= last.ledger for each in now.ledgers):
         return False
     ids: Sequence[int] = [each.id for each in known.ledgers]
     if last.ledger not in ids[:-1]:
         return True  # it was written to when it was seen last: how far, nobody knows any longer
     place = ids.index(last.ledger)
     was_read = last.entries_read >= known.ledgers[place].entries
-    successor = ids[place + 1]
+    # Ledgers without entries may be discarded; of the last one it is not known whether it stayed so.
+    full = next((number for number, each in enumerate(known.ledgers[place + 1 : -1], place + 1) if each.entries), None)
+    successors = ids[place + 1 : None if full is None else full + 1]
     next_there = following.ledger if following is not None else (now.ledgers[0].id if now.ledgers else None)
-    return not (was_read and next_there == successor)
+    return not (was_read and next_there in successors)
 
 
 def _after(ledger: Ledger, position: Position | None) -> int:

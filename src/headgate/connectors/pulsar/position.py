@@ -14,6 +14,8 @@ WHOLE_ENTRY = 2**31 - 1
 """As a position's ``batch_index``: after the entry, however many messages it has."""
 
 _LEDGER, _ENTRY, _BATCH_INDEX, _BATCH_SIZE = 1, 2, 4, 6
+_FIRST_CHUNK = b"\x3a"
+"""Before a message id in a message id, in its field 7."""
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -63,6 +65,23 @@ def before_message(message_id: bytes) -> Position:
     if index > 0:
         return Position(fields[_LEDGER], fields[_ENTRY], index - 1)
     return Position(fields[_LEDGER], fields[_ENTRY] - 1)
+
+
+def is_chunked(message_id: bytes) -> bool:
+    """Return whether a message was sent in several entries; ids of those say where the first one is."""
+    return _FIRST_CHUNK in message_id and _has_first_chunk(message_id)
+
+
+def _has_first_chunk(data: bytes) -> bool:
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        if key == _FIRST_CHUNK[0]:
+            return True
+        if key & 7:
+            return False
+        _, place = _varint(data, place)
+    return False
 
 
 def _parsed(message_id: bytes) -> dict[int, int]:

@@ -72,23 +72,27 @@ class Scout:
             reader = None
         if reader is None:
             reader = self._open(split)
-        raw, message, count = reader._reader, None, 0
-        deadline_s = time.monotonic() + self._timeout_ms / 1000
+        raw, last, count = reader._reader, None, 0
+        deadline_s = self._deadline_s()
         while count < most:
             try:
-                message = raw.read_next(_WAIT_MS)
-            except pulsar.Timeout:
-                if not reader.has_message_available():
-                    break
+                try:
+                    message = raw.read_next(_WAIT_MS)
+                except pulsar.Timeout:
+                    if not reader.has_message_available():
+                        break
+                    message = None
+            except pulsar.PulsarException as error:
+                raise self._config.error(error, f"read {split.name}") from None
+            if message is None:
                 if time.monotonic() > deadline_s:
                     raise SourceUnavailableError(
                         f"{NAME}: nothing of {split.name} came for {self._timeout_ms} ms (pollTimeoutMs), though it "
                         f"has messages after {split.position}.",
                         source=NAME, address=self._config.service_url,
-                    ) from None  # fmt: skip
+                    )  # fmt: skip
                 continue
-            except pulsar.PulsarException as error:
-                raise self._config.error(error, f"read {split.name}") from None
+            last, deadline_s = message, self._deadline_s()
             count += 1
             if count == most or message.message_id().ledger_id() >= end.ledger:
                 reached = after_message(message.message_id().serialize())
@@ -98,10 +102,13 @@ class Scout:
                         return end, count - 1
                     break
         else:
-            assert message is not None
-            end = min(end, after_message(message.message_id().serialize()))
+            assert last is not None
+            end = min(end, after_message(last.message_id().serialize()))
         self._readers[split.split_id] = (end, reader)
         return end, count
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self._timeout_ms / 1000
 
     def _open(self, split: PulsarSplit) -> Any:
         import pulsar

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from headgate.assigners import ASSIGNERS
@@ -23,6 +24,7 @@ from headgate.connectors.pulsar.enumerator import PulsarEnumerator
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
 from headgate.connectors.pulsar.options import OPTION_SPECS, check, end_of, reader_arguments, start_of
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
+from headgate.connectors.pulsar.position import Position
 from headgate.connectors.pulsar.reader import PulsarReader, move_subscription
 from headgate.connectors.pulsar.schemas import TopicSchemas
 from headgate.connectors.pulsar.scout import Scout
@@ -36,7 +38,7 @@ from headgate.connectors.pulsar.split import (
 from headgate.connectors.pulsar.split_reader import PulsarSplitReader
 from headgate.connectors.pulsar.subscription import Subscription
 from headgate.enumerators.partition import TopicPartition
-from headgate.errors import DataLossError, OptionError
+from headgate.errors import DataLossError, OptionError, UnsupportedOperationError
 from headgate.formats.json_values import JSON_OPTIONS
 from headgate.source import (
     Boundedness,
@@ -92,9 +94,11 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._asked_ms = self._moved_ms = -_SUBSCRIPTION_AGAIN_MS
         self._scout: Scout | None = None
         self._turn = 0
+        self._has_transactions = True  # until the brokers say that they have none
+        self._went_on: dict[str, tuple[Position, Position]] = {}  # positions in ledgers that are gone, and after them
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_scout": None, "_ledgers": {}}
+        return self.__dict__ | {"_scout": None, "_ledgers": {}, "_went_on": {}}
 
     def schema(self) -> pa.Schema:
         """Return the columns: the values' by the topics' schema, then those of every message. Asks the brokers.
@@ -185,7 +189,8 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         """
         ledgers = self._look(splits, now_ms)
         self._keep(splits, now_ms)
-        ends = ends_now(splits, ledgers)
+        splits = [self._where(split) for split in splits]
+        ends = self._visible(splits, ends_now(splits, ledgers))
         # Who is first differs from plan to plan: what is left over for the last ones may be too little.
         self._turn += 1
         turned = [*splits[self._turn % len(splits) :], *splits[: self._turn % len(splits)]] if splits else []
@@ -238,7 +243,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
                 of = admin.ledgers(topic)
                 there = {} if of is None else {NOT_PARTITIONED: of}
             else:
-                there = admin.ledgers_of_partitions(topic)
+                there = admin.ledgers_of_partitions(topic, [split.partition for split in of_topic])
             for split in of_topic:
                 ledgers = there.get(split.partition, Ledgers(()))
                 self._check(split, ledgers)
@@ -248,9 +253,13 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
 
     def _check(self, split: PulsarSplit, ledgers: Ledgers) -> None:
         """Raise if messages of a split were lost that no plan has."""
-        if split.position is None or not is_lost(
-            split.position, None, self._ledgers.get(split.split_id, ledgers), ledgers
-        ):
+        known = self._ledgers.get(split.split_id, ledgers)
+        at = self._where(split).position
+        if at is None or at.ledger in ledgers:
+            return
+        if not is_lost(at, None, known, ledgers):
+            if split.position is not None and ledgers.beginning is not None:
+                self._went_on[split.split_id] = split.position, ledgers.beginning
             return
         message = (
             f"{self.name}: messages of {split.name} after {split.position} are gone, or may be (what is there begins "
@@ -263,6 +272,31 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
                 source=self.name, path=split.name, split=split.split_id,
             )  # fmt: skip
         logger.warning("%s", message)
+
+    def _where(self, split: PulsarSplit) -> PulsarSplit:
+        """Return a split whose ledger was read to its end, and is gone, before the one that followed it.
+
+        Tasks could not know that nothing was lost.
+        """
+        before, now = self._went_on.get(split.split_id, (None, None))
+        return msgspec.structs.replace(split, position=now) if now is not None and split.position == before else split
+
+    def _visible(self, splits: Sequence[PulsarSplit], ends: Mapping[str, Position]) -> dict[str, Position]:
+        """Return ends that are before what open transactions have written: that is not given to readers yet. Blocks."""
+        admin, found = PulsarAdmin(self._config), dict(ends)
+        for split in splits:
+            if split.split_id not in ends or not self._has_transactions:
+                continue
+            try:
+                last = admin.before_open_transactions(split.name)
+            except UnsupportedOperationError:
+                self._has_transactions = False
+                break
+            if last is not None and last < ends[split.split_id]:
+                del found[split.split_id]
+                if split.position is None or last > split.position:
+                    found[split.split_id] = last
+        return found
 
     def _keep(self, splits: Sequence[PulsarSplit], now_ms: int) -> None:
         """Move the durable subscription now and then: what lies before these positions, Spark has finished."""

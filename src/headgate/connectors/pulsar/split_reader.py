@@ -31,9 +31,9 @@ from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
-from headgate.connectors.pulsar.position import Position, after_message
+from headgate.connectors.pulsar.position import Position, after_message, is_chunked
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
-from headgate.errors import DataLossError, SourceUnavailableError
+from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
@@ -43,8 +43,9 @@ _OPENING_THREADS = 4
 _MOST_MESSAGES = 8192
 _BATCH_BYTES = 4 << 20
 """About how large a batch is made, by the size of the one before."""
-_QUEUE_MESSAGES, _PARTITION_MESSAGES = 20_000, 5000
-"""How many messages the client holds for all partitions of a reader, and for one, unless the user says how many."""
+_QUEUE_BYTES, _MOST_QUEUED = 256 << 20, 5000
+"""How much the client may hold for all partitions of a reader, by the sizes of entries, and how many messages of one.
+It counts messages, of which an entry may have many: the bound is for those that are sent one by one."""
 _POLL_MS = 10
 """How soon an empty queue of a bounded read is looked at again."""
 _LOOK_MS = 200
@@ -63,7 +64,7 @@ class _Opened(NamedTuple):
 class _Partition:
     """What the split reader knows of one partition."""
 
-    def __init__(self, split: PulsarSplit, now_ms: int) -> None:
+    def __init__(self, split: PulsarSplit) -> None:
         self.split = split
         self.opening: Any = None  # the reader as soon as there is one, seen by the thread that opens it
         self.reader: Any = None
@@ -74,9 +75,10 @@ class _Partition:
         self.is_looking = False
         self.open_ms: int | None = None  # when it is opened again, after that failed
         self.due_ms = 0  # not drained before
-        self.heard_ms = now_ms  # when the last message came, or the partition was opened
+        self.silent_ms: int | None = None  # since when its queue is known to be empty
         self.look_ms = 0  # when the brokers are asked next
-        self.most = 1000  # messages of a batch
+        self.failures = 0  # how often it could not be opened, in a row
+        self.most = 100  # messages of a batch
 
 
 class PulsarSplitReader(SplitReader[PulsarSplit]):
@@ -149,7 +151,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         if self._client is None:
             self._client = self._config.connect()
         for split in added:
-            partition = _Partition(split, _now_ms())
+            partition = _Partition(split)
             self._partitions[split.split_id] = partition
             self._turns.append(partition)
             self._open(partition)
@@ -162,7 +164,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         for split in splits_to_resume:
             self._paused.discard(split.split_id)
             if split.split_id in self._partitions:
-                self._partitions[split.split_id].heard_ms = _now_ms()
+                self._partitions[split.split_id].silent_ms = None
 
     def trouble(self) -> str | None:
         """Return why partitions could not be opened or looked at last time."""
@@ -202,14 +204,16 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             self._open(partition)
         if partition.reader is None or partition.is_looking or now_ms < partition.look_ms:
             return
-        if partition.split.split_id in self._paused:
-            partition.look_ms = now_ms + _IDLE_LOOK_MS
-            return
         bounded = partition.split.stop is not None
-        if now_ms - partition.heard_ms < (_LOOK_MS if bounded else _IDLE_LOOK_MS):
-            partition.look_ms = partition.heard_ms + (_LOOK_MS if bounded else _IDLE_LOOK_MS)
+        wait_ms = _LOOK_MS if bounded else _IDLE_LOOK_MS
+        if partition.split.split_id in self._paused or partition.silent_ms is None:
+            partition.look_ms = now_ms + wait_ms
             return
-        if bounded and now_ms - partition.heard_ms > self._poll_timeout_ms:
+        silence_ms = now_ms - partition.silent_ms
+        if silence_ms < wait_ms:
+            partition.look_ms = partition.silent_ms + wait_ms
+            return
+        if bounded and silence_ms > self._poll_timeout_ms:
             raise SourceUnavailableError(
                 f"{NAME}: nothing of {partition.split.name} came for {self._poll_timeout_ms} ms (pollTimeoutMs), "
                 f"though it is to be read up to {partition.split.stop}. {self._trouble or ''}",
@@ -222,7 +226,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             ledgers = self._admin.ledgers(name)
             return ledgers, not bounded or reader.has_message_available()
 
-        self._jobs.run(look, partial(self._on_looked, partition))
+        self._jobs.run(look, partial(self._on_looked, partition, partition.silent_ms))
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
@@ -232,19 +236,20 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         def work() -> _Opened:
             ledgers = self._admin.ledgers(split.name)
             if ledgers is None:
-                raise _deleted(split)
+                raise _missing(split)
+            self._columns.look_at(split.topic)
             position = split.position
             if position is not None and is_lost(position, None, ledgers, ledgers):
                 self._lost(split, ledgers)
                 position = ledgers.beginning
-            opened = partition.opening = self._new_reader(split, position)
+            opened = partition.opening = self._new_reader(split, position, ledgers)
             if self._jobs.closed:  # nobody will take it
                 _release(opened)
             return _Opened(opened, ledgers, position)
 
         self._jobs.run(work, partial(self._on_opened, partition))
 
-    def _new_reader(self, split: PulsarSplit, position: Position | None) -> Any:
+    def _new_reader(self, split: PulsarSplit, position: Position | None, ledgers: Ledgers) -> Any:
         import pulsar
 
         number = 0 if split.partition == NOT_PARTITIONED else split.partition
@@ -253,8 +258,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             if position is None
             else pulsar._pulsar.MessageId(number, position.ledger, position.entry, position.batch_index)
         )
-        share = max(100, min(_PARTITION_MESSAGES, _QUEUE_MESSAGES // max(1, len(self._partitions))))
-        arguments = {"receiver_queue_size": share} | self._reader_arguments
+        most = _QUEUE_BYTES // max(1, len(self._partitions)) // ledgers.entry_bytes
+        arguments = {"receiver_queue_size": max(100, min(_MOST_QUEUED, most))} | self._reader_arguments
         try:
             reader = self._client.create_reader(split.name, after, **arguments)
         except pulsar.PulsarException as error:
@@ -268,10 +273,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             self._failed(partition, error)
             return
         self._trouble = None
-        partition.reader, partition.ledgers = opened.reader, opened.ledgers
+        partition.reader, partition.ledgers, partition.failures = opened.reader, opened.ledgers, 0
         partition.split = msgspec.structs.replace(partition.split, position=opened.position)
         partition.is_ready = True
-        partition.heard_ms = _now_ms()
 
     def _failed(self, partition: _Partition, error: Exception) -> None:
         """Open a partition again after a while where that may help, else raise."""
@@ -280,8 +284,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             logger.warning("%s It is not read any longer (failOnDataLoss is false).", error)
             self._finish(partition)
             return
-        waited = _now_ms() - partition.heard_ms
-        if not isinstance(error, SourceUnavailableError) or (split.stop is not None and waited > self._poll_timeout_ms):
+        partition.failures += 1
+        is_over = split.stop is not None and partition.failures * _RETRY_MS > self._poll_timeout_ms
+        if not isinstance(error, SourceUnavailableError) or is_over:
             raise error
         self._trouble = str(error)
         partition.open_ms = _now_ms() + _RETRY_MS
@@ -294,7 +299,14 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         if not messages:
             return None
         split = partition.split
-        after = after_message(messages[-1].message_id().serialize())
+        last_id = messages[-1].message_id().serialize()
+        after = after_message(last_id)
+        if is_chunked(last_id):
+            raise SourceError(
+                f"{NAME}: {split.name} has messages that were sent in chunks (chunkingEnabled); these are not read: "
+                "a position may lie between the chunks of one. Send them whole: raise the brokers' maxMessageSize.",
+                source=NAME, path=split.name, split=split.split_id,
+            )  # fmt: skip
         if not self._check_ledgers(partition, messages, after, now_ms):
             return None
         finished = False
@@ -306,13 +318,18 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
                     after = after_message(messages[-1].message_id().serialize())
             if not messages:
                 after = split.stop
-        partition.heard_ms = now_ms
-        batch, kept = self._columns.rows(split.name, messages, split.topic)
+        partition.silent_ms = None
+        try:
+            batch, kept = self._columns.rows(split.name, messages, split.topic)
+        except SourceUnavailableError as error:  # a schema could not be asked for
+            self._put_back(partition, messages, error, now_ms)
+            return None
         self._received.inc(len(messages))
         moved = msgspec.structs.replace(split, position=after, backlog_bytes=None)
         partition.split = moved
         if batch is not None and batch.num_rows:
-            partition.most = max(16, min(_MOST_MESSAGES, _BATCH_BYTES * len(messages) // max(1, batch.nbytes)))
+            fit = _BATCH_BYTES * len(messages) // max(1, batch.nbytes)
+            partition.most = max(16, min(_MOST_MESSAGES, fit, 8 * partition.most))
         if finished:
             self._finish(partition, say=False)
         return FetchedBatch(
@@ -335,6 +352,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             for _ in range(partition.most - len(messages)):
                 append(receive(0))
         except pulsar.Timeout:
+            if not messages and partition.silent_ms is None:
+                partition.silent_ms = now_ms
             if partition.split.stop is None:
                 partition.is_ready = False
                 self._arm(partition)
@@ -353,12 +372,24 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         def received(result: Any, message: Any) -> None:  # on the client's thread
             if result == pulsar.Result.Ok:
                 jobs.post(lambda: self._on_message(partition, message))
+            elif result != pulsar.Result.AlreadyClosed:
+                jobs.post(lambda: self._on_no_message(partition, result))
 
         partition.reader.read_next_async(received)
 
     def _on_message(self, partition: _Partition, message: Any) -> None:
         partition.messages.append(message)
         partition.is_armed, partition.is_ready = False, True
+
+    def _on_no_message(self, partition: _Partition, result: Any) -> None:
+        self._trouble = f"{NAME}: {partition.split.name} cannot be read now: {result}."
+        partition.is_armed, partition.is_ready, partition.due_ms = False, True, _now_ms() + _RETRY_MS
+
+    def _put_back(self, partition: _Partition, messages: list[Any], error: Exception, now_ms: int) -> None:
+        """Keep messages of which something has to be known first, for a while."""
+        self._trouble = str(error)
+        partition.messages.extendleft(reversed(messages))
+        partition.is_ready, partition.due_ms = True, now_ms + _RETRY_MS
 
     def _check_ledgers(self, partition: _Partition, messages: list[Any], after: Position, now_ms: int) -> bool:
         """Raise where messages were lost; return False if that cannot be known now: they are kept until it can."""
@@ -369,9 +400,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         try:
             now = self._admin.ledgers(partition.split.name)
         except SourceUnavailableError as error:
-            self._trouble = str(error)
-            partition.messages.extendleft(reversed(messages))
-            partition.is_ready, partition.due_ms = True, now_ms + _RETRY_MS
+            self._put_back(partition, messages, error, now_ms)
             return False
         if now is None:
             now = Ledgers(())
@@ -389,12 +418,13 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         return True
 
     def _on_looked(
-        self, partition: _Partition, looked: tuple[Ledgers | None, bool] | None, error: Exception | None
+        self, partition: _Partition, silent_ms: int, looked: tuple[Ledgers | None, bool] | None, error: Exception | None
     ) -> None:
         partition.is_looking = False
         partition.look_ms = _now_ms() + (_LOOK_MS if partition.split.stop is not None else _IDLE_LOOK_MS)
-        if partition.split.split_id not in self._partitions:
-            return
+        split_id = partition.split.split_id
+        if split_id not in self._partitions or split_id in self._paused or partition.silent_ms != silent_ms:
+            return  # the answer is older than what was read meanwhile
         if error is not None or looked is None:
             self._trouble = str(error)
             return
@@ -406,13 +436,6 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             return
         if split.position is not None and is_lost(split.position, None, partition.ledgers, ledgers):
             self._lost(split, ledgers)
-        elif split.position is not None and split.stop is None and not partition.messages:
-            end = ledgers.end
-            is_read = not ledgers.has_entries_after(split.position) and split.position.ledger in ledgers
-            if end is not None and is_read and end > split.position:
-                # Ledgers that were read may be given up: the position is then in one that is there.
-                partition.split = msgspec.structs.replace(split, position=end)
-                self._found.append(FetchedBatch(split=partition.split))
         partition.ledgers = ledgers
         if not is_more and split.stop is not None:
             # Everything up to the stop was received; what is in the queue is drained before this is believed.
@@ -465,6 +488,15 @@ def _positions(
 def _release(reader: Any) -> None:
     if reader is not None:
         reader.close_async(lambda _: None)
+
+
+def _missing(split: PulsarSplit) -> DataLossError | SourceUnavailableError:
+    """Return the error for a partition that is not there: it was deleted, unless nothing of it was ever read."""
+    if split.position is not None:
+        return _deleted(split)
+    return SourceUnavailableError(
+        f"{NAME}: the partition {split.name} does not exist yet.", source=NAME, split=split.split_id
+    )
 
 
 def _deleted(split: PulsarSplit) -> DataLossError:

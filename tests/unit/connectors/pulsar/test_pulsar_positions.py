@@ -118,6 +118,7 @@ def test_how_far_bytes_reach(after: Position | None, most: int, reached: Positio
 
 
 NOW = Ledgers((Ledger(8, 2, 20), Ledger(9, 4, 40)))
+KNOWN = Ledgers((Ledger(5, 10, 1000), *NOW.ledgers))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,9 @@ NOW = Ledgers((Ledger(8, 2, 20), Ledger(9, 4, 40)))
         pytest.param(Position(5, 9), None, LEDGERS, NOW, False, id="the successor is there"),
         pytest.param(Position(5, 8), Position(8, 0), LEDGERS, NOW, True, id="an entry of it was not read"),
         pytest.param(Position(5, 9, 0), Position(8, 0), LEDGERS, NOW, True, id="a message of it was not read"),
-        pytest.param(Position(5, 9), Position(9, 0), LEDGERS, NOW, True, id="a ledger between was left out"),
+        pytest.param(Position(5, 9), Position(9, 0), KNOWN, NOW, True, id="a ledger between was left out"),
+        pytest.param(Position(5, 9), Position(9, 0), LEDGERS, NOW, False, id="one between had no entries"),
+        pytest.param(Position(6, -1), None, LEDGERS, LEDGERS, False, id="an older one is there"),
         pytest.param(Position(9, 3), Position(12, 0), LEDGERS, Ledgers((Ledger(12, 1, 1),)), True, id="it was open"),
         pytest.param(Position(7, 3), Position(8, 0), LEDGERS, NOW, True, id="it is not known"),
         pytest.param(Position(5, 9), None, LEDGERS, Ledgers(()), True, id="nothing is there"),
