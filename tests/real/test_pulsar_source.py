@@ -232,7 +232,7 @@ def in_the_middle(broker: Any, topic: str, **more: str) -> tuple[PulsarSource, A
     create_topic(broker, topic)
     produce(broker, topic, messages(6), batch=1)
     each = source(broker, topic, startingOffsets="earliest", **more)
-    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, most_rows=5) as harness:
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, most_rows=1) as harness:
         harness.run_until_rows(5)
         assert harness.row_count == 5
         return each, harness.snapshot()
