@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from running_queries import happens, held_numbers, stop_all, wait_until, written
+from running_queries import happens, numbers, stop_all, wait_until, written
 
 from headgate.connectors.pulsar.sink.micro_batch import publish_batch, stage_batches
 from headgate.connectors.pulsar.sink.options import PulsarSink
@@ -176,22 +176,21 @@ def test_a_continuous_query_whose_workers_are_killed(
     spark: SparkSession, pulsar: PulsarAddresses, tmp_path: Path, topic_name: str, guarantee: str
 ) -> None:
     topic = create_topic(pulsar, once(topic_name), 2)
-    frame = held_numbers(spark, tmp_path / "end", rows=4_000).mapInArrow(KillsItself(tmp_path), "value string")
+    frame = numbers(spark, rows=80_000, rate=4000).mapInArrow(KillsItself(tmp_path), "value string")
     options = {
         "service.url": pulsar.service_url, "admin.url": pulsar.admin_url, "topic": topic, "guarantee": guarantee,
         "checkpointLocation": str(tmp_path / "checkpoints"),
     }  # fmt: skip
     query = written(frame, "headgate.pulsar", interval="300 milliseconds", **options).start()
     try:
-        for enough in (500, 2_000):
+        for enough in (2_000, 8_000):
             wait_until(lambda enough=enough: len(values(pulsar, topic)) >= enough, query)  # type: ignore[misc]
             (tmp_path / "kill").touch()
             wait_until(lambda: not (tmp_path / "kill").exists(), query)
-        (tmp_path / "end").touch()
         assert query.awaitTermination(240)
     finally:
         stop_all()
     found = Counter(int(each) for each in values(pulsar, topic))
-    assert set(found) == set(range(4_000))
+    assert set(found) == set(range(80_000))
     if guarantee == "exactly-once":
         assert set(found.values()) == {1}
