@@ -26,6 +26,7 @@ from pathlib import Path
 
 from local.jars import CACHE, class_archive, jars, java
 from local.ports import free_ports
+from local.server import Server
 
 USER, PASSWORD = "ferry", "s3cret-of-the-ferry"
 """Who may log in at the SASL listeners."""
@@ -58,7 +59,7 @@ class Certificates:
         return made
 
 
-class Broker:
+class Broker(Server):
     """A broker with its folder and ports. Start it, kill it, start it again: data and addresses stay.
 
     Parameters
@@ -83,7 +84,7 @@ class Broker:
         auto_create_topics: bool = True, host: str = "127.0.0.1", archive: Path | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__()
         ports = free_ports(5)
         self.plain = f"{host}:{port or ports[0]}"
         self.sasl, self.tls, self.sasl_tls = (f"127.0.0.1:{each}" for each in ports[1:4])
@@ -160,32 +161,6 @@ class Broker:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._wait(identity.read_text(), timeout_s)
-
-    def kill(self) -> None:
-        """End it by SIGKILL, in the middle of whatever it does."""
-        self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """Stop it where it is, and wait until all its threads stand: until then some of them may answer."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
-
-    def stop(self) -> None:
-        """End it in order."""
-        self._end(signal.SIGTERM)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self.process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process = None
 
     def _wait(self, cluster_id: str, timeout_s: float) -> None:
         from confluent_kafka import KafkaException

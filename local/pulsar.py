@@ -33,6 +33,7 @@ from pathlib import Path
 from local.jars import CACHE, class_archive, jars, java
 from local.kafka import Certificates
 from local.ports import free_ports
+from local.server import Server
 
 ADMIN = "harbour-master"
 """Who may do everything at a broker with tokens; all others need to be granted what they do."""
@@ -79,7 +80,7 @@ _OPENED = (
 """What Pulsar's own start script opens."""
 
 
-class PulsarBroker:
+class PulsarBroker(Server):
     """A broker with its folder and ports. Start it, kill it, start it again: data and addresses stay.
 
     Parameters
@@ -116,7 +117,7 @@ class PulsarBroker:
         settings: Mapping[str, str] | None = None, archive: Path | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__()
         ports = free_ports(5)
         plain, web, tls, web_tls = port or ports[0], web_port or ports[1], *ports[2:4]
         self.service_url, self.admin_url = f"pulsar://127.0.0.1:{plain}", f"http://127.0.0.1:{web}"
@@ -196,37 +197,6 @@ class PulsarBroker:
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._wait(timeout_s)
-
-    def kill(self) -> None:
-        """End it by SIGKILL, in the middle of whatever it does."""
-        self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """Stop it where it is, and wait until all its threads stand: until then some of them may answer."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """End it in order."""
-        self._end(signal.SIGTERM)
-
-    def _end(self, number: signal.Signals) -> None:
-        if self.process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process = None
 
     def _wait(self, timeout_s: float) -> None:
         """Wait until the broker is healthy and has the namespace of whoever names none, which it makes last."""
