@@ -11,13 +11,15 @@ import contextlib
 import os
 import posixpath
 import zlib
+from collections.abc import Mapping
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
-from headgate.errors import CorruptStateError
+from headgate.errors import CorruptStateError, OptionError
 from headgate.formats.file_systems import resolve_paths
+from headgate.protocol.operator_context import OperatorContext
 
 _TOGETHER_BYTES = 64 * 1024
 """So many bytes of rows wait for others, to be one batch."""
@@ -119,6 +121,36 @@ class RowsEncoder:
         data: bytes = self._stream.getvalue().to_pybytes()
         self._begin()
         return data
+
+
+def staging_name(context: OperatorContext) -> str:
+    """Return the name under which a writer stages: no other writer, before or after it, has the same."""
+    own = (context.uid, context.run, context.subtask, context.execution)
+    return f"headgate-{context.query_id}-{'-'.join(map(str, own))}"
+
+
+def staging_folder(options: Mapping[str, str], sink: str, if_gone: str = "") -> StagingFolder:
+    """Return where rows are staged: at the option ``checkpointLocation`` of a query.
+
+    Parameters
+    ----------
+    options
+        The query's, whatever the case of their names.
+    sink, if_gone
+        As of `StagingFolder`.
+
+    Raises
+    ------
+    OptionError
+        There is no ``checkpointLocation``.
+    """
+    location = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
+    if not location:
+        raise OptionError(
+            f"{sink}: guarantee exactly-once stages rows with checkpoints: set the option 'checkpointLocation'.",
+            option="checkpointLocation", value=location,
+        )  # fmt: skip
+    return StagingFolder(location, sink, if_gone)
 
 
 class StagingFolder:

@@ -84,9 +84,9 @@ class PulsarDataSource(HeadgateDataSource):
         require("stream-arrow-writer")
         sink = self._sink(schema)
         if sink.exactly_once:
-            from headgate.connectors.pulsar.sink.sink import staging_folder
+            from headgate.sink.staging import staging_folder
 
-            staging_folder(dict(self.options))
+            staging_folder(dict(self.options), self.format_name)
         return StreamWriter(sink)
 
     def _sink(self, schema: StructType) -> PulsarSink:

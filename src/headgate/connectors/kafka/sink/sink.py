@@ -21,11 +21,18 @@ from headgate.connectors.kafka.sink.options import NAME, KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter, check_rows
 from headgate.connectors.kafka.sink.publisher import StagedPublisher
 from headgate.connectors.kafka.sink.staging import IF_GONE, ITEM_SERIALIZER, STAGED_SCHEMA, staged
-from headgate.errors import OptionError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState, OperatorState
 from headgate.sink import Sink, SinkWriter
-from headgate.sink.staging import InlineRows, RowsEncoder, RowsFile, StagedPiece, StagingFolder, folder_of
+from headgate.sink.staging import (
+    InlineRows,
+    RowsEncoder,
+    RowsFile,
+    StagedPiece,
+    folder_of,
+    staging_folder,
+    staging_name,
+)
 from headgate.sink.writer_thread import WriterThread
 
 _LINGER_MS = 1
@@ -89,24 +96,12 @@ class ContinuousKafkaSink(Sink):
     def _publisher(self, context: OperatorContext, items: Sequence[bytes]) -> StagedPublisher:
         inherited = [ITEM_SERIALIZER.deserialize(item) for item in items]
         return StagedPublisher(
-            self._sink, _staging_folder(context), _name(context), inherited, stages=self._sink.exactly_once
+            self._sink,
+            staging_folder(context.options, NAME, IF_GONE),
+            staging_name(context),
+            inherited,
+            stages=self._sink.exactly_once,
         )
-
-
-def _name(context: OperatorContext) -> str:
-    """Return the name under which a writer stages: no other writer, before or after it, has the same."""
-    own = (context.uid, context.run, context.subtask, context.execution)
-    return f"headgate-{context.query_id}-{'-'.join(map(str, own))}"
-
-
-def _staging_folder(context: OperatorContext) -> StagingFolder:
-    location = {name.lower(): value for name, value in context.options.items()}.get("checkpointlocation")
-    if not location:
-        raise OptionError(
-            f"{NAME}: guarantee exactly-once stages rows with checkpoints: set the option 'checkpointLocation'.",
-            option="checkpointLocation", value=location,
-        )  # fmt: skip
-    return StagingFolder(location, NAME, IF_GONE)
 
 
 class AtLeastOnceWriter(SinkWriter):
@@ -194,8 +189,8 @@ class ExactlyOnceWriter(SinkWriter):
 
     def __init__(self, sink: KafkaSink, context: OperatorContext, publisher: StagedPublisher) -> None:
         self._sink = sink
-        self._folder = _staging_folder(context)
-        self._name = _name(context)
+        self._folder = staging_folder(context.options, NAME, IF_GONE)
+        self._name = staging_name(context)
         self._publisher = publisher
         self._thread = WriterThread(f"headgate-kafka-stager-{context.subtask}", limit_bytes=_QUEUE_BYTES)
         # On the thread only:

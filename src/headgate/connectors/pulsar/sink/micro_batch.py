@@ -20,12 +20,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pyarrow as pa
 
+from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.producer import MessageWriter
 from headgate.connectors.pulsar.sink.publisher import first_sequence_id
 from headgate.connectors.pulsar.sink.rows import ROWS_SCHEMA, Router, parts
-from headgate.connectors.pulsar.sink.sink import staging_folder
-from headgate.sink.staging import RowsEncoder, RowsFile, StagingFolder, folder_of
+from headgate.sink.staging import RowsEncoder, RowsFile, StagingFolder, folder_of, staging_folder
 from headgate.source.serialization import VersionedSerializer
 
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -150,4 +150,4 @@ def _path(query: str, epoch: int) -> str:
 
 
 def _folder(sink: PulsarSink) -> StagingFolder:
-    return staging_folder({"checkpointLocation": sink.checkpoint_location or ""})
+    return staging_folder({"checkpointLocation": sink.checkpoint_location or ""}, NAME)

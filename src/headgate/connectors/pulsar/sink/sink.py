@@ -25,7 +25,15 @@ from headgate.errors import OptionError
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import InlineState, OperatorState
 from headgate.sink import Sink, SinkWriter
-from headgate.sink.staging import InlineRows, RowsEncoder, RowsFile, StagedPiece, StagingFolder, folder_of
+from headgate.sink.staging import (
+    InlineRows,
+    RowsEncoder,
+    RowsFile,
+    StagedPiece,
+    folder_of,
+    staging_folder,
+    staging_name,
+)
 from headgate.sink.writer_thread import WriterThread
 
 _QUEUE_BYTES = 4 * 1024 * 1024
@@ -93,31 +101,12 @@ class ContinuousPulsarSink(Sink):
             )  # fmt: skip
         inherited = [ITEM_SERIALIZER.deserialize(item) for item in items]
         return PulsarPublisher(
-            self._sink, staging_folder(context.options), _name(context), inherited, stages=self._sink.exactly_once
+            self._sink,
+            staging_folder(context.options, NAME),
+            staging_name(context),
+            inherited,
+            stages=self._sink.exactly_once,
         )
-
-
-def _name(context: OperatorContext) -> str:
-    """Return the name under which a writer stages: no other writer, before or after it, has the same."""
-    own = (context.uid, context.run, context.subtask, context.execution)
-    return f"headgate-{context.query_id}-{'-'.join(map(str, own))}"
-
-
-def staging_folder(options: Mapping[str, str]) -> StagingFolder:
-    """Return where rows are staged.
-
-    Raises
-    ------
-    OptionError
-        There is no ``checkpointLocation``.
-    """
-    location = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
-    if not location:
-        raise OptionError(
-            f"{NAME}: guarantee exactly-once stages rows with checkpoints: set the option 'checkpointLocation'.",
-            option="checkpointLocation", value=location,
-        )  # fmt: skip
-    return StagingFolder(location, NAME)
 
 
 class AtLeastOnceWriter(SinkWriter):
@@ -214,8 +203,8 @@ class ExactlyOnceWriter(SinkWriter):
 
     def __init__(self, sink: PulsarSink, context: OperatorContext, publisher: PulsarPublisher) -> None:
         self._sink = sink
-        self._folder = staging_folder(context.options)
-        self._name = _name(context)
+        self._folder = staging_folder(context.options, NAME)
+        self._name = staging_name(context)
         self._publisher = publisher
         self._thread = WriterThread(f"headgate-pulsar-stager-{context.subtask}", limit_bytes=_QUEUE_BYTES)
         # It asks for partitions, and sends nothing.
