@@ -34,11 +34,16 @@ class PulsarAdmin:
     ----------
     config
         Where it is, and as whom it is asked.
+
+    Attributes
+    ----------
+    config
+        The same.
     """
 
     def __init__(self, config: ClientConfig) -> None:
         assert config.admin_url is not None
-        self._config = config
+        self.config = config
         self._url = config.admin_url.rstrip("/")
         properties = dict(config.admin)
         self._opener = urllib.request.build_opener(
@@ -140,7 +145,7 @@ class PulsarAdmin:
         for _ in range(_MOST_REDIRECTIONS):
             request = urllib.request.Request(url, data=data, method=method, headers=headers)
             try:
-                with self._opener.open(request, timeout=self._config.timeout_ms / 1000) as answer:
+                with self._opener.open(request, timeout=self.config.timeout_ms / 1000) as answer:
                     text = answer.read()
                 return json.loads(text) if text else {}
             except urllib.error.HTTPError as error:
@@ -156,7 +161,7 @@ class PulsarAdmin:
                 raise self._failed(error.code, _body(error)) from None
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise SourceUnavailableError(
-                    f"{NAME}: {self._url} (admin.url) does not answer: {self._config.redact(str(error))}.",
+                    f"{NAME}: {self._url} (admin.url) does not answer: {self.config.redact(str(error))}.",
                     source=NAME, address=self._url,
                 ) from None  # fmt: skip
         raise self._failed(508, b"redirected again and again")
@@ -176,7 +181,7 @@ class PulsarAdmin:
             reason = str(json.loads(answer)["reason"])
         except (ValueError, KeyError, TypeError):
             reason = answer[:200].decode("utf-8", "replace").strip() or http.client.responses.get(code, "")
-        what = f"{NAME}: {self._url} (admin.url) answers {code}: {self._config.redact(reason)}."
+        what = f"{NAME}: {self._url} (admin.url) answers {code}: {self.config.redact(reason)}."
         if code in (401, 403):
             return SourceError(
                 f"{what} Check pulsar.admin.authPluginClassName and pulsar.admin.authParams (else those of "

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headgate.connectors.pulsar.admin import PulsarAdmin
-from headgate.connectors.pulsar.client import ClientConfig
 from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.connectors.pulsar.split_reader import PulsarSplitReader
 from headgate.readers import MultiplexedReader
@@ -29,8 +28,8 @@ class PulsarReader(MultiplexedReader[PulsarSplit]):
     ----------
     split_reader_factory, context
         As of every ready-made reader.
-    config
-        Where the brokers are.
+    admin
+        Moves the subscription.
     subscription
         The durable subscription; None: there is none to move.
     """
@@ -39,11 +38,11 @@ class PulsarReader(MultiplexedReader[PulsarSplit]):
         self,
         split_reader_factory: Callable[[], PulsarSplitReader],
         context: SourceReaderContext,
-        config: ClientConfig,
+        admin: PulsarAdmin,
         subscription: str | None,
     ) -> None:
         super().__init__(split_reader_factory, context)
-        self._config = config
+        self._admin = admin
         self._subscription = subscription
         self._positions: dict[int, list[PulsarSplit]] = {}
         self._moving: threading.Thread | None = None
@@ -63,19 +62,18 @@ class PulsarReader(MultiplexedReader[PulsarSplit]):
         self._positions = {number: of for number, of in self._positions.items() if number > checkpoint_id}
         if splits and self._subscription is not None and not (self._moving is not None and self._moving.is_alive()):
             self._moving = threading.Thread(
-                target=move_subscription, args=(self._config, self._subscription, splits),
+                target=move_subscription, args=(self._admin, self._subscription, splits),
                 name="headgate-pulsar-subscription", daemon=True,
             )  # fmt: skip
             self._moving.start()
 
 
-def move_subscription(config: ClientConfig, subscription: str, splits: Sequence[PulsarSplit]) -> None:
+def move_subscription(admin: PulsarAdmin, subscription: str, splits: Sequence[PulsarSplit]) -> None:
     """Move a durable subscription to the positions of splits, or make it there. Blocks; failures are logged.
 
     It holds the entry that was read last, too: so Pulsar keeps the ledger by which a restart sees that nothing was
     lost.
     """
-    admin = PulsarAdmin(config)
     for split in splits:
         if split.position is None:
             continue
@@ -84,5 +82,5 @@ def move_subscription(config: ClientConfig, subscription: str, splits: Sequence[
         except Exception as error:
             logger.warning(
                 "headgate.pulsar: the subscription %s of %s was not moved: %s",
-                subscription, split.name, config.redact(str(error)),
+                subscription, split.name, admin.config.redact(str(error)),
             )  # fmt: skip

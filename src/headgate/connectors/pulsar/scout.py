@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate.connectors.pulsar.client import NAME, ClientConfig
+from headgate.connectors.pulsar.opening import open_reader
 from headgate.connectors.pulsar.position import Position, after_message
-from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
+from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.errors import SourceUnavailableError
 
 _WAIT_MS = 100
@@ -38,7 +39,6 @@ class Scout:
 
     def __init__(self, config: ClientConfig, arguments: dict[str, Any], timeout_ms: int) -> None:
         self._config = config
-        self._client = config.connect()
         self._arguments = arguments
         self._timeout_ms = timeout_ms
         self._readers: dict[str, tuple[Position | None, Any]] = {}
@@ -71,7 +71,7 @@ class Scout:
             reader.close()
             reader = None
         if reader is None:
-            reader = self._open(split)
+            reader = open_reader(self._config, split, split.position, self._arguments)
         raw, last, count = reader._reader, None, 0
         deadline_s = self._deadline_s()
         while count < most:
@@ -109,18 +109,3 @@ class Scout:
 
     def _deadline_s(self) -> float:
         return time.monotonic() + self._timeout_ms / 1000
-
-    def _open(self, split: PulsarSplit) -> Any:
-        import pulsar
-
-        number = 0 if split.partition == NOT_PARTITIONED else split.partition
-        place = split.position
-        after = (
-            pulsar.MessageId.earliest
-            if place is None
-            else pulsar._pulsar.MessageId(number, place.ledger, place.entry, place.batch_index)
-        )
-        try:
-            return self._client.create_reader(split.name, after, **self._arguments)
-        except pulsar.PulsarException as error:
-            raise self._config.error(error, f"read {split.name}", split=split.split_id) from None

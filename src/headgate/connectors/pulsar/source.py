@@ -22,6 +22,7 @@ from headgate.connectors.pulsar.columns import PulsarColumns, schema_of, value_f
 from headgate.connectors.pulsar.discovery import Discovery
 from headgate.connectors.pulsar.enumerator import PulsarEnumerator
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
+from headgate.connectors.pulsar.opening import messages_gone
 from headgate.connectors.pulsar.options import OPTION_SPECS, check, end_of, reader_arguments, start_of
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
 from headgate.connectors.pulsar.position import Position
@@ -38,7 +39,7 @@ from headgate.connectors.pulsar.split import (
 from headgate.connectors.pulsar.split_reader import PulsarSplitReader
 from headgate.connectors.pulsar.subscription import Subscription
 from headgate.enumerators.partition import TopicPartition
-from headgate.errors import DataLossError, OptionError, UnsupportedOperationError
+from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.formats.json_values import JSON_OPTIONS
 from headgate.source import (
     Boundedness,
@@ -92,13 +93,14 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._assigner = ASSIGNERS[self.options["scan.split-assigner"]]()
         self._ledgers: dict[str, Ledgers] = {}
         self._asked_ms = self._moved_ms = -_SUBSCRIPTION_AGAIN_MS
+        self._admin: PulsarAdmin | None = None
         self._scout: Scout | None = None
         self._turn = 0
         self._has_transactions = True  # until the brokers say that they have none
         self._went_on: dict[str, tuple[Position, Position]] = {}  # positions in ledgers that are gone, and after them
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_scout": None, "_ledgers": {}, "_went_on": {}}
+        return self.__dict__ | {"_admin": None, "_scout": None, "_ledgers": {}, "_went_on": {}}
 
     def schema(self) -> pa.Schema:
         """Return the columns: the values' by the topics' schema, then those of every message. Asks the brokers.
@@ -118,7 +120,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
                 "or __messageProperties for Pulsar's own columns.",
                 option="valueFormat", value="json",
             )  # fmt: skip
-        admin = PulsarAdmin(self._config)
+        admin = self._brokers()
         names = self._subscription.names
         if names is None:
             assert self._subscription.pattern is not None
@@ -165,13 +167,13 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         split_reader = partial(
             PulsarSplitReader,
             self._config,
-            PulsarColumns(context.schema, self.options, context.time_zone, TopicSchemas(PulsarAdmin(self._config))),
+            PulsarColumns(context.schema, self.options, context.time_zone, TopicSchemas(self._brokers())),
             fail_on_data_loss=self.options["failOnDataLoss"],
             poll_timeout_ms=self.options["pollTimeoutMs"],
             reader_arguments=self._reader_arguments,
             metric_group=context.metric_group,
         )
-        return PulsarReader(split_reader, context, self._config, self.options["predefinedSubscription"])
+        return PulsarReader(split_reader, context, self._brokers(), self.options["predefinedSubscription"])
 
     def plan_ranges(
         self, splits: Sequence[PulsarSplit], limits: PlanLimits, now_ms: int
@@ -212,7 +214,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         bounded = context.boundedness is Boundedness.BOUNDED
         starts, ends = start_of(self.options, bounded=bounded), end_of(self.options, bounded=bounded)
         discovery = Discovery(
-            PulsarAdmin(self._config),
+            self._brokers(),
             self._subscription,
             starts,
             ends if bounded else None,
@@ -223,7 +225,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         def discover(known: frozenset[TopicPartition], initial: bool) -> Sequence[PulsarSplit]:
             found = discovery(known, initial)
             if subscription is not None:
-                move_subscription(self._config, subscription, found)
+                move_subscription(self._brokers(), subscription, found)
             return found
 
         interval_ms = self.options["partition.discovery.interval"]
@@ -234,7 +236,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         wanted = {split.split_id for split in splits}
         if wanted <= self._ledgers.keys() and 0 <= now_ms - self._asked_ms < _LEDGERS_AGAIN_MS:
             return self._ledgers
-        admin, found = PulsarAdmin(self._config), {}
+        admin, found = self._brokers(), {}
         by_topic: dict[str, list[PulsarSplit]] = {}
         for split in splits:
             by_topic.setdefault(split.topic, []).append(split)
@@ -261,17 +263,10 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
             if split.position is not None and ledgers.beginning is not None:
                 self._went_on[split.split_id] = split.position, ledgers.beginning
             return
-        message = (
-            f"{self.name}: messages of {split.name} after {split.position} are gone, or may be (what is there begins "
-            f"at {ledgers.beginning}): the topic was trimmed by its retention, or deleted."
-        )
+        error = messages_gone(split, ledgers.beginning)
         if self.options["failOnDataLoss"]:
-            raise DataLossError(
-                f"{message} Set predefinedSubscription so that Pulsar keeps what was not read, or failOnDataLoss to "
-                "false to go on with what is there.",
-                source=self.name, path=split.name, split=split.split_id,
-            )  # fmt: skip
-        logger.warning("%s", message)
+            raise error
+        logger.warning("%s It is false: reading goes on.", error)
 
     def _where(self, split: PulsarSplit) -> PulsarSplit:
         """Return a split whose ledger was read to its end, and is gone, before the one that followed it.
@@ -283,7 +278,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
 
     def _visible(self, splits: Sequence[PulsarSplit], ends: Mapping[str, Position]) -> dict[str, Position]:
         """Return ends that are before what open transactions have written: that is not given to readers yet. Blocks."""
-        admin, found = PulsarAdmin(self._config), dict(ends)
+        admin, found = self._brokers(), dict(ends)
         for split in splits:
             if split.split_id not in ends or not self._has_transactions:
                 continue
@@ -303,4 +298,9 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         name = self.options["predefinedSubscription"]
         if name is not None and not 0 <= now_ms - self._moved_ms < _SUBSCRIPTION_AGAIN_MS:
             self._moved_ms = now_ms
-            move_subscription(self._config, name, splits)
+            move_subscription(self._brokers(), name, splits)
+
+    def _brokers(self) -> PulsarAdmin:
+        if self._admin is None:
+            self._admin = PulsarAdmin(self._config)
+        return self._admin

@@ -31,8 +31,9 @@ from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
+from headgate.connectors.pulsar.opening import messages_gone, open_reader
 from headgate.connectors.pulsar.position import Position, after_message, is_chunked
-from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
+from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
 from headgate.source.split_reader import FetchedBatch, SplitReader
@@ -111,7 +112,6 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         self._reader_arguments = reader_arguments
         self._received = metric_group.counter("receivedMessages")
         self._admin = PulsarAdmin(config)
-        self._client: Any = None
         self._jobs = Jobs(_OPENING_THREADS)
         self._partitions: dict[str, _Partition] = {}
         self._turns: deque[_Partition] = deque()
@@ -148,8 +148,6 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
 
     def handle_splits_changes(self, added: Sequence[PulsarSplit]) -> None:
         """Take splits; their partitions are opened on threads beside."""
-        if self._client is None:
-            self._client = self._config.connect()
         for split in added:
             partition = _Partition(split)
             self._partitions[split.split_id] = partition
@@ -250,20 +248,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         self._jobs.run(work, partial(self._on_opened, partition))
 
     def _new_reader(self, split: PulsarSplit, position: Position | None, ledgers: Ledgers) -> Any:
-        import pulsar
-
-        number = 0 if split.partition == NOT_PARTITIONED else split.partition
-        after = (
-            pulsar.MessageId.earliest
-            if position is None
-            else pulsar._pulsar.MessageId(number, position.ledger, position.entry, position.batch_index)
-        )
         most = _QUEUE_BYTES // max(1, len(self._partitions)) // ledgers.entry_bytes
         arguments = {"receiver_queue_size": max(100, min(_MOST_QUEUED, most))} | self._reader_arguments
-        try:
-            reader = self._client.create_reader(split.name, after, **arguments)
-        except pulsar.PulsarException as error:
-            raise self._config.error(error, f"read {split.name}", split=split.split_id) from None
+        reader = open_reader(self._config, split, position, arguments)
         # What wraps it makes an object for each message, and knows no call that returns at once.
         return reader._reader
 
@@ -455,19 +442,10 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             self._found.append(FetchedBatch(split=partition.split, finished=True))
 
     def _lost(self, split: PulsarSplit, ledgers: Ledgers) -> None:
-        message = (
-            f"{NAME}: messages of {split.name} after {split.position} are gone, or may be: their ledger was deleted "
-            f"(what is there begins at {ledgers.beginning}). The topic was trimmed by its retention, or deleted and "
-            "made again."
-        )
+        error = messages_gone(split, ledgers.beginning)
         if self._fail_on_data_loss:
-            raise DataLossError(
-                f"{message} Set predefinedSubscription so that Pulsar keeps what was not read, or failOnDataLoss to "
-                "false to go on with what is there.",
-                source=NAME, path=split.name, split=split.split_id, position=str(split.position),
-                available=str(ledgers.beginning),
-            )  # fmt: skip
-        logger.warning("%s Reading goes on with what is there (failOnDataLoss is false).", message)
+            raise error
+        logger.warning("%s It is false: reading goes on.", error)
 
 
 def _positions(
