@@ -98,7 +98,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
     reader_arguments
         Further arguments of `pulsar.Client.create_reader`.
     metric_group
-        Takes how many messages and bytes were received.
+        Takes how many messages were received.
     """
 
     def __init__(
