@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,40 @@ def test_starting_and_ending_times_of_publication(pulsar: PulsarAddresses, topic
     assert numbers(read(source(pulsar, topic_name, startingOffsets=str(middle)))) == expected
 
 
+def test_a_starting_event_time_is_found_in_each_place(pulsar: PulsarAddresses, topic_name: str) -> None:
+    """Between batches, within them, where one ledger follows another, before all and after all."""
+    create_topic(pulsar, topic_name, 4)
+    first = 4_000_000_000_000  # later than what has only its time of publication
+
+    def rising(numbers: Iterable[int], partition: int) -> list[Message]:
+        return [Message(b"%d" % each, event_time_ms=first + each // 2, partition=partition) for each in numbers]
+
+    produce(pulsar, topic_name, rising(range(40), 0), batch=7)
+    produce(pulsar, topic_name, rising(range(40, 50), 1), batch=1)
+    unload(pulsar, topic_name)
+    produce(pulsar, topic_name, rising(range(40, 80), 0), batch=9)
+    produce(pulsar, topic_name, [Message(b"99", partition=2)])
+    for wanted in (0, 1, 3, 4, 13, 19, 20, 22, 24, 39):
+        found = numbers(read(source(pulsar, topic_name, startingEventTime=str(first + wanted))))
+        there = [each for each in (*range(80), *range(40, 50)) if each // 2 >= wanted]
+        assert found == sorted(there), wanted
+    assert read(source(pulsar, topic_name, startingEventTime=str(first + 40))) == []
+    assert numbers(read(source(pulsar, topic_name, startingEventTime="2020-01-01T00:00:00Z")))[-1] == 99
+
+
+def test_a_stream_from_an_event_time_later_than_all_goes_on_with_what_comes(
+    pulsar: PulsarAddresses, topic_name: str
+) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(5, 1), batch=2)
+    each = source(pulsar, topic_name, startingEventTime="1970-01-01T00:00:30Z")
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+        harness.enumerator.run_due_calls()
+        produce(pulsar, topic_name, messages(4, 28))
+        harness.run_until_rows(4)
+        assert numbers(harness.rows()) == [28, 29, 30, 31], "what follows is read, whatever its time"
+
+
 def test_a_stream_starts_with_what_comes_later(pulsar: PulsarAddresses, topic_name: str) -> None:
     create_topic(pulsar, topic_name, 2)
     produce(pulsar, topic_name, messages(10))
@@ -295,7 +329,7 @@ def test_messages_that_go_while_it_reads_are_an_error(
     """The queue of the client is full: the brokers move its cursor on without a word."""
     create_topic(pulsar, topic_name)
     produce(pulsar, topic_name, messages(6), batch=1)
-    each = source(pulsar, topic_name, startingOffsets="earliest", **{"pulsar.reader.receiverQueueSize": "1"})
+    each = source(pulsar, topic_name, startingOffsets="earliest", **{"pulsar.reader.receiverQueueSize": "2"})
     with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, most_rows=1) as harness:
         harness.run_until_rows(2)
         lose(pulsar, topic_name)

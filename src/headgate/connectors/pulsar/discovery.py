@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import NAME
+from headgate.connectors.pulsar.event_times import EventTimes
 from headgate.connectors.pulsar.ledgers import Ledgers
 from headgate.connectors.pulsar.options import Offsets, Start
 from headgate.connectors.pulsar.position import Position
@@ -21,6 +23,7 @@ from headgate.errors import DataLossError, OptionError
 logger = logging.getLogger(__name__)
 
 _EARLIEST = Start(word="earliest")
+_THREADS = 8
 
 
 class Discovery:
@@ -30,6 +33,8 @@ class Discovery:
     ----------
     admin
         Knows what there is.
+    event_times
+        Finds where a time of events begins.
     subscription
         What is to be read.
     starts
@@ -41,10 +46,11 @@ class Discovery:
     """
 
     def __init__(
-        self, admin: PulsarAdmin, subscription: Subscription, starts: Offsets, ends: Offsets | None, *,
-        fail_on_data_loss: bool,
+        self, admin: PulsarAdmin, event_times: EventTimes, subscription: Subscription, starts: Offsets,
+        ends: Offsets | None, *, fail_on_data_loss: bool,
     ) -> None:  # fmt: skip
         self._admin = admin
+        self._event_times = event_times
         self._subscription = subscription
         self._starts = starts
         self._ends = ends
@@ -123,18 +129,20 @@ class Discovery:
 
     def _splits(self, partitions: Sequence[TopicPartition], *, initial: bool) -> list[PulsarSplit]:
         ledgers = self._ledgers(partitions)
-        found = []
-        for each in partitions:
-            of = ledgers.get(each.partition, Ledgers(()))
-            position = self._resolved(each, self._starts if initial else _EARLIEST, of, "startingOffsets")
+
+        def split(partition: TopicPartition) -> PulsarSplit | None:
+            of = ledgers.get(partition.partition, Ledgers(()))
+            position = self._resolved(partition, self._starts if initial else _EARLIEST, of, "startingOffsets")
             if self._ends is None:
-                found.append(_split(each, position))
-                continue
-            end = self._resolved(each, self._ends, of, "endingOffsets", is_end=True)
+                return _split(partition, position)
+            end = self._resolved(partition, self._ends, of, "endingOffsets", is_end=True)
             stop = None if end is None else of.last_entry(end)
             if stop is not None and (position is None or position < stop) and of.has_entries_after(position):
-                found.append(_split(each, position, stop, of.bytes_between(position, stop)))
-        return found
+                return _split(partition, position, stop, of.bytes_between(position, stop))
+            return None
+
+        with ThreadPoolExecutor(_THREADS) as pool:  # times are looked up by the brokers, one partition each
+            return [found for found in pool.map(split, partitions) if found is not None]
 
     def _ledgers(self, partitions: Sequence[TopicPartition]) -> dict[int, Ledgers]:
         topic = partitions[0].topic
@@ -151,10 +159,12 @@ class Discovery:
         start = offsets.get(name, offsets.get(partition.topic, other)) if isinstance(offsets, dict) else offsets
         if start.word == "latest":
             return ledgers.end
-        if start.word == "earliest" or not ledgers.ledgers:
+        if start.word == "earliest" or ledgers.end is None:
             return ledgers.beginning
         if start.time_ms is not None:
             return self._admin.position_at(name, start.time_ms)
+        if start.event_time_ms is not None:
+            return self._event_times.position_at(_split(partition, None), ledgers, start.event_time_ms)
         assert start.position is not None
         if start.position.ledger not in ledgers:
             if self._fail_on_data_loss and not is_end:

@@ -54,6 +54,23 @@ class Ledgers(msgspec.Struct, frozen=True):
         entries = sum(each.entries for each in self.ledgers)
         return max(1, sum(each.bytes for each in self.ledgers) // entries) if entries else 1024
 
+    def before_entry(self, number: int) -> Position:
+        """Return the position before an entry, by its number among all that are there; past the last one: the end.
+
+        Raises
+        ------
+        ValueError
+            There are no entries.
+        """
+        left = number
+        for each in self.ledgers:
+            if left < each.entries:
+                return Position(each.id, left - 1)
+            left -= each.entries
+        if self.end is None:
+            raise ValueError("there are no entries")
+        return self.end
+
     def has_entries_after(self, position: Position | None) -> bool:
         """Return whether anything can be read from a position on (None: the beginning)."""
         return self.entries_after(position) > 0

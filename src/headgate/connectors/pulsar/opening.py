@@ -1,19 +1,22 @@
-"""Opens readers of partitions, and says what it means that messages of one are gone: for tasks and for the planner.
+"""Opens readers of partitions, and says what it means that messages of one are gone, or do not come.
 
 Never: decide whether messages are gone; `ledgers` does.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.position import Position
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
-from headgate.errors import DataLossError
+from headgate.errors import DataLossError, SourceUnavailableError
 
 if TYPE_CHECKING:
     import pulsar
+
+_WAIT_MS = 100
 
 
 def open_reader(
@@ -46,6 +49,40 @@ def open_reader(
         return client.create_reader(split.name, after, **arguments)
     except pulsar.PulsarException as error:
         raise config.error(error, f"read {split.name}", split=split.split_id) from None
+
+
+def next_message(config: ClientConfig, reader: pulsar.Reader, split: PulsarSplit, timeout_ms: int) -> Any:
+    """Return the next message of a partition, as the client's library for C++ has it; None: there is none. Blocks.
+
+    Raises
+    ------
+    SourceUnavailableError
+        One is there, but did not come within ``timeout_ms``.
+    """
+    import pulsar
+
+    deadline_s = time.monotonic() + timeout_ms / 1000
+    try:
+        while True:
+            try:
+                return reader._reader.read_next(_WAIT_MS)
+            except pulsar.Timeout:
+                if not reader.has_message_available():
+                    return None
+                if time.monotonic() > deadline_s:
+                    raise did_not_come(
+                        config, split, f"though it has messages after {split.position}", timeout_ms
+                    ) from None
+    except pulsar.PulsarException as error:
+        raise config.error(error, f"read {split.name}", split=split.split_id) from None
+
+
+def did_not_come(config: ClientConfig, split: PulsarSplit, why: str, timeout_ms: int) -> SourceUnavailableError:
+    """Return the error for messages that must be there and do not come."""
+    return SourceUnavailableError(
+        f"{NAME}: nothing of {split.name} came for {timeout_ms} ms (pollTimeoutMs), {why}.",
+        source=NAME, address=config.service_url, split=split.split_id,
+    )  # fmt: skip
 
 
 def messages_gone(split: PulsarSplit, beginning: Position | None) -> DataLossError:

@@ -23,7 +23,7 @@ TOPICS = ("topic", "topics", "topicsPattern")
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Where a partition is read from, or up to: one of the three is set.
+    """Where a partition is read from, or up to: one of the four is set.
 
     Parameters
     ----------
@@ -33,11 +33,14 @@ class Start(msgspec.Struct, frozen=True):
         The position before a message; of an end, after it.
     time_ms
         The first message published then or later; milliseconds since 1970-01-01 UTC.
+    event_time_ms
+        The first message whose event time is then or later.
     """
 
     word: Literal["earliest", "latest"] | None = None
     position: Position | None = None
     time_ms: int | None = None
+    event_time_ms: int | None = None
 
 
 Offsets = Start | dict[str, Start]
@@ -113,8 +116,11 @@ def topic_list(value: str) -> tuple[str, ...]:
     return found
 
 
+LEAST_QUEUED = 2
+"""The smallest queue of a reader: the client drops the message after which it starts, and asks for no other instead."""
+
 _READER = {
-    "receiverQueueSize": integer(1),
+    "receiverQueueSize": integer(LEAST_QUEUED),
     "readerName": text,
     "subscriptionRolePrefix": text,
 }
@@ -140,6 +146,10 @@ OPTION_SPECS: tuple[OptionSpec, ...] = (
         "these or message ids by topic as JSON",
     ),
     OptionSpec("startingTime", moment, None, "a new query starts with what was published at this time or later"),
+    OptionSpec(
+        "startingEventTime", moment, None,
+        "a new query starts with each partition's first message whose event time is this or later",
+    ),
     OptionSpec(
         "endingOffsets", ending_offsets, None, "where a batch ends: latest, or as startingOffsets; a message id is read"
     ),
@@ -192,9 +202,11 @@ def check(options: Options) -> None:
             "must be set: the brokers' HTTP address, like 'http://broker1:8080'. It is asked for partitions and for "
             "what was deleted, which Pulsar's client for Python cannot ask.",
         )
-    for first, second in (("startingOffsets", "startingTime"), ("endingOffsets", "endingTime")):
-        if options.is_set(first) and options.is_set(second):
-            raise options.error(first, f"cannot be set together with {second}: leave one.")
+    starts, ends = ("startingOffsets", "startingTime", "startingEventTime"), ("endingOffsets", "endingTime")
+    for names in (starts, ends):
+        given = [name for name in names if options.is_set(name)]
+        if len(given) > 1:
+            raise options.error(given[0], f"cannot be set together with {' and '.join(given[1:])}: leave one.")
 
 
 def reader_arguments(options: Options) -> dict[str, Any]:
@@ -232,6 +244,8 @@ def start_of(options: Options, *, bounded: bool) -> Offsets:
     """
     if options["startingTime"] is not None:
         return Start(time_ms=options["startingTime"])
+    if options["startingEventTime"] is not None:
+        return Start(event_time_ms=options["startingEventTime"])
     chosen: Offsets | None = options["startingOffsets"]
     if chosen is None:
         return Start(word="earliest" if bounded else "latest")

@@ -5,18 +5,14 @@ Never: keep a message: only ids count. Nothing else in Pulsar says how many mess
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headgate.connectors.pulsar.client import NAME, ClientConfig
-from headgate.connectors.pulsar.opening import open_reader
+from headgate.connectors.pulsar.client import ClientConfig
+from headgate.connectors.pulsar.opening import next_message, open_reader
 from headgate.connectors.pulsar.position import Position, after_message
 from headgate.connectors.pulsar.split import PulsarSplit
-from headgate.errors import SourceUnavailableError
-
-_WAIT_MS = 100
 
 
 def _close_all(readers: dict[str, tuple[Position | None, Any]]) -> None:
@@ -64,35 +60,18 @@ class Scout:
 
     def _count(self, split: PulsarSplit, end: Position, most: int) -> tuple[Position, int]:
         """Return the position after so many messages, ``end`` at most, and how many these are."""
-        import pulsar
-
         position, reader = self._readers.pop(split.split_id, (None, None))
         if reader is not None and position != split.position:
             reader.close()
             reader = None
         if reader is None:
             reader = open_reader(self._config, split, split.position, self._arguments)
-        raw, last, count = reader._reader, None, 0
-        deadline_s = self._deadline_s()
+        last, count = None, 0
         while count < most:
-            try:
-                try:
-                    message = raw.read_next(_WAIT_MS)
-                except pulsar.Timeout:
-                    if not reader.has_message_available():
-                        break
-                    message = None
-            except pulsar.PulsarException as error:
-                raise self._config.error(error, f"read {split.name}") from None
+            message = next_message(self._config, reader, split, self._timeout_ms)
             if message is None:
-                if time.monotonic() > deadline_s:
-                    raise SourceUnavailableError(
-                        f"{NAME}: nothing of {split.name} came for {self._timeout_ms} ms (pollTimeoutMs), though it "
-                        f"has messages after {split.position}.",
-                        source=NAME, address=self._config.service_url,
-                    )  # fmt: skip
-                continue
-            last, deadline_s = message, self._deadline_s()
+                break
+            last = message
             count += 1
             if count == most or message.message_id().ledger_id() >= end.ledger:
                 reached = after_message(message.message_id().serialize())
@@ -106,6 +85,3 @@ class Scout:
             end = min(end, after_message(last.message_id().serialize()))
         self._readers[split.split_id] = (end, reader)
         return end, count
-
-    def _deadline_s(self) -> float:
-        return time.monotonic() + self._timeout_ms / 1000

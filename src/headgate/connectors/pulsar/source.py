@@ -21,6 +21,7 @@ from headgate.connectors.pulsar.client import ClientConfig, require_client_libra
 from headgate.connectors.pulsar.columns import PulsarColumns, schema_of, value_fields, value_format
 from headgate.connectors.pulsar.discovery import Discovery
 from headgate.connectors.pulsar.enumerator import PulsarEnumerator
+from headgate.connectors.pulsar.event_times import EventTimes
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
 from headgate.connectors.pulsar.opening import messages_gone
 from headgate.connectors.pulsar.options import OPTION_SPECS, check, end_of, reader_arguments, start_of
@@ -215,6 +216,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         starts, ends = start_of(self.options, bounded=bounded), end_of(self.options, bounded=bounded)
         discovery = Discovery(
             self._brokers(),
+            EventTimes(self._config, self._reader_arguments, self.options["pollTimeoutMs"]),
             self._subscription,
             starts,
             ends if bounded else None,

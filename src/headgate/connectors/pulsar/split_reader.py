@@ -31,7 +31,7 @@ from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
-from headgate.connectors.pulsar.opening import messages_gone, open_reader
+from headgate.connectors.pulsar.opening import did_not_come, messages_gone, open_reader
 from headgate.connectors.pulsar.position import Position, after_message, is_chunked
 from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
@@ -212,11 +212,10 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             partition.look_ms = partition.silent_ms + wait_ms
             return
         if bounded and silence_ms > self._poll_timeout_ms:
-            raise SourceUnavailableError(
-                f"{NAME}: nothing of {partition.split.name} came for {self._poll_timeout_ms} ms (pollTimeoutMs), "
-                f"though it is to be read up to {partition.split.stop}. {self._trouble or ''}",
-                source=NAME, address=self._config.service_url, split=partition.split.split_id,
-            )  # fmt: skip
+            why = f"though it is to be read up to {partition.split.stop}"
+            if self._trouble:
+                why += f" ({self._trouble.rstrip('.')})"
+            raise did_not_come(self._config, partition.split, why, self._poll_timeout_ms)
         partition.is_looking = True
         reader, name = partition.reader, partition.split.name
 

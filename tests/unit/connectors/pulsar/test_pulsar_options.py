@@ -45,7 +45,7 @@ TOKEN = {
         ({"pulsar.client.authPluginClassName": "org.me.Mine"}, r"must end with one of AuthenticationToken"),
         ({**TOKEN, "pulsar.client.authParams": "token:"}, r"must be 'token:' with the token"),
         ({"pulsar.reader.queueSize": "1"}, r"These have: receiverQueueSize"),
-        ({"pulsar.reader.receiverQueueSize": "0"}, r"a whole number from 1"),
+        ({"pulsar.reader.receiverQueueSize": "1"}, r"a whole number from 2"),
         ({"pulsar.reader.readCompacted": "true"}, r"a range read again is not the same"),
         ({"subscriptionPrefix": "x"}, r"use 'predefinedSubscription'"),
     ],

@@ -164,6 +164,19 @@ def test_what_is_read_to_its_stop_already_is_planned_to_be_finished() -> None:
     assert [(each.split, each.rest) for each in planned([done], {}, {})] == [(done, None)]
 
 
+def test_positions_before_entries_by_their_numbers() -> None:
+    expected = [
+        Position(5, -1),
+        *(Position(5, each) for each in range(9)),
+        *(Position(9, each) for each in range(-1, 4)),
+    ]
+    assert [LEDGERS.before_entry(number) for number in range(15)] == expected
+    for number, position in enumerate(expected):
+        assert LEDGERS.entries_after(position) == 14 - number
+    with pytest.raises(ValueError, match="no entries"):
+        Ledgers((Ledger(5, 0, 0),)).before_entry(0)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 500)), min_size=1, max_size=4),
     st.integers(1, 20_000),
