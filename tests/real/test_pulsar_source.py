@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +337,65 @@ def test_messages_that_go_while_it_reads_are_an_error(
         lose(pulsar, topic_name)
         with pytest.raises(DataLossError, match=r"are gone, or may be"):
             harness.run_until_rows(9)
+
+
+@contextmanager
+def slow_admin(admin_url: str) -> Iterator[tuple[str, threading.Event]]:
+    """Return an address that redirects requests to the brokers, as any of them may, and what it waits for before."""
+    answering = threading.Event()
+    answering.set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answering.wait()
+            self.send_response(307)
+            self.send_header("Location", f"{admin_url}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", answering
+    finally:
+        answering.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_who_waits_for_the_brokers_holds_up_no_other(pulsar: PulsarAddresses, topic_name: str) -> None:
+    """After a ledger's end they are asked whether anything is gone; what came meanwhile is kept in its order."""
+    create_topic(pulsar, topic_name, 2)
+    produce(pulsar, topic_name, [*messages(3, partition=0), *messages(3, 3, partition=1)], batch=1)
+    with slow_admin(pulsar.admin_url) as (admin_url, answering):
+        each = source(
+            pulsar, topic_name, startingOffsets="earliest",
+            **{"admin.url": admin_url, "pulsar.client.operationTimeoutMs": "600000"},
+        )  # fmt: skip
+        with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+            harness.run_until_rows(6)
+            unload(pulsar, f"{topic_name}-partition-0")
+            answering.clear()
+            produce(pulsar, topic_name, messages(3, 6, partition=0), batch=1)
+            for number in range(9, 12):
+                produce(pulsar, topic_name, messages(1, number, partition=1))
+                harness.run_until_rows(number - 2)
+            assert numbers(harness.rows()) == [*range(6), *range(9, 12)]
+            produce(pulsar, topic_name, messages(3, 12, partition=0), batch=1)
+            answering.set()
+            harness.run_until_rows(15)
+            of_first = [
+                int(row["value"])
+                for row in harness.rows()
+                if int(row["value"]) in (*range(3), *range(6, 9), 12, 13, 14)
+            ]
+            assert of_first == [*range(3), *range(6, 9), 12, 13, 14]
 
 
 def test_a_start_that_is_gone_is_an_error(pulsar: PulsarAddresses, topic_name: str) -> None:

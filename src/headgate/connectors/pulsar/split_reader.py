@@ -7,8 +7,8 @@ queue holds is *drained*. An empty queue of an unbounded read is *armed*: the cl
 That of a bounded read is looked at again, as messages must be there; when nothing comes, the brokers are asked whether
 anything is left, which may not be if the last entries hold nothing for readers (ends of transactions).
 
-Where messages of two ledgers follow each other, the brokers are asked whether any between them were given up: see
-`ledgers`.
+Where messages of two ledgers follow each other, they wait until the brokers have said whether any between them were
+given up: see `ledgers`.
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
 """
@@ -71,6 +71,8 @@ class _Partition:
         self.reader: Any = None
         self.ledgers = Ledgers(())  # when they were last looked at
         self.messages: deque[Any] = deque()  # that came while nobody drained
+        self.unchecked: list[Any] = []  # taken, and waiting for what the brokers say of their ledgers
+        self.said: Ledgers | None = None  # what they said
         self.is_armed = False
         self.is_ready = False
         self.is_looking = False
@@ -182,7 +184,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
 
     def _may_drain(self, partition: _Partition, now_ms: int) -> bool:
         is_open = partition.reader is not None and partition.split.split_id not in self._paused
-        return is_open and partition.is_ready and partition.due_ms <= now_ms
+        waits = bool(partition.unchecked) and partition.said is None
+        return is_open and partition.is_ready and not waits and partition.due_ms <= now_ms
 
     def _is_any_ready(self, now_ms: int) -> bool:
         return any(self._may_drain(each, now_ms) for each in self._turns)
@@ -190,7 +193,11 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
     def _patience_ms(self, timeout_ms: int) -> int:
         """Return how long to wait for an event: until the first partition is due."""
         now_ms = _now_ms()
-        due = [each.due_ms for each in self._turns if each.is_ready and each.split.split_id not in self._paused]
+        due = [
+            each.due_ms
+            for each in self._turns
+            if each.is_ready and not each.unchecked and each.split.split_id not in self._paused
+        ]
         due += [each.look_ms for each in self._turns if each.reader is not None and not each.is_looking]
         due += [each.open_ms for each in self._turns if each.open_ms is not None]
         return max(1, min([timeout_ms, *(each - now_ms for each in due)]))
@@ -293,7 +300,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
                 "a position may lie between the chunks of one. Send them whole: raise the brokers' maxMessageSize.",
                 source=NAME, path=split.name, split=split.split_id,
             )  # fmt: skip
-        if not self._check_ledgers(partition, messages, after, now_ms):
+        ledgers = self._checked_ledgers(partition, messages, after)
+        if ledgers is None:
+            self._ask_ledgers(partition, messages)
             return None
         finished = False
         if split.stop is not None and after >= split.stop:
@@ -310,6 +319,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         except SourceUnavailableError as error:  # a schema could not be asked for
             self._put_back(partition, messages, error, now_ms)
             return None
+        partition.ledgers = ledgers
         self._received.inc(len(messages))
         moved = msgspec.structs.replace(split, position=after, backlog_bytes=None)
         partition.split = moved
@@ -328,6 +338,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
     def _take(self, partition: _Partition, now_ms: int) -> list[Any]:
         import pulsar
 
+        if partition.unchecked:
+            messages, partition.unchecked = partition.unchecked, []
+            return messages
         messages = list(partition.messages)
         partition.messages.clear()
         if partition.is_armed:
@@ -377,19 +390,34 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         partition.messages.extendleft(reversed(messages))
         partition.is_ready, partition.due_ms = True, now_ms + _RETRY_MS
 
-    def _check_ledgers(self, partition: _Partition, messages: list[Any], after: Position, now_ms: int) -> bool:
-        """Raise where messages were lost; return False if that cannot be known now: they are kept until it can."""
+    def _ask_ledgers(self, partition: _Partition, messages: list[Any]) -> None:
+        """Ask the brokers what there is, after these messages came; others wait behind them."""
+        partition.unchecked = messages
+        name = partition.split.name
+        self._jobs.run(lambda: self._admin.ledgers(name) or Ledgers(()), partial(self._on_ledgers, partition))
+
+    def _on_ledgers(self, partition: _Partition, said: Ledgers | None, error: Exception | None) -> None:
+        if partition.split.split_id not in self._partitions:
+            return
+        partition.said = said
+        if isinstance(error, SourceUnavailableError):
+            now_ms = _now_ms()
+            messages, partition.unchecked = partition.unchecked, []
+            self._put_back(partition, messages, error, now_ms)
+            partition.silent_ms = partition.silent_ms or now_ms  # a bounded read does not wait for ever
+        elif error is not None:
+            raise error
+        partition.is_ready = True
+
+    def _checked_ledgers(self, partition: _Partition, messages: list[Any], after: Position) -> Ledgers | None:
+        """Return what is known of the ledgers; None if that is older than the messages. Raise where some were lost."""
         position = partition.split.position
         first_ledger = messages[0].message_id().ledger_id()
+        now, partition.said = partition.said, None
         if (position is None or first_ledger == position.ledger) and first_ledger == after.ledger:
-            return True
-        try:
-            now = self._admin.ledgers(partition.split.name)
-        except SourceUnavailableError as error:
-            self._put_back(partition, messages, error, now_ms)
-            return False
+            return partition.ledgers
         if now is None:
-            now = Ledgers(())
+            return None
         ledger = None if position is None else position.ledger
         previous: Any = None
         for message in messages:
@@ -400,8 +428,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
                 if is_lost(last, Position(following, -1), partition.ledgers, now):
                     self._lost(msgspec.structs.replace(partition.split, position=last), now)
             ledger, previous = following, message
-        partition.ledgers = now
-        return True
+        return now
 
     def _on_looked(
         self, partition: _Partition, silent_ms: int, looked: tuple[Ledgers | None, bool] | None, error: Exception | None
@@ -409,8 +436,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         partition.is_looking = False
         partition.look_ms = _now_ms() + (_LOOK_MS if partition.split.stop is not None else _IDLE_LOOK_MS)
         split_id = partition.split.split_id
-        if split_id not in self._partitions or split_id in self._paused or partition.silent_ms != silent_ms:
-            return  # the answer is older than what was read meanwhile
+        is_older = partition.silent_ms != silent_ms or bool(partition.unchecked)  # than what was read meanwhile
+        if split_id not in self._partitions or split_id in self._paused or is_older:
+            return
         if error is not None or looked is None:
             self._trouble = str(error)
             return
@@ -428,7 +456,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             batch = self._drain(partition, _now_ms())
             if batch is not None:
                 self._found.append(batch)
-            if partition.split.split_id in self._partitions and batch is None and not partition.messages:
+            is_drained = batch is None and not partition.messages and not partition.unchecked
+            if is_drained and partition.split.split_id in self._partitions:
                 self._finish(partition)
 
     def _finish(self, partition: _Partition, *, say: bool = True) -> None:
