@@ -117,7 +117,9 @@ test_pulsar_keeps_while_its_broker_stands_still = conformance_test(
 )
 
 test_pulsar_keeps = conformance_test(
-    lambda pulsar, three_partitions: source(pulsar, three_partitions, startingOffsets="earliest"),
+    lambda pulsar, three_partitions: source(
+        pulsar, three_partitions, startingOffsets="earliest", eventTimeColumn="__eventTime"
+    ),
     schema=SCHEMA,
     add_rows=lambda pulsar, three_partitions: produce(pulsar, three_partitions, messages(5, 26, partition=1)),
 )
@@ -676,32 +678,73 @@ def test_a_column_that_values_without_a_schema_do_not_have(pulsar: PulsarAddress
 # -- micro-batches' plans ----------------------------------------------------------------------------------------------
 
 
-def test_plans_have_as_many_rows_as_allowed(pulsar: PulsarAddresses, three_partitions: str) -> None:
-    each = source(pulsar, three_partitions)
-    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
-        harness.enumerator.run_due_calls()
-        splits = [
-            split.__class__(split_id=split.split_id, topic=split.topic, partition=split.partition)
-            for split in harness.enumerator.assigned[0].values()
-        ]
-    counts = []
-    while True:
-        planned = each.plan_ranges(splits, PlanLimits(max_rows=5), 0)
-        if not planned:
-            break
-        rows = 0
+class Plans:
+    """Plans micro-batches over a topic from its beginning, and reads them."""
+
+    def __init__(self, broker: Any, topic: str, **more: str) -> None:
+        self.source, self._again = (source(broker, topic, startingOffsets="earliest", **more) for _ in range(2))
+        with SourceHarness(self.source, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+            harness.enumerator.run_due_calls()
+            self.splits = list(harness.enumerator.assigned[0].values())
+
+    def rows(self, limits: PlanLimits) -> list[int]:
+        """Return the values of the next micro-batch, in no order; it may be none."""
+        planned = self.source.plan_ranges(self.splits, limits, 0)
+        found: list[int] = []
         for one in planned:
-            found = source(pulsar, three_partitions)
-            with ReaderHarness(found.create_reader, found.split_serializer, SCHEMA) as reader:
+            with ReaderHarness(self._again.create_reader, self._again.split_serializer, SCHEMA) as reader:
                 reader.add_splits(one.split)
-                rows += len(reader.run_to_end())
-        counts.append(rows)
+                found += [int(row["value"]) for row in reader.run_to_end()]
         rests = {one.split.split_id: one.rest for one in planned}
-        splits = [rests.get(split.split_id) or split for split in splits]
+        self.splits = [rests.get(split.split_id) or split for split in self.splits]
+        return found
+
+
+def test_plans_have_as_many_rows_as_allowed(pulsar: PulsarAddresses, three_partitions: str) -> None:
+    plans = Plans(pulsar, three_partitions)
+    each, counts = plans.source, []
+    while found := len(plans.rows(PlanLimits(max_rows=5))):
+        counts.append(found)
+    splits = plans.splits
     assert sum(counts) == 26
     assert max(counts) <= 5
     lag = each.lag(splits, 1000)
     assert lag == {"entriesBehindLatest": 0, "maxEntriesBehindLatest": 0}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_plans_end_before_an_event_time(pulsar: PulsarAddresses, topic_name: str, batch: int) -> None:
+    """To the message, though they are out of order, and whatever rows are allowed beside."""
+    create_topic(pulsar, topic_name, 2)
+    times = [3, 1, 4, 2, 6, 5, 9, 8, None, 7, 12, 11]
+    sent = [
+        Message(b"%d" % (10 * number + partition), partition=partition, event_time_ms=at and at * 1000 + partition)
+        for partition in (0, 1)
+        for number, at in enumerate(times)
+    ]
+    produce(pulsar, topic_name, sent, batch=batch)
+    plans = Plans(pulsar, topic_name, eventTimeColumn="__eventTime")
+
+    def following() -> list[int | None]:
+        found = plans.source.next_event_times(plans.splits)
+        assert found is not None
+        return [found[name] for name in sorted(found)]
+
+    def numbers_of(*places: int) -> list[int]:
+        return sorted(10 * place + partition for place in places for partition in (0, 1))
+
+    assert following() == [3000, 3001]
+    assert plans.rows(PlanLimits(before_event_time_ms=3000)) == []
+    assert plans.rows(PlanLimits(before_event_time_ms=3001)) == [0, 10]
+    assert following() == [4000, 3001]
+    assert sorted([*plans.rows(PlanLimits(before_event_time_ms=4000)), 0, 10]) == numbers_of(0, 1)
+    assert sorted(plans.rows(PlanLimits(before_event_time_ms=8900))) == numbers_of(2, 3, 4, 5)
+    found = [plans.rows(PlanLimits(before_event_time_ms=12_000, max_rows=3)) for _ in range(4)]
+    assert max(map(len, found)) <= 3
+    assert sorted(row for rows in found for row in rows) == numbers_of(6, 7, 8, 9)
+    assert following() == [12_000, 12_001]
+    assert sorted(plans.rows(PlanLimits())) == numbers_of(10, 11)
+    assert following() == []
 
 
 # -- brokers that do not answer, TLS, tokens ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import headgate
 from local.pulsar import running_pulsar
@@ -87,6 +88,11 @@ def run(spark: SparkSession, folder: Path, **chosen: Any) -> dict[int, list[int]
 
 
 LIMITED = pytest.mark.spark_since("read-limits")
+ALIGNED = {
+    "eventTimeColumn": "__eventTime",
+    "scan.watermark.alignment.group": "ferries",
+    "scan.watermark.alignment.max-drift": "1 minute",
+}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +118,33 @@ def test_micro_batches_have_each_message_once(
         assert max(map(len, batches.values())) <= 9
     send(pulsar, topic_name, range(60, 90))
     assert rows_of(run(spark, tmp_path, **chosen)) == list(range(60, 90))
+
+
+@pytest.mark.spark_since("micro-batch-alignment")
+def test_micro_batches_are_aligned_by_event_time(
+    spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path
+) -> None:
+    """Two partitions of the same hour, one with three times as many messages: read evenly, its rows would be late."""
+    create_topic(pulsar, topic_name, 2)
+    first_ms = 1_767_225_600_000
+    for partition, (count, step_ms) in enumerate([(120, 30_000), (360, 10_000)]):
+        made = [
+            Message(b"0", partition=partition, event_time_ms=first_ms + number * step_ms) for number in range(count)
+        ]
+        produce(pulsar, topic_name, made, batch=20)
+    dropped = {}
+    for name, more in (("aligned", ALIGNED), ("apart", {})):
+        chosen = options(pulsar, topic_name, startingOffsets="earliest", maxRowsPerTrigger="80", **more)
+        frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
+        counted = frame.withWatermark("__eventTime", "1 minute").groupBy(F.window("__eventTime", "5 minutes")).count()
+        writer = counted.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / name)).start()
+        query.awaitTermination()
+        operators = [each for progress in query.recentProgress for each in progress["stateOperators"]]
+        dropped[name] = sum(each["numRowsDroppedByWatermark"] for each in operators)
+        assert sum(each["numInputRows"] for each in query.recentProgress) == 480
+    assert dropped["aligned"] == 0
+    assert dropped["apart"] > 0
 
 
 def committed(folder: Path) -> list[int]:

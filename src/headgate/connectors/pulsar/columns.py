@@ -87,6 +87,11 @@ def schema_of(fields: Sequence[pa.Field]) -> pa.Schema:
     return pa.schema([*fields, *METADATA.items()])
 
 
+def time_of(column: str | None) -> Callable[[Any], int | None] | None:
+    """Return what returns a column of a message that is a time, in milliseconds; None: the column is not Pulsar's."""
+    return None if column is None else _TIMES.get(column.lower())
+
+
 class PulsarColumns:
     """The columns of a read; one instance makes many batches, on one thread.
 
@@ -306,6 +311,11 @@ def _times(millis: Sequence[int], *, zero_is_null: bool) -> pa.Array:
     found = np.fromiter(millis, np.int64, len(millis))
     return pa.array(found * 1000, pa.int64(), mask=(found == 0) if zero_is_null else None).cast(_TIME)
 
+
+_TIMES: dict[str, Callable[[Any], int | None]] = {
+    "__eventtime": lambda message: message.event_timestamp() or None,
+    "__publishtime": lambda message: message.publish_timestamp(),
+}
 
 _COLUMNS: dict[str, Callable[[str, Sequence[Any]], pa.Array]] = {
     "__key": lambda _, messages: pa.array(

@@ -8,6 +8,7 @@ Follows FLIP-27, FLIP-217 (which names Pulsar's connector) and FLIP-537.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow as pa
 from headgate.assigners import ASSIGNERS
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import ClientConfig, require_client_library
-from headgate.connectors.pulsar.columns import PulsarColumns, schema_of, value_fields, value_format
+from headgate.connectors.pulsar.columns import PulsarColumns, schema_of, time_of, value_fields, value_format
 from headgate.connectors.pulsar.discovery import Discovery
 from headgate.connectors.pulsar.enumerator import PulsarEnumerator
 from headgate.connectors.pulsar.event_times import EventTimes
@@ -96,6 +97,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._asked_ms = self._moved_ms = -_SUBSCRIPTION_AGAIN_MS
         self._admin: PulsarAdmin | None = None
         self._scout: Scout | None = None
+        self._time_of = time_of(self.options["eventTimeColumn"])
         self._turn = 0
         self._has_transactions = True  # until the brokers say that they have none
         self._went_on: dict[str, tuple[Position, Position]] = {}  # positions in ledgers that are gone, and after them
@@ -179,9 +181,10 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
     def plan_ranges(
         self, splits: Sequence[PulsarSplit], limits: PlanLimits, now_ms: int
     ) -> Sequence[PlannedRange[PulsarSplit]]:
-        """Plan up to the last entry of each partition; of the limits ``max_bytes`` and ``max_rows`` count. Blocks.
+        """Plan up to the last entry of each partition, or before the first one that is too late. Blocks.
 
-        With ``max_rows`` messages are read here as well, to count them.
+        Of the limits ``max_bytes``, ``max_rows`` and, if a column of Pulsar's own is the event time,
+        ``before_event_time_ms`` count. With the last two messages are read here as well, to count them.
 
         Raises
         ------
@@ -199,10 +202,27 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         turned = [*splits[self._turn % len(splits) :], *splits[: self._turn % len(splits)]] if splits else []
         if limits.max_bytes is not None:
             ends = within_bytes(turned, ends, ledgers, limits.max_bytes)
-        if limits.max_rows is not None and ends:
-            self._scout = self._scout or Scout(self._config, self._reader_arguments, self.options["pollTimeoutMs"])
-            ends = self._scout.within_rows(turned, ends, limits.max_rows)
+        before_ms = None if self._time_of is None else limits.before_event_time_ms
+        if ends and (limits.max_rows is not None or before_ms is not None):
+            ends = self._ahead().nearer(turned, ends, limits.max_rows, before_ms)
         return planned(splits, ends, ledgers)
+
+    def next_event_times(self, splits: Sequence[PulsarSplit]) -> Mapping[str, int | None] | None:
+        """Return the event time of each split's next message, if it is a column of Pulsar's own; else None. Blocks.
+
+        Raises
+        ------
+        SourceUnavailableError
+            The brokers do not answer, or messages do not come within ``pollTimeoutMs``.
+        """
+        if self._time_of is None:
+            return None
+        if not splits:
+            return {}
+        ledgers = self._look(splits, time.time_ns() // 1_000_000)
+        splits = [self._where(split) for split in splits]
+        ends = self._visible(splits, ends_now(splits, ledgers))
+        return self._ahead().next_times([split for split in splits if split.split_id in ends])
 
     def lag(self, splits: Sequence[PulsarSplit], now_ms: int) -> Mapping[str, int]:
         """Return how many entries, each a message or a batch of them, are not read yet. Blocks."""
@@ -301,6 +321,12 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         if name is not None and not 0 <= now_ms - self._moved_ms < _SUBSCRIPTION_AGAIN_MS:
             self._moved_ms = now_ms
             move_subscription(self._brokers(), name, splits)
+
+    def _ahead(self) -> Scout:
+        if self._scout is None:
+            timeout_ms = self.options["pollTimeoutMs"]
+            self._scout = Scout(self._config, self._reader_arguments, timeout_ms, self._time_of)
+        return self._scout
 
     def _brokers(self) -> PulsarAdmin:
         if self._admin is None:

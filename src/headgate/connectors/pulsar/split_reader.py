@@ -7,7 +7,7 @@ queue holds is *drained*. An empty queue of an unbounded read is *armed*: the cl
 That of a bounded read is looked at again, as messages must be there; when nothing comes, the brokers are asked whether
 anything is left, which may not be if the last entries hold nothing for readers (ends of transactions).
 
-Where messages of two ledgers follow each other, they wait until the brokers have said whether any between them were
+Where messages of two ledgers follow each other, they wait until the brokers have reported whether any between them were
 given up: see `ledgers`.
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
@@ -72,7 +72,7 @@ class _Partition:
         self.ledgers = Ledgers(())  # when they were last looked at
         self.messages: deque[Any] = deque()  # that came while nobody drained
         self.unchecked: list[Any] = []  # taken, and waiting for what the brokers say of their ledgers
-        self.said: Ledgers | None = None  # what they said
+        self.reported: Ledgers | None = None  # what they reported
         self.is_armed = False
         self.is_ready = False
         self.is_looking = False
@@ -184,7 +184,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
 
     def _may_drain(self, partition: _Partition, now_ms: int) -> bool:
         is_open = partition.reader is not None and partition.split.split_id not in self._paused
-        waits = bool(partition.unchecked) and partition.said is None
+        waits = bool(partition.unchecked) and partition.reported is None
         return is_open and partition.is_ready and not waits and partition.due_ms <= now_ms
 
     def _is_any_ready(self, now_ms: int) -> bool:
@@ -391,15 +391,15 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         partition.is_ready, partition.due_ms = True, now_ms + _RETRY_MS
 
     def _ask_ledgers(self, partition: _Partition, messages: list[Any]) -> None:
-        """Ask the brokers what there is, after these messages came; others wait behind them."""
+        """Ask the brokers what there is, after these messages came; others wait after them."""
         partition.unchecked = messages
         name = partition.split.name
         self._jobs.run(lambda: self._admin.ledgers(name) or Ledgers(()), partial(self._on_ledgers, partition))
 
-    def _on_ledgers(self, partition: _Partition, said: Ledgers | None, error: Exception | None) -> None:
+    def _on_ledgers(self, partition: _Partition, reported: Ledgers | None, error: Exception | None) -> None:
         if partition.split.split_id not in self._partitions:
             return
-        partition.said = said
+        partition.reported = reported
         if isinstance(error, SourceUnavailableError):
             now_ms = _now_ms()
             messages, partition.unchecked = partition.unchecked, []
@@ -413,7 +413,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         """Return what is known of the ledgers; None if that is older than the messages. Raise where some were lost."""
         position = partition.split.position
         first_ledger = messages[0].message_id().ledger_id()
-        now, partition.said = partition.said, None
+        now, partition.reported = partition.reported, None
         if (position is None or first_ledger == position.ledger) and first_ledger == after.ledger:
             return partition.ledgers
         if now is None:
