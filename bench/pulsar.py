@@ -62,7 +62,7 @@ def _reader(spark: SparkSession, broker: PulsarBroker, topic: str) -> Any:
 
 
 def _value(spark: SparkSession, broker: PulsarBroker, topic: str) -> None:
-    _reader(spark, broker, topic).load().select("value").write.format("noop").mode("overwrite").save()
+    _reader(spark, broker, topic).schema("value binary").load().write.format("noop").mode("overwrite").save()
 
 
 def _columns(spark: SparkSession, broker: PulsarBroker, topic: str) -> None:
