@@ -333,8 +333,8 @@ def test_staged_rows_survive_a_rescale(query: Query, before: int, after: int) ->
 def test_many_rows_are_staged_in_files_which_go_when_they_are_published(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.connectors.kafka.sink.sink._PIECE_BYTES", 2000)
-    monkeypatch.setattr("headgate.connectors.kafka.sink.sink._INLINE_BYTES", 500)
+    monkeypatch.setattr("headgate.sink.staging._PIECE_BYTES", 2000)
+    monkeypatch.setattr("headgate.sink.broker_sink._INLINE_BYTES", 500)
     first = query.start(1)
     texts = [f"{n:05}" for n in range(3000)]
     for start in range(0, 3000, 100):
@@ -355,7 +355,7 @@ def test_many_rows_are_staged_in_files_which_go_when_they_are_published(
 def test_staged_rows_that_cannot_be_read_are_an_error(
     query: Query, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr("headgate.connectors.kafka.sink.sink._INLINE_BYTES", 0)
+    monkeypatch.setattr("headgate.sink.broker_sink._INLINE_BYTES", 0)
     first = query.start(1)
     first[0].write(rows("a"))
     items = snapshot(first, 1)
@@ -378,6 +378,7 @@ def test_rows_that_no_restore_could_publish_are_refused_before_they_are_staged(q
     writer = make_kafka_sink(settings, schema).create_writer(context, schema, [])
     with pytest.raises(SinkError, match="topic is null"):
         writer.write(pa.record_batch({"value": ["a"], "topic": pa.array([None], pa.string())}))
+        snapshot([writer], 1)
     writer.close()
 
 
@@ -429,8 +430,8 @@ def test_any_story_of_crashes_zombies_and_rescales_gives_each_row_once(
     query: Query, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """A small model of a query: a restore goes on from what is complete; the dead are notified late, or never."""
-    monkeypatch.setattr("headgate.connectors.kafka.sink.sink._PIECE_BYTES", 800)
-    monkeypatch.setattr("headgate.connectors.kafka.sink.sink._INLINE_BYTES", 400)
+    monkeypatch.setattr("headgate.sink.staging._PIECE_BYTES", 800)
+    monkeypatch.setattr("headgate.sink.broker_sink._INLINE_BYTES", 400)
     random = Random(seed)
     complete_id, position, complete_position, items = 0, 0, 0, list[bytes]()
     writers, dead = query.start(2), list[tuple[int, list[SinkWriter]]]()

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from headgate.errors import HeadgateError, SinkError, SinkUnavailableError
+from headgate.protocol.operator_context import OperatorContext
 from headgate.sink.publication_retries import (
     AttemptFailed,
     AttemptSucceeded,
@@ -35,7 +36,7 @@ from headgate.sink.publication_retries import (
     TimePassed,
     WorkOrdered,
 )
-from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder, folder_of
+from headgate.sink.staging import StagedItem, StagedPiece, folder_of, staging_folder, staging_name
 from headgate.sink.writer_thread import WriterThread
 from headgate.source.serialization import VersionedSerializer
 
@@ -52,37 +53,52 @@ class Publisher(ABC):
 
     Parameters
     ----------
+    context
+        Of the writer that stages the rows.
+    items
+        Those of the checkpoint that is restored.
     sink
         The name of the sink, for messages and the thread.
     address
         Where it publishes to, for messages.
     limit_ms
         How long attempts may fail, or one may not move, in milliseconds.
+    topic
+        The topic of all rows that are staged; None: they name theirs.
+    serializer
+        That of the connector's items.
+    stages
+        Whether there will be rows beside those of the items.
+    if_gone
+        As of `StagingFolder`.
+
+    Attributes
+    ----------
     folder
         Where staged files lie.
     name
         The name that the writer stages under.
-    topic
-        The topic of all rows that it stages; None: they name theirs.
-    serializer
-        That of the connector's items.
-    inherited
-        Items of the checkpoint that is restored.
-    stages
-        Whether there will be rows beside the inherited ones.
+
+    Raises
+    ------
+    OptionError
+        There is no ``checkpointLocation`` to stage rows at.
+    StoredStateError
+        The items cannot be read.
     """
 
     def __init__(
-        self, *, sink: str, address: str, limit_ms: int, folder: StagingFolder, name: str, topic: str | None,
-        serializer: VersionedSerializer[StagedItem], inherited: Sequence[StagedItem], stages: bool,
+        self, context: OperatorContext, items: Sequence[bytes], *, sink: str, address: str, limit_ms: int,
+        topic: str | None, serializer: VersionedSerializer[StagedItem], stages: bool, if_gone: str = "",
     ) -> None:  # fmt: skip
+        inherited = [serializer.deserialize(item) for item in items]
+        self.folder = staging_folder(context.options, sink, if_gone)
+        self.name = staging_name(context)
         self._sink_name = sink
         self._address = address
-        self._folder = folder
-        self._name = name
         self._topic = topic
         self._serializer = serializer
-        self._thread = WriterThread(f"{sink.replace('.', '-')}-publisher-{name}")
+        self._thread = WriterThread(f"{sink.replace('.', '-')}-publisher-{self.name}")
         self._patience_s = _PATIENCE_S  # on the thread
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -178,7 +194,7 @@ class Publisher(ABC):
             self.finish().result(timeout_s)
         self._closing.set()
         if not self._thread.stop(0.1):
-            _log.warning("%s: closed while publishing as %r; a restore completes it.", self._sink_name, self._name)
+            _log.warning("%s: closed while publishing as %r; a restore completes it.", self._sink_name, self.name)
         else:
             self.discard()
 
@@ -199,7 +215,7 @@ class Publisher(ABC):
                                 f"{self._sink_name}: rows of complete checkpoints have waited for {waited_ms} ms to be "
                                 "published, and nothing moves: the client, or the storage of staged rows, hangs. Check "
                                 f"the brokers at {self._address} and the checkpoint location.",
-                                sink=self._sink_name, address=self._address, name=self._name,
+                                sink=self._sink_name, address=self._address, name=self.name,
                             )  # fmt: skip
                     case _:  # the thread sees that it may go on
                         pass
@@ -218,7 +234,7 @@ class Publisher(ABC):
                 self.discard()
                 if self._handle(AttemptFailed(self.is_passing(error, is_first=is_first))):
                     raise
-                _log.warning("%s: publishing as %r failed and is retried: %s", self._sink_name, self._name, error)
+                _log.warning("%s: publishing as %r failed and is retried: %s", self._sink_name, self.name, error)
             is_first = False
             self._patience_s *= 2
             self._wait_for_attempt()
@@ -238,7 +254,7 @@ class Publisher(ABC):
             self._handle(TimePassed())
 
     def _own(self, pieces: Sequence[StagedPiece]) -> StagedItem:
-        return StagedItem(self._name, self._topic, tuple(pieces))
+        return StagedItem(self.name, self._topic, tuple(pieces))
 
     def _publish_own(self, checkpoint_id: int) -> None:
         with self._lock:
@@ -249,15 +265,15 @@ class Publisher(ABC):
         with self._lock:
             del self._pieces[: len(due)]
         for piece in due:
-            self._folder.delete(piece.rows)
+            self.folder.delete(piece.rows)
 
     def _publish_inherited(self, item: StagedItem) -> None:
         self.publish(item, item.pieces, is_own=False)
         with self._lock:
             del self._inherited[item.name]
         for piece in item.pieces:
-            self._folder.delete(piece.rows)
-        self._folder.delete_folder(folder_of(item.name))
+            self.folder.delete(piece.rows)
+        self.folder.delete_folder(folder_of(item.name))
 
 
 def _now_ms() -> int:

@@ -23,6 +23,8 @@ from headgate.protocol.operator_context import OperatorContext
 
 _TOGETHER_BYTES = 64 * 1024
 """So many bytes of rows wait for others, to be one batch."""
+_PIECE_BYTES = 8 * 1024 * 1024
+"""Staged rows go into a file when there are so many: memory does not depend on the time between checkpoints."""
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None)
 
 
@@ -242,6 +244,58 @@ class StagingFolder:
         if isinstance(self._files, pa_fs.LocalFileSystem):
             with contextlib.suppress(OSError):
                 os.rmdir(posixpath.join(self._root, path))
+
+
+class PieceWriter:
+    """Stages rows as they come, in pieces that are numbered from 0. One thread; every call may block.
+
+    Parameters
+    ----------
+    folder
+        Where files are written.
+    prefix
+        What their paths begin with; nobody else's do.
+    schema
+        The rows'.
+    inline_bytes
+        Up to here the last piece that `take` returns is no file.
+    """
+
+    def __init__(self, folder: StagingFolder, prefix: str, schema: pa.Schema, *, inline_bytes: int = 0) -> None:
+        self._folder = folder
+        self._prefix = prefix
+        self._inline_bytes = inline_bytes
+        self._encoder = RowsEncoder(schema)
+        self._pieces: list[InlineRows | RowsFile] = []  # that were not taken
+        self._taken = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Stage rows; they are durable when `take` has returned."""
+        self._encoder.add(rows)
+        if self._encoder.size_bytes >= _PIECE_BYTES:
+            self._cut(self._encoder.take())
+
+    def take(self, checkpoint_id: int) -> list[StagedPiece]:
+        """Return the pieces of all rows since the last call, which are those of a checkpoint, or of a micro-batch."""
+        if self._encoder.rows:
+            data = self._encoder.take()
+            if len(data) <= self._inline_bytes:
+                self._pieces.append(InlineRows(data))
+            else:
+                self._cut(data)
+        pieces = [StagedPiece(number, checkpoint_id, rows) for number, rows in enumerate(self._pieces, self._taken)]
+        self._taken += len(pieces)
+        self._pieces = []
+        return pieces
+
+    def discard(self) -> None:
+        """Delete what was not taken."""
+        for rows in self._pieces:
+            self._folder.delete(rows)
+
+    def _cut(self, data: bytes) -> None:
+        number = self._taken + len(self._pieces)
+        self._pieces.append(self._folder.write(f"{self._prefix}{number}.arrow", data))
 
 
 def _write_local(path: str, data: bytes) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.options import OPTION_SPECS
-from headgate.errors import OptionError
+from headgate.sink.columns import find_columns, is_text, is_text_or_bytes
 from headgate.source.options import Options, OptionSpec, boolean, choice, text
 
 NAME = "headgate.kafka"
@@ -45,64 +45,21 @@ class RowColumns:
 
     @classmethod
     def of(cls, schema: pa.Schema, topic: str | None) -> RowColumns:
-        """Check the columns' names and types as Spark's ``kafka`` sink does.
-
-        Parameters
-        ----------
-        schema
-            The rows' columns; names count with their case, of equal ones the first.
-        topic
-            The topic of all rows, or None if the rows name theirs.
-
-        Raises
-        ------
-        OptionError
-            A column is missing or has the wrong type.
-        """
-        found: dict[str, int] = {}
-        for name, (is_allowed, allowed) in _COLUMN_TYPES.items():
-            if name not in schema.names or (name == "topic" and topic is not None):
-                continue
-            found[name] = schema.names.index(name)
-            data_type = schema.field(found[name]).type
-            if not is_allowed(data_type):
-                raise OptionError(
-                    f"{NAME}: the column {name!r} must be {allowed}, not {data_type}. Cast it.",
-                    source=NAME, option=name, value=str(data_type),
-                )  # fmt: skip
-        if "value" not in found:
-            raise OptionError(
-                f"{NAME}: the rows have no column 'value' ({', '.join(schema.names)}). Name one so: it becomes the "
-                "value of the Kafka records.",
-                source=NAME, option="value", value=None,
-            )  # fmt: skip
-        if topic is None and "topic" not in found:
-            raise OptionError(
-                f"{NAME}: where should the rows go? Set the option 'topic', or add a column 'topic'.",
-                source=NAME, option="topic", value=None,
-            )  # fmt: skip
-        return cls(**found)
-
-
-def _is_text_or_bytes(data_type: pa.DataType) -> bool:
-    return _is_text(data_type) or data_type in (pa.binary(), pa.large_binary())
-
-
-def _is_text(data_type: pa.DataType) -> bool:
-    return data_type in (pa.string(), pa.large_string())
+        """Find the columns and check their types as Spark's ``kafka`` sink does. As `find_columns`."""
+        return cls(**find_columns(NAME, schema, _COLUMN_TYPES, topic=topic, topic_column="topic"))
 
 
 def _is_headers(data_type: pa.DataType) -> bool:
     if not pa.types.is_list(data_type) or not pa.types.is_struct(data_type.value_type):
         return False
     fields = {field.name: field.type for field in data_type.value_type}
-    return list(fields) == ["key", "value"] and _is_text(fields["key"]) and _is_text_or_bytes(fields["value"])
+    return list(fields) == ["key", "value"] and is_text(fields["key"]) and is_text_or_bytes(fields["value"])
 
 
 _COLUMN_TYPES = {
-    "key": (_is_text_or_bytes, "a string or binary"),
-    "value": (_is_text_or_bytes, "a string or binary"),
-    "topic": (_is_text, "a string"),
+    "key": (is_text_or_bytes, "a string or binary"),
+    "value": (is_text_or_bytes, "a string or binary"),
+    "topic": (is_text, "a string"),
     "headers": (_is_headers, "an array<struct<key: string, value: binary>>"),
     "partition": (pa.types.is_int32, "an int"),
 }

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
-from headgate.connectors.kafka.sink.staging import ITEM_SERIALIZER, staged_sink
+from headgate.connectors.kafka.sink.staging import IF_GONE, ITEM_SERIALIZER, staged_sink
 from headgate.connectors.kafka.sink.transactions import Marker, TransactionalWriter, is_passing
 from headgate.errors import InternalError, SinkError
+from headgate.protocol.operator_context import OperatorContext
 from headgate.sink.publisher import Publisher
-from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder
+from headgate.sink.staging import StagedItem, StagedPiece
 
 
 class StagedPublisher(Publisher):
@@ -31,31 +32,24 @@ class StagedPublisher(Publisher):
     ----------
     sink
         What is written and where to.
-    folder
-        Where staged files lie.
-    name
-        The name that the writer stages under.
-    inherited
-        Items of the checkpoint that is restored.
-    stages
-        Whether there will be rows beside the inherited ones.
+    context, items
+        As of `Publisher`.
     """
 
-    def __init__(
-        self, sink: KafkaSink, folder: StagingFolder, name: str, inherited: Sequence[StagedItem], *, stages: bool
-    ) -> None:
+    def __init__(self, sink: KafkaSink, context: OperatorContext, items: Sequence[bytes]) -> None:
         self._sink = sink
         self._writer: TransactionalWriter | None = None  # on the thread, and after its end
         super().__init__(
-            sink=NAME, address=sink.client.address, limit_ms=sink.client.timeout_ms + sink.client.delivery_timeout_ms,
-            folder=folder, name=name, topic=sink.topic, serializer=ITEM_SERIALIZER, inherited=inherited, stages=stages,
+            context, items, sink=NAME, address=sink.client.address, topic=sink.topic, serializer=ITEM_SERIALIZER,
+            limit_ms=sink.client.timeout_ms + sink.client.delivery_timeout_ms, stages=sink.exactly_once,
+            if_gone=IF_GONE,
         )  # fmt: skip
 
     def open(self) -> None:
         """Fence whoever might have used the name; nobody may have."""
-        self._writer, marker = self._connect(self._name, self._sink.topic)
+        self._writer, marker = self._connect(self.name, self._sink.topic)
         if marker is not None:
-            raise InternalError(f"{NAME}: the name {self._name!r} was used before: rows under it would be lost.")
+            raise InternalError(f"{NAME}: the name {self.name!r} was used before: rows under it would be lost.")
 
     def publish(self, item: StagedItem, pieces: Sequence[StagedPiece], *, is_own: bool) -> None:
         """Publish pieces in one transaction, but for those that the name's marker knows."""
@@ -96,7 +90,7 @@ class StagedPublisher(Publisher):
         writer.begin()
         try:
             for piece in lacking:
-                for batch in self._folder.read(piece.rows):
+                for batch in self.folder.read(piece.rows):
                     writer.write(batch)
                     self.progressed()
             writer.commit(lacking[-1].number)

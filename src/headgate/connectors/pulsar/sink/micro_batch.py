@@ -24,11 +24,9 @@ from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.producer import MessageWriter
 from headgate.connectors.pulsar.sink.publisher import first_sequence_id
-from headgate.connectors.pulsar.sink.rows import ROWS_SCHEMA, Router, parts
-from headgate.sink.staging import RowsEncoder, RowsFile, StagingFolder, folder_of, staging_folder
+from headgate.connectors.pulsar.sink.rows import ROWS_SCHEMA
+from headgate.sink.staging import InlineRows, PieceWriter, RowsFile, StagingFolder, folder_of, staging_folder
 from headgate.source.serialization import VersionedSerializer
-
-_PIECE_BYTES = 8 * 1024 * 1024
 
 
 class StagedTask(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ class StagedTask(msgspec.Struct, frozen=True):
     """
 
     task: int
-    files: tuple[RowsFile, ...]
+    files: tuple[InlineRows | RowsFile, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -72,8 +70,7 @@ def write_batches(sink: PulsarSink, batches: Iterable[pa.RecordBatch]) -> None:
                 continue
             if writer is None:
                 writer = MessageWriter(sink)
-                router = Router(sink, writer.partitions)
-            writer.write(router.route(parts(sink, batch)))
+            writer.write(writer.router.route(batch))
         if writer is not None:
             writer.flush()
     finally:
@@ -89,24 +86,13 @@ def stage_batches(sink: PulsarSink, query: str, epoch: int, task: int, batches: 
     SinkError
         A row cannot be written to Pulsar.
     """
-    folder, attempt = _folder(sink), uuid.uuid4().hex
-    files: list[RowsFile] = []
-    encoder = RowsEncoder(ROWS_SCHEMA)
-
-    def cut() -> None:
-        path = f"{_path(query, epoch)}/{task}-{attempt}-{len(files)}.arrow"
-        files.append(folder.write(path, encoder.take()))
-
+    prefix = f"{_path(query, epoch)}/{task}-{uuid.uuid4().hex}-"
+    pieces = PieceWriter(_folder(sink), prefix, ROWS_SCHEMA)
     with MessageWriter(sink) as lookups:
-        router = Router(sink, lookups.partitions)
         for batch in batches:
             if batch.num_rows:
-                encoder.add(router.route(parts(sink, batch)))
-            if encoder.size_bytes >= _PIECE_BYTES:
-                cut()
-    if encoder.rows:
-        cut()
-    return StagedTask(task, tuple(files))
+                pieces.add(lookups.router.route(batch))
+    return StagedTask(task, tuple(piece.rows for piece in pieces.take(epoch)))
 
 
 def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[StagedTask]) -> None:

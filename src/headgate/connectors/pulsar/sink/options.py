@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.options import OPTION_SPECS, topic
-from headgate.errors import OptionError
+from headgate.sink.columns import find_columns, is_text, is_text_or_bytes
 from headgate.source.options import Options, OptionSpec, Parser, choice, integer, text
 
 _SHARED = ("service.url", "admin.url", "pulsar.client.*", "pulsar.admin.*")
@@ -53,26 +53,18 @@ SINK_OPTION_SPECS: tuple[OptionSpec, ...] = (
 """The options of the sink."""
 
 
-def _is_text(data_type: pa.DataType) -> bool:
-    return data_type in (pa.string(), pa.large_string())
-
-
-def _is_text_or_bytes(data_type: pa.DataType) -> bool:
-    return _is_text(data_type) or data_type in (pa.binary(), pa.large_binary())
-
-
 def _is_time(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(data_type) or pa.types.is_int64(data_type))
 
 
 def _is_properties(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_map(data_type)) and _is_text(data_type.key_type) and _is_text(data_type.item_type)
+    return bool(pa.types.is_map(data_type)) and is_text(data_type.key_type) and is_text(data_type.item_type)
 
 
 _COLUMN_TYPES = {
-    "value": (_is_text_or_bytes, "a string or binary"),
-    "__key": (_is_text_or_bytes, "a string or binary"),
-    "__topic": (_is_text, "a string"),
+    "value": (is_text_or_bytes, "a string or binary"),
+    "__key": (is_text_or_bytes, "a string or binary"),
+    "__topic": (is_text, "a string"),
     "__eventTime": (_is_time, "a timestamp, or milliseconds as a bigint"),
     "__messageProperties": (_is_properties, "a map<string, string>"),
 }
@@ -90,36 +82,8 @@ class RowColumns:
 
     @classmethod
     def of(cls, schema: pa.Schema, topic: str | None) -> RowColumns:
-        """Find the columns and check their types.
-
-        Raises
-        ------
-        OptionError
-            A column is missing or has the wrong type.
-        """
-        found: dict[str, int] = {}
-        for name, (is_allowed, allowed) in _COLUMN_TYPES.items():
-            if name not in schema.names or (name == "__topic" and topic is not None):
-                continue
-            found[name] = schema.names.index(name)
-            data_type = schema.field(found[name]).type
-            if not is_allowed(data_type):
-                raise OptionError(
-                    f"{NAME}: the column {name!r} must be {allowed}, not {data_type}. Cast it.",
-                    source=NAME, option=name, value=str(data_type),
-                )  # fmt: skip
-        if "value" not in found:
-            names = ", ".join(schema.names)
-            raise OptionError(
-                f"{NAME}: the rows have no column 'value' ({names}). Name one so, or make one of others, like "
-                f"to_json(struct({names})) AS value.",
-                source=NAME, option="value", value=None,
-            )  # fmt: skip
-        if topic is None and "__topic" not in found:
-            raise OptionError(
-                f"{NAME}: where should the rows go? Set the option 'topic', or add a column '__topic'.",
-                source=NAME, option="topic", value=None,
-            )  # fmt: skip
+        """Find the columns and check their types. As `find_columns`."""
+        found = find_columns(NAME, schema, _COLUMN_TYPES, topic=topic, topic_column="__topic")
         return cls(
             found["value"], found.get("__key"), found.get("__topic"), found.get("__eventTime"),
             found.get("__messageProperties"),

@@ -23,6 +23,7 @@ import pyarrow as pa
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.sink.options import PulsarSink
+from headgate.connectors.pulsar.sink.rows import Router
 from headgate.errors import HeadgateError, SinkError, SinkUnavailableError, SourceUnavailableError
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class MessageWriter:
         The name of all its producers, by which brokers know what is repeated; None: they have names of their own, and
         nothing is dropped.
 
+    Attributes
+    ----------
+    router
+        Makes rows into what it sends.
+
     Raises
     ------
     OptionError
@@ -81,6 +87,7 @@ class MessageWriter:
         self._name = name
         self._settings = _SETTINGS | dict(sink.producer)
         self._client = sink.client.new_client()
+        self.router = Router(sink, self.partitions)
         self._admin = PulsarAdmin(sink.client) if name is not None else None
         self._producers: dict[str, _Producer] = {}
         self._changed = threading.Condition()
@@ -104,7 +111,7 @@ class MessageWriter:
             raise sink_error(error, self._config, "look up the partitions", topic) from error
 
     def write(self, rows: pa.RecordBatch, first_sequence_id: int | None = None) -> None:
-        """Send rows, whose topics are partitions; wait while too many are under way.
+        """Send rows of the router's; wait while too many are under way.
 
         ``first_sequence_id`` is that of the first row, from 1; the others follow it.
 

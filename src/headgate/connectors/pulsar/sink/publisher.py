@@ -21,9 +21,10 @@ import msgspec
 from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.producer import DEFAULT_SEND_TIMEOUT_MS, MessageWriter
-from headgate.errors import CorruptStateError, SinkUnavailableError
+from headgate.errors import CorruptStateError, OptionError, SinkUnavailableError
+from headgate.protocol.operator_context import OperatorContext
 from headgate.sink.publisher import Publisher
-from headgate.sink.staging import StagedItem, StagedPiece, StagingFolder, folder_of
+from headgate.sink.staging import StagedItem, StagedPiece, folder_of
 from headgate.source.serialization import VersionedSerializer
 
 ITEM_SERIALIZER: VersionedSerializer[StagedItem] = VersionedSerializer(
@@ -58,24 +59,22 @@ class PulsarPublisher(Publisher):
     ----------
     sink
         What is written and where to.
-    folder
-        Where staged files lie.
-    name
-        The name that the writer stages under.
-    inherited
-        Items of the checkpoint that is restored.
-    stages
-        Whether there will be rows beside the inherited ones.
+    context, items
+        As of `Publisher`.
     """
 
-    def __init__(
-        self, sink: PulsarSink, folder: StagingFolder, name: str, inherited: Sequence[StagedItem], *, stages: bool
-    ) -> None:
+    def __init__(self, sink: PulsarSink, context: OperatorContext, items: Sequence[bytes]) -> None:
+        if sink.client.admin_url is None:
+            raise OptionError(
+                f"{NAME}: the checkpoint has rows that are published exactly once: set the option 'admin.url' for one "
+                "more run.",
+                option="admin.url", value=None,
+            )  # fmt: skip
         self._sink = sink
         sends_ms = dict(sink.producer).get("send_timeout_millis", DEFAULT_SEND_TIMEOUT_MS)
         super().__init__(
-            sink=NAME, address=sink.client.service_url, limit_ms=2 * (sink.client.timeout_ms + sends_ms),
-            folder=folder, name=name, topic=sink.topic, serializer=ITEM_SERIALIZER, inherited=inherited, stages=stages,
+            context, items, sink=NAME, address=sink.client.service_url, topic=sink.topic, serializer=ITEM_SERIALIZER,
+            limit_ms=2 * (sink.client.timeout_ms + sends_ms), stages=sink.exactly_once,
         )  # fmt: skip
 
     def open(self) -> None:
@@ -97,10 +96,10 @@ class PulsarPublisher(Publisher):
             if self._lacking(item, lacking):
                 raise
             return  # somebody who was taken for dead has published them meanwhile, and deleted the files
-        self._folder.write(_mark(item.name), MARK_SERIALIZER.serialize(PublishedMark(lacking[-1].number)))
+        self.folder.write(_mark(item.name), MARK_SERIALIZER.serialize(PublishedMark(lacking[-1].number)))
 
     def _lacking(self, item: StagedItem, pieces: Sequence[StagedPiece]) -> Sequence[StagedPiece]:
-        stored = self._folder.read_bytes(_mark(item.name))
+        stored = self.folder.read_bytes(_mark(item.name))
         done = -1 if stored is None else MARK_SERIALIZER.deserialize(stored).number
         return [piece for piece in pieces if piece.number > done]
 
@@ -114,7 +113,7 @@ class PulsarPublisher(Publisher):
     def _send(self, writer: MessageWriter, pieces: Sequence[StagedPiece]) -> None:
         for piece in pieces:
             sequence_id = first_sequence_id(piece.number)
-            for batch in self._folder.read(piece.rows):
+            for batch in self.folder.read(piece.rows):
                 writer.write(batch, sequence_id)
                 sequence_id += batch.num_rows
                 self.progressed()

@@ -101,14 +101,15 @@ class Router:
         """Ask again which partitions there are."""
         self._partitions.clear()
 
-    def route(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of `parts` with the names of partitions as their topics.
+    def route(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the `parts` of rows, with the names of partitions as their topics.
 
         Raises
         ------
         SinkError
-            A topic does not exist or has no possible name.
+            A row can never be sent; a topic does not exist or has no possible name.
         """
+        rows = parts(self._sink, batch)
         named = rows.column("topic")
         if self._sink.topic is not None:
             only = self._of(self._sink.topic)

@@ -13,8 +13,8 @@ from headgate.connectors.kafka.sink import publisher as publisher_module
 from headgate.connectors.kafka.sink.options import KafkaSink
 from headgate.connectors.kafka.sink.publisher import StagedPublisher
 from headgate.errors import SinkUnavailableError
+from headgate.protocol.operator_context import OperatorContext
 from headgate.sink.publication_retries import PublicationMachine
-from headgate.sink.staging import StagingFolder
 from tests.waiting import wait_until
 
 
@@ -33,7 +33,8 @@ def test_a_client_in_which_nothing_moves_is_an_error_of_the_sink(
     monkeypatch.setattr(publisher_module, "TransactionalWriter", hang)
     settings = {"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "rides"}
     sink = KafkaSink.of(settings, pa.schema([("value", pa.string())]))
-    publisher = StagedPublisher(sink, StagingFolder(str(tmp_path), sink="headgate.kafka"), "name", [], stages=False)
+    context = OperatorContext(uid="sink", subtask=0, parallelism=1, options={"checkpointLocation": str(tmp_path)})
+    publisher = StagedPublisher(sink, context, [])
     publisher._machine = PublicationMachine(limit_ms=50)
     publisher._order(publisher.open)
 

@@ -75,16 +75,14 @@ def test_keys_choose_partitions_and_other_rows_have_them_in_turns() -> None:
     batch = pa.record_batch({"value": ["x"] * len(keys), "__key": keys})
     sink = sink_of(batch.schema, topic="t")
     router = Router(sink, partitions)
-    routed = router.route(parts(sink, batch))
+    routed = router.route(batch)
     numbers = [int(name.rpartition("-")[2]) for name in routed.column("topic").to_pylist()]
     assert numbers[:50] == [java_hash(key) % 3 for key in keys[:50]]
     assert numbers[50:] == [0] * 1000 + [1] * 1000 + [2] * 1000
     count["persistent://public/default/t"] = 1
-    assert len(set(router.route(parts(sink, batch)).column("topic").to_pylist())) == 3, "until it is to forget"
+    assert len(set(router.route(batch).column("topic").to_pylist())) == 3, "until it is to forget"
     router.forget()
-    assert set(router.route(parts(sink, batch)).column("topic").to_pylist()) == {
-        "persistent://public/default/t-partition-0"
-    }
+    assert set(router.route(batch).column("topic").to_pylist()) == {"persistent://public/default/t-partition-0"}
     assert asked == ["persistent://public/default/t"] * 2
 
 
@@ -92,4 +90,4 @@ def test_a_name_of_a_topic_that_is_none_is_named() -> None:
     batch = pa.record_batch({"value": ["x"], "__topic": ["non-persistent://public/default/t"]})
     sink = sink_of(batch.schema)
     with pytest.raises(SinkError, match="'non-persistent://public/default/t'; it must be a persistent topic"):
-        Router(sink, lambda topic: [topic]).route(parts(sink, batch))
+        Router(sink, lambda topic: [topic]).route(batch)
