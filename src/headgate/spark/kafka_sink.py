@@ -1,6 +1,6 @@
 """The format ``headgate.kafka`` as Spark sees it, with its two sinks: for batches and for Structured Streaming.
 
-Never: import anything at module level but pyspark, the standard library, `headgate.spark.datasource` and
+Never: import anything at module level but pyspark, the standard library, `headgate.spark.broker_sink` and
 `headgate.spark.compatibility`: Spark imports this to find formats.
 """
 
@@ -11,17 +11,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headgate.spark.compatibility import DataSourceStreamArrowWriter, require
-from headgate.spark.datasource import HeadgateDataSource
+from headgate.spark.broker_sink import BrokerDataSource, query_batch_and_task
+from headgate.spark.compatibility import DataSourceStreamArrowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,86 +24,6 @@ if TYPE_CHECKING:
 
 _READ_BY = ("assign", "subscribe", "subscribepattern")
 """One of these options, in lower case, is needed to read, and none is known to write."""
-
-
-class KafkaDataSource(HeadgateDataSource):
-    """Kafka as a source and a sink. Spark makes the same object for both and does not say for which."""
-
-    format_name = "headgate.kafka"
-    source_class = "headgate.connectors.kafka.source:KafkaSource"
-
-    def _validate(self) -> None:
-        """Validate the options at ``load()`` if they are a source's; those of a sink when there is a query to write."""
-        if any(name.lower() in _READ_BY for name in self.options):
-            super()._validate()
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the sink of a batch.
-
-        Raises
-        ------
-        OptionError
-            An option or a column is not what it must be; or the mode is ``overwrite``.
-        """
-        from headgate.errors import OptionError
-
-        if overwrite:
-            raise OptionError(
-                f"{self.format_name}: the save mode 'overwrite' is not possible: Kafka's records stay. Use 'append'.",
-                option="mode",
-                value="overwrite",
-            )
-        sink = self._sink(schema)
-        if sink.exactly_once:
-            raise OptionError(
-                f"{self.format_name}: the option 'guarantee' cannot be exactly-once for a batch (df.write, "
-                "foreachBatch): only a streaming query numbers its batches, so that a repeated one is known. "
-                "Use writeStream.",
-                option="guarantee",
-                value="exactly-once",
-            )
-        return BatchWriter(sink)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the sink of a streaming query. In the output mode ``complete`` every batch is appended, as in Spark's.
-
-        Raises
-        ------
-        OptionError
-            An option or a column is not what it must be.
-        UnsupportedOperationError
-            This Spark gives no Arrow batches to the sink of a stream.
-        """
-        require("stream-arrow-writer")
-        return StreamWriter(self._sink(schema))
-
-    def _sink(self, schema: StructType) -> KafkaSink:
-        from headgate.connectors.kafka.client_config import require_client_library
-        from headgate.connectors.kafka.sink.options import KafkaSink
-        from headgate.spark.compatibility import to_arrow_schema
-
-        require_client_library()
-        return KafkaSink.of(dict(self.options), to_arrow_schema(schema))
-
-
-class BatchWriter(DataSourceArrowWriter):
-    """Writes a batch, at least once: a task that Spark tries again repeats its rows."""
-
-    def __init__(self, sink: KafkaSink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's rows, and wait until the brokers have them.
-
-        Raises
-        ------
-        SinkError
-            Not all rows were written; some may be.
-        """
-        from headgate.connectors.kafka.sink.task_writer import write_batches
-
-        write_batches(self._sink, iterator)
-        return WriterCommitMessage()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -129,8 +43,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from headgate.connectors.kafka.sink.task_writer import write_batches, write_epoch
 
         if self._sink.exactly_once:
-            name, epoch = task_and_epoch()
-            write_epoch(self._sink, name, epoch, whole(iterator))
+            query, epoch, task = query_batch_and_task("headgate.kafka")
+            write_epoch(self._sink, f"headgate-{query}-{task}", epoch, whole(iterator))
         else:
             write_batches(self._sink, iterator)
         return WriterCommitMessage()
@@ -140,6 +54,27 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: tasks that failed have aborted, and the others' rows are skipped by the replay."""
+
+
+class KafkaDataSource(BrokerDataSource):
+    """Kafka as a source and a sink."""
+
+    format_name = "headgate.kafka"
+    source_class = "headgate.connectors.kafka.source:KafkaSource"
+    batch_writer = "headgate.connectors.kafka.sink.task_writer:write_batches"
+    stream_writer = StreamWriter
+
+    def _validate(self) -> None:
+        if any(name.lower() in _READ_BY for name in self.options):
+            super()._validate()
+
+    def _sink(self, schema: StructType) -> KafkaSink:
+        from headgate.connectors.kafka.client_config import require_client_library
+        from headgate.connectors.kafka.sink.options import KafkaSink
+        from headgate.spark.compatibility import to_arrow_schema
+
+        require_client_library()
+        return KafkaSink.of(dict(self.options), to_arrow_schema(schema))
 
 
 def whole(iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -184,23 +119,3 @@ def _worker_input() -> Any:
             return frame.f_locals["infile"]
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def task_and_epoch() -> tuple[str, int]:
-    """Return the name of this task, the same in every batch of the query and every run of it, and the batch's number.
-
-    Spark passes neither to a sink; both are properties of the job that its tasks can read.
-
-    Raises
-    ------
-    InternalError
-        It runs in no task of a streaming query.
-    """
-    from headgate.errors import InternalError
-
-    context = TaskContext.get()
-    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
-    if context is None or query is None or batch is None:
-        raise InternalError("headgate.kafka: this task is not part of a streaming query: it has no batch number.")
-    return f"headgate-{query}-{context.partitionId()}", int(batch)

@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from headgate.errors import InternalError, OptionError
-from headgate.spark.kafka_sink import KafkaDataSource, task_and_epoch, whole
+from headgate.spark.broker_sink import query_batch_and_task
+from headgate.spark.kafka_sink import KafkaDataSource, whole
 
 WRITTEN = {"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "rides"}
 VALUES = StructType().add("value", "string")
@@ -40,4 +41,4 @@ def test_outside_of_spark_s_worker_nothing_is_written_exactly_once() -> None:
     with pytest.raises(InternalError, match="must see the end of Spark's rows"):
         next(whole(iter([pa.record_batch({"value": ["a"]})])))
     with pytest.raises(InternalError, match="not part of a streaming query"):
-        task_and_epoch()
+        query_batch_and_task("headgate.kafka")

@@ -87,7 +87,7 @@ def stage_batches(sink: PulsarSink, query: str, epoch: int, task: int, batches: 
         A row cannot be written to Pulsar.
     """
     prefix = f"{_path(query, epoch)}/{task}-{uuid.uuid4().hex}-"
-    pieces = PieceWriter(_folder(sink), prefix, ROWS_SCHEMA)
+    pieces = PieceWriter(staging_of(sink), prefix, ROWS_SCHEMA)
     with MessageWriter(sink) as lookups:
         for batch in batches:
             if batch.num_rows:
@@ -105,7 +105,7 @@ def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[Sta
     StoredStateError
         What was staged is gone or damaged.
     """
-    folder = _folder(sink)
+    folder = staging_of(sink)
     path = f"{_path(query, epoch)}/manifest.json"
     stored = folder.read_bytes(path)
     if stored is None:
@@ -135,5 +135,6 @@ def _path(query: str, epoch: int) -> str:
     return f"{folder_of(name_of(query))}/{epoch}"
 
 
-def _folder(sink: PulsarSink) -> StagingFolder:
+def staging_of(sink: PulsarSink) -> StagingFolder:
+    """Return where micro-batches are staged. Raises `OptionError` if there is no ``checkpointLocation``."""
     return staging_folder({"checkpointLocation": sink.checkpoint_location or ""}, NAME)
