@@ -9,13 +9,14 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from broker_sinks import VALUES, Writers, complete, published, rows, snapshot
 
 from headgate.connectors.kafka import client_calls
 from headgate.connectors.kafka.sink import transactions
@@ -24,7 +25,6 @@ from headgate.connectors.kafka.sink.staging import STAGED_SCHEMA
 from headgate.connectors.kafka.sink.transactions import TransactionalWriter
 from headgate.errors import CorruptStateError, HeadgateError, OptionError, SinkError, SinkUnavailableError
 from headgate.protocol.operator_context import OperatorContext
-from headgate.protocol.state import InlineState
 from headgate.sink import SinkWriter
 from headgate.sink import publisher as publisher_module
 from headgate.sink.staging import RowsEncoder, StagingFolder, folder_of
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from local.kafka import Broker
     from local.kinesis import MotoServer
 
-SCHEMA = pa.schema({"value": pa.string()})
-
 
 def values(kafka: Broker, topic: str, isolation: str = "read_committed", *, settled: bool = True) -> list[str]:
     """Return the values that a consumer sees, sorted; once all transactions have ended, if ``settled``."""
@@ -45,36 +43,12 @@ def values(kafka: Broker, topic: str, isolation: str = "read_committed", *, sett
     return sorted((each.value() or b"").decode() for each in read_topic(kafka.plain, topic, isolation))
 
 
-def rows(*texts: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(texts)}, SCHEMA)
-
-
-class Query:
-    """Makes the writers of one query, run after run, and closes them."""
+class Query(Writers):
+    """The writers of one query into Kafka."""
 
     def __init__(self, kafka: Broker, topic: str, folder: Path) -> None:
-        self.kafka, self.topic, self.folder = kafka, topic, folder
-        self.run = 0
-        self._writers: list[SinkWriter] = []
-
-    def start(self, parallelism: int, items: Sequence[bytes] = (), **options: str) -> list[SinkWriter]:
-        """Start a run; items are dealt out from the last subtask on, as no order is promised."""
-        self.run += 1
-        settings = {"kafka.bootstrap.servers": self.kafka.plain, "topic": self.topic, "guarantee": "exactly-once"}
-        sink = make_kafka_sink(settings | options, SCHEMA)
-        made = []
-        for subtask in range(parallelism):
-            context = OperatorContext(
-                uid="sink", subtask=subtask, parallelism=parallelism, run=self.run, execution=1, query_id=self.topic,
-                options={"checkpointLocation": str(self.folder)},
-            )  # fmt: skip
-            made.append(sink.create_writer(context, SCHEMA, list(items)[::-1][subtask::parallelism]))
-        self._writers += made
-        return made
-
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
+        self.broker = kafka
+        super().__init__(make_kafka_sink, {"kafka.bootstrap.servers": kafka.plain, "topic": topic}, folder)
 
 
 @pytest.fixture
@@ -84,28 +58,6 @@ def query(kafka: Broker, topic_name: str, tmp_path: Path) -> Iterator[Query]:
     made.close()
 
 
-def snapshot(writers: Sequence[SinkWriter], checkpoint_id: int, *, final: bool = False) -> list[bytes]:
-    """Return the items of all writers, when they are safe."""
-    states = [each.prepare_commit(checkpoint_id, final=final) for each in writers]
-    handles = [handle for state in states for handle in state.result(60).items]
-    assert all(isinstance(handle, InlineState) for handle in handles)
-    return [handle.data for handle in handles if isinstance(handle, InlineState)]
-
-
-def complete(writers: Sequence[SinkWriter], checkpoint_id: int) -> None:
-    """Notify all writers, and wait until they have published."""
-    for each in writers:
-        each.notify_checkpoint_complete(checkpoint_id)
-    published(writers)
-
-
-def published(writers: Sequence[SinkWriter]) -> None:
-    for each in writers:
-        done = each.finish()
-        assert done is not None
-        done.result(60)
-
-
 # At least once.
 
 
@@ -113,11 +65,11 @@ def test_rows_are_out_at_once_and_a_barrier_waits_for_them(query: Query) -> None
     """No barrier is needed for them to be seen."""
     (writer,) = query.start(1, guarantee="at-least-once")
     writer.write(rows("a", "b"))
-    while values(query.kafka, query.topic) != ["a", "b"]:
+    while values(query.broker, query.topic) != ["a", "b"]:
         pass
     writer.write(rows("c"))
     assert snapshot([writer], 1) == []
-    assert values(query.kafka, query.topic) == ["a", "b", "c"]
+    assert values(query.broker, query.topic) == ["a", "b", "c"]
 
 
 def test_a_full_producer_pushes_back_and_loses_nothing(query: Query) -> None:
@@ -131,7 +83,7 @@ def test_a_full_producer_pushes_back_and_loses_nothing(query: Query) -> None:
         writer.write(rows(*texts[start : start + 500]))
     assert snapshot([writer], 1) == []
     assert waited, "4 MiB may wait, and there were 12"
-    assert values(query.kafka, query.topic) == texts
+    assert values(query.broker, query.topic) == texts
 
 
 def test_rows_that_are_not_delivered_are_an_error_of_the_next_call(query: Query) -> None:
@@ -149,10 +101,9 @@ def test_closing_does_not_wait_for_brokers_that_do_not_answer(query: Query) -> N
     (writer,) = query.start(1, guarantee="at-least-once", **{"kafka.bootstrap.servers": "127.0.0.1:9"})
     writer.write(rows("a"))
     barrier = writer.prepare_commit(1, final=False)
-    writer.close()
+    query.close_one(writer)
     with pytest.raises(HeadgateError):
         barrier.result(0)
-    query._writers.remove(writer)
     assert not [each for each in threading.enumerate() if each.name == "headgate-kafka-writer-0"]
 
 
@@ -165,10 +116,10 @@ def test_rows_come_with_their_checkpoint_and_leave_the_state(query: Query) -> No
     assert len(snapshot([writer], 1)) == 1
     writer.write(rows("c"))
     complete([writer], 1)
-    assert values(query.kafka, query.topic, "read_uncommitted") == ["a", "b"]
+    assert values(query.broker, query.topic, "read_uncommitted") == ["a", "b"]
     assert len(snapshot([writer], 2)) == 1
     complete([writer], 2)
-    assert values(query.kafka, query.topic) == ["a", "b", "c"]
+    assert values(query.broker, query.topic) == ["a", "b", "c"]
     assert snapshot([writer], 3) == [], "what is published need not be kept"
 
 
@@ -180,7 +131,7 @@ def test_a_failed_checkpoint_s_rows_come_with_the_next_one(query: Query) -> None
     snapshot([writer], 2)
     writer.write(rows("c"))
     complete([writer], 2)
-    assert values(query.kafka, query.topic) == ["a", "b"]
+    assert values(query.broker, query.topic) == ["a", "b"]
 
 
 def test_a_writer_that_dies_before_its_checkpoint_completes_leaves_nothing(query: Query) -> None:
@@ -192,7 +143,7 @@ def test_a_writer_that_dies_before_its_checkpoint_completes_leaves_nothing(query
     second[0].write(rows("a"))
     snapshot(second, 1)
     complete(second, 1)
-    assert values(query.kafka, query.topic) == ["a"]
+    assert values(query.broker, query.topic) == ["a"]
 
 
 def test_a_crash_between_manifest_and_publication_is_made_good_once(query: Query) -> None:
@@ -202,7 +153,7 @@ def test_a_crash_between_manifest_and_publication_is_made_good_once(query: Query
     items = snapshot(first, 1)
     for _ in range(2):
         published(query.start(1, items))
-    assert values(query.kafka, query.topic) == ["a", "b"]
+    assert values(query.broker, query.topic) == ["a", "b"]
 
 
 def test_a_crash_between_publication_and_the_next_checkpoint_repeats_nothing(query: Query) -> None:
@@ -217,7 +168,7 @@ def test_a_crash_between_publication_and_the_next_checkpoint_repeats_nothing(que
     complete(second, 2)
     assert len(later) == 1, "the inherited item is gone, the own one is there"
     published(query.start(1, later))
-    assert values(query.kafka, query.topic) == ["a", "b"]
+    assert values(query.broker, query.topic) == ["a", "b"]
 
 
 def test_what_was_published_in_part_is_completed(query: Query) -> None:
@@ -228,9 +179,9 @@ def test_what_was_published_in_part_is_completed(query: Query) -> None:
     first[0].write(rows("b"))
     items = snapshot(first, 2)
     complete(first, 1)
-    assert values(query.kafka, query.topic) == ["a"]
+    assert values(query.broker, query.topic) == ["a"]
     published(query.start(1, items))
-    assert values(query.kafka, query.topic) == ["a", "b"]
+    assert values(query.broker, query.topic) == ["a", "b"]
 
 
 def test_a_slot_killed_in_the_publication_is_made_good_once(query: Query) -> None:
@@ -248,7 +199,7 @@ def test_a_slot_killed_in_the_publication_is_made_good_once(query: Query) -> Non
 
         TransactionalWriter.commit = die
         batch = pa.record_batch({{"value": ["a", "b"]}})
-        options = {{"kafka.bootstrap.servers": {query.kafka.plain!r}, "topic": {query.topic!r}}}
+        options = {{"kafka.bootstrap.servers": {query.broker.plain!r}, "topic": {query.topic!r}}}
         sink = make_kafka_sink(options | {{"guarantee": "exactly-once"}}, batch.schema)
         context = OperatorContext(
             uid="sink", subtask=0, parallelism=1, run=0, execution=1, query_id={query.topic!r},
@@ -264,11 +215,11 @@ def test_a_slot_killed_in_the_publication_is_made_good_once(query: Query) -> Non
     """
     died = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-    assert values(query.kafka, query.topic, "read_uncommitted") == ["a", "b"], "it was in the middle"
-    assert values(query.kafka, query.topic, settled=False) == []
+    assert values(query.broker, query.topic, "read_uncommitted") == ["a", "b"], "it was in the middle"
+    assert values(query.broker, query.topic, settled=False) == []
     for _ in range(2):
         published(query.start(1, [died.stdout]))
-    assert values(query.kafka, query.topic) == ["a", "b"]
+    assert values(query.broker, query.topic) == ["a", "b"]
 
 
 def test_a_zombie_that_publishes_late_does_not_repeat_rows(query: Query) -> None:
@@ -281,7 +232,7 @@ def test_a_zombie_that_publishes_late_does_not_repeat_rows(query: Query) -> None
         complete([zombie], 1)
     with pytest.raises(SinkError, match="newer attempt"):
         zombie.ready()
-    assert values(query.kafka, query.topic) == ["a"]
+    assert values(query.broker, query.topic) == ["a"]
 
 
 def test_a_zombie_is_shut_out_in_the_middle_of_its_transaction(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +257,7 @@ def test_a_zombie_is_shut_out_in_the_middle_of_its_transaction(query: Query, mon
     go_on.set()
     with pytest.raises(SinkError, match="newer attempt"):
         published([zombie])
-    assert values(query.kafka, query.topic) == ["a"]
+    assert values(query.broker, query.topic) == ["a"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
@@ -327,7 +278,7 @@ def test_staged_rows_survive_a_rescale(query: Query, before: int, after: int) ->
     assert len(later) == after
     published(query.start(before, later))
     expected = [f"{subtask}-{checkpoint_id}" for subtask in range(before) for checkpoint_id in (1, 2)]
-    assert values(query.kafka, query.topic) == sorted([*expected, *(f"new {subtask}" for subtask in range(after))])
+    assert values(query.broker, query.topic) == sorted([*expected, *(f"new {subtask}" for subtask in range(after))])
 
 
 def test_many_rows_are_staged_in_files_which_go_when_they_are_published(
@@ -345,10 +296,10 @@ def test_many_rows_are_staged_in_files_which_go_when_they_are_published(
     assert {each.suffix for each in files} == {".arrow"}
     second = query.start(1, items)
     published(second)
-    assert values(query.kafka, query.topic) == texts
+    assert values(query.broker, query.topic) == texts
     assert not list((query.folder / "staged").iterdir())
     published(query.start(1, items))
-    assert values(query.kafka, query.topic) == texts, "a published file is not missed"
+    assert values(query.broker, query.topic) == texts, "a published file is not missed"
 
 
 @pytest.mark.parametrize("damage", ["deleted", "changed"])
@@ -366,20 +317,14 @@ def test_staged_rows_that_cannot_be_read_are_an_error(
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CorruptStateError, match=file.name):
         published(query.start(1, items))
-    assert values(query.kafka, query.topic) == []
+    assert values(query.broker, query.topic) == []
 
 
 def test_rows_that_no_restore_could_publish_are_refused_before_they_are_staged(query: Query) -> None:
-    settings = {"kafka.bootstrap.servers": query.kafka.plain, "guarantee": "exactly-once"}
-    schema = pa.schema({"value": pa.string(), "topic": pa.string()})
-    context = OperatorContext(
-        uid="sink", subtask=0, parallelism=1, options={"checkpointLocation": str(query.folder)}, query_id=query.topic
-    )
-    writer = make_kafka_sink(settings, schema).create_writer(context, schema, [])
+    (writer,) = query.start(1, schema=pa.schema({"value": pa.string(), "topic": pa.string()}), topic=None)
     with pytest.raises(SinkError, match="topic is null"):
         writer.write(pa.record_batch({"value": ["a"], "topic": pa.array([None], pa.string())}))
         snapshot([writer], 1)
-    writer.close()
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
@@ -396,16 +341,12 @@ def test_records_have_all_that_the_rows_say(query: Query, guarantee: str) -> Non
             "headers": pa.array([[{"key": "k", "value": b"v"}, {"key": "", "value": None}], None], headers),
         }
     )
-    settings = {"kafka.bootstrap.servers": query.kafka.plain, "guarantee": guarantee}
-    context = OperatorContext(
-        uid="sink", subtask=0, parallelism=1, options={"checkpointLocation": str(query.folder)}, query_id=query.topic
-    )
-    writer = make_kafka_sink(settings, batch.schema).create_writer(context, batch.schema, [])
+    (writer,) = query.start(1, schema=batch.schema, guarantee=guarantee, topic=None)
     writer.write(batch)
     snapshot([writer], 1)
     writer.notify_checkpoint_complete(1)
-    writer.close()
-    consumer = Consumer({"bootstrap.servers": query.kafka.plain, "group.id": "reads-nothing-else"})
+    query.close_one(writer)
+    consumer = Consumer({"bootstrap.servers": query.broker.plain, "group.id": "reads-nothing-else"})
     consumer.assign([TopicPartition(query.topic, 0, 0)])
     messages = consumer.consume(2, 60)
     consumer.close()
@@ -422,7 +363,7 @@ def test_staged_rows_are_published_when_the_guarantee_is_changed(query: Query) -
     second = query.start(1, items, guarantee="at-least-once")
     published(second)
     assert snapshot(second, 2) == []
-    assert values(query.kafka, query.topic) == ["a"]
+    assert values(query.broker, query.topic) == ["a"]
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
@@ -458,7 +399,7 @@ def test_any_story_of_crashes_zombies_and_rescales_gives_each_row_once(
         published(writers)
     snapshot(writers, 16, final=True)
     complete(writers, 16)
-    assert values(query.kafka, query.topic) == [f"{n:06}" for n in range(position)]
+    assert values(query.broker, query.topic) == [f"{n:06}" for n in range(position)]
 
 
 @pytest.mark.parametrize("hangs", ["before the commit", "after the commit", "as it starts"])
@@ -495,7 +436,7 @@ def test_a_client_that_hangs_is_given_up_and_a_new_one_publishes_each_row_once(
     complete([writer], 2)
     assert writer.unpublished_ms() == 0
     published(query.start(1, items))
-    assert values(query.kafka, query.topic) == ["a", "b", "c"]
+    assert values(query.broker, query.topic) == ["a", "b", "c"]
     never.set()
 
 
@@ -560,16 +501,15 @@ def test_the_last_checkpoint_is_published_when_a_writer_is_closed(query: Query) 
     writer.write(rows("a"))
     snapshot([writer], 1, final=True)
     writer.notify_checkpoint_complete(1)
-    writer.close()
-    query._writers.remove(writer)
-    assert values(query.kafka, query.topic) == ["a"]
+    query.close_one(writer)
+    assert values(query.broker, query.topic) == ["a"]
     own = set(threading.enumerate()) - others
     assert not [each for each in own if each.name.startswith("headgate-kafka-")]
 
 
 def test_exactly_once_needs_a_place_for_staged_rows(query: Query) -> None:
     sink = make_kafka_sink(
-        {"kafka.bootstrap.servers": query.kafka.plain, "topic": "t", "guarantee": "exactly-once"}, SCHEMA
+        {"kafka.bootstrap.servers": query.broker.plain, "topic": "t", "guarantee": "exactly-once"}, VALUES
     )
     with pytest.raises(OptionError, match="set the option 'checkpointLocation'"):
-        sink.create_writer(OperatorContext(uid="sink", subtask=0, parallelism=1), SCHEMA, [])
+        sink.create_writer(OperatorContext(uid="sink", subtask=0, parallelism=1), VALUES, [])

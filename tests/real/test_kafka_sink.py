@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from broker_sinks import VALUES, Stream, rows
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StreamingQuery
 
 from headgate.connectors.kafka.sink.options import KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from local.kafka import Broker, Certificates
 
 COLUMNS = "key binary, value binary, headers array<struct<key: string, value: binary>>, partition int, topic string"
-VALUES = pa.schema({"value": pa.string()})
 
 
 def read(kafka: Broker, topic: str, isolation: str = "read_committed") -> list[Message]:
@@ -138,10 +136,6 @@ def sink(kafka: Broker, topic: str | None, schema: pa.Schema = VALUES, **setting
     options = {"kafka.bootstrap.servers": kafka.plain, "guarantee": "exactly-once"}
     options |= {f"kafka.{name.replace('_', '.')}": value for name, value in settings.items()}
     return KafkaSink.of(options | ({} if topic is None else {"topic": topic}), schema)
-
-
-def rows(*texts: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(texts)})
 
 
 def test_a_partition_that_is_not_there_is_named(kafka: Broker, topic_name: str) -> None:
@@ -307,39 +301,9 @@ def test_transactions_longer_than_the_broker_allows_are_an_error(kafka: Broker, 
 # Exactly once, on Spark.
 
 
-class Stream:
-    """A query from a folder of text files, one file a micro-batch, into a topic."""
-
-    def __init__(self, spark: SparkSession, kafka: Broker, folder: Path, topic: str, guarantee: str) -> None:
-        self.spark, self.folder, self.topic = spark, folder, topic
-        self.options = {
-            "kafka.bootstrap.servers": kafka.plain, "topic": topic, "guarantee": guarantee,
-            "checkpointLocation": str(folder / "checkpoint"),
-        }  # fmt: skip
-        (folder / "in").mkdir(parents=True)
-        self._files = 0
-
-    def add(self, *lines: str) -> None:
-        self._files += 1
-        part = self.folder / f"{self._files}.txt"
-        part.write_text("".join(f"{each}\n" for each in lines))
-        os.utime(part, (self._files, self._files))
-        os.replace(part, self.folder / "in" / part.name)
-
-    def run(self, failing: str = "false") -> StreamingQuery:
-        """Run all that is there; rows for which ``failing`` is true break their task."""
-        frame = (
-            self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in")).repartition(2, "value")
-        )
-        frame = frame.selectExpr(f"IF({failing}, raise_error('broken'), value) AS value")
-        query = frame.writeStream.format("headgate.kafka").options(**self.options).trigger(availableNow=True).start()
-        assert query.awaitTermination(120), "the query did not end"
-        return query
-
-    def forget_commit(self, batch: int) -> None:
-        """Make it as if Spark had been killed after the tasks' commits and before its own."""
-        (self.folder / "checkpoint" / "commits" / str(batch)).unlink()
-        (self.folder / "checkpoint" / "commits" / f".{batch}.crc").unlink(missing_ok=True)
+def stream_of(spark: SparkSession, kafka: Broker, folder: Path, topic: str, guarantee: str) -> Stream:
+    options = {"kafka.bootstrap.servers": kafka.plain, "topic": topic, "guarantee": guarantee}
+    return Stream(spark, "headgate.kafka", folder, options)
 
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
@@ -347,7 +311,7 @@ class Stream:
 def test_a_batch_that_spark_replays_is_written_once_or_again(
     spark: SparkSession, kafka: Broker, tmp_path: Path, topic_name: str, guarantee: str
 ) -> None:
-    stream = Stream(spark, kafka, tmp_path, create_topic(kafka.plain, topic_name, 2), guarantee)
+    stream = stream_of(spark, kafka, tmp_path, create_topic(kafka.plain, topic_name, 2), guarantee)
     stream.add(*(f"a{n}" for n in range(10)))
     stream.add(*(f"b{n}" for n in range(10)))
     stream.run()
@@ -363,7 +327,7 @@ def test_a_batch_that_spark_replays_is_written_once_or_again(
 def test_a_batch_of_which_one_task_failed_is_written_once(
     spark: SparkSession, kafka: Broker, tmp_path: Path, topic_name: str
 ) -> None:
-    stream = Stream(spark, kafka, tmp_path, create_topic(kafka.plain, topic_name, 2), "exactly-once")
+    stream = stream_of(spark, kafka, tmp_path, create_topic(kafka.plain, topic_name, 2), "exactly-once")
     lines = [f"a{n}" for n in range(20_000)]
     stream.add(*lines)
     with pytest.raises(StreamingQueryException, match="broken"):
@@ -377,7 +341,7 @@ def test_a_batch_of_which_one_task_failed_is_written_once(
 def test_the_output_mode_complete_appends_every_batch(
     spark: SparkSession, kafka: Broker, tmp_path: Path, topic_name: str
 ) -> None:
-    stream = Stream(spark, kafka, tmp_path, create_topic(kafka.plain, topic_name), "exactly-once")
+    stream = stream_of(spark, kafka, tmp_path, create_topic(kafka.plain, topic_name), "exactly-once")
     stream.add("a", "a")
     stream.add("a", "b")
     frame = spark.readStream.option("maxFilesPerTrigger", 1).text(str(tmp_path / "in")).groupBy("value").count()

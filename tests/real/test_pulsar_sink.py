@@ -7,25 +7,22 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
+from broker_sinks import Writers, complete, published, rows, snapshot
 
 from headgate.connectors.pulsar.sink.rows import java_hash
 from headgate.connectors.pulsar.sink.sink import make_pulsar_sink
 from headgate.errors import CorruptStateError, SinkError, SinkUnavailableError
-from headgate.protocol.operator_context import OperatorContext
-from headgate.protocol.state import InlineState
-from headgate.sink import SinkWriter
 from local.kafka import Certificates
 from local.pulsar import running_pulsar
 from local.pulsar_topics import Broker, add_partitions, create_topic, grant, read_topic, terminate
 from tests.shared_broker import PulsarAddresses
 
-SCHEMA = pa.schema({"value": pa.string()})
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -33,46 +30,18 @@ def values(broker: Broker, topic: str, token: str | None = None) -> list[str]:
     return sorted(message.data().decode() for message in read_topic(broker, topic, token))
 
 
-def rows(*texts: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(texts)}, SCHEMA)
-
-
 def once(topic: str) -> str:
     """Return the name of a topic whose repeated messages are dropped."""
     return f"persistent://public/once/{topic}"
 
 
-class Query:
-    """Makes the writers of one query, run after run, and closes them."""
+class Query(Writers):
+    """The writers of one query into Pulsar."""
 
     def __init__(self, broker: Broker, topic: str, folder: Path) -> None:
-        self.broker, self.topic, self.folder = broker, topic, folder
-        self.run = 0
-        self._writers: list[SinkWriter] = []
-
-    def start(
-        self, parallelism: int, items: Sequence[bytes] = (), schema: pa.Schema = SCHEMA, **options: str | None
-    ) -> list[SinkWriter]:
-        """Start a run; items are dealt out from the last subtask on, as no order is promised."""
-        self.run += 1
-        settings = {
-            "service.url": self.broker.service_url, "admin.url": self.broker.admin_url, "topic": self.topic,
-            "guarantee": "exactly-once",
-        } | options  # fmt: skip
-        sink = make_pulsar_sink({name: value for name, value in settings.items() if value is not None}, schema)
-        made = []
-        for subtask in range(parallelism):
-            context = OperatorContext(
-                uid="sink", subtask=subtask, parallelism=parallelism, run=self.run, execution=1,
-                query_id=self.topic.rpartition("/")[2], options={"checkpointLocation": str(self.folder)},
-            )  # fmt: skip
-            made.append(sink.create_writer(context, schema, list(items)[::-1][subtask::parallelism]))
-        self._writers += made
-        return made
-
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
+        self.broker = broker
+        addresses = {"service.url": broker.service_url, "admin.url": broker.admin_url}
+        super().__init__(make_pulsar_sink, addresses | {"topic": topic}, folder)
 
 
 @pytest.fixture
@@ -80,26 +49,6 @@ def query(pulsar: PulsarAddresses, topic_name: str, tmp_path: Path) -> Iterator[
     made = Query(pulsar, create_topic(pulsar, once(topic_name), 3), tmp_path)
     yield made
     made.close()
-
-
-def snapshot(writers: Sequence[SinkWriter], checkpoint_id: int, *, final: bool = False) -> list[bytes]:
-    """Return the items of all writers, when they are safe."""
-    states = [each.prepare_commit(checkpoint_id, final=final) for each in writers]
-    return [each.data for state in states for each in state.result(60).items if isinstance(each, InlineState)]
-
-
-def complete(writers: Sequence[SinkWriter], checkpoint_id: int) -> None:
-    """Notify all writers, and wait until they have published."""
-    for each in writers:
-        each.notify_checkpoint_complete(checkpoint_id)
-    published(writers)
-
-
-def published(writers: Sequence[SinkWriter]) -> None:
-    for each in writers:
-        done = each.finish()
-        assert done is not None
-        done.result(120)
 
 
 # At least once.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from broker_sinks import VALUES, Stream, rows
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
 from running_queries import happens, numbers, stop_all, wait_until, written
 
 from headgate.connectors.pulsar.sink.micro_batch import publish_batch, stage_batches
@@ -61,38 +61,9 @@ def test_a_batch_cannot_overwrite_and_not_be_exactly_once(spark: SparkSession, p
         frame.write.format("headgate.pulsar").mode("append").options(guarantee="exactly-once", **options).save()
 
 
-class Stream:
-    """A query from a folder of text files, one file a micro-batch, into a topic."""
-
-    def __init__(self, spark: SparkSession, broker: Broker, folder: Path, topic: str, guarantee: str) -> None:
-        self.spark, self.folder, self.topic = spark, folder, topic
-        self.options = {
-            "service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic, "guarantee": guarantee,
-            "checkpointLocation": str(folder / "checkpoint"),
-        }  # fmt: skip
-        (folder / "in").mkdir(parents=True)
-        self._files = 0
-
-    def add(self, *lines: str) -> None:
-        self._files += 1
-        part = self.folder / f"{self._files}.txt"
-        part.write_text("".join(f"{each}\n" for each in lines))
-        os.utime(part, (self._files, self._files))
-        os.replace(part, self.folder / "in" / part.name)
-
-    def run(self, failing: str = "false", tasks: int = 2) -> StreamingQuery:
-        """Run all that is there; rows for which ``failing`` is true break their task."""
-        frame = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in"))
-        frame = frame.repartition(2, "value").coalesce(tasks)
-        frame = frame.selectExpr(f"IF({failing}, raise_error('broken'), value) AS value")
-        query = frame.writeStream.format("headgate.pulsar").options(**self.options).trigger(availableNow=True).start()
-        assert query.awaitTermination(120), "the query did not end"
-        return query
-
-    def forget_commit(self, batch: int) -> None:
-        """Make it as if Spark had been killed after the sink's commit and before its own."""
-        (self.folder / "checkpoint" / "commits" / str(batch)).unlink()
-        (self.folder / "checkpoint" / "commits" / f".{batch}.crc").unlink(missing_ok=True)
+def stream_of(spark: SparkSession, broker: Broker, folder: Path, topic: str, guarantee: str) -> Stream:
+    options = {"service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic}
+    return Stream(spark, "headgate.pulsar", folder, options | {"guarantee": guarantee})
 
 
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
@@ -100,7 +71,7 @@ class Stream:
 def test_a_micro_batch_that_spark_replays_with_other_tasks_is_written_once_or_again(
     spark: SparkSession, pulsar: PulsarAddresses, tmp_path: Path, topic_name: str, guarantee: str
 ) -> None:
-    stream = Stream(spark, pulsar, tmp_path, create_topic(pulsar, once(topic_name), 2), guarantee)
+    stream = stream_of(spark, pulsar, tmp_path, create_topic(pulsar, once(topic_name), 2), guarantee)
     stream.add(*(f"a{n}" for n in range(10)))
     stream.add(*(f"b{n}" for n in range(3000)))
     stream.run()
@@ -118,7 +89,7 @@ def test_a_micro_batch_that_spark_replays_with_other_tasks_is_written_once_or_ag
 def test_a_micro_batch_of_which_one_task_failed_is_written_once(
     spark: SparkSession, pulsar: PulsarAddresses, tmp_path: Path, topic_name: str
 ) -> None:
-    stream = Stream(spark, pulsar, tmp_path, create_topic(pulsar, once(topic_name), 2), "exactly-once")
+    stream = stream_of(spark, pulsar, tmp_path, create_topic(pulsar, once(topic_name), 2), "exactly-once")
     lines = [f"a{n}" for n in range(20_000)]
     stream.add(*lines)
     with pytest.raises(StreamingQueryException, match="broken"):
@@ -130,12 +101,7 @@ def test_a_micro_batch_of_which_one_task_failed_is_written_once(
 
 def test_a_commit_that_failed_half_way_goes_on_by_its_manifest(tmp_path: Path, topic_name: str) -> None:
     """What the replay's tasks staged, in another order and of other rows, is not what counts."""
-    schema = pa.schema({"value": pa.string()})
     texts = [f"{n:06}" for n in range(40_000)]
-
-    def batch(of: list[str]) -> pa.RecordBatch:
-        return pa.record_batch({"value": of}, schema)
-
     with running_pulsar(deduplication=True) as broker:
         create_topic(broker, topic_name, 2)
         options = {
@@ -143,16 +109,16 @@ def test_a_commit_that_failed_half_way_goes_on_by_its_manifest(tmp_path: Path, t
             "guarantee": "exactly-once", "checkpointLocation": str(tmp_path),
             "pulsar.client.operationTimeoutMs": "2000", "pulsar.producer.sendTimeoutMs": "2000",
         }  # fmt: skip
-        sink = PulsarSink.of(options, schema)
+        sink = PulsarSink.of(options, VALUES)
         staged = [
-            stage_batches(sink, "query", 7, task, [batch(texts[start : start + 20_000])])
+            stage_batches(sink, "query", 7, task, [rows(*texts[start : start + 20_000])])
             for task, start in enumerate((0, 20_000))
         ]
         broker.freeze()
         with pytest.raises(SinkError):
             publish_batch(sink, "query", 7, staged)
         broker.thaw()
-        replayed = [stage_batches(sink, "query", 7, 0, [batch(texts[::-1])])]
+        replayed = [stage_batches(sink, "query", 7, 0, [rows(*texts[::-1])])]
         for _ in range(2):
             publish_batch(sink, "query", 7, replayed)
         assert sorted(values(broker, topic_name)) == texts
