@@ -1,0 +1,75 @@
+"""Writes the lines of files to Pulsar exactly once; the driver is killed at a point of one of its micro-batches.
+
+Arguments: the brokers' addresses, a topic, a folder, the point and the number of the micro-batch, and who is killed
+with the driver, which is this process and its Java: ``writer``, or ``nobody``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import WriterCommitMessage
+
+from headgate.connectors.pulsar.sink import micro_batch
+from headgate.connectors.pulsar.sink.producer import MessageWriter
+from headgate.spark.broker_sink import query_batch_and_task
+from headgate.spark.pulsar_sink import PulsarDataSource, StreamWriter
+
+service_url, admin_url, topic, folder, point, batch, killed = sys.argv[1:]
+driver = os.getpid()  # of a session of its own; the processes of writers are of others
+
+
+def reach(here: str, of: int) -> None:
+    if (here, str(of)) == (point, batch):
+        os.killpg(driver, signal.SIGKILL)
+        if killed == "writer":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledWriter(StreamWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        message = super().write(iterator)
+        _, number, task = query_batch_and_task("tests")
+        if task == 1:
+            reach("before all tasks have staged", number)
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        class KilledMessages(MessageWriter):
+            def __init__(self, *arguments: Any) -> None:
+                reach("after the manifest", batchId)
+                super().__init__(*arguments)
+
+            def _on_sent(self, *arguments: Any) -> None:
+                reach("at the first acknowledgement", batchId)
+                super()._on_sent(*arguments)
+
+        reach("before the manifest", batchId)
+        micro_batch.MessageWriter = KilledMessages  # type: ignore[misc]
+        super().commit(messages, batchId)
+        reach("after the last row", batchId)
+
+
+class KilledSource(PulsarDataSource):
+    format_name = "tests.killed"
+    stream_writer = KilledWriter
+
+
+spark = (
+    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.sql.shuffle.partitions", "2").getOrCreate()
+)  # fmt: skip
+spark.sparkContext.setLogLevel("OFF")
+spark.dataSource.register(KilledSource)
+lines = spark.readStream.option("maxFilesPerTrigger", 1).text(f"{folder}/in").repartition(2, "value")
+query = lines.writeStream.format("tests.killed").options(
+    **{"service.url": service_url, "admin.url": admin_url, "topic": topic, "guarantee": "exactly-once",
+       "checkpointLocation": f"{folder}/checkpoint"}
+)  # fmt: skip
+query.trigger(availableNow=True).start().awaitTermination()
