@@ -53,6 +53,7 @@ LONGEST = (
     "tests/real/test_kinesis_kit.py",
     "tests/real/test_conformance_queries.py",
     "tests/real/test_jdbc_under_kills.py",
+    "tests/real/test_pulsar_sink_under_kills.py",
     "tests/real/test_catalyst_helper.py",
     "tests/scenarios/test_kafka_under_kills.py",
     "tests/real/test_continuous_failover.py::test_a_killed_driver_s_query_goes_on",

@@ -50,7 +50,6 @@ class KilledWriter(StreamWriter):
                 reach("at the first acknowledgement", batchId)
                 super()._on_sent(*arguments)
 
-        reach("before the manifest", batchId)
         micro_batch.MessageWriter = KilledMessages  # type: ignore[misc]
         super().commit(messages, batchId)
         reach("after the last row", batchId)
