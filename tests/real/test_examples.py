@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from local.kafka import Broker
+from local.pulsar_topics import Message, produce
 from tests.shared_broker import PulsarAddresses
 from tests.spark_java import SparkJava
 
@@ -120,11 +121,22 @@ def test_the_programs_of_kafka(run: Run, kafka: Broker, topic_name: str, tmp_pat
     assert "has 120 large rides" in shown
 
 
-def test_the_program_of_pulsar(run: Run, pulsar: PulsarAddresses, topic_name: str) -> None:
+def test_pulsar_windows(run: Run, pulsar: PulsarAddresses, topic_name: str) -> None:
     shown = run("pulsar_windows.py", pulsar.service_url, pulsar.admin_url, topic_name)
     total = sum(n % 50 for n in range(100))
     windows = [line for line in shown.splitlines() if " rides " in line]
     assert windows == [f"00:00:{second:02}  100 rides  {total}" for second in range(0, 60, 10)]
+
+
+@pytest.mark.spark_since("stream-arrow-writer", "read-limits")
+def test_pulsar_to_pulsar(run: Run, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path) -> None:
+    """Run again, it copies what is new."""
+    target = f"persistent://public/once/{topic_name}-large"
+    copy = ("pulsar_to_pulsar.py", pulsar.service_url, pulsar.admin_url, topic_name, target, tmp_path / "checkpoint")
+    rides = [Message(json.dumps({"driver": f"driver-{n % 7}", "amount": n % 50}).encode()) for n in range(200)]
+    for large in (40, 80):
+        produce(pulsar, topic_name, rides)
+        assert f"has {large} large rides" in run(*copy)
 
 
 def test_continuous_windows(run: Run, kafka: Broker, topic_name: str, tmp_path: Path) -> None:
