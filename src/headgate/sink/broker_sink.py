@@ -85,7 +85,7 @@ class BrokerSink(Sink):
     """
 
     def __init__(self, *, exactly_once: bool) -> None:
-        self.publishes_on_slots = exactly_once
+        self._exactly_once = self.publishes_on_slots = exactly_once
         self.publishes_at_once = not exactly_once
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> SinkWriter:
@@ -98,8 +98,8 @@ class BrokerSink(Sink):
         StoredStateError
             The items cannot be read.
         """
-        publisher = self.publisher(context, items) if items or self.publishes_on_slots else None
-        if publisher is None or not self.publishes_on_slots:
+        publisher = self.publisher(context, items) if items or self._exactly_once else None
+        if publisher is None or not self._exactly_once:
             return AtLeastOnceWriter(self.name, context, self.row_sender(), publisher)
         return ExactlyOnceWriter(self.name, context, self.row_stager(), publisher)
 
