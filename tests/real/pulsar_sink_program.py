@@ -50,9 +50,13 @@ class KilledWriter(StreamWriter):
                 reach("at the first acknowledgement", batchId)
                 super()._on_sent(*arguments)
 
+            def __exit__(self, *error: object) -> None:
+                reach("after the last row", batchId)
+                super().__exit__(*error)
+
         micro_batch.MessageWriter = KilledMessages  # type: ignore[misc]
         super().commit(messages, batchId)
-        reach("after the last row", batchId)
+        reach("after the mark", batchId)
 
 
 class KilledSource(PulsarDataSource):

@@ -23,6 +23,7 @@ POINTS = (
     ("at the first acknowledgement", 2, "writer", range(1, ROWS)),
     ("at the first acknowledgement", 2, "nobody", range(1, ROWS + 1)),  # in the replay; what it had begun may go on
     ("after the last row", 3, "writer", range(ROWS, ROWS + 1)),
+    ("after the mark", 3, "writer", range(ROWS, ROWS + 1)),
 )
 """Where the driver is killed in which micro-batch, who with it, and how many rows of that are in the topic then."""
 

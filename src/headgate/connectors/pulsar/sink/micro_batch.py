@@ -8,8 +8,9 @@ Exactly once, the life of a micro-batch:
 2. Spark commits it with the files of one attempt of each task. A manifest that names them is written, once: a replay
    of the batch, whatever its tasks or the order of their rows, finds that one, and goes by it.
 3. What the manifest names is sent by producers that have the query's name, with sequence ids that follow from the
-   number of the batch. Whoever does so again sends the same, which brokers drop.
-4. The next batch deletes it all: Spark begins that one only when this one is committed for good.
+   number of the batch. Whoever does so again sends the same, which brokers drop, as long as they know the name.
+4. A mark says that all is sent. Whoever finds it sends nothing.
+5. The next batch deletes it all: Spark begins that one only when this one is committed for good.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pyarrow as pa
 from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.sink.options import PulsarSink
 from headgate.connectors.pulsar.sink.producer import MessageWriter
-from headgate.connectors.pulsar.sink.publisher import first_sequence_id
+from headgate.connectors.pulsar.sink.publisher import MARK_SERIALIZER, PublishedMark, first_sequence_id
 from headgate.connectors.pulsar.sink.rows import ROWS_SCHEMA
 from headgate.sink.staging import InlineRows, PieceWriter, RowsFile, StagingFolder, folder_of, staging_folder
 from headgate.source.serialization import VersionedSerializer
@@ -106,7 +107,7 @@ def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[Sta
         What was staged is gone or damaged.
     """
     folder = staging_of(sink)
-    path = f"{_path(query, epoch)}/manifest.json"
+    path, mark = (f"{_path(query, epoch)}/{name}.json" for name in ("manifest", "published"))
     stored = folder.read_bytes(path)
     if stored is None:
         manifest = Manifest(tuple(sorted(staged, key=lambda each: each.task)))
@@ -114,7 +115,7 @@ def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[Sta
     else:
         manifest = MANIFEST_SERIALIZER.deserialize(stored)
     files = [file for each in manifest.tasks for file in each.files]
-    if files:
+    if files and folder.read_bytes(mark) is None:
         sequence_id = first_sequence_id(epoch)
         with MessageWriter(sink, name_of(query)) as writer:
             for file in files:
@@ -122,6 +123,7 @@ def publish_batch(sink: PulsarSink, query: str, epoch: int, staged: Sequence[Sta
                     writer.write(batch, sequence_id)
                     sequence_id += batch.num_rows
             writer.flush()
+        folder.write(mark, MARK_SERIALIZER.serialize(PublishedMark(epoch)))
     if epoch > 0:
         folder.delete_tree(_path(query, epoch - 1))
 

@@ -34,7 +34,7 @@ _ROWS_BITS = 32
 
 
 class PublishedMark(msgspec.Struct, frozen=True):
-    """Says that the pieces of a name are published up to a number."""
+    """Says that the pieces of a name are published up to a number; or a micro-batch of that number."""
 
     number: int
 
