@@ -1,7 +1,7 @@
-"""Writes the lines of files to Pulsar exactly once; the driver is killed at a point of one of its micro-batches.
+"""Copies a topic of Pulsar to another exactly once; the driver is killed at a point of one of its micro-batches.
 
-Arguments: the brokers' addresses, a topic, a folder, the point and the number of the micro-batch, and who is killed
-with the driver, which is this process and its Java: ``writer``, or ``nobody``.
+Arguments: the brokers' addresses, the two topics, a folder for checkpoints, the point and number of the micro-batch,
+and who is killed with the driver, which is this process and its Java: ``writer``, or ``nobody``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from headgate.connectors.pulsar.sink.producer import MessageWriter
 from headgate.spark.broker_sink import query_batch_and_task
 from headgate.spark.pulsar_sink import PulsarDataSource, StreamWriter
 
-service_url, admin_url, topic, folder, point, batch, killed = sys.argv[1:]
+service_url, admin_url, origin, target, folder, point, batch, killed = sys.argv[1:]
+where = {"service.url": service_url, "admin.url": admin_url}
 driver = os.getpid()  # of a session of its own; the processes of writers are of others
 
 
@@ -70,9 +71,9 @@ spark = (
 )  # fmt: skip
 spark.sparkContext.setLogLevel("OFF")
 spark.dataSource.register(KilledSource)
-lines = spark.readStream.option("maxFilesPerTrigger", 1).text(f"{folder}/in").repartition(2, "value")
-query = lines.writeStream.format("tests.killed").options(
-    **{"service.url": service_url, "admin.url": admin_url, "topic": topic, "guarantee": "exactly-once",
-       "checkpointLocation": f"{folder}/checkpoint"}
-)  # fmt: skip
+reader = spark.readStream.format("headgate.pulsar").options(**where, topic=origin, startingOffsets="earliest")
+values = reader.schema("value binary").load().repartition(2, "value")
+query = values.writeStream.format("tests.killed").options(
+    **where, topic=target, guarantee="exactly-once", checkpointLocation=folder
+)
 query.trigger(availableNow=True).start().awaitTermination()

@@ -1,4 +1,4 @@
-"""Micro-batches into Pulsar, with SIGKILL of the driver at every point of a commit: each row is there once."""
+"""Micro-batches from Pulsar into Pulsar; the driver is killed at every point of a commit: each row is there once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from local.pulsar_topics import create_topic, read_topic
+from local.pulsar_topics import Message, create_topic, produce, read_topic
 from tests.shared_broker import PulsarAddresses
 from tests.spark_java import forked_from, micro_batches
 
@@ -31,13 +31,13 @@ POINTS = (
 @pytest.mark.timeout(1800)
 @pytest.mark.spark_since("stream-arrow-writer")
 def test_each_row_is_there_once(pulsar: PulsarAddresses, imported: Path, topic_name: str, tmp_path: Path) -> None:
-    topic = create_topic(pulsar, f"persistent://public/once/{topic_name}", 2)
+    origin = create_topic(pulsar, f"{topic_name}-origin", 2)
+    target = create_topic(pulsar, f"persistent://public/once/{topic_name}", 2)
     settings = " ".join(f"--conf {name}={value}" for name, value in micro_batches().items())
-    (tmp_path / "in").mkdir()
 
     def run(point: str, batch: int, killed: str) -> int:
         """Return how the program ended; it is of a session of its own, with its Java."""
-        arguments = [pulsar.service_url, pulsar.admin_url, topic, str(tmp_path), point, str(batch), killed]
+        arguments = [pulsar.service_url, pulsar.admin_url, origin, target, str(tmp_path), point, str(batch), killed]
         with forked_from(imported):
             ended = subprocess.run(
                 [sys.executable, str(PROGRAM), *arguments],
@@ -48,14 +48,13 @@ def test_each_row_is_there_once(pulsar: PulsarAddresses, imported: Path, topic_n
         return ended.returncode
 
     def values() -> list[str]:
-        return [message.data().decode() for message in read_topic(pulsar, topic)]
+        return [message.data().decode() for message in read_topic(pulsar, target)]
 
-    sent = []
+    sent: list[str] = []
     for point, batch, killed, expected in POINTS:
-        if not (tmp_path / "in" / f"{batch}.txt").exists():
+        if len(sent) == batch * ROWS:
             lines = [f"{batch}-{n}" for n in range(ROWS)]
-            (tmp_path / f"{batch}.txt").write_text("\n".join(lines))
-            (tmp_path / f"{batch}.txt").rename(tmp_path / "in" / f"{batch}.txt")
+            produce(pulsar, origin, [Message(line.encode()) for line in lines])
             sent += lines
         assert run(point, batch, killed) == -signal.SIGKILL, f"it was not killed {point}"
         assert sum(value.startswith(f"{batch}-") for value in values()) in expected, f"it was killed {point}"

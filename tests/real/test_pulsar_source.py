@@ -33,6 +33,7 @@ from local.pulsar_topics import (
     add_partitions,
     ask,
     client_of,
+    compact,
     create_topic,
     delete_topic,
     full_name,
@@ -287,7 +288,19 @@ def made_again(broker: Any, topic: str) -> None:
     produce(broker, topic, messages(3, 6), batch=1)
 
 
-GONE = pytest.mark.parametrize("lose", [trimmed, made_again])
+def compacted(broker: Any, topic: str) -> None:
+    compact(broker, topic)
+    trimmed(broker, topic)
+
+
+GONE = pytest.mark.parametrize("lose", [trimmed, made_again, compacted])
+
+
+def test_of_a_compacted_topic_each_message_is_read(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, [Message(b"%d" % number, key="one") for number in range(6)], batch=1)
+    compact(pulsar, topic_name)
+    assert numbers(read(source(pulsar, topic_name))) == list(range(6))
 
 
 @GONE
