@@ -250,7 +250,8 @@ def a_function_that_always_raises(spark: SparkSession, folder: Path) -> None:
     assert error.stage == 0 and error.subtask in (0, 1)
     assert error.split.startswith("split-") and error.source == Numbers.name
     assert '"position":' in error.position, error.position
-    for fact in ("Stamp raised ValueError", "stage 0", f"subtask {error.subtask}", error.split, '"position":'):
+    place = ("stage 0", f"subtask {error.subtask}", error.split, '"position":')
+    for fact in ("restart-strategy.attempts is 2", "Stamp raised ValueError", *place):
         assert fact in text.partition("Traceback")[0], f"{fact!r} is not in the message: {text}"
     assert "src/headgate" not in text, "of the traceback only what is the user's"
 
@@ -259,6 +260,7 @@ def no_restarts(spark: SparkSession, folder: Path) -> None:
     """With ``restart-strategy`` ``none`` the first error is the last."""
     error = fails_for_good(Running(spark, folder, {"restart-strategy": "none"}), restarts=0)
     assert str(error.__cause__) == "a number that I will never like"
+    assert "restart-strategy is 'none'" in str(error)
     assert (folder / "raised").stat().st_size <= 2  # once in each subtask
 
 

@@ -59,7 +59,10 @@ class Held(headgate.SimpleSource):
 
 
 def held_numbers(spark: SparkSession, may_end: Path, *, rows: int) -> DataFrame:
-    """Return the numbers from 0 in the column ``value``; a query of them does not end before a file is there."""
+    """Return the numbers from 0 in the column ``value``; a query of them does not end before a file is there.
+
+    Of a bounded read each slot has one split at a time: until then the rows of further splits are not read.
+    """
     headgate.register(spark, Held)
     return spark.read.format(Held.name).option("mayEnd", str(may_end)).option("rows", rows).load()
 

@@ -48,13 +48,16 @@ def peer_of(slot: int, facts: Mapping[str, Any]) -> int | None:
     return others.pop() if slot in ends and others else None
 
 
-def error_of(report: ErrorReport) -> HeadgateError:
-    """Return the error to raise for a report: ours of the same type where it was one of ours, with its cause."""
+def error_of(report: ErrorReport, given_up: str = "") -> HeadgateError:
+    """Return the error to raise for a report: ours of the same type where it was one of ours, with its cause.
+
+    ``given_up``: why there was no other try, which its message says too.
+    """
     kind = getattr(errors, report.error_type, None)
     if not (isinstance(kind, type) and issubclass(kind, HeadgateError)):
         kind = UserFunctionError if "function" in report.facts else HeadgateError
     message = "\n\n".join(
-        filter(None, (report.message or report.error_type, _where(report), report.traceback.rstrip()))
+        filter(None, (report.message or report.error_type, _where(report), given_up, report.traceback.rstrip()))
     )
     error: HeadgateError = kind(message, **report.facts)
     if report.pickled is not None:
@@ -77,6 +80,8 @@ def _shown(error: BaseException) -> str:
     """Return a traceback as text: of what the user's own function raised, only what is the user's."""
     own = error.__cause__ if isinstance(error, UserFunctionError) else None
     if own is None:
+        if error.__traceback__ is None and error.__cause__ is None:
+            return ""  # it was not raised anywhere: its message is all there is
         return "".join(traceback.format_exception(error))
     begin = own.__traceback__
     while begin is not None and begin.tb_next is not None and _is_ours(begin):

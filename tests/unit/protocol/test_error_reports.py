@@ -82,6 +82,18 @@ def test_a_place_that_is_not_known_is_not_named() -> None:
     assert "Where" not in str(error_of(report_of(raised(OSError("broken")))))
 
 
+def test_an_error_that_was_made_and_not_raised_is_shown_once() -> None:
+    assert str(error_of(report_of(HeadgateError("the job ended")))) == "the job ended"
+
+
+def test_why_there_was_no_other_try_stands_before_the_traceback() -> None:
+    report = report_of(raised(HeadgateError("it failed")), stage=0, subtask=1)
+    lines = [line for line in str(error_of(report, given_up="No other try.")).splitlines() if line]
+    assert lines[:4] == [
+        "it failed", "Where: stage 0, subtask 1.", "No other try.", "Traceback (most recent call last):"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("facts", "kind"), [({}, HeadgateError), ({"function": "f"}, UserFunctionError)])
 def test_a_foreign_error_becomes_the_cause_of_one_of_ours(facts: dict[str, Any], kind: type[HeadgateError]) -> None:
     back = error_of(report_of(raised(OSError("broken")), **facts))

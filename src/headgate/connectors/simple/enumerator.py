@@ -86,9 +86,9 @@ class SimpleEnumerator(SplitEnumerator[SimpleSplit, SimpleState]):
         self._assign()
 
     def add_splits_back(self, splits: Sequence[SimpleSplit], subtask: int) -> None:
-        """Take splits back and give them to whoever waits. One that was finished in the meantime is not so any more."""
+        """Hand out what came back before anything else. One that was finished in the meantime is not so any more."""
+        self._pending = {split.split_id: split for split in splits} | self._pending
         for split in splits:
-            self._pending[split.split_id] = split
             self._known[split.split_id] = None
             self._finished.pop(split.split_id, None)
             self._disown(split.split_id)

@@ -96,6 +96,19 @@ class RestartStrategy:
         self._due_ms = now_ms + round(delay)
         return round(delay)
 
+    @property
+    def given_up(self) -> str:
+        """Return why the last failure is not followed by a restart, for people."""
+        times = "once" if self.failures == 1 else f"{self.failures} times"
+        match self._options:
+            case NoRestart():
+                why = "it has failed once, and restart-strategy is 'none'"
+            case FixedDelay(attempts=fixed):
+                why = f"it has failed {times} since it began, and restart-strategy.attempts is {fixed}"
+            case ExponentialDelay(attempts=in_a_row):
+                why = f"it has failed {times} in a row, and restart-strategy.attempts is {in_a_row}"
+        return f"The query is not restarted: {why}. When you start it again it goes on from its last checkpoint."
+
     def _ran_well(self, options: ExponentialDelay, now_ms: int) -> bool:
         return self._due_ms is not None and now_ms - self._due_ms >= options.reset_backoff_threshold_ms
 

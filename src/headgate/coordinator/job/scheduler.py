@@ -259,6 +259,7 @@ class Scheduler(Machine):
         self._failed = False
         self._cause: ErrorReport | None = None
         self._cause_is_loss = False
+        self._given_up = ""  # why, if the restart strategy did
         self._apart: tuple[frozenset[int], int] | None = None  # the slots whose connection failed last, and when
         self._avoid: tuple[int, ...] = ()
         self._unreached: set[int] = set()  # slots to which a subtask that runs has lost its connection
@@ -584,6 +585,7 @@ class Scheduler(Machine):
         delay_ms = self._strategy.failed(now_ms, again=again)
         if self._cause is None or self._strategy.failures == 1 or (self._cause_is_loss and not loss):
             self._cause, self._cause_is_loss = error, loss
+        self._given_up = self._strategy.given_up if delay_ms is None else ""
         return delay_ms
 
     def _give_up(self, now_ms: int) -> list[sch.Action]:
@@ -595,7 +597,7 @@ class Scheduler(Machine):
         """Let everything end; after an error at once, else when the slots have ended on their own."""
         actions = self._announce_not_running("the query ends")
         if self._failed and self._cause is not None:
-            actions.append(sch.FailQuery(self._cause))
+            actions.append(sch.FailQuery(self._cause, self._given_up))
         actions.append(sch.ReleaseSlots())
         self._restore_ms, self._restoring = None, False
         if self._phase == "resubmitting":

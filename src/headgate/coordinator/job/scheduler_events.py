@@ -150,9 +150,18 @@ class CancelJob(msgspec.Struct, frozen=True):
 
 
 class FailQuery(msgspec.Struct, frozen=True):
-    """The restart strategy has given up: the query ends with this error."""
+    """The query ends with this error.
+
+    Parameters
+    ----------
+    error
+        What happened.
+    given_up
+        Why the restart strategy gives up, for people; empty: it was not asked.
+    """
 
     error: ErrorReport
+    given_up: str = ""
 
 
 class ReportFailure(msgspec.Struct, frozen=True):

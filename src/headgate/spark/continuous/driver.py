@@ -333,8 +333,8 @@ class QueryDriver:
             case sch.CancelJob(submission=submission):
                 if submission in self._jobs:
                     self._jobs[submission].cancel()
-            case sch.FailQuery(error=error):
-                self._error = error_of(error)
+            case sch.FailQuery(error=error, given_up=given_up):
+                self._error = error_of(error, given_up)
             case sch.QueryOver():
                 self._over = True
             case cp.WriteManifest() | cp.DeleteCheckpoint():

@@ -276,6 +276,20 @@ def test_splits_that_come_back_are_assigned_again() -> None:
     assert harness.assigned[0] == {"a": SimpleSplit(split_id="a", position=2)}
 
 
+def test_what_failed_readers_had_is_read_before_what_nobody_has_begun() -> None:
+    """A bounded read goes on with the same splits, in the author's order, whenever its readers fail."""
+    harness = drive(of(Finite, {split_id: [1, 1] for split_id in "abcd"}), Boundedness.BOUNDED)
+    harness.start()
+    harness.run_next_call()
+    for _ in range(3):
+        for number in (0, 1):
+            harness.register_reader(number)
+            harness.request_split(number)
+        assert [list(harness.assigned[number]) for number in (0, 1)] == [["a"], ["b"]]
+        for number in (1, 0):
+            harness.fail_reader(number)
+
+
 @pytest.mark.parametrize("listed_on", [False, True])
 def test_a_finished_split_that_comes_back_is_known_again(listed_on: bool) -> None:
     """Its reader failed, and had finished it after the last checkpoint."""

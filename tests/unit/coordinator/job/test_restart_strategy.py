@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import random
 
-from headgate.coordinator.job.restart_strategy import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
+import pytest
+
+from headgate.coordinator.job.restart_strategy import (
+    ExponentialDelay,
+    FixedDelay,
+    NoRestart,
+    RestartOptions,
+    RestartStrategy,
+)
 
 
 def exponential(**options: float | None) -> RestartStrategy:
@@ -79,6 +87,25 @@ def test_a_fixed_delay_counts_over_the_whole_life() -> None:
     strategy = RestartStrategy(FixedDelay(attempts=2, delay_ms=500), random.Random(0))
 
     assert [strategy.failed(now_ms) for now_ms in (0, 10**9, 2 * 10**9)] == [500, 500, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (ExponentialDelay(attempts=2), "it has failed 3 times in a row, and restart-strategy.attempts is 2"),
+        (ExponentialDelay(attempts=0), "it has failed once in a row, and restart-strategy.attempts is 0"),
+        (FixedDelay(attempts=1), "it has failed 2 times since it began, and restart-strategy.attempts is 1"),
+        (NoRestart(), "it has failed once, and restart-strategy is 'none'"),
+    ],
+    ids=str,
+)
+def test_it_says_why_it_gives_up(options: RestartOptions, why: str) -> None:
+    strategy = RestartStrategy(options, random.Random(0))
+    now_ms = 0
+    while (delay_ms := strategy.failed(now_ms)) is not None:
+        now_ms += delay_ms
+
+    assert why in strategy.given_up
 
 
 def test_without_restarts_the_first_failure_is_the_last() -> None:

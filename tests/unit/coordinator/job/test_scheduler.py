@@ -386,6 +386,12 @@ def test_what_is_over_is_not_reported_here(event: Event) -> None:
         machine(event, 1_300)
 
 
+GIVEN_UP = (
+    "The query is not restarted: it has failed 2 times since it began, and restart-strategy.attempts is 1. "
+    "When you start it again it goes on from its last checkpoint."
+)
+
+
 def test_when_restarting_is_in_vain_the_query_fails_with_the_first_error() -> None:
     machine = Machine(restart=FixedDelay(attempts=1, delay_ms=100))
     machine.run()
@@ -393,7 +399,7 @@ def test_when_restarting_is_in_vain_the_query_fails_with_the_first_error() -> No
     machine(SubtaskReset(0), 1_000)
     machine(SchedulerTimePassed(), 1_100)
 
-    assert machine(broke(0, 2, OTHER), 1_200) == [FailQuery(ERROR), ReleaseSlots(), CancelJob(0)]
+    assert machine(broke(0, 2, OTHER), 1_200) == [FailQuery(ERROR, GIVEN_UP), ReleaseSlots(), CancelJob(0)]
 
 
 def test_an_error_of_a_subtask_says_more_than_a_lost_slot() -> None:
@@ -403,7 +409,7 @@ def test_an_error_of_a_subtask_says_more_than_a_lost_slot() -> None:
     machine(SubtaskReset(0), 1_000)
     machine(SchedulerTimePassed(), 1_100)
 
-    assert FailQuery(ERROR) in machine(broke(0, 2), 1_200)
+    assert FailQuery(ERROR, GIVEN_UP) in machine(broke(0, 2), 1_200)
 
 
 def test_without_restarts_the_first_failure_ends_the_query() -> None:
@@ -576,7 +582,7 @@ def test_slots_that_never_reach_one_another_end_the_query_with_both_ends_in_the_
         machine(SourcesRestored(), now_ms + 1_000)
         for status in machine.machine.subtasks():
             machine(SubtaskStarted(status.subtask, status.execution), now_ms + 1_000)
-    assert FailQuery(APART) in failed
+    assert [action.error for action in failed if isinstance(action, FailQuery)] == [APART]
 
 
 def test_an_error_that_only_the_user_can_mend_is_not_tried_again() -> None:
