@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from failover_query import WITHIN_S, Numbers, Pulse, Running, check_emitted_all_along, check_exact
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from running_queries import happens, held_numbers
 
 import headgate
 from headgate.errors import UserFunctionError
@@ -95,6 +96,39 @@ def a_killed_worker_ends_a_job_without_retries(spark: SparkSession, folder: Path
     assert running.attempt(0) == running.attempt(1) == (1, 0)
     assert running.executions() == [2, 2]
     running.end()
+
+
+class KillsItsProcess:
+    """Passes on numbers; at those for which a file is there, the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if any(happens(self.folder / f"kill-{number}") for number in batch["value"].to_pylist()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+
+def a_function_that_kills_its_process(spark: SparkSession, folder: Path) -> None:
+    """There is no checkpoint yet: all is read again, and the splits first that were begun, or the rest never comes.
+
+    All these numbers are in the first of four splits, and the other three hold their last rows.
+    """
+    kills = range(0, 500, 100)
+    folder.mkdir(parents=True)
+    for number in kills:
+        (folder / f"kill-{number}").touch()
+    numbers = held_numbers(spark, folder / "may-end", rows=600).mapInArrow(KillsItsProcess(folder), "value bigint")
+    options = {"restart-strategy": "fixed-delay", "restart-strategy.attempts": len(kills), "restart-strategy.delay": 0}
+    writer = headgate.continuous(numbers, parallelism=2).writeStream.format("memory").queryName(folder.name)
+    writer = writer.options(checkpointLocation=folder / "checkpoints", **options).trigger(continuous="1 hour")
+    query = writer.start()
+    wait_until(lambda: not [*folder.glob("kill-*")])
+    (folder / "may-end").touch()
+    assert query.awaitTermination(WITHIN_S), query.status
+    assert sorted(query.table()["value"].to_pylist()) == list(range(600))
 
 
 def a_killed_executor(spark: SparkSession, folder: Path) -> None:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE_S + 120)  # all scenarios of a mas
 
 IN_THIS_SESSION = (
     "a_killed_worker_ends_a_job_without_retries",
+    "a_function_that_kills_its_process",
     "a_function_that_raises_once",
     "a_fetch_that_raises_once",
     "a_full_failover",
