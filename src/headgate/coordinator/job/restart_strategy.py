@@ -11,6 +11,7 @@ Follows Flink's restart strategies and their names.
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Hashable
 
 import msgspec
 
@@ -27,8 +28,8 @@ class ExponentialDelay(msgspec.Struct, frozen=True, kw_only=True, tag="exponenti
     jitter_factor
         A delay is longer or shorter by up to this part of it.
     reset_backoff_threshold_ms
-        A failure so long after the last restart is a first one again. Set it above the checkpoint interval, or a record
-        that always fails long after a checkpoint is tried for ever.
+        A failure so long after what was restarted ran again is a first one again, however long that took to start. Set
+        it above the checkpoint interval, or a record that always fails long after a checkpoint is tried for ever.
     attempts
         How many restarts in a row are tried; None: any number.
     """
@@ -63,14 +64,21 @@ class RestartStrategy:
     >>> strategy = RestartStrategy(ExponentialDelay(jitter_factor=0, attempts=3), random.Random(0))
     >>> strategy.failed(0), strategy.failed(40)  # the second while the restart is waited for
     (100, 60)
-    >>> strategy.failed(500), strategy.failed(1_000), strategy.failed(2_000)
-    (200, 400, None)
+    >>> strategy.failed(500), strategy.failed(1_000)
+    (200, 400)
+    >>> strategy.restarts(["a subtask"])
+    >>> strategy.started("a subtask", 2_000)
+    >>> strategy.failed(3_000)  # gives up: it ran for a second
     """
 
     def __init__(self, options: RestartOptions, random: random.Random) -> None:
         self._options = options
         self._random = random
         self._due_ms: int | None = None
+        self._gives_up = False
+        self._awaited: set[Hashable] = set()  # what the last failure restarted, and has not started
+        self._is_new = False  # nothing was restarted yet for the last failure
+        self._ran_ms: int | None = None  # since when all runs that it restarted
         self.failures = 0
         """How many failures in a row count; 1 after a failure that was the first again."""
 
@@ -84,6 +92,7 @@ class RestartStrategy:
         match self._options:
             case NoRestart():
                 self.failures += 1
+                self._gives_up = True
                 return None
             case FixedDelay(attempts=attempts, delay_ms=delay_ms):
                 self.failures += 1
@@ -92,13 +101,28 @@ class RestartStrategy:
                 self.failures = 1 if not again and self._ran_well(options, now_ms) else self.failures + 1
                 delay = self._backoff_ms(options)
         if attempts is not None and self.failures > attempts:
+            self._gives_up = True
             return None
-        self._due_ms = now_ms + round(delay)
+        self._due_ms, self._is_new, self._ran_ms = now_ms + round(delay), True, None
         return round(delay)
+
+    def restarts(self, what: Collection[Hashable]) -> None:
+        """Note what is restarted for the last failure; one that ends a job as well restarts more of it later."""
+        if what:
+            self._awaited = {*(() if self._is_new else self._awaited), *what}
+            self._is_new = False
+
+    def started(self, what: Hashable, now_ms: int) -> None:
+        """Note that something runs."""
+        self._awaited.discard(what)
+        if not self._awaited and self._ran_ms is None:
+            self._ran_ms = now_ms
 
     @property
     def given_up(self) -> str:
-        """Return why the last failure is not followed by a restart, for people."""
+        """Return why the last failure is not followed by a restart, for people; empty: it is."""
+        if not self._gives_up:
+            return ""
         times = "once" if self.failures == 1 else f"{self.failures} times"
         match self._options:
             case NoRestart():
@@ -110,7 +134,7 @@ class RestartStrategy:
         return f"The query is not restarted: {why}. When you start it again it goes on from its last checkpoint."
 
     def _ran_well(self, options: ExponentialDelay, now_ms: int) -> bool:
-        return self._due_ms is not None and now_ms - self._due_ms >= options.reset_backoff_threshold_ms
+        return self._ran_ms is not None and now_ms - self._ran_ms >= options.reset_backoff_threshold_ms
 
     def _backoff_ms(self, options: ExponentialDelay) -> float:
         # The exponent is bounded: without a limit of attempts the power would overflow some day.

@@ -14,6 +14,7 @@ subtask's state while the query lives.
 - A slot whose stream ended may come back. If another slot lost its connection to it, too, it is taken for dead.
 - What comes of an execution, attempt or job that is over does not come here: `job_master` drops it.
 - The first time nothing is deployed before all slots have come, so that a query that lacks cores writes nothing.
+- A query runs well, for the restart strategy, from when all have started that the last failure restarted.
 - A failure while a restart is waited for is the same failure to the restart strategy: a kill that also ends Spark's
   job counts once. The query fails with the first error in a row, and rather with one of a subtask than with a loss.
 - Time has four outcomes while the job runs: one look at the clock finds a slot that did not come back, one that fell
@@ -259,7 +260,6 @@ class Scheduler(Machine):
         self._failed = False
         self._cause: ErrorReport | None = None
         self._cause_is_loss = False
-        self._given_up = ""  # why, if the restart strategy did
         self._apart: tuple[frozenset[int], int] | None = None  # the slots whose connection failed last, and when
         self._avoid: tuple[int, ...] = ()
         self._unreached: set[int] = set()  # slots to which a subtask that runs has lost its connection
@@ -455,6 +455,7 @@ class Scheduler(Machine):
 
     def _on_subtask_started(self, event: sch.SubtaskStarted, now_ms: int) -> list[sch.Action]:
         self._move(self._subtask(event.subtask), "running")
+        self._strategy.started(event.subtask, now_ms)
         return []
 
     def _on_subtask_input_ended(self, event: sch.SubtaskInputEnded, now_ms: int) -> list[sch.Action]:
@@ -566,6 +567,7 @@ class Scheduler(Machine):
             self._restore_ms, self._restoring = due_ms, False
         actions = self._announce_not_running(reason) if numbers else []
         self._unreached.difference_update(numbers)
+        self._strategy.restarts(self._ids(numbers))
         for number in numbers:
             for subtask in self._columns[number]:
                 if subtask.state in _DEPLOYED and subtask.id not in dead:
@@ -585,7 +587,6 @@ class Scheduler(Machine):
         delay_ms = self._strategy.failed(now_ms, again=again)
         if self._cause is None or self._strategy.failures == 1 or (self._cause_is_loss and not loss):
             self._cause, self._cause_is_loss = error, loss
-        self._given_up = self._strategy.given_up if delay_ms is None else ""
         return delay_ms
 
     def _give_up(self, now_ms: int) -> list[sch.Action]:
@@ -597,7 +598,7 @@ class Scheduler(Machine):
         """Let everything end; after an error at once, else when the slots have ended on their own."""
         actions = self._announce_not_running("the query ends")
         if self._failed and self._cause is not None:
-            actions.append(sch.FailQuery(self._cause, self._given_up))
+            actions.append(sch.FailQuery(self._cause, self._strategy.given_up))
         actions.append(sch.ReleaseSlots())
         self._restore_ms, self._restoring = None, False
         if self._phase == "resubmitting":

@@ -46,7 +46,8 @@ def test_after_a_time_without_failures_the_first_delay_counts_again() -> None:
     strategy.failed(0)
     assert strategy.failed(200) == 200
 
-    assert strategy.failed(400 + 10_000) == 100
+    strategy.started("a subtask", 5_000)
+    assert strategy.failed(5_000 + 10_000) == 100
     assert strategy.failures == 1
 
 
@@ -54,7 +55,30 @@ def test_a_time_almost_without_failures_is_not_enough() -> None:
     strategy = exponential()
     strategy.failed(0)
 
-    assert strategy.failed(100 + 9_999) == 200
+    strategy.started("a subtask", 5_000)
+    assert strategy.failed(5_000 + 9_999) == 200
+
+
+def test_it_ran_from_when_all_had_started_that_a_failure_restarted() -> None:
+    strategy = exponential()
+    strategy.failed(0)
+    strategy.restarts("ab")
+    strategy.started("a", 40)
+    strategy.failed(50)
+    strategy.restarts("c")
+    strategy.started("b", 2_000)
+    strategy.started("c", 5_000)
+    assert strategy.failed(5_000 + 9_999) == 200, "not yet long enough"
+
+    strategy.restarts("d")
+    strategy.started("d", 16_000)
+    strategy.started("e", 20_000)
+    assert strategy.failed(16_000 + 10_000) == 100, "nothing of that failure started later"
+
+
+def test_the_time_that_a_start_takes_is_none_without_failures() -> None:
+    strategy = exponential(attempts=2)
+    assert [strategy.failed(now_ms) for now_ms in (0, 60_000, 120_000)] == [100, 200, None]
 
 
 def test_too_many_failures_in_a_row_are_in_vain() -> None:

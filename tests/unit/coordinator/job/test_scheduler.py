@@ -365,6 +365,40 @@ def test_a_kill_that_ends_the_job_too_counts_once() -> None:
     assert machine(SchedulerTimePassed(), 1_100) == [SubmitJob(1)]
 
 
+def restarts(machine: Machine, number: int, failed_ms: int, execution: int, started_ms: int) -> list[Action]:
+    """Let a subtask fail, and be restarted if it is; return the actions of the failure."""
+    actions = machine(broke(number, execution), failed_ms)
+    if "FailQuery" not in kinds(actions):
+        machine(SlotHeard(number, 0), failed_ms)
+        machine(SubtaskReset(number), failed_ms)
+        machine(SchedulerTimePassed(), failed_ms + 1_000)
+        machine(started(number, execution + 1), started_ms)
+    return actions
+
+
+def test_a_start_that_takes_longer_than_a_query_must_run_well_is_no_time_without_failures() -> None:
+    """A function that loads a model, and then fails on its first row."""
+    machine = Machine(parallelism=1, restart=ExponentialDelay(jitter_factor=0, attempts=2))
+    machine.run()
+    for execution in (1, 2):
+        failed_ms = execution * 15_000
+        assert "FailQuery" not in kinds(restarts(machine, 0, failed_ms, execution, failed_ms + 14_900))
+    assert "FailQuery" in kinds(restarts(machine, 0, 45_000, 3, 45_000))
+
+
+def test_a_slot_that_does_not_come_back_does_not_add_up_the_failures_of_others() -> None:
+    """They ran well in between, though not all of the query did."""
+    machine = Machine(restart=ExponentialDelay(jitter_factor=0, attempts=2))
+    machine.run()
+    machine(SlotDisconnected(1, 0), 1_000)
+    machine(SlotHeard(0, 0), 11_000)
+    assert "ReportFailure" in kinds(machine(SchedulerTimePassed(), 11_000))
+    machine(SubtaskReset(1), 11_000)
+    for execution in range(1, 6):
+        failed_ms = execution * 30_000
+        assert "FailQuery" not in kinds(restarts(machine, 0, failed_ms, execution, failed_ms + 1_000))
+
+
 def test_a_job_that_ends_without_an_error_is_submitted_again() -> None:
     machine = Machine()
     machine.run()
