@@ -91,7 +91,7 @@ LIMITED = pytest.mark.spark_since("read-limits")
 ALIGNED = {
     "eventTimeColumn": "__eventTime",
     "scan.watermark.alignment.group": "ferries",
-    "scan.watermark.alignment.max-drift": "1 minute",
+    "scan.watermark.alignment.max-drift": "10 minutes",
 }
 
 
@@ -136,7 +136,7 @@ def test_micro_batches_are_aligned_by_event_time(
     for name, more in (("aligned", ALIGNED), ("apart", {})):
         chosen = options(pulsar, topic_name, startingOffsets="earliest", maxRowsPerTrigger="80", **more)
         frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
-        counted = frame.withWatermark("__eventTime", "1 minute").groupBy(F.window("__eventTime", "5 minutes")).count()
+        counted = frame.withWatermark("__eventTime", "10 minutes").groupBy(F.window("__eventTime", "5 minutes")).count()
         writer = counted.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(tmp_path / name)).start()
         query.awaitTermination()
