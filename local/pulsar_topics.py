@@ -37,10 +37,11 @@ class Broker(Protocol):
 class Message:
     """One message to produce; the names are Pulsar's.
 
-    ``partition`` None: Pulsar chooses, by the key or in turns. ``sequence_id``: from 1; the client takes 0 for none.
+    ``value`` None: a tombstone. ``partition`` None: Pulsar chooses, by the key or in turns. ``sequence_id``: from 1;
+    the client takes 0 for none.
     """
 
-    value: bytes
+    value: bytes | None
     key: str | None = None
     partition: int | None = None
     event_time_ms: int | None = None

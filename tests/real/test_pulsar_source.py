@@ -44,6 +44,7 @@ from local.pulsar_topics import (
     unload,
     upload_schema,
 )
+from tests.real.pulsar_rows import by_message_id, produce_every_kind, read_by_the_client
 from tests.shared_broker import PulsarAddresses
 
 SCHEMA = pa.schema({"value": pa.binary(), "__messageId": pa.binary(), "__eventTime": pa.timestamp("us", "UTC")})
@@ -129,25 +130,10 @@ test_pulsar_keeps = conformance_test(
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_it_reads_what_the_client_reads(pulsar: PulsarAddresses, three_partitions: str, parallelism: int) -> None:
     """Every column of every message, beside `pulsar.Reader`."""
-    expected = {
-        each.message_id().serialize(): {
-            "value": each.data(),
-            "__key": each.partition_key().encode() or None,
-            "__topic": each.topic_name(),
-            "__publishTime": each.publish_timestamp(),
-            "__eventTime": each.event_timestamp() or None,
-            "__messageProperties": each.properties(),
-        }
-        for each in read_topic(pulsar, three_partitions)
-    }
-    assert len(expected) == 26
-    found = {}
-    for row in read(source(pulsar, three_partitions), parallelism=parallelism):
-        times = {name: row[name] and round(row[name].timestamp() * 1000) for name in ("__publishTime", "__eventTime")}
-        properties = {"__messageProperties": dict(row["__messageProperties"])}
-        message_id = row.pop("__messageId")
-        found[message_id] = row | times | properties
-    assert found == expected
+    count = 26 + produce_every_kind(pulsar, three_partitions, 3)
+    expected = read_by_the_client(pulsar, three_partitions)
+    assert len(expected) == count
+    assert by_message_id(read(source(pulsar, three_partitions), parallelism=parallelism)) == expected
 
 
 def test_only_the_columns_that_are_asked_for(pulsar: PulsarAddresses, three_partitions: str) -> None:

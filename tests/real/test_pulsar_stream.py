@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from pyspark.sql import functions as F
 
 import headgate
 from local.pulsar import running_pulsar
-from local.pulsar_topics import Message, create_topic, produce, read_topic
+from local.pulsar_topics import Message, create_topic, produce
+from tests.real.pulsar_rows import by_message_id, produce_every_kind, read_by_the_client
 from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until, written
 from tests.shared_broker import PulsarAddresses
 
@@ -43,48 +45,30 @@ def send(broker: Any, topic: str, numbers: range, partitions: int = 2) -> None:
     produce(broker, topic, [Message(b"%d" % number, partition=number % partitions) for number in numbers], batch=7)
 
 
-def values(frame: DataFrame) -> list[int]:
-    return sorted(int(bytes(row.value)) for row in frame.select("value").collect())
-
-
 def test_a_batch_has_what_pulsar_s_client_reads(spark: SparkSession, pulsar: PulsarAddresses, topic_name: str) -> None:
     create_topic(pulsar, topic_name, 2)
-    send(pulsar, topic_name, range(40))
+    count = produce_every_kind(pulsar, topic_name, 2)
     frame = spark.read.format("headgate.pulsar").options(**options(pulsar, topic_name)).load()
     assert frame.columns == COLUMNS
-    found = {bytes(row.__messageId): (bytes(row.value), row.__topic) for row in map(Row, frame.collect())}
-    assert found == {
-        each.message_id().serialize(): (each.data(), each.topic_name()) for each in read_topic(pulsar, topic_name)
-    }
+    found = by_message_id(frame.toArrow().to_pylist())
+    assert len(found) == count
+    assert found == read_by_the_client(pulsar, topic_name)
     some = spark.read.format("headgate.pulsar").options(**options(pulsar, topic_name)).schema("__topic string").load()
-    assert sorted(row[0][-1] for row in some.collect()) == ["0"] * 20 + ["1"] * 20
+    assert sorted({row[0][-1] for row in some.collect()}) == ["0", "1"]
+    assert some.count() == count
 
 
-class Row:
-    """A row whose columns begin with two underscores, which Python would change in a class's name."""
-
-    def __init__(self, row: Any) -> None:
-        self._row = row
-
-    def __getattr__(self, name: str) -> Any:
-        return self._row[name.removeprefix("_Row")]
-
-
-def rows_of(batches: dict[int, list[int]]) -> list[int]:
-    return sorted(row for of_batch in batches.values() for row in of_batch)
-
-
-def run(spark: SparkSession, folder: Path, **chosen: Any) -> dict[int, list[int]]:
+def run(spark: SparkSession, folder: Path, **chosen: Any) -> list[list[dict[str, Any]]]:
     """Read what is there now, in as many micro-batches as it takes; return the rows of each."""
-    batches: dict[int, list[int]] = {}
+    batches: dict[int, list[dict[str, Any]]] = {}
     frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
 
     def keep(rows: DataFrame, number: int) -> None:
-        batches[number] = values(rows)
+        batches[number] = rows.toArrow().to_pylist()
 
     query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder))
     query.trigger(availableNow=True).start().awaitTermination()
-    return batches
+    return list(batches.values())
 
 
 LIMITED = pytest.mark.spark_since("read-limits")
@@ -98,26 +82,27 @@ ALIGNED = {
 @pytest.mark.parametrize(
     "limit",
     [
-        pytest.param({"maxBytesPerTrigger": "400"}, marks=LIMITED),
+        pytest.param({"maxBytesPerTrigger": "3000"}, marks=LIMITED),
         pytest.param({"maxRowsPerTrigger": "9"}, marks=LIMITED),
         {},
     ],
     ids=str,
 )
-def test_micro_batches_have_each_message_once(
+def test_micro_batches_have_what_pulsar_s_client_reads(
     spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path, limit: dict[str, str]
 ) -> None:
     create_topic(pulsar, topic_name, 2)
-    send(pulsar, topic_name, range(60))
     chosen = options(pulsar, topic_name, startingOffsets="earliest", predefinedSubscription="ferry", **limit)
+    produce_every_kind(pulsar, topic_name, 2)
     batches = run(spark, tmp_path, **chosen)
-    assert rows_of(batches) == list(range(60))
+    assert by_message_id(chain.from_iterable(batches)) == read_by_the_client(pulsar, topic_name)
     if limit:
         assert len(batches) > 2
     if "maxRowsPerTrigger" in limit:
-        assert max(map(len, batches.values())) <= 9
-    send(pulsar, topic_name, range(60, 90))
-    assert rows_of(run(spark, tmp_path, **chosen)) == list(range(60, 90))
+        assert max(map(len, batches)) <= 9
+    produce_every_kind(pulsar, topic_name, 2)
+    batches += run(spark, tmp_path, **chosen)
+    assert by_message_id(chain.from_iterable(batches)) == read_by_the_client(pulsar, topic_name)
 
 
 @pytest.mark.spark_since("micro-batch-alignment")
@@ -147,12 +132,32 @@ def test_micro_batches_are_aligned_by_event_time(
     assert dropped["apart"] > 0
 
 
-def committed(folder: Path) -> list[int]:
+def rows_in(folder: Path) -> list[dict[str, Any]]:
     """Return what Spark would read in a folder, without Spark, whose cores the query has."""
     logs = [each for each in (folder / "_spark_metadata").glob("*") if each.name[0] != "."]
     entries = [json.loads(line) for log in logs for line in log.read_text().splitlines()[1:]]
     files = {entry["path"].removeprefix("file:") for entry in entries}
-    return sorted(value for file in files for value in pq.read_table(file)["value"].to_pylist())
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def committed(folder: Path) -> list[int]:
+    """Return the numbers that are committed in a folder."""
+    return sorted(row["value"] for row in rows_in(folder))
+
+
+def test_a_continuous_query_has_what_pulsar_s_client_reads(
+    spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path
+) -> None:
+    create_topic(pulsar, topic_name, 2)
+    count = produce_every_kind(pulsar, topic_name, 2)
+    chosen = options(pulsar, topic_name, startingOffsets="earliest")
+    frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
+    writer = written(frame, "parquet", interval="200 ms", path=str(tmp_path / "rows"), publishInterval="0 seconds")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    wait_until(lambda: len(rows_in(tmp_path / "rows")) >= count, query)
+    count += produce_every_kind(pulsar, topic_name, 2)
+    wait_until(lambda: len(rows_in(tmp_path / "rows")) >= count, query)
+    assert by_message_id(rows_in(tmp_path / "rows")) == read_by_the_client(pulsar, topic_name)
 
 
 def test_json_values_in_a_stream(spark: SparkSession, pulsar: PulsarAddresses, topic_name: str, tmp_path: Path) -> None:
