@@ -34,22 +34,34 @@ USER, PASSWORD = "ferry", "s3cret-of-the-ferry"
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM, made anew by `make`: a CA, the broker's key and certificate by it, and a CA nobody used."""
+    """Files in PEM, made anew by `make`: a CA, and by it the broker's key and certificate, in one file, and a client's,
+    whose name is `USER`; and a CA nobody used."""
 
     ca: Path
     broker: Path
     other_ca: Path
+    client: Path
+    client_key: Path
+
+    @classmethod
+    def within(cls, folder: Path) -> Certificates:
+        """Return where they are in a folder."""
+        names = ("ca.pem", "broker.pem", "other-ca.pem", "client.pem", "client-key.pem")
+        return cls(*(folder / name for name in names))
 
     @classmethod
     def make(cls, folder: Path) -> Certificates:
-        """Write all of them into ``folder``."""
+        """Write all of them into ``folder``, the broker's last."""
         import trustme
         from cryptography.hazmat.primitives import serialization
 
-        made = cls(folder / "ca.pem", folder / "broker.pem", folder / "other-ca.pem")
+        made = cls.within(folder)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(made.ca))
         trustme.CA().cert_pem.write_to_path(str(made.other_ca))
+        client = authority.issue_cert("client.localhost", common_name=USER)
+        client.private_key_pem.write_to_path(str(made.client_key))
+        client.cert_chain_pems[0].write_to_path(str(made.client))
         issued = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType.RSA)
         # Java reads keys in PKCS 8 only.
         key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), password=None)

@@ -92,7 +92,7 @@ class PulsarBroker(Server):
     certificates
         With them there are listeners with TLS as well.
     tokens
-        Whether everybody needs a token that `token` made.
+        Whether everybody needs a token that `token` made, or a certificate of those.
     deduplication
         Whether producers' repeated messages are dropped, where the namespace or the topic says nothing else.
     topic_policies
@@ -154,10 +154,11 @@ class PulsarBroker(Server):
             }
         if tokens:
             encoded = base64.b64encode(self._secret).decode()
-            provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+            package = "org.apache.pulsar.broker.authentication"
+            ways = ("Token",) if certificates is None else ("Token", "Tls")
             chosen |= {
                 "authenticationEnabled": "true",
-                "authenticationProviders": provider,
+                "authenticationProviders": ",".join(f"{package}.AuthenticationProvider{way}" for way in ways),
                 "tokenSecretKey": f"data:;base64,{encoded}",
                 "authorizationEnabled": "true",
                 "superUserRoles": ADMIN,
@@ -274,7 +275,10 @@ def running_pulsar(
         try:
             yield broker
         finally:
-            broker.stop()
+            if folder is None:
+                broker.kill()  # in seconds less: nobody needs its data
+            else:
+                broker.stop()
     finally:
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)

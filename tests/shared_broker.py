@@ -53,7 +53,7 @@ def certificates_of(folder: Path) -> Certificates:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "certificates.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = Certificates(folder / "ca.pem", folder / "broker.pem", folder / "other-ca.pem")
+        made = Certificates.within(folder)
         return made if made.broker.exists() else Certificates.make(folder)
 
 

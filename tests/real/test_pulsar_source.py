@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -17,16 +16,13 @@ import pyarrow as pa
 import pytest
 from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, String
 
-from headgate.connectors.pulsar.admin import PulsarAdmin
-from headgate.connectors.pulsar.client import ClientConfig
 from headgate.connectors.pulsar.position import after_message
 from headgate.connectors.pulsar.source import PulsarSource
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
-from headgate.errors import BadDataError, DataLossError, OptionError, SourceError, SourceUnavailableError
+from headgate.errors import BadDataError, DataLossError, OptionError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
 from headgate.testing import ReaderHarness, SourceHarness
 from headgate.testing.conformance import conformance_test
-from local.kafka import Certificates
 from local.pulsar import PulsarBroker, running_pulsar
 from local.pulsar_topics import (
     Message,
@@ -44,15 +40,10 @@ from local.pulsar_topics import (
     unload,
     upload_schema,
 )
-from tests.real.pulsar_rows import by_message_id, produce_every_kind, read_by_the_client
+from tests.real.pulsar_reads import by_message_id, numbers, produce_every_kind, read, read_by_the_client, source
 from tests.shared_broker import PulsarAddresses
 
 SCHEMA = pa.schema({"value": pa.binary(), "__messageId": pa.binary(), "__eventTime": pa.timestamp("us", "UTC")})
-
-
-def source(broker: Any, topic: str, **more: str) -> PulsarSource:
-    where = {"service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic}
-    return PulsarSource({name: value for name, value in {**where, **more}.items() if value})
 
 
 def messages(count: int, first: int = 0, **more: Any) -> list[Message]:
@@ -61,16 +52,6 @@ def messages(count: int, first: int = 0, **more: Any) -> list[Message]:
                 properties={"n": str(number)} if number % 2 else {}, **more)
         for number in range(first, first + count)
     ]  # fmt: skip
-
-
-def read(each: PulsarSource, schema: pa.Schema | None = None, **more: Any) -> list[dict[str, Any]]:
-    with SourceHarness(each, schema=schema, **more) as harness:
-        harness.run_to_end()
-        return harness.rows()
-
-
-def numbers(rows: list[dict[str, Any]]) -> list[int]:
-    return sorted(int(row["value"]) for row in rows)
 
 
 @pytest.fixture
@@ -746,7 +727,7 @@ def test_plans_end_before_an_event_time(pulsar: PulsarAddresses, topic_name: str
     assert following() == []
 
 
-# -- brokers that do not answer, TLS, tokens ---------------------------------------------------------------------------
+# -- brokers that do not answer ---------------------------------------------------------------------------------------
 
 
 def test_an_address_where_nobody_answers(pulsar: PulsarAddresses, topic_name: str) -> None:
@@ -775,60 +756,3 @@ def test_it_goes_on_after_the_broker_was_killed(own_broker: PulsarBroker, topic_
         produce(own_broker, topic_name, messages(10, 10))
         harness.run_until_rows(20)
         assert numbers(harness.rows()) == list(range(20))
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PulsarBroker, Certificates]]:
-    certificates = Certificates.make(tmp_path_factory.mktemp("pulsar"))
-    with running_pulsar(certificates=certificates, tokens=True) as broker:
-        yield broker, certificates
-
-
-def login(broker: PulsarBroker, token: str) -> dict[str, str]:
-    return {
-        "pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
-        "pulsar.client.authParams": f"token:{token}",
-    }
-
-
-def test_tokens_and_tls(secured: tuple[PulsarBroker, Certificates], topic_name: str, tmp_path: Path) -> None:
-    with_tokens, certificates = secured
-    token = with_tokens.token()
-    create_topic(with_tokens, topic_name, token=token)
-    produce(with_tokens, topic_name, messages(5), token=token)
-    assert numbers(read(source(with_tokens, topic_name, **login(with_tokens, token)))) == list(range(5))
-    held = tmp_path / "token"
-    held.write_text(token + "\n")
-    in_a_file = login(with_tokens, token) | {"pulsar.client.authParams": f"file://{held}"}
-    assert len(read(source(with_tokens, topic_name, **in_a_file))) == 5
-    over_tls = login(with_tokens, token) | {
-        "service.url": with_tokens.tls_service_url,
-        "admin.url": with_tokens.tls_admin_url,
-        "pulsar.client.tlsTrustCertsFilePath": str(certificates.ca),
-    }
-    assert len(read(source(with_tokens, topic_name, **over_tls))) == 5
-
-
-def test_a_token_in_a_file_may_be_renewed(
-    secured: tuple[PulsarBroker, Certificates], topic_name: str, tmp_path: Path
-) -> None:
-    broker, _ = secured
-    create_topic(broker, topic_name, token=broker.token())
-    held = tmp_path / "token"
-    held.write_text("one\ntwo")
-    options = login(broker, "") | {"pulsar.client.authParams": f"file://{held}"}
-    admin = PulsarAdmin(ClientConfig.of(source(broker, topic_name, **options).options))
-    with pytest.raises(SourceError, match=r"has a line break") as raised:
-        admin.partition_count(f"persistent://public/default/{topic_name}")
-    assert "two" not in str(raised.value)
-    held.write_text(broker.token())
-    assert admin.partition_count(f"persistent://public/default/{topic_name}") == 0
-
-
-def test_wrong_tokens_are_named_but_not_shown(secured: tuple[PulsarBroker, Certificates], topic_name: str) -> None:
-    with_tokens, _ = secured
-    create_topic(with_tokens, topic_name, token=with_tokens.token())
-    wrong = with_tokens.token(secret=b"another secret of thirty-two bytes!!")
-    with pytest.raises(SourceError, match=r"Check pulsar.admin.authPluginClassName") as raised:
-        read(source(with_tokens, topic_name, **login(with_tokens, wrong)), SCHEMA)
-    assert wrong not in str(raised.value)

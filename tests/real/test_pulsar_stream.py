@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 import headgate
 from local.pulsar import running_pulsar
 from local.pulsar_topics import Message, create_topic, produce
-from tests.real.pulsar_rows import by_message_id, produce_every_kind, read_by_the_client
+from tests.real.pulsar_reads import by_message_id, produce_every_kind, read_by_the_client
 from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until, written
 from tests.shared_broker import PulsarAddresses
 

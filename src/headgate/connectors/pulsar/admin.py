@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Collection
 from typing import Any
 
-from headgate.connectors.pulsar.client import NAME, ClientConfig, token_of, user_and_password
+from headgate.connectors.pulsar.client import NAME, ClientConfig, certificate_of, token_of, user_and_password
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.position import Position
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError, UnsupportedOperationError
@@ -208,12 +208,29 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
 
 
 def _tls(properties: dict[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=properties.get("tlsTrustCertsFilePath"))
-    context.check_hostname = properties.get("tlsHostnameVerificationEnable") == "true"
-    if properties.get("tlsAllowInsecureConnection") == "true":
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if "tlsCertificateFilePath" in properties:
-        context.load_cert_chain(properties["tlsCertificateFilePath"], properties.get("tlsKeyFilePath"))
+    """Return how to connect with TLS.
+
+    Raises
+    ------
+    SourceError
+        A file cannot be read, or is not what it must be.
+    """
+    files = [properties.get("tlsTrustCertsFilePath")]
+    try:
+        context = ssl.create_default_context(cafile=files[0])
+        context.check_hostname = properties.get("tlsHostnameVerificationEnable") == "true"
+        if properties.get("tlsAllowInsecureConnection") == "true":
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        own = certificate_of(properties)
+        if own is not None:
+            files = [*own]
+            context.load_cert_chain(*own)
+    except OSError as error:
+        raise SourceError(
+            f"{NAME}: the certificates for TLS in {' and '.join(filter(None, files))} cannot be used: {error}. There "
+            "must be files in PEM on the driver and on all executors; a key must be that of its certificate.",
+            source=NAME, path=files[0],
+        ) from error  # fmt: skip
     return context
 
 

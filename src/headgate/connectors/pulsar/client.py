@@ -275,6 +275,19 @@ def user_and_password(properties: Mapping[str, str]) -> tuple[str, str] | None:
     return str(given["userId"]), str(given["password"])
 
 
+def certificate_of(properties: Mapping[str, str]) -> tuple[str, str | None] | None:
+    """Return the files of this client's certificate and of its key (None: they are one); None: it shows none.
+
+    That of a login wins, as in Java's clients.
+    """
+    if _kind(properties) == "tls":
+        parts = dict(part.partition(":")[::2] for part in properties["authParams"].split(","))
+        return parts["tlsCertFile"], parts["tlsKeyFile"]
+    if "tlsCertificateFilePath" in properties:
+        return properties["tlsCertificateFilePath"], properties.get("tlsKeyFilePath")
+    return None
+
+
 def _kind(properties: Mapping[str, str]) -> str | None:
     name = properties.get("authPluginClassName", "").rpartition(".")[2]
     return _AUTHENTICATIONS.get(name)
@@ -295,8 +308,7 @@ def _authentication(properties: Mapping[str, str]) -> pulsar.Authentication | No
             assert named is not None
             return pulsar.AuthenticationBasic(*named)
         case "tls":
-            parts = dict(part.partition(":")[::2] for part in given.split(","))
-            return pulsar.AuthenticationTLS(parts["tlsCertFile"], parts["tlsKeyFile"])
+            return pulsar.AuthenticationTLS(*certificate_of(properties) or ())
         case "oauth2":
             return pulsar.AuthenticationOauth2(given)
     return None

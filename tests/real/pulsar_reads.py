@@ -1,4 +1,4 @@
-"""What the tests of Pulsar compare: messages of every kind, and their rows beside what Pulsar's own client reads."""
+"""What the tests of Pulsar share: its source without Spark, and messages of every kind beside what its client reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,31 @@ from collections.abc import Iterable
 from typing import Any
 
 import pulsar
+import pyarrow as pa
 
+from headgate.connectors.pulsar.source import PulsarSource
+from headgate.testing import SourceHarness
 from local.pulsar_topics import Broker, Message, produce, read_topic
 
 _COMPRESSIONS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
+
+
+def source(broker: Any, topic: str, **more: str) -> PulsarSource:
+    """Return a source; options that are empty are not set."""
+    where = {"service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic}
+    return PulsarSource({name: value for name, value in {**where, **more}.items() if value})
+
+
+def read(each: PulsarSource, schema: pa.Schema | None = None, **more: Any) -> list[dict[str, Any]]:
+    """Read to the end; return the rows."""
+    with SourceHarness(each, schema=schema, **more) as harness:
+        harness.run_to_end()
+        return harness.rows()
+
+
+def numbers(rows: list[dict[str, Any]]) -> list[int]:
+    """Return the values that are numbers, sorted."""
+    return sorted(int(row["value"]) for row in rows)
 
 
 def produce_every_kind(broker: Broker, topic: str, partitions: int) -> int:
