@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import fastavro
+import pulsar as pulsar_client
 import pyarrow as pa
 import pytest
 from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, String
@@ -19,7 +20,7 @@ from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, Stri
 from headgate.connectors.pulsar.position import after_message
 from headgate.connectors.pulsar.source import PulsarSource
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
-from headgate.errors import BadDataError, DataLossError, OptionError, SourceUnavailableError
+from headgate.errors import BadDataError, DataLossError, OptionError, SourceError, SourceUnavailableError
 from headgate.source import Boundedness, PlanLimits
 from headgate.testing import ReaderHarness, SourceHarness
 from headgate.testing.conformance import conformance_test
@@ -68,8 +69,8 @@ def three_partitions(pulsar: PulsarAddresses, topic_name: str) -> str:
 
 @pytest.fixture(scope="module")
 def own_broker() -> Iterator[PulsarBroker]:
-    """Return a broker that a test may stop."""
-    with running_pulsar() as broker:
+    """Return a broker that a test may stop, and whose clients send in chunks what is larger than a little."""
+    with running_pulsar(settings={"maxMessageSize": "100000"}) as broker:
         yield broker
 
 
@@ -133,10 +134,19 @@ def by_topic(topic: str, start: Any) -> str:
     return json.dumps({topic: start})
 
 
-def test_starting_and_ending_message_ids_are_read(pulsar: PulsarAddresses, topic_name: str) -> None:
+def as_written_down(message_id: pulsar_client.MessageId) -> pulsar_client.MessageId:
+    """Return an id as of ``ledger:entry:partition:index``, which is how clients print it: it lacks its batch's size."""
+    of = (message_id.partition(), message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+    return pulsar_client.MessageId(*of)
+
+
+@pytest.mark.parametrize("form", [lambda message_id: message_id, as_written_down], ids=["sent", "written down"])
+def test_starting_and_ending_message_ids_are_read(
+    pulsar: PulsarAddresses, topic_name: str, form: Callable[[Any], Any]
+) -> None:
     create_topic(pulsar, topic_name)
-    ids = [each.serialize() for each in produce(pulsar, topic_name, messages(12), batch=5)]
-    for first, last in ((0, 11), (3, 8), (5, 5), (4, 10), (11, 11)):
+    ids = [form(each).serialize() for each in produce(pulsar, topic_name, messages(12), batch=5)]
+    for first, last in ((0, 11), (3, 8), (5, 5), (4, 10), (4, 9), (11, 11)):
         starts, ends = by_topic(topic_name, list(ids[first])), by_topic(topic_name, list(ids[last]))
         rows = read(source(pulsar, topic_name, startingOffsets=starts, endingOffsets=ends))
         assert numbers(rows) == list(range(first, last + 1))
@@ -212,6 +222,15 @@ def test_new_partitions_and_topics_are_found_and_read_whole(pulsar: PulsarAddres
         produce(pulsar, f"other-{topic_name}-2", messages(5, 100))
         harness.run_until_rows(15)
         assert numbers(harness.rows()) == list(range(15))
+
+
+def test_messages_in_chunks_are_an_error(own_broker: PulsarBroker, topic_name: str) -> None:
+    create_topic(own_broker, topic_name)
+    produce(own_broker, topic_name, messages(3))
+    produce(own_broker, topic_name, [Message(bytes(250_000))], batch=1, chunking_enabled=True)
+    assert [len(each.data()) for each in read_topic(own_broker, topic_name)] == [1, 1, 1, 250_000]
+    with pytest.raises(SourceError, match=rf"{topic_name} has messages that were sent in chunks"):
+        read(source(own_broker, topic_name))
 
 
 def test_topics_that_are_not_there(pulsar: PulsarAddresses, topic_name: str) -> None:

@@ -67,6 +67,16 @@ def before_message(message_id: bytes) -> Position:
     return Position(fields[_LEDGER], fields[_ENTRY] - 1)
 
 
+def is_beyond(message_id: bytes, stop: Position) -> bool:
+    """Return whether a message comes after a stop that `after_message` made, of an id of any origin.
+
+    Ids need not have their batch's size (those that people write down have not): then the stop after the last message
+    of a batch is in the batch, and `after_message` of that message, as it is read, is beyond it.
+    """
+    fields = _parsed(message_id)
+    return Position(fields[_LEDGER], fields[_ENTRY], max(0, fields.get(_BATCH_INDEX, 0))) > stop
+
+
 def is_chunked(message_id: bytes) -> bool:
     """Return whether a message was sent in several entries; ids of those say where the first one is."""
     return _FIRST_CHUNK in message_id and _has_first_chunk(message_id)

@@ -32,7 +32,7 @@ from headgate.connectors.pulsar.columns import PulsarColumns
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
 from headgate.connectors.pulsar.opening import did_not_come, messages_gone, open_reader
-from headgate.connectors.pulsar.position import Position, after_message, is_chunked
+from headgate.connectors.pulsar.position import Position, after_message, is_beyond, is_chunked
 from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
@@ -307,12 +307,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         finished = False
         if split.stop is not None and after >= split.stop:
             finished = True
-            while messages and after > split.stop:
+            while messages and is_beyond(messages[-1].message_id().serialize(), split.stop):
                 messages.pop()
-                if messages:
-                    after = after_message(messages[-1].message_id().serialize())
-            if not messages:
-                after = split.stop
+            after = after_message(messages[-1].message_id().serialize()) if messages else split.stop
         partition.silent_ms = None
         try:
             batch, kept = self._columns.rows(split.name, messages, split.topic)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers, is_lost
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
-from headgate.connectors.pulsar.position import WHOLE_ENTRY, Position, after_message, before_message
+from headgate.connectors.pulsar.position import WHOLE_ENTRY, Position, after_message, before_message, is_beyond
 from headgate.connectors.pulsar.split import (
     NOT_PARTITIONED,
     SPLIT_SERIALIZER,
@@ -54,6 +54,29 @@ def message_id(ledger: int, entry: int, index: int | None = None, size: int = 0)
 )
 def test_positions_of_message_ids(data: bytes, after: Position, before: Position) -> None:
     assert (after_message(data), before_message(data)) == (after, before)
+
+
+@pytest.mark.parametrize(
+    ("data", "stop", "beyond"),
+    [
+        (message_id(9, 3, 2, 5), message_id(9, 3, 2, 5), False),
+        (message_id(9, 3, 3, 5), message_id(9, 3, 2, 5), True),
+        (message_id(9, 3, 2, 5), message_id(9, 3, 2), False),
+        (message_id(9, 3, 3, 5), message_id(9, 3, 2), True),
+        (message_id(9, 3, 4, 5), message_id(9, 3, 4), False),
+        (message_id(9, 3, 4, 5), message_id(9, 3, 4, 5), False),
+        (message_id(9, 3, 4, 5), message_id(9, 3), False),
+        (message_id(9, 4, 0, 5), message_id(9, 3, 4), True),
+        (message_id(9, 3), message_id(9, 3), False),
+        (message_id(9, 3), message_id(9, 3, 0), False),
+        (message_id(9, 4), message_id(9, 3), True),
+    ],
+)
+def test_a_message_that_is_named_as_the_end_is_read_and_the_next_one_is_not(
+    data: bytes, stop: bytes, beyond: bool
+) -> None:
+    """Whether or not the end's id has the size of its batch: 0 is how one without is written here."""
+    assert is_beyond(data, after_message(stop)) is beyond
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08", b"\x08\x09", b"\xff\xff", b"nonsense"])
