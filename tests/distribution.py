@@ -47,6 +47,7 @@ LONGEST = (
     "tests/real/test_pulsar_sink.py",
     "tests/real/test_pulsar_sink_on_spark.py",
     "tests/real/test_pulsar_security.py",
+    "tests/real/test_pulsar_transactions.py",
     "tests/real/test_files_stream.py",
     "tests/real/test_dashboard.py",
     "tests/real/test_files_trouble.py",

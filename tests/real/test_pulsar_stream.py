@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,15 +10,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import headgate
 from local.pulsar import running_pulsar
 from local.pulsar_topics import Message, create_topic, produce
+from tests.real.pulsar_queries import micro_batches, options, rows_in
 from tests.real.pulsar_reads import by_message_id, produce_every_kind, read_by_the_client
 from tests.real.running_queries import is_running, newest, owners, stop_all, wait_until, written
 from tests.shared_broker import PulsarAddresses
@@ -37,10 +36,6 @@ def nothing_runs_on() -> Iterator[None]:
     stop_all()
 
 
-def options(broker: Any, topic: str, **more: Any) -> dict[str, Any]:
-    return {"service.url": broker.service_url, "admin.url": broker.admin_url, "topic": topic, **more}
-
-
 def send(broker: Any, topic: str, numbers: range, partitions: int = 2) -> None:
     produce(broker, topic, [Message(b"%d" % number, partition=number % partitions) for number in numbers], batch=7)
 
@@ -56,19 +51,6 @@ def test_a_batch_has_what_pulsar_s_client_reads(spark: SparkSession, pulsar: Pul
     some = spark.read.format("headgate.pulsar").options(**options(pulsar, topic_name)).schema("__topic string").load()
     assert sorted({row[0][-1] for row in some.collect()}) == ["0", "1"]
     assert some.count() == count
-
-
-def run(spark: SparkSession, folder: Path, **chosen: Any) -> list[list[dict[str, Any]]]:
-    """Read what is there now, in as many micro-batches as it takes; return the rows of each."""
-    batches: dict[int, list[dict[str, Any]]] = {}
-    frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
-
-    def keep(rows: DataFrame, number: int) -> None:
-        batches[number] = rows.toArrow().to_pylist()
-
-    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder))
-    query.trigger(availableNow=True).start().awaitTermination()
-    return list(batches.values())
 
 
 LIMITED = pytest.mark.spark_since("read-limits")
@@ -94,14 +76,14 @@ def test_micro_batches_have_what_pulsar_s_client_reads(
     create_topic(pulsar, topic_name, 2)
     chosen = options(pulsar, topic_name, startingOffsets="earliest", predefinedSubscription="ferry", **limit)
     produce_every_kind(pulsar, topic_name, 2)
-    batches = run(spark, tmp_path, **chosen)
+    batches = micro_batches(spark, tmp_path, **chosen)
     assert by_message_id(chain.from_iterable(batches)) == read_by_the_client(pulsar, topic_name)
     if limit:
         assert len(batches) > 2
     if "maxRowsPerTrigger" in limit:
         assert max(map(len, batches)) <= 9
     produce_every_kind(pulsar, topic_name, 2)
-    batches += run(spark, tmp_path, **chosen)
+    batches += micro_batches(spark, tmp_path, **chosen)
     assert by_message_id(chain.from_iterable(batches)) == read_by_the_client(pulsar, topic_name)
 
 
@@ -130,14 +112,6 @@ def test_micro_batches_are_aligned_by_event_time(
         assert sum(each["numInputRows"] for each in query.recentProgress) == 480
     assert dropped["aligned"] == 0
     assert dropped["apart"] > 0
-
-
-def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Return what Spark would read in a folder, without Spark, whose cores the query has."""
-    logs = [each for each in (folder / "_spark_metadata").glob("*") if each.name[0] != "."]
-    entries = [json.loads(line) for log in logs for line in log.read_text().splitlines()[1:]]
-    files = {entry["path"].removeprefix("file:") for entry in entries}
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
 def committed(folder: Path) -> list[int]:
