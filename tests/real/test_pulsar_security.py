@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +16,25 @@ import pytest
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import ClientConfig
 from headgate.errors import SourceError, SourceUnavailableError
-from local.kafka import USER, Certificates
+from local.kafka import PASSWORD, USER, Certificates
 from local.pulsar import PulsarBroker, running_pulsar
 from local.pulsar_topics import Message, create_topic, grant, produce
 from tests.real.pulsar_reads import numbers, read, source
+from tests.spark_java import defaults
 
+HERE = Path(__file__).parent
 FIVE = [Message(b"%d" % number) for number in range(5)]
+LOGGING = """\
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+logger.spark.name = org.apache.spark
+logger.spark.level = info
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+"""
 AUTHENTICATION = "org.apache.pulsar.client.impl.auth.Authentication"
 
 
@@ -119,3 +137,70 @@ def test_brokers_that_want_a_certificate_of_everybody(certificates: Certificates
         assert numbers(read(source(broker, topic_name, **tls, **shown))) == list(range(5))
         with pytest.raises(SourceUnavailableError, match=r"\(admin\.url\) does not answer: .*(?i:certificate)"):
             read(source(broker, topic_name, **tls))
+
+
+@pytest.mark.spark_since("stream-arrow-writer")
+def test_no_secret_is_seen(
+    imported: Path, secured: PulsarBroker, certificates: Certificates, topic_name: str, by_tls: dict[str, str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Not in offsets, progress, plans, errors, logs, or any page of the UI and its interface for programs."""
+    out = tmp_path / "shown"
+    out.mkdir()
+    for topic in (topic_name, f"{topic_name}-copy"):
+        create_topic(secured, topic, token=secured.token())
+    grant(secured, "public/default", USER, "produce", "consume", token=secured.token())
+    tokens = [secured.token(), secured.token(USER), *(secured.token(name, secret=b"x" * 40) for name in ("a", "b"))]
+    files = [tmp_path / f"token-{number}" for number in range(4)]
+    for token, file in zip(tokens, files, strict=True):
+        file.write_text(token)
+    basic = {
+        "pulsar.client.authPluginClassName": f"{AUTHENTICATION}Basic",
+        "pulsar.client.authParams": json.dumps({"userId": "ferry", "password": PASSWORD}),
+    }
+    quick = by_tls | {"pulsar.client.operationTimeoutMs": "2000", "pulsar.producer.sendTimeoutMs": "2000"}
+    client = "pulsar.client"
+    reading = ("authParams", f"{client}.authParam", f"{client}.authPluginClassName", f"{client}.operationTimeoutMs")
+    misspelt = {name: ["a_read"] for name in reading} | {"pulsar.producer.authParams": ["a_write"]}
+    given = {
+        "folder": str(out),
+        "topic": topic_name,
+        "logins": {
+            "token": by_tls | with_token(f"token:{tokens[0]}"),
+            "file": by_tls | with_token(f"file://{files[1]}"),
+            "certificate": by_tls | with_certificate(certificates),
+        },
+        "wrong": [
+            (quick | with_token(f"token:{tokens[2]}"), ["a_read", "a_write", "micro_batches", "a_continuous_query"]),
+            (quick | with_token(f"file:{files[3]}"), ["a_write"]),
+            (quick | basic, ["a_read"]),
+            *((by_tls | {name: f"token:{tokens[0]}"}, doings) for name, doings in misspelt.items()),
+        ],
+    }
+    # A Java of its own: what that prints is looked at.
+    (tmp_path / "log4j2.properties").write_text(LOGGING)
+    settings = defaults()
+    settings["spark.driver.extraJavaOptions"] += f" -Dlog4j2.configurationFile={tmp_path}/log4j2.properties"
+    words = shlex.join(f"--conf={name}={value}" for name, value in settings.items())
+    environment = {"PYSPARK_SUBMIT_ARGS": f"{words} pyspark-shell", "HEADGATE_HOME": str(out / "home")}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "pulsar_secrets_program.py")], cwd=out, input=json.dumps(given).encode(),
+        env=os.environ | environment, capture_output=True, timeout=400,
+    )  # fmt: skip
+    (out / "output").write_bytes(done.stdout + done.stderr)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:].decode()
+    assert (out / "copied.txt").read_text() == "30"
+    errors = {each.name: each.read_text() for each in out.glob("error-*")}
+    assert len(errors) == 6 + len(misspelt)
+    assert [name for name, text in errors.items() if "headgate.pulsar" not in text] == []
+    assert "INFO MicroBatchExecution" in (out / "output").read_text()
+    shown = [each for each in out.rglob("*") if each.is_file()]
+    key = certificates.client_key.read_text().splitlines()[1]
+    secrets = [*tokens, *(token.rpartition(".")[2] for token in tokens), PASSWORD, key, str(certificates.client_key)]
+    leaks = {
+        (str(each.relative_to(out)), secret)
+        for each in shown
+        for secret in secrets
+        if secret.encode() in each.read_bytes()
+    }
+    assert leaks == set()

@@ -178,8 +178,9 @@ class PulsarAdmin:
 
     def _failed(self, code: int, answer: bytes) -> SourceError:
         try:
-            reason = str(json.loads(answer)["reason"])
-        except (ValueError, KeyError, TypeError):
+            said = json.loads(answer)
+            reason = str(said.get("reason") or said["message"])  # Pulsar's own, or that of its web server
+        except (ValueError, KeyError, TypeError, AttributeError):
             reason = answer[:200].decode("utf-8", "replace").strip() or http.client.responses.get(code, "")
         what = f"{NAME}: {self._url} (admin.url) answers {code}: {self.config.redact(reason)}."
         if code in (401, 403):
