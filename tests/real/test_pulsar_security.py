@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
 import shlex
 import subprocess
 import sys
+import threading
+import traceback
+import urllib.parse
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +143,81 @@ def test_brokers_that_want_a_certificate_of_everybody(certificates: Certificates
         assert numbers(read(source(broker, topic_name, **tls, **shown))) == list(range(5))
         with pytest.raises(SourceUnavailableError, match=r"\(admin\.url\) does not answer: .*(?i:certificate)"):
             read(source(broker, topic_name, **tls))
+
+
+class Issuer(ThreadingHTTPServer):
+    """Gives tokens to a client that knows its secret, over HTTP on loopback."""
+
+    def __init__(self, token: str) -> None:
+        self.token, self.given = token, 0
+        super().__init__(("127.0.0.1", 0), _OfIssuer)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> Issuer:
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _OfIssuer(BaseHTTPRequestHandler):
+    server: Issuer
+
+    def do_GET(self) -> None:
+        assert self.path == "/.well-known/openid-configuration"
+        self._answer(200, {"issuer": self.server.url, "token_endpoint": f"{self.server.url}/token"})
+
+    def do_POST(self) -> None:
+        form = dict(urllib.parse.parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode()))
+        expected = {"grant_type": "client_credentials", "client_id": USER, "client_secret": PASSWORD, "audience": "us"}
+        if form != expected:
+            self._answer(401, {"error": "invalid_client", "error_description": f"not {form.get('client_secret')}"})
+            return
+        self.server.given += 1
+        self._answer(200, {"access_token": self.server.token, "expires_in": 3600, "token_type": "Bearer"})
+
+    def _answer(self, code: int, body: dict[str, Any]) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *of: object) -> None:
+        """Print nothing."""
+
+
+def with_oauth2(issuer: Issuer, **more: str) -> dict[str, str]:
+    return {
+        "pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2",
+        "pulsar.client.authParams": json.dumps({"issuerUrl": issuer.url, "audience": "us", **more}),
+    }
+
+
+@pytest.mark.parametrize("form", ["file", "data", "parameters"])
+def test_oauth2(secured: PulsarBroker, topic: str, tmp_path: Path, form: str) -> None:
+    """Both the brokers and `admin.url` are shown the issuer's token; that is asked for once, not for each request."""
+    held = json.dumps({"type": "client_credentials", "client_id": USER, "client_secret": PASSWORD}).encode()
+    (tmp_path / "key.json").write_bytes(held)
+    key: dict[str, str] = {
+        "file": {"privateKey": f"file://{tmp_path}/key.json"},
+        "data": {"privateKey": f"data:application/json;base64,{base64.b64encode(held).decode()}"},
+        "parameters": {"client_id": USER, "client_secret": PASSWORD},
+    }[form]
+    with Issuer(secured.token()) as issuer:
+        assert numbers(read(source(secured, topic, **with_oauth2(issuer, **key)))) == list(range(5))
+        assert 0 < issuer.given < 5
+
+
+def test_an_issuer_that_refuses_is_named_and_no_secret_is_shown(secured: PulsarBroker, topic: str) -> None:
+    wrong = {"client_id": USER, "client_secret": "open-sesame-1234"}
+    with Issuer(secured.token()) as issuer:
+        login = with_oauth2(issuer, **wrong)
+        with pytest.raises(SourceError, match=rf"the issuer {issuer.url} gives no token: it answers 401") as raised:
+            read(source(secured, topic, **login))
+        assert "open-sesame" not in "".join(traceback.format_exception(raised.value))
+    with pytest.raises(SourceUnavailableError, match=r"\(issuerUrl\) does not answer"):
+        read(source(secured, topic, **login))
 
 
 @pytest.mark.spark_since("stream-arrow-writer")

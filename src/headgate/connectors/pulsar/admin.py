@@ -17,8 +17,16 @@ import urllib.request
 from collections.abc import Collection
 from typing import Any
 
-from headgate.connectors.pulsar.client import NAME, ClientConfig, certificate_of, token_of, user_and_password
+from headgate.connectors.pulsar.client import (
+    NAME,
+    ClientConfig,
+    certificate_of,
+    oauth2_parameters,
+    token_of,
+    user_and_password,
+)
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
+from headgate.connectors.pulsar.oauth2 import ClientCredentials
 from headgate.connectors.pulsar.position import Position
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError, UnsupportedOperationError
 
@@ -50,6 +58,8 @@ class PulsarAdmin:
             _NoRedirection(), urllib.request.HTTPSHandler(context=_tls(properties))
         )
         self._properties = properties
+        oauth2 = oauth2_parameters(properties)
+        self._grant = oauth2 and ClientCredentials(oauth2, self._opener, config.timeout_ms / 1000)
 
     def partition_count(self, topic: str) -> int | None:
         """Return how many partitions a topic has; 0: it exists and has none; None: it does not exist."""
@@ -169,7 +179,8 @@ class PulsarAdmin:
     def _headers(self) -> dict[str, str]:
         """Return the headers of a request; a token in a file may have been renewed since the last one."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        token, named = token_of(self._properties), user_and_password(self._properties)
+        token = self._grant.token() if self._grant else token_of(self._properties)
+        named = user_and_password(self._properties)
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         elif named is not None:
@@ -178,8 +189,8 @@ class PulsarAdmin:
 
     def _failed(self, code: int, answer: bytes) -> SourceError:
         try:
-            said = json.loads(answer)
-            reason = str(said.get("reason") or said["message"])  # Pulsar's own, or that of its web server
+            parsed = json.loads(answer)
+            reason = str(parsed.get("reason") or parsed["message"])  # Pulsar's own, or that of its web server
         except (ValueError, KeyError, TypeError, AttributeError):
             reason = answer[:200].decode("utf-8", "replace").strip() or http.client.responses.get(code, "")
         what = f"{NAME}: {self._url} (admin.url) answers {code}: {self.config.redact(reason)}."

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headgate.connectors.pulsar.oauth2 import credentials, parameters_of
 from headgate.errors import (
     DataLossError,
     DeploymentError,
@@ -99,6 +100,7 @@ class ClientConfig:
             raise options.error("service.url", "must be set: the brokers' address, like 'pulsar://broker1:6650'.")
         client = _properties(options, "pulsar.client.*", tuple(_CLIENT))
         admin = client | _properties(options, "pulsar.admin.*", _ADMIN)
+        _check_parameters(options, "pulsar.admin.*", admin)
         return cls(
             service_url.strip(), tuple(sorted(client.items())), options.get("admin.url"), tuple(sorted(admin.items()))
         )
@@ -288,6 +290,11 @@ def certificate_of(properties: Mapping[str, str]) -> tuple[str, str | None] | No
     return None
 
 
+def oauth2_parameters(properties: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the parameters of OAuth 2, as `oauth2.parameters_of` does; None: the login is another one."""
+    return parameters_of(properties["authParams"]) if _kind(properties) == "oauth2" else None
+
+
 def _kind(properties: Mapping[str, str]) -> str | None:
     name = properties.get("authPluginClassName", "").rpartition(".")[2]
     return _AUTHENTICATIONS.get(name)
@@ -310,7 +317,7 @@ def _authentication(properties: Mapping[str, str]) -> pulsar.Authentication | No
         case "tls":
             return pulsar.AuthenticationTLS(*certificate_of(properties) or ())
         case "oauth2":
-            return pulsar.AuthenticationOauth2(given)
+            return pulsar.AuthenticationOauth2(json.dumps(parameters_of(given)))
     return None
 
 
@@ -326,6 +333,9 @@ def _secrets(properties: Mapping[str, str]) -> list[str]:
     except ValueError:
         parsed = {}
     found.update(str(value) for name, value in parsed.items() if name in ("password", "client_secret", "clientSecret"))
+    if _kind(properties) == "oauth2":
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found.add(credentials(parameters_of(given))[1])
     return sorted((each for each in found if len(each) > 3), key=len, reverse=True)
 
 
@@ -376,8 +386,13 @@ def _check_parameters(options: Options, pattern: str, found: Mapping[str, str]) 
                 names = set()
             if kind == "basic" and not names >= {"userId", "password"}:
                 raise _error(options, option, 'must be {"userId": …, "password": …}.')
-            if not names:
-                raise _error(options, option, "must be a JSON object of OAuth 2 parameters.")
+            if kind == "oauth2":
+                try:
+                    parameters_of(given)
+                except ValueError:
+                    raise _error(
+                        options, option, 'must be {"issuerUrl": …, "privateKey": "file:///…", "audience": …}.'
+                    ) from None
         case "tls":
             if not {"tlsCertFile", "tlsKeyFile"} <= {part.partition(":")[0] for part in given.split(",")}:
                 raise _error(options, option, "must be 'tlsCertFile:PATH,tlsKeyFile:PATH'.")

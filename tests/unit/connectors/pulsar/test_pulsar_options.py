@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 from pathlib import Path
@@ -25,6 +26,8 @@ TOKEN = {
     "pulsar.client.authParams": f"token:{SECRET}",
 }
 
+OAUTH2 = {"pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2"}
+
 
 @pytest.mark.parametrize(
     ("given", "message"),
@@ -44,6 +47,8 @@ TOKEN = {
         ({"pulsar.client.tlsAllowInsecureConnection": "maybe"}, r"must be true or false"),
         ({"pulsar.client.authPluginClassName": "org.me.Mine"}, r"must end with one of AuthenticationToken"),
         ({**TOKEN, "pulsar.client.authParams": "token:"}, r"must be 'token:' with the token"),
+        ({**TOKEN, "pulsar.admin.authPluginClassName": "AuthenticationTls"}, r"admin.authParams' must be 'tlsCert"),
+        ({**OAUTH2, "pulsar.client.authParams": f'{{"clientSecret": "{SECRET}"}}'}, r"must be {.issuerUrl.: …, .priv"),
         ({"pulsar.reader.queueSize": "1"}, r"These have: receiverQueueSize"),
         ({"pulsar.reader.receiverQueueSize": "1"}, r"a whole number from 2"),
         ({"pulsar.reader.readCompacted": "true"}, r"a range read again is not the same"),
@@ -124,6 +129,12 @@ def test_secrets_are_nowhere() -> None:
     config = ClientConfig.of(PulsarSource({**WHERE, **basic}).options)
     assert SECRET not in repr(config)
     assert config.redact(f"wrong password {SECRET}") == "wrong password ***"
+    key = base64.b64encode(json.dumps({"client_id": "ferry", "client_secret": SECRET}).encode()).decode()
+    parameters = {"issuerUrl": "https://issuer", "privateKey": f"data:application/json;base64,{key}"}
+    config = ClientConfig.of(
+        PulsarSource({**WHERE, **OAUTH2, "pulsar.client.authParams": json.dumps(parameters)}).options
+    )
+    assert config.redact(f"no client {SECRET}") == "no client ***"
 
 
 @pytest.fixture(scope="module")
