@@ -75,6 +75,8 @@ def test_what_is_open_is_read_when_it_is_committed(
         return spark.read.format("headgate.pulsar").options(**chosen).load().toArrow().to_pylist()
 
     assert values(batch()) == BEFORE
+    repeated = spark.read.format("headgate.pulsar").options(**chosen).load()
+    assert values(repeated.toArrow().to_pylist()) == BEFORE
     batches = micro_batches(spark, tmp_path / "micro-batches", **chosen)
     assert values([*chain.from_iterable(batches)]) == BEFORE
     frame = spark.readStream.format("headgate.pulsar").options(**chosen).load()
@@ -90,5 +92,6 @@ def test_what_is_open_is_read_when_it_is_committed(
     query.stop()
     assert values(rows_in(tmp_path / "rows")) == expected
     assert values(batch()) == expected
+    assert values(repeated.toArrow().to_pylist()) == BEFORE, "its ranges were fixed when it was read first"
     batches += micro_batches(spark, tmp_path / "micro-batches", **chosen)
     assert values([*chain.from_iterable(batches)]) == expected

@@ -28,7 +28,7 @@ from headgate.connectors.pulsar.client import (
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.oauth2 import ClientCredentials
 from headgate.connectors.pulsar.position import Position
-from headgate.errors import DataLossError, SourceError, SourceUnavailableError, UnsupportedOperationError
+from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 
 _MOST_REDIRECTIONS = 5
 _PASSING = (408, 409, 412, 429)
@@ -58,6 +58,7 @@ class PulsarAdmin:
             _NoRedirection(), urllib.request.HTTPSHandler(context=_tls(properties))
         )
         self._properties = properties
+        self._has_transactions = True  # until the brokers say that they have none
         oauth2 = oauth2_parameters(properties)
         self._grant = oauth2 and ClientCredentials(oauth2, self._opener, config.timeout_ms / 1000)
 
@@ -95,20 +96,17 @@ class PulsarAdmin:
         return ledgers
 
     def before_open_transactions(self, topic: str) -> Position | None:
-        """Return the position up to which readers are given entries, while transactions are open; None: none is.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            The brokers have no transactions.
-        """
+        """Return the position up to which readers are given entries, while transactions are open; None: none is."""
+        if not self._has_transactions:
+            return None
         where = _path(topic).partition("/")[2]
         try:
             found = self._ask("GET", f"/transactions/transactionBufferStats/{where}", version="v3")
         except SourceUnavailableError as error:
-            if "transactionCoordinatorEnabled" in str(error):
-                raise UnsupportedOperationError(str(error), operation="transactions") from None
-            raise
+            if "transactionCoordinatorEnabled" not in str(error):
+                raise
+            self._has_transactions = False
+            return None
         if found is None or not found.get("ongoingTxnSize"):
             return None
         ledger, _, entry = found["maxReadPosition"].partition(":")

@@ -137,6 +137,11 @@ class Discovery:
                 return _split(partition, position)
             end = self._resolved(partition, self._ends, of, "endingOffsets", is_end=True)
             stop = None if end is None else of.last_entry(end)
+            if (
+                stop is not None
+                and (visible := self._admin.before_open_transactions(topic_name(partition))) is not None
+            ):
+                stop = of.last_entry(min(stop, visible))  # a read that is repeated reads the same
             if stop is not None and (position is None or position < stop) and of.has_entries_after(position):
                 return _split(partition, position, stop, of.bytes_between(position, stop))
             return None

@@ -41,7 +41,7 @@ from headgate.connectors.pulsar.split import (
 from headgate.connectors.pulsar.split_reader import PulsarSplitReader
 from headgate.connectors.pulsar.subscription import Subscription
 from headgate.enumerators.partition import TopicPartition
-from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.errors import OptionError
 from headgate.formats.json_values import JSON_OPTIONS
 from headgate.source import (
     Boundedness,
@@ -99,7 +99,6 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._scout: Scout | None = None
         self._time_of = time_of(self.options["eventTimeColumn"])
         self._turn = 0
-        self._has_transactions = True  # until the brokers say that they have none
         self._went_on: dict[str, tuple[Position, Position]] = {}  # positions in ledgers that are gone, and after them
 
     def __getstate__(self) -> dict[str, Any]:
@@ -302,13 +301,9 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         """Return ends that are before what open transactions have written: that is not given to readers yet. Blocks."""
         admin, found = self._brokers(), dict(ends)
         for split in splits:
-            if split.split_id not in ends or not self._has_transactions:
+            if split.split_id not in ends:
                 continue
-            try:
-                last = admin.before_open_transactions(split.name)
-            except UnsupportedOperationError:
-                self._has_transactions = False
-                break
+            last = admin.before_open_transactions(split.name)
             if last is not None and last < ends[split.split_id]:
                 del found[split.split_id]
                 if split.position is None or last > split.position:
