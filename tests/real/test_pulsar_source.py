@@ -17,6 +17,9 @@ import pyarrow as pa
 import pytest
 from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, String
 
+from headgate.connectors.pulsar import split_reader
+from headgate.connectors.pulsar.client import ClientConfig
+from headgate.connectors.pulsar.ledgers import Ledgers, remembered
 from headgate.connectors.pulsar.position import after_message
 from headgate.connectors.pulsar.source import PulsarSource
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
@@ -31,6 +34,7 @@ from local.pulsar_topics import (
     ask,
     client_of,
     compact,
+    create_namespace,
     create_topic,
     delete_topic,
     full_name,
@@ -461,6 +465,76 @@ def test_a_plan_knows_that_a_ledger_that_is_gone_was_read(pulsar: PulsarAddresse
     assert read_range(pulsar, topic_name, again.split) == [4, 5]
 
 
+def held_topic(broker: Any, topic: str, partitions: int = 0) -> str:
+    """Return a topic of which only a subscription keeps anything."""
+    namespace = create_namespace(broker, "unkept")
+    ask(broker, "POST", f"namespaces/{namespace}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+    name = create_topic(broker, f"persistent://{namespace}/{topic}", partitions)
+    where = f"{name.replace('://', '/')}{'-partition-0' if partitions else ''}"
+    ask(broker, "PUT", f"{where}/subscription/ferry", {"ledgerId": -1, "entryId": -1, "partitionIndex": -1})
+    return name
+
+
+def let_go(broker: Any, topic: str) -> None:
+    """Delete the subscription, and with it all but the ledger that is written to."""
+    where = topic.replace("://", "/")
+    ask(broker, "DELETE", f"{where}/subscription/ferry?force=true")
+    deadline = time.monotonic() + 60
+    while len(there := ledgers(broker, topic)) > 1:
+        assert time.monotonic() < deadline, there
+        ask(broker, "POST", f"{where}/trim")
+        time.sleep(0.05)
+
+
+def test_plans_of_what_is_idle_until_all_of_it_is_trimmed(pulsar: PulsarAddresses, topic_name: str) -> None:
+    """What it was is remembered from plan to plan, though some plans are of others only, as under alignment."""
+    topic = held_topic(pulsar, topic_name, 2)
+    produce(pulsar, topic, [*messages(4, partition=0), *messages(4, 4, partition=1)], batch=1)
+    plans = Plans(pulsar, topic)
+    assert sorted(plans.rows(PlanLimits())) == list(range(8))
+    idle, other = sorted(plans.splits, key=lambda each: each.split_id)
+    unload(pulsar, idle.split_id)
+    assert plans.source.plan_ranges([idle, other], PlanLimits(), 1000) == []
+    assert plans.source.plan_ranges([other], PlanLimits(), 2000) == []
+    let_go(pulsar, idle.split_id)
+    for now_ms in (3000, 4000, 5000):
+        assert plans.source.plan_ranges([idle, other], PlanLimits(), now_ms) == []
+    produce(pulsar, topic, messages(2, 8, partition=0), batch=1)
+    assert plans.rows(PlanLimits()) == [8, 9]
+
+
+def test_what_is_idle_until_all_of_it_is_trimmed_has_lost_nothing(
+    pulsar: PulsarAddresses, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_reader, "_IDLE_LOOK_MS", 20)
+    looks: list[tuple[int, ...]] = []
+
+    def noted(known: Ledgers, now: Ledgers, position: Any) -> Ledgers:
+        looks.append(tuple(each.id for each in now.ledgers))
+        return remembered(known, now, position)
+
+    monkeypatch.setattr(split_reader, "remembered", noted)
+    topic = held_topic(pulsar, topic_name)
+    produce(pulsar, topic, messages(4), batch=1)
+    each = source(pulsar, topic, startingOffsets="earliest")
+    with SourceHarness(each, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+        harness.run_until_rows(4)
+        unload(pulsar, topic)
+
+        def look(count: int) -> None:
+            deadline = time.monotonic() + 60
+            while not looks or len(looks[-1]) != count:
+                assert time.monotonic() < deadline, looks
+                harness.step()
+
+        look(2)
+        let_go(pulsar, topic)
+        look(1)
+        produce(pulsar, topic, messages(3, 4), batch=1)
+        harness.run_until_rows(7)
+        assert numbers(harness.rows()) == list(range(7))
+
+
 def place_of(split: Any) -> dict[str, int]:
     return {"ledgerId": split.position.ledger, "entryId": 1}
 
@@ -753,6 +827,26 @@ def test_an_address_where_nobody_answers(pulsar: PulsarAddresses, topic_name: st
     lost = source(pulsar, topic_name, **{"admin.url": "http://127.0.0.1:9"})
     with pytest.raises(SourceUnavailableError, match=r"http://127.0.0.1:9 \(admin.url\) does not answer"):
         read(lost, SCHEMA)
+
+
+def test_a_plan_of_rows_where_nobody_answers_can_be_made_again(pulsar: PulsarAddresses, topic_name: str) -> None:
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(2))
+    lost = source(
+        pulsar, topic_name, **{"service.url": "pulsar://127.0.0.1:9", "pulsar.client.operationTimeoutMs": "1000"}
+    )
+    split = PulsarSplit(split_id=full_name(topic_name), topic=full_name(topic_name), partition=NOT_PARTITIONED)
+    for _ in range(2):
+        with pytest.raises(SourceUnavailableError, match=r"pulsar://127.0.0.1:9 did not let this client read"):
+            lost.plan_ranges([split], PlanLimits(max_rows=1), 0)
+
+
+def test_a_reader_that_was_let_go_is_held_by_nobody(pulsar: PulsarAddresses, three_partitions: str) -> None:
+    """A worker of Spark's has one client for a thousand tasks, and a driver for as many plans."""
+    each = source(pulsar, three_partitions, startingEventTime="1970-01-01T00:00:05Z")
+    assert len(read(each)) == 21
+    held = ClientConfig.of(each.options).connect()._consumers
+    assert held == []
 
 
 def test_messages_that_do_not_come(pulsar: PulsarAddresses, three_partitions: str) -> None:

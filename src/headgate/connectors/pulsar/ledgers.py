@@ -149,6 +149,18 @@ def is_lost(last: Position, following: Position | None, known: Ledgers, now: Led
     return not (was_read and next_there in successors)
 
 
+def remembered(known: Ledgers, now: Ledgers, position: Position | None) -> Ledgers:
+    """Return what is to be known later, when `is_lost` is asked again for the same position.
+
+    That is what is there now, and ledgers from the position's on that are gone, of which it is known how long they
+    were: an idle partition may have nothing left but a ledger without entries.
+    """
+    if position is None or not known.ledgers or known.ledgers[-1].id not in now:
+        return now  # what was between is not known
+    gone = (each for each in known.ledgers if position.ledger <= each.id < now.ledgers[0].id)
+    return Ledgers((*gone, *now.ledgers))
+
+
 def _after(ledger: Ledger, position: Position | None) -> int:
     """Return how many entries of a ledger are after a position."""
     if position is None or ledger.id > position.ledger:

@@ -46,9 +46,12 @@ def open_reader(
     )
     client = config.connect()
     try:
-        return client.create_reader(split.name, after, **arguments)
+        reader = client.create_reader(split.name, after, **arguments)
     except pulsar.PulsarException as error:
         raise config.error(error, f"read {split.name}", split=split.split_id) from None
+    # The client would hold it as long as it lives itself, 50 KB each: only `Reader.close` lets go, which blocks.
+    client._consumers.remove(reader)
+    return reader
 
 
 def next_message(config: ClientConfig, reader: pulsar.Reader, split: PulsarSplit, timeout_ms: int) -> Any:

@@ -81,7 +81,7 @@ class Scout:
         """
         if before_ms is None:  # else some splits may be left out for now
             for gone in self._walks.keys() - {split.split_id for split in splits}:
-                _close(self._walks.pop(gone))
+                self._leave(gone)
         found: dict[str, Position] = {}
         waiting = [split for split in splits if split.split_id in ends]
         left = most
@@ -93,8 +93,8 @@ class Scout:
                 break
             try:
                 reached, count = self._advance(split, ends[split.split_id], share, before_ms)
-            except HeadgateError:  # how far the reader has come is no position of the split
-                _close(self._walks.pop(split.split_id))
+            except HeadgateError:  # how far the reader has come, if there is one, is no position of the split
+                self._leave(split.split_id)
                 raise
             if reached is not None:
                 found[split.split_id] = reached
@@ -134,11 +134,15 @@ class Scout:
     def _walk(self, split: PulsarSplit) -> _Walk:
         walk = self._walks.get(split.split_id)
         if walk is None or walk.position != split.position:
-            if walk is not None:
-                _close(walk)
+            self._leave(split.split_id)
             walk = _Walk(open_reader(self._config, split, split.position, self._arguments), split.position)
             self._walks[split.split_id] = walk
         return walk
+
+    def _leave(self, split_id: str) -> None:
+        walk = self._walks.pop(split_id, None)
+        if walk is not None:
+            _close(walk)
 
     def _following(self, walk: _Walk, split: PulsarSplit) -> Any:
         if walk.following is None:

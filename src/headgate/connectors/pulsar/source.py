@@ -23,7 +23,7 @@ from headgate.connectors.pulsar.columns import PulsarColumns, schema_of, time_of
 from headgate.connectors.pulsar.discovery import Discovery
 from headgate.connectors.pulsar.enumerator import PulsarEnumerator
 from headgate.connectors.pulsar.event_times import EventTimes
-from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
+from headgate.connectors.pulsar.ledgers import Ledgers, is_lost, remembered
 from headgate.connectors.pulsar.opening import messages_gone
 from headgate.connectors.pulsar.options import OPTION_SPECS, check, end_of, reader_arguments, start_of
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
@@ -93,7 +93,8 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._subscription = Subscription.of(self.options)
         self._reader_arguments = reader_arguments(self.options)
         self._assigner = ASSIGNERS[self.options["scan.split-assigner"]]()
-        self._ledgers: dict[str, Ledgers] = {}
+        self._ledgers: dict[str, Ledgers] = {}  # of the splits that were asked for last
+        self._known: dict[str, Ledgers] = {}  # of all splits: see `remembered`
         self._asked_ms = self._moved_ms = -_SUBSCRIPTION_AGAIN_MS
         self._admin: PulsarAdmin | None = None
         self._scout: Scout | None = None
@@ -102,7 +103,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._went_on: dict[str, tuple[Position, Position]] = {}  # positions in ledgers that are gone, and after them
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_admin": None, "_scout": None, "_ledgers": {}, "_went_on": {}}
+        return self.__dict__ | {"_admin": None, "_scout": None, "_ledgers": {}, "_known": {}, "_went_on": {}}
 
     def schema(self) -> pa.Schema:
         """Return the columns: the values' by the topics' schema, then those of every message. Asks the brokers.
@@ -276,8 +277,9 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
 
     def _check(self, split: PulsarSplit, ledgers: Ledgers) -> None:
         """Raise if messages of a split were lost that no plan has."""
-        known = self._ledgers.get(split.split_id, ledgers)
+        known = self._known.get(split.split_id, ledgers)
         at = self._where(split).position
+        self._known[split.split_id] = remembered(known, ledgers, at)
         if at is None or at.ledger in ledgers:
             return
         if not is_lost(at, None, known, ledgers):

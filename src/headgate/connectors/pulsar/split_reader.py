@@ -30,7 +30,7 @@ from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
 from headgate.connectors.pulsar.jobs import Jobs
-from headgate.connectors.pulsar.ledgers import Ledgers, is_lost
+from headgate.connectors.pulsar.ledgers import Ledgers, is_lost, remembered
 from headgate.connectors.pulsar.opening import did_not_come, messages_gone, open_reader
 from headgate.connectors.pulsar.position import Position, after_message, is_beyond, is_chunked
 from headgate.connectors.pulsar.split import PulsarSplit
@@ -69,7 +69,7 @@ class _Partition:
         self.split = split
         self.opening: Any = None  # the reader as soon as there is one, seen by the thread that opens it
         self.reader: Any = None
-        self.ledgers = Ledgers(())  # when they were last looked at
+        self.ledgers = Ledgers(())  # what is known of them: see `remembered`
         self.messages: deque[Any] = deque()  # that came while nobody drained
         self.unchecked: list[Any] = []  # taken, and waiting for what the brokers say of their ledgers
         self.reported: Ledgers | None = None  # what they reported
@@ -163,8 +163,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         self._paused.update(split.split_id for split in splits_to_pause if split.split_id in self._partitions)
         for split in splits_to_resume:
             self._paused.discard(split.split_id)
-            if split.split_id in self._partitions:
-                self._partitions[split.split_id].silent_ms = None
+            partition = self._partitions.get(split.split_id)
+            if partition is not None:
+                partition.silent_ms = _now_ms() if partition.is_armed else None
 
     def trouble(self) -> str | None:
         """Return why partitions could not be opened or looked at last time."""
@@ -184,8 +185,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
 
     def _may_drain(self, partition: _Partition, now_ms: int) -> bool:
         is_open = partition.reader is not None and partition.split.split_id not in self._paused
-        waits = bool(partition.unchecked) and partition.reported is None
-        return is_open and partition.is_ready and not waits and partition.due_ms <= now_ms
+        return is_open and partition.is_ready and not _waits(partition) and partition.due_ms <= now_ms
 
     def _is_any_ready(self, now_ms: int) -> bool:
         return any(self._may_drain(each, now_ms) for each in self._turns)
@@ -196,7 +196,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         due = [
             each.due_ms
             for each in self._turns
-            if each.is_ready and not each.unchecked and each.split.split_id not in self._paused
+            if each.is_ready
+            and (each.reported is not None or not each.unchecked)
+            and each.split.split_id not in self._paused
         ]
         due += [each.look_ms for each in self._turns if each.reader is not None and not each.is_looking]
         due += [each.open_ms for each in self._turns if each.open_ms is not None]
@@ -310,7 +312,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             while messages and is_beyond(messages[-1].message_id().serialize(), split.stop):
                 messages.pop()
             after = after_message(messages[-1].message_id().serialize()) if messages else split.stop
-        partition.silent_ms = None
+        partition.silent_ms = now_ms if partition.is_armed else None
         try:
             batch, kept = self._columns.rows(split.name, messages, split.topic)
         except SourceUnavailableError as error:  # a schema could not be asked for
@@ -447,7 +449,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             return
         if split.position is not None and is_lost(split.position, None, partition.ledgers, ledgers):
             self._lost(split, ledgers)
-        partition.ledgers = ledgers
+        partition.ledgers = remembered(partition.ledgers, ledgers, split.position)
         if not is_more and split.stop is not None:
             # Everything up to the stop was received; what is in the queue is drained before this is believed.
             batch = self._drain(partition, _now_ms())
@@ -486,6 +488,11 @@ def _positions(
         return msgspec.structs.replace(split, position=after, backlog_bytes=None)
 
     return position_at
+
+
+def _waits(partition: _Partition) -> bool:
+    """Return whether what was taken of it waits for what the brokers report."""
+    return bool(partition.unchecked) and partition.reported is None
 
 
 def _release(reader: Any) -> None:

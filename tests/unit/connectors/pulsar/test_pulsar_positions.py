@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.connectors.pulsar.ledgers import Ledger, Ledgers, is_lost
+from headgate.connectors.pulsar.ledgers import Ledger, Ledgers, is_lost, remembered
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
 from headgate.connectors.pulsar.position import WHOLE_ENTRY, Position, after_message, before_message, is_beyond
 from headgate.connectors.pulsar.split import (
@@ -165,6 +165,34 @@ def test_whether_messages_were_lost(
     last: Position, following: Position | None, known: Ledgers, now: Ledgers, lost: bool
 ) -> None:
     assert is_lost(last, following, known, now) is lost
+
+
+IDLE = Ledgers((Ledger(5, 10, 1000), Ledger(8, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("position", "known", "now", "expected"),
+    [
+        pytest.param(Position(5, 9), IDLE, Ledgers(IDLE.ledgers[1:]), IDLE, id="only an empty one is left"),
+        pytest.param(Position(8, -1), KNOWN, NOW, NOW, id="before the position: of no use"),
+        pytest.param(Position(5, 9), IDLE, Ledgers((Ledger(9, 1, 1),)), Ledgers((Ledger(9, 1, 1),)), id="a gap"),
+        pytest.param(None, IDLE, Ledgers(IDLE.ledgers[1:]), Ledgers(IDLE.ledgers[1:]), id="nothing was read"),
+        pytest.param(Position(5, 9), Ledgers(()), NOW, NOW, id="nothing was known"),
+        pytest.param(Position(5, 9), IDLE, Ledgers(()), Ledgers(()), id="nothing is there"),
+    ],
+)
+def test_what_is_known_later_of_ledgers_that_are_gone(
+    position: Position | None, known: Ledgers, now: Ledgers, expected: Ledgers
+) -> None:
+    assert remembered(known, now, position) == expected
+
+
+def test_an_idle_partition_whose_ledgers_go_has_lost_nothing() -> None:
+    last, known = Position(5, 9), IDLE
+    for now in (Ledgers(IDLE.ledgers[1:]), Ledgers(IDLE.ledgers[1:]), Ledgers((Ledger(8, 2, 20),))):
+        assert not is_lost(last, None, known, now)
+        known = remembered(known, now, last)
+    assert not is_lost(last, Position(8, 0), known, Ledgers((Ledger(8, 2, 20),)))
 
 
 def split(position: Position | None = None, stop: Position | None = None, number: int = 0) -> PulsarSplit:
