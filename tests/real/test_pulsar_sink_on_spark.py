@@ -127,6 +127,62 @@ def test_a_commit_that_failed_half_way_goes_on_by_its_manifest(tmp_path: Path, t
     publish_batch(sink, "query", 7, replayed)  # its mark is there: brokers may be gone, or have forgotten the name
 
 
+def test_a_batch_of_a_query_that_was_rewound_is_an_error(
+    pulsar: PulsarAddresses, tmp_path: Path, topic_name: str
+) -> None:
+    """Under a number that was published there are other rows now: the brokers would drop them without a word."""
+    topic = create_topic(pulsar, once(topic_name), 2)
+    options = {
+        "service.url": pulsar.service_url, "admin.url": pulsar.admin_url, "topic": topic, "guarantee": "exactly-once",
+        "checkpointLocation": str(tmp_path),
+    }  # fmt: skip
+    sink = PulsarSink.of(options, VALUES)
+    (tmp_path / "offsets").mkdir()
+
+    def publish(batch: int, offsets: str, *texts: str) -> None:
+        (tmp_path / "offsets" / str(batch)).write_text(offsets)
+        publish_batch(sink, topic_name, batch, [stage_batches(sink, topic_name, batch, 0, [rows(*texts)])])
+
+    for batch in range(3):
+        publish(batch, f"from {batch}", f"{batch}a", f"{batch}b")
+    publish(2, "from 2", "2b", "2a")  # a replay
+    with pytest.raises(SinkError, match=r"published a micro-batch 2 before.* new checkpointLocation"):
+        publish(2, "from 2, made anew", "2a", "2b", "2c")
+    with pytest.raises(SinkError, match=r"published a micro-batch 1 before, .* the checkpoint was rewound"):
+        publish(1, "from 1, made anew", "1a", "1b", "2a")
+    publish(3, "from 3")  # without rows; what was staged of the one before goes
+    for _ in range(2):  # it is one as often as Spark is started
+        with pytest.raises(SinkError, match=r"published a micro-batch 2 before, .* the checkpoint was rewound"):
+            publish(2, "from 2, made anew again", "2a", "2b", "2c")
+    publish(4, "from 4", "4a")
+    assert sorted(values(pulsar, topic)) == ["0a", "0b", "1a", "1b", "2a", "2b", "4a"]
+
+
+@pytest.mark.spark_since("stream-arrow-writer")
+def test_a_query_that_a_user_rewinds_ends_with_an_error(
+    spark: SparkSession, pulsar: PulsarAddresses, tmp_path: Path, topic_name: str
+) -> None:
+    frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    options = {
+        "service.url": pulsar.service_url, "admin.url": pulsar.admin_url, "guarantee": "exactly-once",
+        "topic": create_topic(pulsar, once(topic_name)), "checkpointLocation": str(tmp_path),
+    }  # fmt: skip
+    writer = frame.selectExpr("string(value) AS value").writeStream.format("headgate.pulsar").options(**options)
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    wait_until(lambda: (tmp_path / "commits" / "2").exists())
+    query.stop()
+    for each in [*(tmp_path / "offsets").iterdir(), *(tmp_path / "commits").iterdir()]:
+        number = each.name.strip(".").removesuffix(".crc")
+        if number.isdecimal() and number != "0":
+            each.unlink()
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    try:
+        with pytest.raises(StreamingQueryException, match="the checkpoint was rewound"):
+            assert query.awaitTermination(60), "it goes on, and brokers drop its rows"
+    finally:
+        query.stop()
+
+
 class KillsItself:
     """A function of rows whose process is killed once for each file there is."""
 

@@ -148,6 +148,17 @@ class MessageWriter:
                 sequence_id += 1
         self.raise_failure()
 
+    def last_sequence_id(self, topic: str) -> int:
+        """Return the highest sequence id of the name that brokers have, for a partition; -1: they have none.
+
+        Raises
+        ------
+        SinkError
+            The brokers do not answer, or refuse.
+        """
+        to = self._producers.get(topic) or self._open(topic)
+        return int(to.producer.last_sequence_id())
+
     def flush(self) -> None:
         """Wait until the brokers have all rows.
 
