@@ -356,6 +356,18 @@ def test_records_have_all_that_the_rows_say(query: Query, guarantee: str) -> Non
     ]
 
 
+def test_files_of_a_checkpoint_that_failed_are_deleted(query: Query) -> None:
+    """Nobody answers who could publish them, so they are in no checkpoint."""
+    times = {"kafka.delivery.timeout.ms": "300", "kafka.default.api.timeout.ms": "500"}
+    (writer,) = query.start(1, **times, **{"kafka.bootstrap.servers": "127.0.0.1:9"})
+    random = Random(1)
+    writer.write(rows(*[random.randbytes(50_000).hex() for _ in range(4)]))
+    with pytest.raises(SinkError):
+        snapshot([writer], 1)
+    query.close_one(writer)
+    assert list(query.folder.rglob("*.arrow")) == []
+
+
 def test_staged_rows_are_published_when_the_guarantee_is_changed(query: Query) -> None:
     first = query.start(1)
     first[0].write(rows("a"))

@@ -248,7 +248,13 @@ class ExactlyOnceWriter(_Writer):
         self._pieces.add(self._stager.staged(batch))
 
     def _prepare(self, checkpoint_id: int) -> None:
-        self._publisher.add(self._pieces.take(checkpoint_id))
+        pieces = self._pieces.take(checkpoint_id)
+        try:
+            self._publisher.add(pieces)
+        except BaseException:
+            for piece in pieces:  # they are in no checkpoint
+                self._publisher.folder.delete(piece.rows)
+            raise
         self._stager.barrier_passed()
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
