@@ -196,9 +196,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         due = [
             each.due_ms
             for each in self._turns
-            if each.is_ready
-            and (each.reported is not None or not each.unchecked)
-            and each.split.split_id not in self._paused
+            if each.is_ready and not _waits(each) and each.split.split_id not in self._paused
         ]
         due += [each.look_ms for each in self._turns if each.reader is not None and not each.is_looking]
         due += [each.open_ms for each in self._turns if each.open_ms is not None]
