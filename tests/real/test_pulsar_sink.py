@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -173,8 +174,9 @@ def test_a_publication_that_was_cut_off_is_completed(query: Query, tmp_path: Pat
     writer.close()
     (tmp_path / "item").write_bytes(item)
     program = f"""
-        import sys, pyarrow as pa
+        import os, signal, sys, pyarrow as pa
         from pathlib import Path
+        from headgate.connectors.pulsar.sink.producer import MessageWriter
         from headgate.connectors.pulsar.sink.sink import make_pulsar_sink
         from headgate.protocol.operator_context import OperatorContext
 
@@ -187,22 +189,22 @@ def test_a_publication_that_was_cut_off_is_completed(query: Query, tmp_path: Pat
             uid="sink", subtask=0, parallelism=1, run=2, execution=1, query_id="zombie",
             options={{"checkpointLocation": {str(query.folder)!r}}},
         )
-        print("ready", flush=True)
+        on_sent, left = MessageWriter._on_sent, int(sys.argv[1])
+
+        def killed(*arguments):
+            global left
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            on_sent(*arguments)
+
+        MessageWriter._on_sent = killed
         sink.create_writer(context, schema, [Path({str(tmp_path / "item")!r}).read_bytes()]).finish().result()
     """
-    kept, random, cut_off = tmp_path / "kept", Random(5), 0
-    shutil.copytree(query.folder / "staged", kept)
-    for _ in range(4):
-        with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            time.sleep(random.uniform(0.05, 0.3))
-            process.kill()
-        shutil.rmtree(query.folder / "staged")
-        shutil.copytree(kept, query.folder / "staged")  # should it have come to the end
-        cut_off += 0 < len(values(query.broker, query.topic)) < len(texts)
-    assert cut_off
+    for acknowledgements in (1, 2, 7, 20):
+        command = [sys.executable, "-c", textwrap.dedent(program), str(acknowledgements)]
+        assert subprocess.run(command, cwd=ROOT).returncode == -signal.SIGKILL
+        assert 0 < len(values(query.broker, query.topic)) < len(texts)
     published(query.start(1, [item]))
     assert values(query.broker, query.topic) == texts
 
